@@ -1,0 +1,1 @@
+"""oobleckctl. Imports none of torch, textual, aiohttp and zmq at start."""

@@ -1,0 +1,250 @@
+"""Structs of the HTTP API on the daemon's socket (JSON), shared by daemon, client, ctl and console.
+
+Owns the shapes only. Every answer that a person may script against carries ``apiVersion``.
+Times are POSIX seconds (``*_at``) or durations in seconds (``*_s``).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from oobleckd.protocol.job import Job
+
+API_VERSION = "oobleck/v1"
+
+JobState = Literal[
+    "queued", "profiling", "planning", "deploying", "running", "recovering", "waiting", "paused",
+    "done", "failed", "cancelled",
+]  # fmt: skip
+NodeState = Literal["joining", "standby", "active", "draining", "drained", "disconnected", "lost", "left"]
+Phase = Literal["detect", "plan", "reconfigure", "copy", "resume"]
+
+# --------------------------------------------------------------------------- requests that change something
+
+
+class Request(msgspec.Struct, frozen=True, tag=True):
+    """Base of what a user asks the daemon to do. ``who`` is filled in by the HTTP layer (audit)."""
+
+
+class Submit(Request, frozen=True):
+    """Queue ``job``. ``resume``: a checkpoint folder to start from, or "latest" of the job's own folder."""
+
+    job: Job
+    resume: str = ""
+    who: str = ""
+
+
+class Control(Request, frozen=True):
+    """pause, resume, cancel or checkpoint a job."""
+
+    job: str
+    act: Literal["pause", "resume", "cancel", "checkpoint"]
+    who: str = ""
+
+
+class Drain(Request, frozen=True):
+    """Take a node out of plans (``undo``: back in) at a step's boundary."""
+
+    node: str
+    reason: str = ""
+    undo: bool = False
+    who: str = ""
+
+
+class Kill(Request, frozen=True):
+    """Failure injection on a node; see ``messages.Inject``."""
+
+    node: str
+    how: Literal["sigkill", "device", "agent-only", "sigterm"] = "sigkill"
+    at: str = ""
+    round: int = -1
+    who: str = ""
+
+
+AnyRequest = Submit | Control | Drain | Kill
+
+
+class Accepted(msgspec.Struct, frozen=True, tag=True):
+    """Done or under way. ``id`` is the job's id for a submit; ``message`` says what happens next."""
+
+    id: str = ""
+    message: str = ""
+
+
+class Denied(msgspec.Struct, frozen=True, tag=True):
+    """Not done, and nothing changed. ``kind`` decides exit code and HTTP status (404, 409, 403, 422)."""
+
+    kind: Literal["not-found", "conflict", "forbidden", "invalid"]
+    problem: str
+    hint: str = ""
+
+
+Response = Accepted | Denied
+
+# --------------------------------------------------------------------------- views
+
+
+class LayerRange(msgspec.Struct, frozen=True):
+    """Layers ``[start, stop)`` of ``device``."""
+
+    device: str
+    start: int
+    stop: int
+
+
+class PipelineView(msgspec.Struct, frozen=True):
+    """One pipeline of the running plan."""
+
+    index: int
+    nodes: tuple[str, ...]
+    stages: tuple[LayerRange, ...]
+    micro_batches: tuple[int, ...]
+
+
+class TemplateView(msgspec.Struct, frozen=True):
+    """One template: layer split, modelled seconds of one micro-batch and per further one, instances now."""
+
+    num_nodes: int
+    stages: tuple[tuple[int, int], ...]
+    fill_s: float
+    period_s: float
+    memory_bytes: tuple[int, ...]
+    instances: int
+
+
+class PhaseView(msgspec.Struct, frozen=True):
+    """One timed phase of an incident, offset from the first evidence."""
+
+    phase: Phase
+    start_s: float
+    duration_s: float
+
+
+class IncidentView(msgspec.Struct, frozen=True):
+    """One recovery from evidence to resumed step.
+
+    ``steps_lost`` is 0 unless a layer's last copy died and the job went back to a checkpoint.
+    ``layer_gradients`` were computed again, of ``step_layer_gradients`` that one step has.
+    """
+
+    id: str
+    job: str
+    cause: str
+    nodes: tuple[str, ...]
+    at: float
+    epoch: int
+    step: int
+    open: bool
+    phases: tuple[PhaseView, ...]
+    total_s: float
+    reason: str
+    steps_lost: int = 0
+    copied_bytes: int = 0
+    layer_gradients: int = 0
+    step_layer_gradients: int = 0
+    committed_s: float = 0.0
+
+
+class NodeView(msgspec.Struct, frozen=True):
+    """A node and its devices. ``beat_age_s`` is the age of its last sign of life."""
+
+    name: str
+    state: NodeState
+    incarnation: str
+    host: str
+    devices: tuple[str, ...]
+    kinds: tuple[str, ...]
+    pids: tuple[int, ...]
+    beat_age_s: float
+    layers: tuple[LayerRange, ...]
+    reason: str = ""
+
+
+class JobView(msgspec.Struct, frozen=True):
+    """A job as ``get jobs`` and ``describe`` show it.
+
+    ``step`` is the number of committed steps. ``tolerance``: nodes that can still be lost at once
+    without losing a layer (-1 when not deployed), of ``f`` asked for. ``step_s`` is the median of the
+    last steps.
+    """
+
+    id: str
+    name: str
+    state: JobState
+    reason: str
+    step: int
+    steps: int
+    epoch: int
+    loss: float | None
+    tolerance: int
+    f: int
+    policy: str
+    nodes: tuple[str, ...]
+    pipelines: tuple[PipelineView, ...]
+    samples_per_s: float
+    step_s: float
+    submitted_at: float
+    finished_at: float | None
+    incidents: int
+    steps_lost: int
+    checkpoint: str
+    digest: str
+    spec: Job
+
+
+class StepView(msgspec.Struct, frozen=True):
+    """One committed step. ``loss`` round-trips exactly through JSON; ``loss_hex`` is its bits for people."""
+
+    step: int
+    loss: float
+    loss_hex: str
+    grad_norm: float
+    lr: float
+    samples: int
+    ledger: str
+    outcome: str
+    epoch: int
+    at: float
+
+
+class Status(msgspec.Struct, frozen=True):
+    """Headline of the daemon."""
+
+    version: str
+    daemon: str
+    state_dir: str
+    up_s: float
+    nodes: int
+    jobs: int
+    line: str
+    endpoint: str
+    allow_injection: bool
+    apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One entry of the event stream. ``seq`` grows by one; a gap means: fetch a snapshot.
+
+    ``kind`` is a word such as node, job, step, incident, plan, checkpoint, audit; ``story`` are the keys
+    (``node:n3``, ``incident:inc-2``, ``job:…``) under which ``story`` finds it. ``data`` depends on kind.
+    """
+
+    seq: int
+    at: float
+    kind: str
+    level: Literal["debug", "info", "warn", "error"]
+    text: str
+    story: tuple[str, ...]
+    data: dict[str, msgspec.Raw] = {}
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """RFC 9457 problem+json."""
+
+    title: str
+    status: int
+    detail: str
+    hint: str = ""
+    type: str = "about:blank"

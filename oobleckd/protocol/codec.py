@@ -1,0 +1,51 @@
+"""msgpack in, structs out. Unknown tags are told apart from damage, so that they can be counted and ignored."""
+
+from __future__ import annotations
+
+import msgspec
+
+from oobleckd.protocol.messages import FromWorker, ToWorker
+
+_encoder = msgspec.msgpack.Encoder()
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_tag = msgspec.msgpack.Decoder(type=dict[str, msgspec.Raw])
+
+
+class CodecError(ValueError):
+    """Bytes that are no message. Tree: CodecError > UnknownTagError."""
+
+
+class UnknownTagError(CodecError):
+    """A well-formed message of a kind that this version does not know."""
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Bytes of one message."""
+    return _encoder.encode(message)
+
+
+def decode_from_worker(data: bytes) -> FromWorker:
+    """A message of an agent or device. Raises UnknownTagError or CodecError."""
+    try:
+        return _from_worker.decode(data)
+    except msgspec.DecodeError as error:
+        raise _classify(data, error) from error
+
+
+def decode_to_worker(data: bytes) -> ToWorker:
+    """A message of the daemon. Raises UnknownTagError or CodecError."""
+    try:
+        return _to_worker.decode(data)
+    except msgspec.DecodeError as error:
+        raise _classify(data, error) from error
+
+
+def _classify(data: bytes, error: msgspec.DecodeError) -> CodecError:
+    if "Invalid value" in str(error) and "$.type" in str(error):
+        try:
+            tag = msgspec.msgpack.decode(_tag.decode(data)["type"])
+        except (msgspec.DecodeError, KeyError):
+            return CodecError(str(error))
+        return UnknownTagError(f"unknown message {tag!r}")
+    return CodecError(str(error))

@@ -1,0 +1,228 @@
+"""job.toml: one model, used by the command line, the HTTP API, the daemon and the workers.
+
+Owns the fields, their checks, and the words of the error messages. docs/job-toml.md is generated
+from here. Loading never touches torch or the network; whether paths exist is asked where they are
+read (``oobleckctl submit`` asks before it sends).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]
+_SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+class JobError(ValueError):
+    """A job.toml that cannot be run: ``path`` of the key, what is wrong, and a hint."""
+
+    def __init__(self, path: str, problem: str, hint: str = "") -> None:
+        super().__init__(f"{path}: {problem}" if path else problem)
+        self.path = path
+        self.problem = problem
+        self.hint = hint
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class Model(_Table, frozen=True):
+    """What is trained: a Hugging Face architecture from a configuration, or from a local folder."""
+
+    family: Annotated[str, Meta(description="Hugging Face model type, such as gpt2 or llama.")] = "gpt2"
+    config: Annotated[
+        dict[str, bool | int | float | str | None],
+        Meta(description="Fields of that family's configuration class; the others keep their defaults."),
+    ] = {}
+    checkpoint: Annotated[
+        str,
+        Meta(description="Folder with config.json and safetensors to start from instead of fresh weights."),
+    ] = ""
+
+
+class Data(_Table, frozen=True):
+    """Where the text comes from. Samples of a step are a pure function of seed and step."""
+
+    source: Annotated[
+        Literal["stdlib", "text", "tokens"],
+        Meta(
+            description="stdlib: source files of the Python standard library, as bytes. text: every file "
+            "under path, as bytes. tokens: path is a .bin file of little-endian uint16 token numbers."
+        ),
+    ] = "stdlib"
+    path: Annotated[str, Meta(description="File or folder of the source; unused for stdlib.")] = ""
+
+
+class Train(_Table, frozen=True):
+    """The training run. The result depends on these fields and on nothing else (docs/exactness.md)."""
+
+    steps: Annotated[Positive, Meta(description="Optimizer steps.")]
+    global_batch: Annotated[Positive, Meta(description="Sequences per step, whatever the number of nodes.")]
+    micro_batch: Annotated[Positive, Meta(description="Sequences per micro-batch; divides global_batch.")]
+    sequence: Annotated[int, Meta(ge=2, description="Tokens per sequence.")]
+    seed: Annotated[int, Meta(ge=0, description="Seed of weights, samples and dropout.")] = 0
+    precision: Annotated[
+        Literal["fp32", "bf16"], Meta(description="bf16: autocast over float32 weights.")
+    ] = "fp32"
+    exact: Annotated[
+        bool,
+        Meta(
+            description="Gradient sums in fixed point, so that any grouping gives the same bits; false: floating point."
+        ),
+    ] = True
+
+
+class Optimizer(_Table, frozen=True):
+    """AdamW with linear warm-up, cosine decay and clipping by the global norm."""
+
+    lr: Annotated[float, Meta(gt=0, description="Peak learning rate.")] = 3e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: Annotated[float, Meta(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.01
+    warmup_steps: Annotated[int, Meta(ge=0, description="Steps of linear warm-up from 0.")] = 0
+    min_lr_ratio: Annotated[
+        float, Meta(ge=0, le=1, description="lr at the last step as a share of the peak.")
+    ] = 0.1
+    clip_norm: Annotated[
+        float, Meta(ge=0, description="Largest global gradient norm; 0 switches clipping off.")
+    ] = 1.0
+
+
+class FaultTolerance(_Table, frozen=True):
+    """How many simultaneous losses the job must survive, and how it reacts."""
+
+    f: Annotated[
+        int, Meta(ge=0, description="Simultaneous node losses that must leave a copy of every layer.")
+    ] = 1
+    policy: Annotated[Literal["oobleck"], Meta(description="Recovery policy.")] = "oobleck"
+
+
+class Resources(_Table, frozen=True):
+    """What the job may use."""
+
+    device_memory: Annotated[
+        str | int, Meta(description='Cap on the memory of each device, such as "48MiB"; 0: all of it.')
+    ] = 0
+    max_nodes: Annotated[int, Meta(ge=0, description="Nodes to use at most; 0: all.")] = 0
+
+    @property
+    def device_memory_bytes(self) -> int:
+        """The cap in bytes; 0 when there is none."""
+        return parse_size(self.device_memory)
+
+
+class Checkpoint(_Table, frozen=True):
+    """Where and how often the whole state is written."""
+
+    dir: Annotated[
+        str, Meta(description="Folder for checkpoints, seen by every node; empty: under the daemon's state.")
+    ] = ""
+    every: Annotated[
+        int, Meta(ge=0, description="Steps between checkpoints; 0: only at the end and on demand.")
+    ] = 0
+    keep: Annotated[Positive, Meta(description="Newest checkpoints to keep.")] = 2
+
+
+class Job(_Table, frozen=True):
+    """A training job."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="Name of the job.")]
+    train: Train
+    model: Model = Model()
+    data: Data = Data()
+    optimizer: Optimizer = Optimizer()
+    fault_tolerance: FaultTolerance = FaultTolerance()
+    resources: Resources = Resources()
+    checkpoint: Checkpoint = Checkpoint()
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of a step."""
+        return self.train.global_batch // self.train.micro_batch
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of ``"48MiB"``, ``"2GB"`` or a number. Raises ValueError."""
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2] not in _SIZES:
+        raise ValueError(f"{text!r} is no size")
+    return int(float(match[1]) * _SIZES[match[2]])
+
+
+def load_job(path: Path) -> Job:
+    """The job of a file. Raises JobError with the path of the key that is wrong."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise JobError("", f"{path}: no such file", "name a job.toml; examples/ has some") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError("", f"{path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise JobError("", f"{path}: not TOML: {error}", "see docs/job-toml.md") from error
+    return parse_job(raw)
+
+
+def parse_job(raw: dict[str, Any]) -> Job:
+    """The job of a decoded TOML table. Raises JobError."""
+    _reject_unknown(raw, Job, "")
+    try:
+        job = msgspec.convert(raw, Job)
+    except msgspec.ValidationError as error:
+        problem, _, where = str(error).partition(" - at `$")
+        raise JobError(
+            where.strip(".`"), problem[:1].lower() + problem[1:], "see docs/job-toml.md"
+        ) from error
+    check_job(job)
+    return job
+
+
+def check_job(job: Job) -> None:
+    """What the types cannot say. Raises JobError."""
+    if job.train.global_batch % job.train.micro_batch:
+        near = [n for n in range(1, job.train.global_batch + 1) if job.train.global_batch % n == 0]
+        best = min(near, key=lambda n: abs(n - job.train.micro_batch))
+        raise JobError(
+            "train.micro_batch",
+            f"{job.train.micro_batch} does not divide train.global_batch = {job.train.global_batch}",
+            f"the nearest divisor is {best}",
+        )
+    try:
+        job.resources.device_memory_bytes  # noqa: B018 - asked for its error
+    except ValueError as error:
+        raise JobError(
+            "resources.device_memory", str(error), 'write a number with a unit, such as "48MiB"'
+        ) from error
+    if job.data.source != "stdlib" and not job.data.path:
+        raise JobError(
+            "data.path",
+            f"is missing, and data.source = {job.data.source!r} needs it",
+            "name a file or folder",
+        )
+    for index, beta in enumerate(job.optimizer.betas):
+        if not 0 <= beta < 1:
+            raise JobError(
+                f"optimizer.betas[{index}]", f"{beta} is not in [0, 1)", "usual values are [0.9, 0.999]"
+            )
+
+
+def _reject_unknown(raw: dict[str, Any], table: type[msgspec.Struct], path: str) -> None:
+    fields = {field.encode_name: field for field in msgspec.structs.fields(table)}
+    for key, value in raw.items():
+        where = f"{path}.{key}" if path else key
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(fields)}"
+            raise JobError(where, "unknown key", hint)
+        kind = fields[key].type
+        if isinstance(kind, type) and issubclass(kind, _Table) and isinstance(value, dict):
+            _reject_unknown(value, kind, where)

@@ -1,0 +1,392 @@
+"""Messages between daemon, agents and device processes: tagged frozen structs.
+
+Owns the vocabulary only; the codec is in ``codec``. Two fences apply (docs/design.md): *control*
+messages are fenced by ``epoch``, a lower one is dropped; *data* between devices is fenced by
+(round, micro-batch, attempt) and never passes through here.
+
+A **round** is one try at a step. Rounds are numbered without gaps and every committed round has one
+outcome, the same on every device: ``applied``, ``skipped`` (NaN: the step counts, the weights stay)
+or ``repeated`` (fixed-point overflow: the same step again with smaller scales). Without NaN and
+overflow round and step advance together.
+
+Addressing: the daemon talks to agents (one a node). A message with a ``device`` field is for, or
+from, that device process, and the agent passes it on unread.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from oobleckd.protocol.job import Job
+from planner.plan import Layout, Range, Route, Transfer
+from planner.profile import Profile
+
+PROTOCOL = 1
+
+Outcome = Literal["applied", "skipped", "repeated"]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of everything on the wire."""
+
+
+# --------------------------------------------------------------------------- shared parts
+
+
+class DeviceInfo(msgspec.Struct, frozen=True):
+    """One device process as its agent sees it.
+
+    ``address`` is "host:port" of its transport's TCP listener, ``local`` the path of its Unix-socket
+    listener (peers on the same host use it). ``layout`` is the epoch of the layout it holds (0: none),
+    ``epoch`` the highest epoch it has answered, ``step``/``round`` the first not committed there, ``holding`` whether it stopped at a boundary.
+    """
+
+    device: str
+    kind: str
+    name: str
+    memory_bytes: int
+    address: str
+    local: str
+    pid: int
+    job: str = ""
+    layout: int = 0
+    epoch: int = 0
+    step: int = 0
+    round: int = 0
+    holding: bool = False
+
+
+class Flags(msgspec.Struct, frozen=True):
+    """Boundary flags: what all devices do after the round in whose votes they travelled."""
+
+    hold: bool = False
+    checkpoint: bool = False
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """Where training stands: the next round and step, and how many updates were applied so far."""
+
+    round: int = 0
+    step: int = 0
+    applied: int = 0
+
+
+class Vote(msgspec.Struct, frozen=True):
+    """What one device (or the union of several) knows of a round that it has fully reduced.
+
+    ``norms``: bucket -> squared float64 gradient norm per key, in key order. ``losses``: micro-batch ->
+    loss. ``nan``/``overflow``: seen in any contribution that went into the sums.
+    """
+
+    norms: dict[int, tuple[float, ...]]
+    losses: dict[int, float]
+    nan: bool = False
+    overflow: bool = False
+    flags: Flags = Flags()
+
+
+# --------------------------------------------------------------------------- worker -> daemon
+
+
+class Hello(Message, frozen=True):
+    """First message of an agent on every connection, and whenever its devices' lives change.
+
+    ``incarnation`` is new whenever a device process of the node was started anew: the life before it
+    is over. Devices still starting are not listed; a node is usable when ``ready``.
+    """
+
+    protocol: int
+    node: str
+    incarnation: str
+    host: str
+    ready: bool
+    devices: tuple[DeviceInfo, ...]
+
+
+class Beat(Message, frozen=True):
+    """Sign of life of an agent, every ``Welcome.beat_s`` seconds."""
+
+    incarnation: str
+
+
+class DeviceLost(Message, frozen=True):
+    """The agent saw its device process exit (``evidence``: what it saw, e.g. "signal 9")."""
+
+    incarnation: str
+    device: str
+    evidence: str
+
+
+class LinkDown(Message, frozen=True):
+    """``device`` lost its link to ``peer`` without a goodbye."""
+
+    device: str
+    peer: str
+    why: str
+
+
+class Measured(Message, frozen=True):
+    """Answer to ``Measure``."""
+
+    device: str
+    job: str
+    profile: Profile
+
+
+class Ready(Message, frozen=True):
+    """All layers of the layout of ``epoch`` are here; ``copied_bytes`` came from other devices."""
+
+    device: str
+    epoch: int
+    copied_bytes: int = 0
+
+
+class Progress(Message, frozen=True):
+    """Answer to ``Report``: what this device has of the round it is in.
+
+    ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reduced``:
+    buckets whose sum over all replicas is here. ``vote`` is set once *all* its buckets are reduced
+    (REDUCED) and is then the union of all votes it has heard for the round. ``last`` is the vote
+    union of the round before (which it has committed), if it committed one in this life.
+    """
+
+    device: str
+    epoch: int
+    counters: Counters
+    done: dict[int, tuple[int, ...]]
+    reduced: tuple[int, ...]
+    vote: Vote | None = None
+    last: Vote | None = None
+    holding: bool = False
+
+
+class Held(Message, frozen=True):
+    """The device stopped at a boundary: it will not begin ``counters.round`` before ``Resume``.
+
+    ``finished``: the last step of the job is committed.
+    """
+
+    device: str
+    epoch: int
+    counters: Counters
+    finished: bool = False
+
+
+class StepDone(Message, frozen=True):
+    """A committed round, told by every device to its agent, which keeps it until acknowledged.
+
+    ``loss`` is the mean over micro-batches in micro-batch order (float64). ``samples`` counts the
+    samples in the sums and ``ledger`` is a digest of which ones (docs/exactness.md). ``repeated``
+    layer-gradients were computed again by this device (redone work), ``forwards`` layer-forwards.
+    """
+
+    device: str
+    job: str
+    epoch: int
+    counters: Counters
+    outcome: Outcome
+    loss: float
+    grad_norm: float
+    lr: float
+    samples: int
+    ledger: str
+    step_s: float
+    busy_s: float
+    layer_gradients: int = 0
+    layer_forwards: int = 0
+
+
+class CheckpointPart(Message, frozen=True):
+    """One bucket of the checkpoint of ``counters`` is written (and synced) as ``file`` in ``directory``.
+
+    ``tensors``: tensor name -> SHA-256 of its bytes. The daemon completes the checkpoint when every
+    bucket has arrived.
+    """
+
+    device: str
+    job: str
+    counters: Counters
+    directory: str
+    bucket: int
+    num_buckets: int
+    file: str
+    num_bytes: int
+    sha256: str
+    tensors: dict[str, str]
+
+
+class DeviceFailed(Message, frozen=True):
+    """A device cannot do what it was told for a reason that a user must mend; one clear sentence."""
+
+    device: str
+    job: str
+    error: str
+    hint: str = ""
+
+
+class Goodbye(Message, frozen=True):
+    """The agent leaves in order (SIGTERM)."""
+
+    incarnation: str
+    reason: str
+
+
+FromWorker = (
+    Hello
+    | Beat
+    | DeviceLost
+    | LinkDown
+    | Measured
+    | Ready
+    | Progress
+    | Held
+    | StepDone
+    | CheckpointPart
+    | DeviceFailed
+    | Goodbye
+)
+
+
+# --------------------------------------------------------------------------- daemon -> worker
+
+
+class Welcome(Message, frozen=True):
+    """Accepted. ``daemon`` is the incarnation of the daemon."""
+
+    protocol: int
+    daemon: str
+    beat_s: float
+    lease_s: float
+
+
+class Refused(Message, frozen=True):
+    """Not accepted: why, and what to do. The agent prints it and exits."""
+
+    reason: str
+    hint: str
+
+
+class Measure(Message, frozen=True):
+    """Measure the layers of ``job``'s model on ``device``."""
+
+    device: str
+    job: str
+    spec: Job
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """How to reach a device of the layout: its transport addresses and the host they are valid on."""
+
+    address: str
+    local: str
+    host: str
+
+
+class Deploy(Message, frozen=True):
+    """Get ready for ``layout``; keep the present one until ``Resume``.
+
+    State of layers that ``device`` does not hold yet comes from ``source``: "init" (fresh weights by
+    name and seed), a checkpoint directory, or "copy": from the ``transfers`` whose target it is.
+    ``sources`` of transfers may be devices outside the new layout (drained ones). ``ops`` is the text
+    form of this device's schedule: priorities, not an order that must be kept. ``secret`` (hex) opens
+    transport links of this job. ``buckets`` of the model are a pure function of the job, so they are
+    not sent.
+    """
+
+    device: str
+    epoch: int
+    job: str
+    spec: Job
+    layout: Layout
+    counters: Counters
+    source: str
+    transfers: tuple[Transfer, ...]
+    peers: dict[str, Peer]
+    ops: str
+    secret: str
+
+
+class Resume(Message, frozen=True):
+    """Adopt the layout of ``layout``, free what it does not hold, and run (from a hold, too)."""
+
+    device: str
+    epoch: int
+    layout: int
+
+
+class Report(Message, frozen=True):
+    """Devices died: freeze micro-batches whose standing route touches ``dead``; answer ``Progress``.
+
+    ``dead`` is cumulative over the layout ``layout``, the one in force: a device that has prepared
+    that layout but not adopted it adopts it now; a prepared layout of another epoch is dropped.
+    """
+
+    device: str
+    epoch: int
+    layout: int
+    dead: tuple[str, ...]
+
+
+class Decide(Message, frozen=True):
+    """What all survivors do after a ``Report`` (docs/recovery.md).
+
+    ``commit``: rounds below ``round`` that a survivor has not updated yet commit with this vote.
+    ``round`` is the round that goes on. ``routes``: the new attempts in it. ``donors``: bucket ->
+    the device whose reduced sum everybody takes. ``hold``: stop at the boundary after ``round``; with
+    ``hold_now`` stop before it.
+    """
+
+    device: str
+    epoch: int
+    round: int
+    commit: Vote | None
+    routes: tuple[Route, ...]
+    donors: dict[int, str]
+    hold: bool
+    hold_now: bool = False
+
+
+class Flag(Message, frozen=True):
+    """Put ``flags`` into the next votes."""
+
+    device: str
+    epoch: int
+    flags: Flags
+
+
+class Ack(Message, frozen=True):
+    """Every ``StepDone`` of ``job`` with a round up to ``round``, and checkpoint parts up to it, are journaled."""
+
+    job: str
+    round: int
+
+
+class Inject(Message, frozen=True):
+    """Failure injection. ``how``: sigkill (agent and devices), device (SIGKILL of one device process),
+    agent-only, sigterm. ``at`` names a fault point of the device process instead of "now"
+    (docs/recovery.md lists them), optionally at a given ``round``.
+    """
+
+    how: str
+    device: str = ""
+    at: str = ""
+    round: int = -1
+
+
+class Release(Message, frozen=True):
+    """The job is over on ``device``: drop its state, keep the process."""
+
+    device: str
+    job: str
+
+
+ToWorker = Welcome | Refused | Measure | Deploy | Resume | Report | Decide | Flag | Ack | Inject | Release
+
+__all__ = [
+    "PROTOCOL", "Ack", "Beat", "CheckpointPart", "Counters", "Decide", "Deploy", "DeviceFailed",
+    "DeviceInfo", "DeviceLost", "Flag", "Flags", "FromWorker", "Goodbye", "Held", "Hello", "Inject",
+    "LinkDown", "Measure", "Measured", "Message", "Outcome", "Peer", "Progress", "Range", "Ready",
+    "Refused", "Release", "Report", "Resume", "StepDone", "ToWorker", "Vote", "Welcome",
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""The planner: numbers in, plans out. Pure: no torch, no I/O, no clock, no randomness."""

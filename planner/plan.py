@@ -1,0 +1,183 @@
+"""The vocabulary of plans: stages, templates, pipelines, routes, layouts, transfers.
+
+Owns the words that planner, daemon core and worker share. Owns no algorithm.
+
+Layers are numbered 0 .. L-1 where layer 0 is the embedding and layer L-1 the head (final norm and
+output projection); the transformer blocks lie between. All ranges are half open: ``[start, stop)``.
+A device is named ``"<node>/<index>"``. Micro-batches of a step are numbered 0 .. M-1 over the whole
+global batch, whoever computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+
+class Range(msgspec.Struct, frozen=True, order=True):
+    """Layers ``[start, stop)``."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __contains__(self, layer: int) -> bool:
+        return self.start <= layer < self.stop
+
+    def layers(self) -> range:
+        """Every layer of the range, in order."""
+        return range(self.start, self.stop)
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """Contiguous layers on ``num_devices`` devices of one node, and what the model says of them.
+
+    ``time_s`` is forward plus backward of one micro-batch in seconds; ``memory_bytes`` the peak on
+    each of its devices.
+    """
+
+    layers: Range
+    num_devices: int
+    time_s: float
+    memory_bytes: int
+
+
+class Template(msgspec.Struct, frozen=True):
+    """A pipeline for ``num_nodes`` nodes, planned ahead (Oobleck, section 4.1).
+
+    The modelled time of ``m`` micro-batches is ``fill_s + (m - 1) * period_s``: ``fill_s`` is one
+    micro-batch through all stages and cuts, ``period_s`` the slowest stage with its transfers.
+    """
+
+    num_nodes: int
+    devices_per_node: int
+    stages: tuple[Stage, ...]
+    fill_s: float
+    period_s: float
+
+    def time_s(self, num_micro_batches: int) -> float:
+        """Modelled 1F1B makespan in seconds of ``num_micro_batches`` micro-batches (0 for none)."""
+        if num_micro_batches == 0:
+            return 0.0
+        return self.fill_s + (num_micro_batches - 1) * self.period_s
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """One hop of a route: ``device`` computes ``layers``."""
+
+    device: str
+    layers: Range
+
+
+class Route(msgspec.Struct, frozen=True):
+    """Who computes micro-batch ``micro_batch``, layer by layer, in ``attempt``.
+
+    ``attempt`` is the epoch that made the route, so it never repeats. ``mask`` names the layers whose
+    weight gradients this attempt adds; ``None`` means all of them. Layers outside the mask only pass
+    activations and their gradients through.
+    """
+
+    micro_batch: int
+    attempt: int
+    segments: tuple[Segment, ...]
+    mask: tuple[int, ...] | None = None
+
+    def touches(self, devices: Iterable[str]) -> bool:
+        """Whether any hop lies on one of ``devices``."""
+        named = frozenset(devices)
+        return any(segment.device in named for segment in self.segments)
+
+    def wants(self, layer: int) -> bool:
+        """Whether this attempt adds the weight gradients of ``layer``."""
+        return self.mask is None or layer in self.mask
+
+
+class Pipeline(msgspec.Struct, frozen=True):
+    """A template placed on named nodes, with its share of the micro-batches."""
+
+    nodes: tuple[str, ...]
+    segments: tuple[Segment, ...]
+    micro_batches: tuple[int, ...]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """All pipelines of a job. ``idle`` nodes are members without a place, which ``reason`` explains.
+
+    ``step_s`` is the modelled time of one step in seconds.
+    """
+
+    pipelines: tuple[Pipeline, ...]
+    idle: tuple[str, ...] = ()
+    step_s: float = 0.0
+    reason: str = ""
+
+    def holdings(self) -> dict[str, Range]:
+        """Device -> the layers it holds."""
+        return {s.device: s.layers for p in self.pipelines for s in p.segments}
+
+    def nodes(self) -> tuple[str, ...]:
+        """Every node with a place, in pipeline order."""
+        return tuple(node for p in self.pipelines for node in p.nodes)
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """Copy the whole training state of ``layer`` from ``source`` to ``target`` (devices)."""
+
+    layer: int
+    source: str
+    target: str
+    num_bytes: int
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """What is deployed: who holds which layers, and the standing route of every micro-batch.
+
+    ``epoch`` names the layout; the attempts of its routes equal it.
+    """
+
+    epoch: int
+    num_layers: int
+    holdings: dict[str, Range]
+    routes: tuple[Route, ...]
+
+    def holders(self, layer: int) -> tuple[str, ...]:
+        """The devices that hold ``layer``, in name order."""
+        return tuple(sorted(d for d, layers in self.holdings.items() if layer in layers))
+
+    def copies(self, gone: Iterable[str] = ()) -> tuple[int, ...]:
+        """Live copies of each layer when the devices ``gone`` are not counted."""
+        lost = frozenset(gone)
+        counts = [0] * self.num_layers
+        for device, layers in self.holdings.items():
+            if device not in lost:
+                for layer in layers.layers():
+                    counts[layer] += 1
+        return tuple(counts)
+
+
+def node_of(device: str) -> str:
+    """The node of device ``"<node>/<index>"``."""
+    return device.rpartition("/")[0]
+
+
+def device_name(node: str, index: int) -> str:
+    """The name of device ``index`` of ``node``."""
+    return f"{node}/{index}"
+
+
+def layout_of(plan: Plan, epoch: int, num_layers: int) -> Layout:
+    """The layout that deploying ``plan`` at ``epoch`` leads to."""
+    routes = [
+        Route(mb, epoch, pipeline.segments) for pipeline in plan.pipelines for mb in pipeline.micro_batches
+    ]
+    routes.sort(key=lambda route: route.micro_batch)
+    return Layout(epoch, num_layers, plan.holdings(), tuple(routes))
+
+
+def tolerance(copies: Mapping[int, int] | Iterable[int]) -> int:
+    """How many simultaneous device losses leave a copy of every layer: fewest copies minus one."""
+    counts = copies.values() if isinstance(copies, Mapping) else copies
+    return min(counts, default=0) - 1

@@ -1,0 +1,1 @@
+"""Recovery policies over the planner's algorithms."""

@@ -1,0 +1,82 @@
+"""What a recovery policy is asked, and what it answers.
+
+A policy is pure data in, data out: ``prepare(setup)`` once per job makes the templates; ``adapt``
+turns a situation (who is alive, what they hold) into a proposal. The daemon never looks inside.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from planner.plan import Plan, Range, Template, Transfer
+from planner.profile import Profile
+
+
+class PlanError(ValueError):
+    """No plan exists; the message says why and ``hint`` what the user can change."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """Everything about a job that does not change when nodes come and go.
+
+    ``device_memory_bytes``: limit per device (0: unlimited). ``max_nodes``: templates are made for n0
+    up to at most this many nodes.
+    """
+
+    profile: Profile
+    num_micro_batches: int
+    f: int
+    device_memory_bytes: int
+    devices_per_node: int
+    max_nodes: int
+
+
+class Situation(msgspec.Struct, frozen=True):
+    """The moment: ``nodes`` may be used; ``holdings`` (device -> layers) are the live copies now, which
+    may include devices of nodes that are not to be used (draining). ``running``: the pipelines at work,
+    as node tuples, with dead nodes still named so that the policy sees which pipelines were hit.
+    """
+
+    nodes: tuple[str, ...]
+    holdings: dict[str, Range]
+    running: tuple[tuple[str, ...], ...] = ()
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """An alternative that was not taken, with its modelled cost in seconds."""
+
+    what: str
+    cost_s: float
+    why: str
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """A plan, the copies that lead to it, its modelled cost in seconds, and one sentence of reason."""
+
+    plan: Plan
+    transfers: tuple[Transfer, ...]
+    cost_s: float
+    reason: str
+    rejected: tuple[Rejected, ...] = ()
+
+
+class Policy(Protocol):
+    """A recovery policy."""
+
+    name: str
+
+    def prepare(self, setup: Setup) -> tuple[Template, ...]:
+        """Templates for n0, n0+1, …, n_max nodes. Raises PlanError when no number of nodes fits."""
+
+    def adapt(self, setup: Setup, templates: tuple[Template, ...], situation: Situation) -> Proposal:
+        """The plan for ``situation``, with transfers from ``situation.holdings``. Raises PlanError when
+        there are fewer than n0 nodes. Layers that nobody holds get no transfer: the caller decides
+        where their state comes from.
+        """
