@@ -27,7 +27,8 @@ class Profile(msgspec.Struct, frozen=True):
     """All layers of a model in order, the device they were measured on, and the link between nodes.
 
     ``key`` identifies (model, shapes, precision, device kind), so that a profile is measured once.
-    ``reserve_bytes`` is what the runtime itself takes on a device.
+    ``reserve_bytes`` is what the runtime itself takes on a device. ``buckets[b]``: the layers that use
+    bucket ``b`` of the parameters (several for a tied weight).
     """
 
     key: str
@@ -36,3 +37,4 @@ class Profile(msgspec.Struct, frozen=True):
     link_latency_s: float = 100e-6
     link_bytes_per_s: float = 1e9
     reserve_bytes: int = 0
+    buckets: tuple[tuple[int, ...], ...] = ()
