@@ -1,0 +1,51 @@
+"""A real process with a transport that sends every "ping" back as a "pong", for tests and measurements.
+
+Prints ``{"address": …, "local": …, "host": …}``; reads one line ``{"peers": {…}, "secret": hex}``, then
+echoes until its standard input ends, and says goodbye.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from oobleckd.protocol.messages import Peer
+from worker.mailbox import Mailbox
+from worker.transport import Transport
+
+
+class Setup(msgspec.Struct):
+    """What the parent tells."""
+
+    peers: dict[str, Peer]
+    secret: str
+
+
+def main() -> None:
+    """Arguments: device, host, directory of the Unix socket."""
+    device, host, directory = sys.argv[1:]
+    mailbox = Mailbox()
+    transport = Transport(
+        device, host, mailbox, local_dir=Path(directory), on_peer_lost=lambda *lost: mailbox.post(lost)
+    )
+    print(msgspec.json.encode(transport.peer).decode(), flush=True)
+    setup = msgspec.json.decode(sys.stdin.readline(), type=Setup)
+    transport.configure(setup.peers, bytes.fromhex(setup.secret))
+
+    def until_end_of_input() -> None:
+        sys.stdin.read()
+        mailbox.post("end")
+
+    threading.Thread(target=until_end_of_input, daemon=True).start()
+    while "end" not in mailbox.controls():
+        for letter in mailbox.take_all("ping"):
+            transport.send(letter.source, ("pong", *letter.key[1:]), letter.tensors, letter.meta)
+        mailbox.wait()
+    transport.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Who is at the other end of a transport link: a challenge and a proof from each side.
+
+Owns the handshake. Both ends know the secret of the job (it came over the CURVE link of their agents)
+and show it with HMAC-SHA256 over a transcript with both nonces, both names and the protocol version.
+After that the stream is as it is: neither encrypted nor authenticated byte by byte. Networks between
+nodes are trusted to that degree; see docs/security.md.
+
+The connecting end speaks first::
+
+    connector                                acceptor
+    hello(version, names, life, key, nonce) ->
+                                         <-  answer(nonce, proof) or answer(refused)
+    proof                                ->
+                                         <-  accepted
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+import msgspec
+
+from oobleckd.protocol.messages import PROTOCOL
+from worker.framing import FrameError, read_frame, write_frame
+
+_LIMIT_BYTES = 4096
+_NONCE_BYTES = 32
+_ACCEPTED = b"accepted"
+_T = TypeVar("_T")
+
+
+class HandshakeError(ConnectionError):
+    """The other end did not prove that it knows the secret, or did not accept that we do."""
+
+
+class Greeting(msgspec.Struct, frozen=True, array_like=True):
+    """First words: ``source`` in its ``life`` wants to reach ``target``, with the secret called ``key``."""
+
+    version: int
+    source: str
+    life: str
+    target: str
+    key: bytes
+    nonce: bytes
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True):
+    nonce: bytes = b""
+    proof: bytes = b""
+    refused: str = ""
+
+
+def key_name(secret: bytes) -> bytes:
+    """A public name of ``secret``, so that an acceptor knows which one is meant (256-bit secrets only)."""
+    return hashlib.sha256(b"oobleck transport key\0" + secret).digest()[:8]
+
+
+def connect(sock: socket.socket, *, source: str, life: str, target: str, secret: bytes) -> None:
+    """The connecting side. Raises HandshakeError, or OSError when the stream breaks."""
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    hello = msgspec.msgpack.encode(Greeting(PROTOCOL, source, life, target, key_name(secret), nonce))
+    write_frame(sock, hello)
+    answer = _decode(_read(sock), _Answer)
+    if answer.refused:
+        raise HandshakeError(f"{target} refused: {answer.refused}")
+    expected = _proof(secret, b"acceptor", hello, answer.nonce)
+    if not hmac.compare_digest(answer.proof, expected):
+        raise HandshakeError(f"{target} does not know the secret of this job")
+    write_frame(sock, _proof(secret, b"connector", hello, answer.nonce))
+    if _read(sock) != _ACCEPTED:
+        raise HandshakeError(f"{target} did not accept the proof")
+
+
+def accept(sock: socket.socket, *, device: str, find_secret: Callable[[Greeting], bytes | None]) -> Greeting:
+    """The accepting side: who connected. Raises HandshakeError, or OSError when the stream breaks.
+
+    ``find_secret`` gives the secret that the greeting names, or None to refuse; it may wait for it, as a
+    peer can be told a new secret a little earlier than we are.
+    """
+    hello = _read(sock)
+    greeting = _decode(hello, Greeting)
+    if greeting.version != PROTOCOL:
+        _refuse(sock, f"it speaks protocol {PROTOCOL} and you speak {greeting.version}")
+    if greeting.target != device:
+        _refuse(sock, f"this is {device}, not {greeting.target}")
+    secret = find_secret(greeting)
+    if secret is None:
+        _refuse(sock, "it does not know the secret that you mean")
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    answer = _Answer(nonce, _proof(secret, b"acceptor", hello, nonce))
+    write_frame(sock, msgspec.msgpack.encode(answer))
+    if not hmac.compare_digest(_read(sock), _proof(secret, b"connector", hello, nonce)):
+        raise HandshakeError(f"someone who calls itself {greeting.source} does not know the secret")
+    write_frame(sock, _ACCEPTED)
+    return greeting
+
+
+def _proof(secret: bytes, role: bytes, hello: bytes, nonce: bytes) -> bytes:
+    # The role keeps an end from being shown its own proof; the hello holds names, version and the other nonce.
+    return hmac.digest(secret, role + hashlib.sha256(hello).digest() + nonce, "sha256")
+
+
+def _read(sock: socket.socket) -> bytes:
+    try:
+        data = read_frame(sock, _LIMIT_BYTES)
+    except (FrameError, EOFError) as error:
+        raise HandshakeError(f"no handshake: {error}") from error
+    if data is None:
+        raise HandshakeError("the other end closed during the handshake")
+    return data
+
+
+def _decode(data: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise HandshakeError(f"no handshake: {error}") from error
+
+
+def _refuse(sock: socket.socket, why: str) -> NoReturn:
+    write_frame(sock, msgspec.msgpack.encode(_Answer(refused=why)))
+    raise HandshakeError(why)

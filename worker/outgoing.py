@@ -1,0 +1,224 @@
+"""The link on which a device sends to one life of a peer.
+
+Owns the socket, the queue and the writer thread, which dials at the first letter and then also watches
+for the peer's goodbye or end. What the socket takes at once is written by the sender's own thread:
+a hand-over to a thread costs more than a small letter.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from oobleckd.protocol.messages import Peer
+from worker import sockets, wire
+from worker.handshake import HandshakeError
+from worker.wire import Frame
+
+_RETRY_S = (0.02, 1.0)
+
+
+class Outgoing:
+    """One outgoing link. ``greet`` performs the handshake on a connected socket.
+
+    ``on_end`` is called once, from the writer thread, when the link ended and not by ``stop``: with
+    None after the peer's goodbye, else with the reason.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        *,
+        unix: bool,
+        timeout_s: float,
+        greet: Callable[[socket.socket], None],
+        on_end: Callable[[str | None], None],
+    ) -> None:
+        self._peer = peer
+        self._unix = unix
+        self._timeout_s = timeout_s
+        self._greet = greet
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self._written = threading.Condition(self._lock)
+        self._queue: deque[Frame] = deque()
+        self._socket: socket.socket | None = None
+        self._open = False  # the handshake is done
+        self._writing = False
+        self._stopped = threading.Event()
+        self._wake = -1
+        self._thread: threading.Thread | None = None
+
+    def send(self, frame: Frame) -> bool:
+        """Send or queue ``frame`` without waiting; False when the link has ended."""
+        with self._lock:
+            if self._stopped.is_set():
+                return False
+            if self._thread is None:
+                self._start()
+            if self._write_inline(frame):
+                return True
+            self._queue.append(frame)
+            os.eventfd_write(self._wake, 1)
+            return True
+
+    def flush(self, deadline: float) -> bool:
+        """Wait until all is handed to the kernel (or the link has ended); False at ``deadline`` (monotonic s)."""
+        with self._lock:
+            return self._written.wait_for(self._is_idle, max(0.0, deadline - time.monotonic()))
+
+    def stop(self) -> None:
+        """Drop what is queued, say goodbye unless a letter is half written, close. ``on_end`` is not called."""
+        with self._lock:
+            self._queue.clear()
+            if self._open and not self._writing and self._socket is not None:
+                with suppress(OSError):
+                    wire.goodbye_frame().write_now(self._socket)
+            self._end()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the writer thread, unless it is the caller."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+
+    def _start(self) -> None:
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="transport-writer", daemon=True)
+        self._thread.start()
+
+    def _write_inline(self, frame: Frame) -> bool:
+        if not self._open or self._writing or self._queue or not frame.ready() or self._socket is None:
+            return False
+        try:
+            return frame.write_now(self._socket)
+        except OSError:
+            return False  # the writer thread meets the same error and reports it
+
+    def _is_idle(self) -> bool:
+        return self._stopped.is_set() or not (self._queue or self._writing)
+
+    def _end(self) -> None:
+        # Under the lock. The writer thread, wherever it waits, wakes up and closes what it owns.
+        self._stopped.set()
+        self._written.notify_all()
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    def _run(self) -> None:
+        why = None
+        try:
+            self._dial()
+            self._pump()
+        except (OSError, EOFError, wire.WireError) as error:
+            why = None if self._said_goodbye() else (str(error) or type(error).__name__)
+        with self._lock:
+            told = self._stopped.is_set()
+            self._end()
+            self._queue.clear()
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+            os.close(self._wake)
+            self._wake = -1
+        if not told:
+            self._on_end(why)
+
+    def _dial(self) -> None:
+        """Connect and shake hands; repeats while the peer is there but not ready. Raises OSError."""
+        deadline = time.monotonic() + self._timeout_s
+        delay_s, max_delay_s = _RETRY_S
+        while not self._try_once():
+            if time.monotonic() > deadline:
+                raise HandshakeError("the peer is there but no handshake succeeded")
+            if self._stopped.wait(delay_s):
+                raise HandshakeError("stopped")
+            delay_s = min(2 * delay_s, max_delay_s)
+
+    def _try_once(self) -> bool:
+        try:
+            sock = self._connect()
+        except BlockingIOError:
+            return False
+        try:
+            self._greet(sock)
+        except OSError:
+            if self._stopped.is_set():
+                raise
+            return False
+        sock.settimeout(None)
+        with self._lock:
+            self._open = True
+        return True
+
+    def _connect(self) -> socket.socket:
+        try:
+            sock = self._replace_socket(unix=self._unix)
+            sockets.connect(sock, self._peer, unix=self._unix)
+        except FileNotFoundError:
+            # The same host, but its file system is not seen from here (a container).
+            self._unix = False
+            sock = self._replace_socket(unix=False)
+            sockets.connect(sock, self._peer, unix=False)
+        return sock
+
+    def _replace_socket(self, *, unix: bool) -> socket.socket:
+        with self._lock:
+            if self._stopped.is_set():
+                raise HandshakeError("stopped")
+            if self._socket is not None:
+                self._socket.close()
+            self._socket = sock = sockets.open_socket(self._peer, unix=unix)
+        sock.settimeout(self._timeout_s)
+        return sock
+
+    def _pump(self) -> None:
+        """Write frames as they come, until the peer's goodbye. Raises OSError, EOFError, WireError."""
+        sock = self._socket
+        assert sock is not None
+        poller = select.poll()
+        poller.register(sock, select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
+        while not self._stopped.is_set():
+            frame = self._begin()
+            if frame is not None:
+                frame.write(sock)
+                self._finish()
+                continue
+            ready = {fd for fd, _ in poller.poll()}
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            if sock.fileno() in ready and wire.read_letter(sock, "") is None:
+                return
+
+    def _begin(self) -> Frame | None:
+        with self._lock:
+            if not self._queue:
+                return None
+            self._writing = True
+            return self._queue.popleft()
+
+    def _finish(self) -> None:
+        with self._lock:
+            self._writing = False
+            if not self._queue:
+                self._written.notify_all()
+
+    def _said_goodbye(self) -> bool:
+        """Whether a goodbye lies unread on a link that failed in writing."""
+        sock = self._socket
+        if sock is None or not self._open or not select.select([sock], [], [], 0)[0]:
+            return False
+        try:
+            return wire.read_letter(sock, "") is None
+        except (OSError, EOFError, wire.WireError):
+            return False
