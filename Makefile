@@ -1,0 +1,52 @@
+# The same commands for people and for CI. `make` alone lists them.
+PYTHON ?= python3
+SEEDS ?= 20
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup demo test check fmt docs bench chaos chaos-matrix soak
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: .venv/ready ## make .venv with everything pinned in constraints.txt
+
+# torch first, on its own: it is most of the download, and a mistake later does not repeat it.
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' > .venv/dev.txt
+	$(BIN)/pip install --quiet -c constraints.txt -r .venv/dev.txt -e .
+	touch $@
+
+demo: setup ## train on seven nodes of this machine, kill some, verify bit for bit
+	$(BIN)/python examples/demo.py
+
+test: setup ## every test but the long repetitions
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+check: setup ## lint, format, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: setup ## format and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: setup ## write docs/job-toml.md from the model of job.toml
+	$(BIN)/python -m oobleckd.ctl.docs
+
+bench: setup ## recovery and throughput, against other systems
+	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/throughput.py
+
+chaos: setup ## kills at random times; SEEDS=50 for fifty of them
+	$(BIN)/python benchmarks/chaos.py --seeds $(SEEDS)
+
+chaos-matrix: setup ## a kill in every phase of a step, of every kind of victim
+	$(BIN)/python benchmarks/chaos.py --matrix
+
+soak: setup ## chaos until it is stopped
+	$(BIN)/python benchmarks/chaos.py --seeds 0

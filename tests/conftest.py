@@ -1,0 +1,18 @@
+"""What every test runs under: one thread per process, no network, and no clock in Hypothesis."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+# Before anything imports torch or transformers. Started programs inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# A user's own cluster must not be what a test talks to.
+os.environ.pop("OOBLECK_SOCKET", None)
+os.environ.pop("OOBLECK_STATE", None)
+
+settings.register_profile("ours", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ours")
