@@ -6,7 +6,7 @@ Times are POSIX seconds (``*_at``) or durations in seconds (``*_s``).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
@@ -238,6 +238,16 @@ class Change(msgspec.Struct, frozen=True):
     text: str
     story: tuple[str, ...]
     data: dict[str, msgspec.Raw] = {}
+
+
+Item = TypeVar("Item")
+
+
+class Items(msgspec.Struct, Generic[Item], frozen=True):
+    """A list as the API answers it."""
+
+    items: tuple[Item, ...]
+    apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
 
 
 class Problem(msgspec.Struct, frozen=True):

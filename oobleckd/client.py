@@ -1,0 +1,358 @@
+"""Client of the daemon's HTTP API on its unix socket: synchronous, typed, cheap to import.
+
+Owns requests, their errors and the event stream with its reconnects. Owns no printing and no waiting
+for conditions (``ctl``), and knows neither aiohttp nor zmq.
+
+Errors::
+
+    ClientError
+    ├── Unreachable   no daemon behind the socket (or no right to open it)
+    ├── ApiProblem    the daemon said no: status, title, detail, hint
+    └── BadAnswer     an answer that this version cannot read
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from oobleckd.protocol.api import (
+    Accepted,
+    Change,
+    IncidentView,
+    Items,
+    JobView,
+    NodeView,
+    PipelineView,
+    Problem,
+    Status,
+    StepView,
+    TemplateView,
+)
+from oobleckd.protocol.job import Job
+
+Answer = TypeVar("Answer")
+Act = Literal["pause", "resume", "cancel", "checkpoint"]
+How = Literal["sigkill", "device", "agent-only", "sigterm"]
+
+TIMEOUT_S = 10.0
+# The daemon sends a comment every ten seconds; three missed ones are a dead stream.
+STREAM_TIMEOUT_S = 30.0
+_RETRY_FIRST_S = 0.1
+_RETRY_MOST_S = 2.0
+_START_HINT = "start it with `oobleckctl up`, or `systemctl start oobleckd` where it is a service"
+
+
+class ClientError(Exception):
+    """Base of all errors here. ``hint`` says what to do next and may be empty."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+
+
+class Unreachable(ClientError):
+    """Nobody answers on the socket, or it may not be opened."""
+
+
+class ApiProblem(ClientError):
+    """The daemon refused. ``status`` is the HTTP status (403, 404, 409, 422, 503), ``title`` its kind."""
+
+    def __init__(self, status: int, title: str, detail: str, hint: str = "") -> None:
+        super().__init__(detail or title, hint)
+        self.status = status
+        self.title = title
+
+
+class BadAnswer(ClientError):
+    """The answer is not what this version expects."""
+
+
+class Client:
+    """One daemon, by the path of its socket. Every call is one connection, so it may be shared by threads.
+
+    All calls raise Unreachable, ApiProblem or BadAnswer.
+    """
+
+    def __init__(self, socket_path: Path | str, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.socket_path = Path(socket_path)
+        self._timeout_s = timeout_s
+
+    # ------------------------------------------------------------------- reading
+
+    def healthy(self) -> bool:
+        """Whether the daemon answers and can write its journal."""
+        try:
+            self._request("GET", "/healthz")
+        except ApiProblem as problem:
+            if problem.status == http.client.SERVICE_UNAVAILABLE:
+                return False
+            raise
+        return True
+
+    def status(self) -> Status:
+        """Headline of the daemon."""
+        return self._get("/v1/status", Status)
+
+    def jobs(self) -> tuple[JobView, ...]:
+        """All jobs, oldest first."""
+        return self._get("/v1/jobs", Items[JobView]).items
+
+    def job(self, job: str) -> JobView:
+        """The job with this id, or the newest one with this name. ApiProblem 404 when there is none."""
+        return self._get(f"/v1/jobs/{quote(job, safe='')}", JobView)
+
+    def steps(self, job: str, since: int = 0) -> tuple[StepView, ...]:
+        """Committed steps of a job from step number ``since`` on, in order."""
+        return self._get(f"/v1/jobs/{quote(job, safe='')}/steps", Items[StepView], since=since).items
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        """All nodes the daemon has ever heard of, by name."""
+        return self._get("/v1/nodes", Items[NodeView]).items
+
+    def incidents(self) -> tuple[IncidentView, ...]:
+        """All incidents, oldest first."""
+        return self._get("/v1/incidents", Items[IncidentView]).items
+
+    def pipelines(self, job: str = "") -> tuple[PipelineView, ...]:
+        """Pipelines of ``job``, or of the job that is deployed."""
+        return self._get("/v1/pipelines", Items[PipelineView], job=job).items
+
+    def templates(self, job: str = "") -> tuple[TemplateView, ...]:
+        """Templates of ``job``, or of the job that is deployed."""
+        return self._get("/v1/templates", Items[TemplateView], job=job).items
+
+    def story(self, key: str) -> tuple[Change, ...]:
+        """The causal chain of ``node:NAME``, ``incident:ID`` or ``job:ID``, as far back as is kept."""
+        return self._get("/v1/story", Items[Change], key=key).items
+
+    def metrics(self) -> str:
+        """Metrics in the Prometheus text format."""
+        return self._request("GET", "/metrics").decode()
+
+    def events(
+        self,
+        since: int | None = None,
+        *,
+        follow: bool = True,
+        on_link: Callable[[bool], None] | None = None,
+    ) -> Events:
+        """Changes after number ``since`` (None: from now on; 0: all that is kept). See ``Events``."""
+        return Events(self.socket_path, since, follow=follow, on_link=on_link)
+
+    # ------------------------------------------------------------------- acting
+
+    def submit(self, job: Job, *, resume: str = "") -> Accepted:
+        """Queue ``job``; ``resume`` is a checkpoint folder or "latest". ApiProblem 422 for a bad job."""
+        return self._post("/v1/jobs", {"job": job, "resume": resume})
+
+    def control(self, job: str, act: Act) -> Accepted:
+        """Pause, resume, cancel or checkpoint a job."""
+        return self._post(f"/v1/jobs/{quote(job, safe='')}/{act}", {})
+
+    def drain(self, node: str, reason: str = "") -> Accepted:
+        """Take a node out of the plan at a step's boundary."""
+        return self._post(f"/v1/nodes/{quote(node, safe='')}/drain", {"reason": reason})
+
+    def undrain(self, node: str, reason: str = "") -> Accepted:
+        """Let a drained node be used again."""
+        return self._post(f"/v1/nodes/{quote(node, safe='')}/undrain", {"reason": reason})
+
+    def kill(self, node: str, how: How = "sigkill", *, at: str = "", round: int = -1) -> Accepted:  # noqa: A002 - the API's word
+        """Inject a failure; ApiProblem 403 unless the daemon allows injection."""
+        body = {"how": how, "at": at, "round": round}
+        return self._post(f"/v1/nodes/{quote(node, safe='')}/kill", body)
+
+    # ------------------------------------------------------------------- below
+
+    def _get(self, path: str, kind: type[Answer], **query: str | int) -> Answer:
+        asked = {key: value for key, value in query.items() if value != ""}
+        target = f"{path}?{urlencode(asked)}" if asked else path
+        return _decode(self._request("GET", target), kind)
+
+    def _post(self, path: str, body: dict[str, Any]) -> Accepted:
+        return _decode(self._request("POST", path, msgspec.json.encode(body)), Accepted)
+
+    def _request(self, method: str, target: str, body: bytes | None = None) -> bytes:
+        connection = _UnixConnection(self.socket_path, self._timeout_s)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        try:
+            connection.request(method, target, body, headers)
+            response = connection.getresponse()
+            data = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(self.socket_path, error) from error
+        finally:
+            connection.close()
+        if response.status >= http.client.BAD_REQUEST:
+            raise _problem(response.status, response.reason, data)
+        return data
+
+
+class Events(Iterator[Change]):
+    """The event stream: iterate over it; it reconnects for ever and goes on after the last number seen.
+
+    A ``Change`` with ``kind == "gap"`` says that changes were missed (its ``seq`` is the last one that
+    is gone): fetch a snapshot, then go on reading. ``on_link`` hears True and False as the daemon comes
+    and goes. ``close`` may be called from another thread and ends the iteration. With ``follow=False``
+    the iteration ends with the newest change, and an absent daemon raises Unreachable.
+    """
+
+    def __init__(
+        self,
+        socket_path: Path,
+        since: int | None,
+        *,
+        follow: bool = True,
+        on_link: Callable[[bool], None] | None = None,
+    ) -> None:
+        self.last = since
+        self._socket_path = socket_path
+        self._follow = follow
+        self._on_link = on_link
+        self._closed = threading.Event()
+        self._connection: _UnixConnection | None = None
+        self._changes = self._run()
+
+    def __next__(self) -> Change:
+        return next(self._changes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the stream: a blocked ``next`` raises StopIteration soon."""
+        self._closed.set()
+        connection = self._connection
+        if connection is not None:
+            connection.hang_up()
+
+    def _run(self) -> Iterator[Change]:
+        retry_s = _RETRY_FIRST_S
+        while not self._closed.is_set():
+            try:
+                for change in self._stream():
+                    retry_s = _RETRY_FIRST_S
+                    self.last = change.seq
+                    yield change
+                if not self._follow:
+                    return
+            except Unreachable:
+                if not self._follow:
+                    raise
+            self._tell(up=False)
+            self._closed.wait(retry_s)
+            retry_s = min(2 * retry_s, _RETRY_MOST_S)
+
+    def _stream(self) -> Iterator[Change]:
+        connection = _UnixConnection(self._socket_path, STREAM_TIMEOUT_S)
+        self._connection = connection
+        try:
+            response = self._open(connection)
+            self._tell(up=True)
+            if self.last is None:
+                # Known before the first change, so that a reconnect misses nothing in between.
+                self.last = int(response.headers.get("Oobleck-Seq", "0"))
+            yield from _parse(response)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # ValueError: http.client's word for a socket that another thread has closed.
+            raise _unreachable(self._socket_path, error) from error
+        finally:
+            self._connection = None
+            connection.close()
+
+    def _open(self, connection: _UnixConnection) -> http.client.HTTPResponse:
+        query: dict[str, str | int] = {} if self._follow else {"follow": 0}
+        if self.last is not None:
+            query["since"] = self.last
+        connection.request("GET", f"/v1/events?{urlencode(query)}", headers={"Accept": "text/event-stream"})
+        if self._closed.is_set():
+            raise OSError("closed")
+        response = connection.getresponse()
+        if response.status >= http.client.BAD_REQUEST:
+            raise _problem(response.status, response.reason, response.read())
+        return response
+
+    def _tell(self, *, up: bool) -> None:
+        if self._on_link is not None and not self._closed.is_set():
+            self._on_link(up)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+        self._raw: socket.socket | None = None
+
+    def connect(self) -> None:
+        self._raw = self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+    def hang_up(self) -> None:
+        """Wake a blocked reader in another thread."""
+        if self._raw is not None:
+            try:
+                self._raw.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return  # it was not connected, or is closed already
+
+
+def _parse(response: http.client.HTTPResponse) -> Iterator[Change]:
+    data: list[bytes] = []
+    while line := response.readline():
+        field, _, value = line.rstrip(b"\r\n").partition(b":")
+        if field == b"data":
+            data.append(value.removeprefix(b" "))
+        elif not field and not value and data:
+            yield _decode(b"\n".join(data), Change)
+            data = []
+
+
+def _decode(data: bytes, kind: type[Answer]) -> Answer:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise BadAnswer(
+            f"the daemon's answer cannot be read: {error}",
+            "daemon and client may be of different versions: compare `oobleckctl status` and `--version`",
+        ) from error
+
+
+def _problem(status: int, reason: str, data: bytes) -> ApiProblem:
+    try:
+        told = msgspec.json.decode(data, type=Problem)
+    except msgspec.DecodeError:
+        return ApiProblem(status, reason, data.decode(errors="replace").strip())
+    return ApiProblem(status, told.title, told.detail, told.hint)
+
+
+def _unreachable(path: Path, error: Exception) -> Unreachable:
+    match error:
+        case FileNotFoundError():
+            return Unreachable(f"no daemon: {path} does not exist", _START_HINT)
+        case ConnectionRefusedError():
+            return Unreachable(f"no daemon listens on {path}", _START_HINT)
+        case PermissionError():
+            return Unreachable(f"{path} may not be opened", "ask to be added to the group oobleck")
+        case TimeoutError():
+            return Unreachable(f"the daemon behind {path} does not answer in time", "look into its log")
+        case _:
+            return Unreachable(f"the connection to {path} broke: {error}", "look into the daemon's log")
