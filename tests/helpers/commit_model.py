@@ -1,0 +1,430 @@
+"""A model of the commit protocol over the real ``Commit`` and ``decide``, walked through every interleaving.
+
+Three devices: Either ``A`` and ``B`` hold layer 0 (one micro-batch each) and ``C`` layer 1 (both), or all three are replicas. Computing
+is one action of a device; everything that the protocol says is an action or a message of its own. Messages
+between two ends arrive in order, those of different ends in any order; a message of a dead device that
+is on its way may arrive or not. The daemon's messages of different epochs may overtake each other, as
+they could if it was restarted in between. A state is a tuple, so that states can be counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from oobleckd.core.decide import LostLayers, decide
+from oobleckd.protocol.messages import Counters, Decide, Progress, Vote
+from planner.plan import Layout, Range, Route, Segment
+from worker.commit import Commit
+
+DEVICES = ("A", "B", "C")
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Who holds which layer; ``routes``: the devices of each micro-batch, by layer."""
+
+    held: dict[str, int]
+    routes: tuple[tuple[str, ...], ...]
+
+    @property
+    def uses(self) -> list[tuple[int, ...]]:
+        """One bucket a layer."""
+        return [(layer,) for layer in range(len(self.routes[0]))]
+
+    @property
+    def micro_batches(self) -> frozenset[int]:
+        """All of a step."""
+        return frozenset(range(len(self.routes)))
+
+    def layout(self) -> Layout:
+        """As the daemon deployed it at epoch 1."""
+        routes = tuple(
+            Route(mb, 1, tuple(Segment(d, Range(i, i + 1)) for i, d in enumerate(devices)))
+            for mb, devices in enumerate(self.routes)
+        )
+        holdings = {device: Range(layer, layer + 1) for device, layer in self.held.items()}
+        return Layout(1, len(self.uses), holdings, routes)
+
+    def owed(self, device: str, dead: frozenset[str] = frozenset()) -> frozenset[int]:
+        """What a device computes on standing routes that touch no dead device."""
+        return frozenset(
+            mb for mb, devices in enumerate(self.routes) if device in devices and not dead & set(devices)
+        )
+
+
+REPLICATED_AND_NOT = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("B", "C")))
+THREE_REPLICAS = Topology({"A": 0, "B": 0, "C": 0}, (("A",), ("B",), ("C",)))
+
+
+@dataclass(frozen=True)
+class Dev:
+    """One device: what the engine keeps of a round, and its frozen ``Commit``."""
+
+    epoch: int = 1
+    answered: int = 1
+    round: int = 0
+    live: frozenset[str] = frozenset(DEVICES)
+    voted: bool = False
+    last: bool = False
+    votes: frozenset[str] = frozenset()
+    early: frozenset[tuple[int, int, str]] = frozenset()
+    owed: frozenset[int] = frozenset()
+    done: frozenset[int] = frozenset()
+    sent: bool = False
+    got: frozenset[tuple[str, frozenset[int]]] = frozenset()
+    ahead: frozenset[tuple[int, int, str, frozenset[int]]] = frozenset()
+    donor: str = ""
+    reduced: bool = False
+    holding: bool = False
+    hold_next: bool = False
+    dead: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class State:
+    """The whole world. ``wires``: (source, target) -> messages on their way, in order."""
+
+    devices: tuple[tuple[str, Dev], ...]
+    wires: tuple[tuple[tuple[str, str], tuple[object, ...]], ...] = ()
+    dead: frozenset[str] = frozenset()
+    epoch: int = 1
+    progress: tuple[tuple[str, bytes], ...] = ()
+    over: bool = False
+    topology: Topology = field(default=REPLICATED_AND_NOT, compare=False)
+
+
+class Violation(AssertionError):
+    """The protocol broke a promise."""
+
+
+def pack(message: msgspec.Struct) -> bytes:
+    """A message as bytes that are equal when the messages are."""
+    return msgspec.msgpack.encode(message)
+
+
+VOTE = Vote({}, {})
+"""Votes are pure functions of the round: the model only needs to know that there is one."""
+
+
+def thaw(name: str, dev: Dev) -> Commit:
+    """The real device half of the protocol in this state."""
+    return Commit(
+        name,
+        dev.epoch,
+        dev.answered,
+        dev.round,
+        dev.live,
+        VOTE if dev.voted else None,
+        VOTE if dev.last else None,
+        dict.fromkeys(dev.votes, VOTE),
+        dict.fromkeys(dev.early, VOTE),
+    )
+
+
+def freeze(dev: Dev, commit: Commit) -> Dev:
+    """The inverse of ``thaw``."""
+    return replace(
+        dev,
+        epoch=commit.epoch,
+        answered=commit.answered,
+        round=commit.round,
+        live=commit.live,
+        voted=commit.own is not None,
+        last=commit.last is not None,
+        votes=frozenset(commit.votes),
+        early=frozenset(commit.early),
+    )
+
+
+class World:
+    """A mutable copy of a state, on which one action is carried out."""
+
+    def __init__(self, state: State) -> None:
+        self.devices = dict(state.devices)
+        self.wires = {ends: list(queue) for ends, queue in state.wires}
+        self.topology = state.topology
+        self.dead, self.epoch, self.over = state.dead, state.epoch, state.over
+        self.progress = {name: msgspec.msgpack.decode(data, type=Progress) for name, data in state.progress}
+
+    def state(self) -> State:
+        """The state again."""
+        return State(
+            tuple(sorted(self.devices.items())),
+            tuple(sorted((ends, tuple(queue)) for ends, queue in self.wires.items() if queue)),
+            self.dead,
+            self.epoch,
+            tuple((name, pack(self.progress[name])) for name in sorted(self.progress)),
+            self.over,
+            self.topology,
+        )
+
+    def post(self, source: str, target: str, message: object) -> None:
+        """Put a message on the wire."""
+        if target not in self.dead:
+            self.wires.setdefault((source, target), []).append(message)
+
+    # ------------------------------------------------------------------ a device's own actions
+
+    def holders(self, name: str, dev: Dev) -> list[str]:
+        """Live holders of the layer that ``name`` holds."""
+        held = self.topology.held
+        return [peer for peer in DEVICES if held[peer] == held[name] and peer in dev.live]
+
+    def contribute(self, name: str, dev: Dev) -> None:
+        """Send what is complete to the other holders."""
+        ledger = self.topology.micro_batches if dev.donor else dev.done
+        for peer in self.holders(name, dev):
+            if peer != name:
+                self.post(name, peer, ("G", dev.epoch, dev.round, ledger))
+        self.devices[name] = replace(dev, sent=True, got=dev.got | {(name, ledger)})
+        self.settle(name)
+
+    def settle(self, name: str) -> None:
+        """Reduce when all contributions are in; the ledgers must be a partition."""
+        dev = self.devices[name]
+        if dev.reduced:
+            return
+        sources = [dev.donor] if dev.donor else self.holders(name, dev)
+        got = dict(dev.got)
+        if not all(source in got for source in sources):
+            return
+        counted = sorted(mb for source in sources for mb in got[source])
+        if counted != sorted(self.topology.micro_batches):
+            raise Violation(f"{name} round {dev.round}: counted {counted}")
+        self.devices[name] = replace(dev, reduced=True, got=frozenset())
+
+    def vote(self, name: str, commit: Commit) -> None:
+        """REDUCED: tell all."""
+        commit.cast(VOTE)
+        self.devices[name] = freeze(self.devices[name], commit)
+        self.send_vote(name, commit)
+
+    def send_vote(self, name: str, commit: Commit) -> None:
+        """Own vote to every live peer."""
+        for peer in sorted(commit.live - {name}):
+            self.post(name, peer, ("V", commit.epoch, commit.round))
+
+    def commit(self, name: str, commit: Commit) -> None:
+        """Update and begin the next round."""
+        dev = self.devices[name]
+        if not dev.reduced:
+            raise Violation(f"{name} commits round {dev.round} without being reduced")
+        commit.advance(VOTE)
+        fresh = replace(
+            freeze(dev, commit),
+            owed=self.topology.owed(name, dev.dead),
+            done=frozenset(), sent=False, got=frozenset(), reduced=False,
+            holding=dev.hold_next, hold_next=False,
+        )  # fmt: skip
+        self.devices[name] = replace(fresh, donor="")
+        self.catch_up(name)
+
+    def catch_up(self, name: str) -> None:
+        """Contributions that came too early may be due now."""
+        dev = self.devices[name]
+        due = {item for item in dev.ahead if item[:2] == (dev.epoch, dev.round)}
+        keep = frozenset(i for i in dev.ahead - due if i[0] >= dev.epoch and i[1] >= dev.round)
+        got = dev.got | {(item[2], item[3]) for item in due}
+        self.devices[name] = replace(dev, got=got, ahead=keep)
+        self.settle(name)
+
+    # ------------------------------------------------------------------ messages
+
+    def deliver(self, source: str, target: str) -> None:
+        """The first message of this wire arrives."""
+        message = self.wires[source, target].pop(0)
+        match message:
+            case ("G", int(epoch), int(round_), ledger):
+                self.hear_sums(source, target, epoch, round_, ledger)
+            case ("V", int(epoch), int(round_)):
+                commit = thaw(target, self.devices[target])
+                commit.hear(source, epoch, round_, VOTE)
+                self.devices[target] = freeze(self.devices[target], commit)
+            case ("report", int(epoch), frozenset() as dead):
+                self.report(target, epoch, dead)
+            case ("P", bytes() as data):
+                self.hear_progress(source, msgspec.msgpack.decode(data, type=Progress))
+            case ("D", bytes() as data):
+                self.decide(target, msgspec.msgpack.decode(data, type=Decide))
+
+    def hear_sums(self, source: str, target: str, epoch: int, round_: int, ledger: frozenset[int]) -> None:
+        """A contribution: now, later, or fenced off."""
+        dev = self.devices[target]
+        if epoch < dev.epoch or round_ < dev.round:
+            return
+        if (epoch, round_) == (dev.epoch, dev.round) and not thaw(target, dev).frozen:
+            self.devices[target] = replace(dev, got=dev.got | {(source, ledger)})
+            self.settle(target)
+        else:
+            self.devices[target] = replace(dev, ahead=dev.ahead | {(epoch, round_, source, ledger)})
+
+    def report(self, name: str, epoch: int, dead: frozenset[str]) -> None:
+        """Freeze and answer."""
+        commit = thaw(name, self.devices[name])
+        if not commit.report(epoch):
+            return
+        dev = self.devices[name]
+        gone = dev.dead | dead
+        frozen = {r.micro_batch for r in self.topology.layout().routes if r.touches(gone)}
+        dev = replace(freeze(dev, commit), dead=gone, owed=dev.owed - (frozen - dev.done))
+        self.devices[name] = dev
+        answer = Progress(
+            name,
+            epoch,
+            Counters(dev.round, dev.round, dev.round),
+            {self.topology.held[name]: tuple(sorted(dev.done))},
+            (self.topology.held[name],) if dev.reduced else (),
+            commit.heard(),
+            commit.last,
+            dev.holding,
+        )
+        self.post(name, "daemon", ("P", pack(answer)))
+
+    def hear_progress(self, source: str, message: Progress) -> None:
+        """The daemon's side: decide when all survivors have answered."""
+        if message.epoch != self.epoch:
+            return
+        self.progress[source] = message
+        live = [d for d in DEVICES if d not in self.dead]
+        if set(self.progress) != set(live):
+            return
+        top = self.topology
+        count = len(top.micro_batches)
+        verdict = decide(self.epoch, self.progress, top.layout(), self.dead, top.uses, count)
+        self.progress = {}
+        if isinstance(verdict, LostLayers):
+            self.over = True
+            return
+        for name in live:
+            message = Decide(
+                name, self.epoch, verdict.round, verdict.commit, verdict.routes, verdict.donors,
+                verdict.hold, verdict.hold_now,
+            )  # fmt: skip
+            self.post(f"daemon {self.epoch}", name, ("D", pack(message)))
+
+    def decide(self, name: str, message: Decide) -> None:
+        """Commit if told to, take the new attempts, go on under the new epoch."""
+        dev = self.devices[name]
+        commit = thaw(name, dev)
+        if not commit.decide(message.epoch, frozenset(DEVICES) - dev.dead):
+            return
+        self.devices[name] = freeze(dev, commit)
+        if commit.round < message.round:
+            if message.commit is None:
+                raise Violation(f"{name} is behind in round {commit.round} and nothing tells it to commit")
+            self.commit(name, commit)
+        dev = self.devices[name]
+        extra = {
+            r.micro_batch
+            for r in message.routes
+            if any(s.device == name for s in r.segments) and r.wants(self.topology.held[name])
+        }
+        self.devices[name] = replace(
+            dev,
+            owed=dev.owed | extra,
+            sent=False,
+            got=frozenset(),
+            donor=message.donors.get(self.topology.held[name], ""),
+            holding=message.hold_now,
+            hold_next=message.hold,
+        )
+        self.catch_up(name)
+        commit = thaw(name, self.devices[name])
+        if commit.own is not None:
+            self.send_vote(name, commit)
+
+    def kill(self, name: str) -> None:
+        """``name`` dies; the daemon notices and reports."""
+        self.dead |= {name}
+        self.wires = {ends: queue for ends, queue in self.wires.items() if ends[1] != name}
+        self.wires.pop((name, "daemon"), None)
+        self.epoch += 1
+        self.progress = {}
+        for peer in DEVICES:
+            if peer not in self.dead:
+                self.post(f"daemon {self.epoch}", peer, ("report", self.epoch, self.dead))
+
+
+def start(topology: Topology) -> State:
+    """Nothing done yet."""
+    return State(tuple((d, Dev(owed=topology.owed(d))) for d in DEVICES), topology=topology)
+
+
+def successors(state: State, deaths: int, rounds: int) -> Iterator[State]:
+    """Every state that one action leads to."""
+    if state.over:
+        return
+    devices = dict(state.devices)
+    for name in DEVICES:
+        if name in state.dead:
+            continue
+        dev = devices[name]
+        if dev.round < rounds and not dev.holding:
+            yield from _own(state, name, dev)
+        if len(state.dead) < deaths:
+            world = World(state)
+            world.kill(name)
+            yield world.state()
+    for (source, target), _ in state.wires:
+        world = World(state)
+        world.deliver(source, target)
+        yield world.state()
+
+
+def _own(state: State, name: str, dev: Dev) -> Iterator[State]:
+    if not dev.owed <= dev.done:
+        world = World(state)
+        world.devices[name] = replace(dev, done=dev.done | dev.owed)
+        yield world.state()
+    if thaw(name, dev).frozen:
+        return
+    may_send = dev.donor == name if dev.donor else dev.owed <= dev.done
+    if not dev.sent and may_send:
+        world = World(state)
+        world.contribute(name, dev)
+        yield world.state()
+    if dev.reduced and not dev.voted:
+        world = World(state)
+        world.vote(name, thaw(name, dev))
+        yield world.state()
+    if thaw(name, dev).committed() is not None:
+        world = World(state)
+        world.commit(name, thaw(name, dev))
+        yield world.state()
+
+
+def explore(deaths: int, rounds: int, topology: Topology = REPLICATED_AND_NOT) -> tuple[int, int]:
+    """Walk every state. Returns (states, ends). Raises Violation, also for a stuck state."""
+    first = start(topology)
+    seen = {first}
+    frontier = [first]
+    ends = 0
+    while frontier:
+        state = frontier.pop()
+        any_next = False
+        for following in successors(state, deaths, rounds):
+            any_next = True
+            if following not in seen:
+                seen.add(following)
+                frontier.append(following)
+        moved = any_next and any(True for _ in _moves(state, rounds))
+        if not moved:
+            ends += 1
+            _check_end(state, rounds)
+    return len(seen), ends
+
+
+def _moves(state: State, rounds: int) -> Iterator[State]:
+    """Successors without another death: a state that only a death can leave is an end."""
+    return successors(state, 0, rounds)
+
+
+def _check_end(state: State, rounds: int) -> None:
+    if state.over:
+        return
+    live = [dev for name, dev in state.devices if name not in state.dead]
+    if len({dev.round for dev in live}) > 1 or any(dev.round < rounds and not dev.holding for dev in live):
+        raise Violation(f"stuck: {live}")

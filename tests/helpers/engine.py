@@ -1,0 +1,239 @@
+"""Several engines in one process, stepped in a seeded order: every interleaving repeats from its seed.
+
+Real executors, stores, models and the real ``decide``; only processes and sockets are left out. Letters
+arrive at once or late, devices advance in any order, and a device can die between any two pieces of its
+work or at a named fault point.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from oobleckd.core.decide import LostLayers, decide
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import Counters, Decide, Deploy, Flags, FromWorker, Held, Progress, StepDone
+from planner.plan import Layout, Range, Route, Segment
+from worker.data import Corpus, open_corpus
+from worker.deploy import Deployment
+from worker.executor import Executor
+from worker.faults import Faults
+from worker.mailbox import Key, Letter
+from worker.models import ModelSpec, load_spec
+from worker.store import Store
+
+
+class Died(Exception):
+    """Raised inside a device at its fault point, in place of the real SIGKILL."""
+
+
+class RaisingFaults(Faults):
+    """Fault points that end the device's present piece of work instead of the process."""
+
+    def reach(self, point: str, round_: int) -> None:
+        wanted = self.armed.get(point)
+        if wanted is not None and round_ >= wanted:
+            raise Died(point)
+
+
+@dataclass
+class LocalPost:
+    """The post of ``device``: letters lie in a dict until they are taken."""
+
+    device: str
+    world: World
+    letters: dict[Key, Letter] = field(default_factory=dict)
+
+    def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> None:
+        self.world.deliver(self.device, peer, Letter(key, self.device, meta, list(tensors)))
+
+    def take(self, key: Key) -> Letter | None:
+        return self.letters.pop(key, None)
+
+    def has(self, key: Key) -> bool:
+        return key in self.letters
+
+    def waiting(self) -> list[Key]:
+        return list(self.letters)
+
+    def purge(self, unwanted: Callable[[Key], bool]) -> None:
+        self.letters = {key: letter for key, letter in self.letters.items() if not unwanted(key)}
+
+
+@dataclass
+class Node:
+    """One device of the world."""
+
+    post: LocalPost
+    executor: Executor
+    faults: RaisingFaults
+    told: list[FromWorker] = field(default_factory=list)
+
+
+class World:
+    """Devices of one job, and a coordinator that does what the daemon does after a loss."""
+
+    def __init__(
+        self, job: Job, stages: dict[str, Sequence[tuple[int, int]]], seed: int, run_dir: Path
+    ) -> None:
+        self.job, self.random, self.run_dir = job, random.Random(seed), run_dir
+        self.spec: ModelSpec = load_spec(job)
+        self.corpus: Corpus = open_corpus(job)
+        self.nodes: dict[str, Node] = {}
+        self.dead: set[str] = set()
+        self.epoch = 1
+        self.late: list[tuple[str, Letter]] = []
+        self.fired: list[tuple[str, str]] = []
+        self.losses: dict[int, float] = {}
+        self.ledgers: dict[int, str] = {}
+        self.redone = 0
+        self.progress: dict[str, Progress] = {}
+        self.controls: list[tuple[str, Callable[[Executor], None]]] = []
+        self.on_loss: Callable[[World], None] | None = None
+        self.layout = self._layout(stages)
+        for device in sorted(self.layout.holdings):
+            self._add(device)
+        for node in self.nodes.values():
+            node.executor.resume()
+
+    def _layout(self, stages: dict[str, Sequence[tuple[int, int]]]) -> Layout:
+        pipelines = [
+            tuple(Segment(f"{name}{i}/0", Range(*cut)) for i, cut in enumerate(cuts))
+            for name, cuts in stages.items()
+        ]
+        routes = tuple(
+            Route(mb, self.epoch, pipelines[mb % len(pipelines)]) for mb in range(self.job.num_micro_batches)
+        )
+        holdings = {s.device: s.layers for p in pipelines for s in p}
+        return Layout(self.epoch, self.spec.num_layers, holdings, routes)
+
+    def _add(self, device: str) -> None:
+        post, faults = LocalPost(device, self), RaisingFaults(device, self.run_dir)
+        store = Store(self.spec, torch.device("cpu"))
+        told: list[FromWorker] = []
+        executor = Executor(device, "job", self.job, store, self.corpus, post, faults, told.append)
+        deploy = Deploy(device, 1, "job", self.job, self.layout, Counters(), "init", (), {}, "", "")
+        deployment = Deployment(deploy, store, post, faults)
+        deployment.start()
+        store.adopt(deployment.layers, deployment.incoming)
+        executor.adopt(self.layout, Counters())
+        self.nodes[device] = Node(post, executor, faults, told)
+
+    # ------------------------------------------------------------------ messages
+
+    def deliver(self, _source: str, peer: str, letter: Letter) -> None:
+        if peer in self.dead:
+            return
+        if self.random.random() < 0.3:
+            self.late.append((peer, letter))
+        else:
+            self.nodes[peer].post.letters[letter.key] = letter
+
+    def _deliver_late(self) -> None:
+        if self.late:
+            peer, letter = self.late.pop(self.random.randrange(len(self.late)))
+            if peer not in self.dead:
+                self.nodes[peer].post.letters[letter.key] = letter
+
+    # ------------------------------------------------------------------ running
+
+    def live(self) -> list[str]:
+        return [device for device in sorted(self.nodes) if device not in self.dead]
+
+    def run(self, limit: int = 200_000) -> None:
+        """Until every live device holds; asserts that nothing is stuck."""
+        idle = 0
+        for _ in range(limit):
+            if self.controls and self.random.random() < 0.3:
+                device, act = self.controls.pop(0)
+                self._in(device, act)
+            elif self.random.random() < 0.3:
+                self._deliver_late()
+            device = self.random.choice(self.live())
+            worked = self._in(device, Executor.advance)
+            self._listen()
+            idle = 0 if worked or self.late or self.controls else idle + 1
+            if idle > 50 * len(self.live()):
+                break
+        holding = [self.nodes[device].executor.holding for device in self.live()]
+        assert all(holding), f"stuck: {dict(zip(self.live(), holding, strict=True))}"
+
+    def _in(self, device: str, act: Callable[[Executor], object]) -> bool:
+        if device in self.dead:
+            return False
+        try:
+            return bool(act(self.nodes[device].executor))
+        except Died as died:
+            self.fired.append((device, str(died)))
+            self.kill(device)
+            return True
+
+    def _listen(self) -> None:
+        for device in self.live():
+            told = self.nodes[device].told
+            while told:
+                self._hear(device, told.pop(0))
+
+    def _hear(self, device: str, message: FromWorker) -> None:
+        match message:
+            case StepDone():
+                if message.outcome != "repeated":
+                    step = message.counters.step
+                    assert self.losses.setdefault(step, message.loss) == message.loss
+                    assert self.ledgers.setdefault(step, message.ledger) == message.ledger
+                self.redone += message.layer_gradients
+            case Progress() if message.epoch == self.epoch:
+                self.progress[device] = message
+                if set(self.progress) == set(self.live()):
+                    self._decide()
+            case Held() | _:
+                pass
+
+    # ------------------------------------------------------------------ losses
+
+    def kill(self, *devices: str) -> None:
+        """``devices`` are dead from now on; survivors are told."""
+        self.dead |= set(devices)
+        self._report()
+
+    def _report(self) -> None:
+        self.epoch += 1
+        self.progress = {}
+        epoch, dead = self.epoch, tuple(sorted(self.dead))
+        for device in self.random.sample(self.live(), len(self.live())):
+            self.controls.append((device, lambda e, epoch=epoch, dead=dead: e.report(epoch, dead)))
+
+    def _decide(self) -> None:
+        uses = [bucket.uses for bucket in self.spec.buckets]
+        verdict = decide(self.epoch, self.progress, self.layout, self.dead, uses, self.job.num_micro_batches)
+        assert not isinstance(verdict, LostLayers), verdict
+        for device in self.random.sample(self.live(), len(self.live())):
+            message = Decide(
+                device, self.epoch, verdict.round, verdict.commit, verdict.routes, verdict.donors,
+                hold=False, hold_now=verdict.hold_now,
+            )  # fmt: skip
+            self.controls.append((device, lambda e, message=message: e.decide(message)))
+
+    # ------------------------------------------------------------------ results
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every parameter; asserts that all copies are equal to the bit."""
+        found: dict[str, Tensor] = {}
+        for device in self.live():
+            store = self.nodes[device].executor.store
+            for bucket, state in store.buckets.items():
+                for key, param in zip(self.spec.buckets[bucket].keys, state.params, strict=True):
+                    assert torch.equal(found.setdefault(key, param.detach()), param.detach()), key
+        return found
+
+
+def flag_all(world: World, flags: Flags) -> None:
+    """Ask every live device for ``flags`` at its next vote."""
+    for device in world.live():
+        world.nodes[device].executor.flags = msgspec.structs.replace(flags)

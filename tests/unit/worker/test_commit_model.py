@@ -1,0 +1,47 @@
+"""The commit rule, model-checked: every interleaving of three devices and their deaths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from tests.helpers import commit_model
+from worker.commit import Commit
+
+
+def test_no_interleaving_of_one_step_and_one_death_breaks_the_rule() -> None:
+    states, ends = commit_model.explore(deaths=1, rounds=1)
+    assert states > 10_000
+    assert ends > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("deaths", "rounds", "topology"),
+    [(1, 2, commit_model.REPLICATED_AND_NOT), (2, 1, commit_model.THREE_REPLICAS)],
+    ids=["two steps", "two deaths"],
+)
+def test_longer_histories(deaths: int, rounds: int, topology: commit_model.Topology) -> None:
+    states, _ = commit_model.explore(deaths, rounds, topology)
+    assert states > 100_000
+
+
+def test_without_the_fence_after_an_answer_the_rule_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that goes on to contribute, vote or commit after it has answered a report."""
+    monkeypatch.setattr(Commit, "frozen", property(lambda _: False))
+    with pytest.raises(commit_model.Violation):
+        commit_model.explore(deaths=1, rounds=1)
+
+
+def test_taking_decisions_of_lower_epochs_breaks_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decide(self: Commit, epoch: int, live: Iterable[str]) -> bool:
+        if epoch <= self.epoch:
+            return False
+        self.epoch, self.answered = epoch, max(epoch, self.answered)
+        self.live, self.votes = frozenset(live), {}
+        return True
+
+    monkeypatch.setattr(Commit, "decide", decide)
+    with pytest.raises(commit_model.Violation):
+        commit_model.explore(2, 1, commit_model.THREE_REPLICAS)

@@ -1,0 +1,142 @@
+"""The devices' half of the commit rule: votes of a round, and the two fences that make it safe.
+
+Pure: no torch, no socket, so that the model check can walk every interleaving of it. Owns which votes
+count and when a round commits; does not own what is voted (``reduce``) nor what a commit does
+(``executor``). The rule and why it is safe: docs/recovery.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from oobleckd.protocol.messages import Flags, Outcome, Vote
+
+
+class ReplicasDisagree(RuntimeError):
+    """Two holders of a bucket have different gradient norms: silent data corruption."""
+
+
+def union(votes: Iterable[Vote]) -> Vote:
+    """All that several votes of one round say together. Raises ReplicasDisagree."""
+    norms: dict[int, tuple[float, ...]] = {}
+    losses: dict[int, float] = {}
+    nan = overflow = hold = checkpoint = False
+    for vote in votes:
+        for bucket, values in vote.norms.items():
+            if norms.setdefault(bucket, values) != values and not (vote.nan or vote.overflow):
+                raise ReplicasDisagree(f"replicas of bucket {bucket} disagree: {norms[bucket]} != {values}")
+        losses.update(vote.losses)
+        nan |= vote.nan
+        overflow |= vote.overflow
+        hold |= vote.flags.hold
+        checkpoint |= vote.flags.checkpoint
+    return Vote(norms, losses, nan, overflow, Flags(hold, checkpoint))
+
+
+def outcome_of(vote: Vote) -> Outcome:
+    """What a round with this union of votes comes to. A NaN would come again: it wins over overflow."""
+    if vote.nan:
+        return "skipped"
+    return "repeated" if vote.overflow else "applied"
+
+
+@dataclass(slots=True)
+class Commit:
+    """Votes that ``device`` has heard in its present round.
+
+    ``epoch`` is the one it votes under, ``answered`` the highest that it has answered a report of. While
+    ``answered`` is ahead, the device neither votes nor commits. ``live`` are the devices whose votes
+    it needs, itself among them.
+    """
+
+    device: str
+    epoch: int = 0
+    answered: int = 0
+    round: int = 0
+    live: frozenset[str] = frozenset()
+    own: Vote | None = None
+    last: Vote | None = None
+    votes: dict[str, Vote] = field(default_factory=dict)
+    early: dict[tuple[int, int, str], Vote] = field(default_factory=dict)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether a report was answered and its decision is still to come."""
+        return self.answered > self.epoch
+
+    def adopt(self, epoch: int, round_: int, live: Iterable[str]) -> None:
+        """Take part in a new layout from ``round_`` on."""
+        self.epoch = epoch
+        self.answered = max(self.answered, epoch)
+        self.live = frozenset(live)
+        self.last = None
+        self._begin(round_)
+
+    def cast(self, vote: Vote) -> None:
+        """The device is REDUCED. Its first vote of a round stands, whatever flags come later."""
+        if self.own is None:
+            self.own = vote
+        if not self.frozen:
+            self.votes[self.device] = self.own
+
+    def hear(self, device: str, epoch: int, round_: int, vote: Vote) -> bool:
+        """A peer's vote; False if it is fenced off."""
+        if epoch < self.answered or round_ < self.round:
+            return False
+        if (epoch, round_) == (self.epoch, self.round) and not self.frozen:
+            self.votes[device] = vote
+        else:
+            self.early[epoch, round_, device] = vote
+        return True
+
+    def committed(self) -> Vote | None:
+        """The union of votes, once every live device has voted and no report is open."""
+        if self.frozen or self.own is None or not self.live <= self.votes.keys():
+            return None
+        return union(self.votes[device] for device in sorted(self.live))
+
+    def heard(self) -> Vote | None:
+        """For ``Progress``: the union of what is known if this device is REDUCED."""
+        if self.own is None:
+            return None
+        return union([self.own, *(self.votes[device] for device in sorted(self.votes))])
+
+    def advance(self, vote: Vote) -> None:
+        """The present round committed with ``vote``; the next begins."""
+        self.last = vote
+        self._begin(self.round + 1)
+
+    def report(self, epoch: int) -> bool:
+        """A report of ``epoch``; False if one as high was answered before."""
+        if epoch <= self.answered:
+            return False
+        self.answered = epoch
+        return True
+
+    def decide(self, epoch: int, live: Iterable[str]) -> bool:
+        """A decision; False if a report of a higher epoch was answered (or this one was taken)."""
+        if epoch < self.answered or epoch <= self.epoch:
+            return False
+        self.epoch = self.answered = epoch
+        self.live = frozenset(live)
+        self.votes = {}
+        self._drain()
+        if self.own is not None:
+            self.votes[self.device] = self.own
+        return True
+
+    def _begin(self, round_: int) -> None:
+        self.round = round_
+        self.own = None
+        self.votes = {}
+        self._drain()
+
+    def _drain(self) -> None:
+        ahead = {}
+        for (epoch, round_, device), vote in self.early.items():
+            if (epoch, round_) == (self.epoch, self.round):
+                self.votes[device] = vote
+            elif epoch >= self.epoch and round_ >= self.round:
+                ahead[epoch, round_, device] = vote
+        self.early = ahead

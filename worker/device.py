@@ -1,0 +1,310 @@
+"""The device process: one per device, owns torch, lives through every reconfiguration.
+
+Owns the loop (controls, then the deployment under way, then the executor) and what a control message does.
+Started by the agent (``children``); ends with it. Training itself is in ``executor``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+import click
+import torch
+
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import (
+    Ack,
+    Counters,
+    Decide,
+    Deploy,
+    DeviceFailed,
+    DeviceInfo,
+    DeviceUp,
+    Flag,
+    Flags,
+    FromWorker,
+    Inject,
+    LinkDown,
+    Measure,
+    Measured,
+    Ready,
+    Refused,
+    Release,
+    Report,
+    Resume,
+    ToWorker,
+    Welcome,
+)
+from worker.children import die_with_parent
+from worker.commit import ReplicasDisagree
+from worker.data import open_corpus
+from worker.deploy import Deployment
+from worker.errors import UserError
+from worker.executor import Executor
+from worker.faults import Faults
+from worker.link import DeviceLink
+from worker.mailbox import Mailbox
+from worker.measure import measure
+from worker.models import load_spec
+from worker.post import TransportPost
+from worker.store import Store
+from worker.transport import Transport
+
+SDC_HINT = "a device computes wrong bits: find it with a memory and burn-in test; resume from a checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process runs: its name and kind, the host it shares with local peers, its folders."""
+
+    device: str
+    kind: str
+    host: str
+    bind: str
+    run_dir: Path
+
+
+class DeviceProcess:
+    """Controls in, training state and answers out."""
+
+    def __init__(self, place: Place, fd: int) -> None:
+        self.place = place
+        self.mailbox = Mailbox()
+        self.link = DeviceLink(fd, self.mailbox)
+        self.transport = Transport(
+            place.device,
+            place.host,
+            self.mailbox,
+            bind=place.bind,
+            local_dir=place.run_dir,
+            on_peer_lost=self._peer_lost,
+        )
+        self.post = TransportPost(self.transport, self.mailbox)
+        self.faults = Faults(place.device, place.run_dir)
+        self.torch_device = torch_device(place)
+        self.executor: Executor | None = None
+        self.deployment: Deployment | None = None
+        self.job_id = ""
+
+    def run(self) -> None:
+        """Serve until the agent ends this process."""
+        self._tell_up()
+        while True:
+            controls = self.mailbox.controls()
+            for control in controls:
+                self._guarded(control)
+            if controls:
+                self._tell_up()
+            if not self._work():
+                self.mailbox.wait()
+
+    def _work(self) -> bool:
+        """One piece of work; False when there is none."""
+        try:
+            if self.deployment is not None and self.deployment.awaited and self.deployment.advance():
+                self._ready()
+                return True
+            return self.executor is not None and self.executor.advance()
+        except UserError as error:
+            self._fail(error.problem, error.hint)
+        except ReplicasDisagree as error:
+            self._fail(str(error), SDC_HINT)
+        return False
+
+    def _guarded(self, control: ToWorker) -> None:
+        try:
+            self._handle(control)
+        except UserError as error:
+            self._fail(error.problem, error.hint)
+
+    def _handle(self, control: ToWorker) -> None:
+        match control:
+            case Measure():
+                self._measure(control)
+            case Deploy():
+                self._deploy(control)
+            case Resume():
+                self._resume(control)
+            case Report():
+                self._report(control)
+            case Decide():
+                self._decide(control)
+            case Flag():
+                self._flag(control)
+            case Release():
+                if control.job == self.job_id:
+                    self._release()
+            case Inject():
+                self.faults.arm(control.at, control.round)
+            case Welcome() | Refused() | Ack():
+                pass  # the agent's business
+            case _:
+                assert_never(control)
+
+    def _measure(self, message: Measure) -> None:
+        spec = load_spec(message.spec)
+        open_corpus(message.spec)  # a job without text fails before it is planned
+        profile = measure(spec, message.spec, self.torch_device)
+        self.tell(Measured(self.place.device, message.job, profile))
+
+    # ------------------------------------------------------------------ layouts
+
+    def _deploy(self, message: Deploy) -> None:
+        if self.executor is not None and message.epoch <= self.executor.commit.answered:
+            return
+        if message.job != self.job_id:
+            self._release()
+        executor = self.executor or self._begin_job(message.job, message.spec)
+        self.faults.reach("deploy", message.counters.round)
+        self.transport.configure(message.peers, bytes.fromhex(message.secret))
+        self.deployment = Deployment(message, executor.store, self.post, self.faults)
+        self.deployment.start()
+        if self.deployment.advance():
+            self._ready()
+
+    def _begin_job(self, job_id: str, job: Job) -> Executor:
+        self.job_id = job_id
+        store = Store(load_spec(job), self.torch_device)
+        self.executor = Executor(
+            self.place.device, job_id, job, store, open_corpus(job), self.post, self.faults, self.tell
+        )
+        return self.executor
+
+    def _ready(self) -> None:
+        assert self.deployment is not None
+        message = self.deployment.message
+        self.tell(Ready(self.place.device, message.epoch, self.deployment.copied_bytes))
+        self.faults.reach("ready", message.counters.round)
+
+    def _adopt(self, layout_epoch: int) -> None:
+        """Bring the prepared layout into force if it is ``layout_epoch``'s, drop it otherwise."""
+        deployment, self.deployment = self.deployment, None
+        if deployment is None or self.executor is None:
+            return
+        self.post.purge(lambda key: key[0] == "T" and int(key[1]) <= deployment.message.epoch)
+        if deployment.message.epoch != layout_epoch:
+            return
+        self.executor.store.adopt(deployment.layers, deployment.incoming)
+        gone = self.transport.peers() - deployment.message.layout.holdings.keys()
+        self.transport.forget(gone)
+        if deployment.layers is None:
+            self._release()
+        else:
+            self.executor.adopt(deployment.message.layout, deployment.message.counters)
+
+    def _resume(self, message: Resume) -> None:
+        if self.deployment is not None and self.deployment.message.epoch == message.layout:
+            self._adopt(message.layout)
+        executor = self.executor
+        if executor is not None and executor.layout.epoch == message.layout and not executor.commit.frozen:
+            executor.resume()
+
+    def _report(self, message: Report) -> None:
+        if self.deployment is not None and message.epoch > self.deployment.message.epoch:
+            self._adopt(message.layout)
+        self.transport.forget(message.dead)
+        if self.executor is not None and self.executor.layout.epoch == message.layout:
+            self.executor.report(message.epoch, message.dead)
+
+    def _decide(self, message: Decide) -> None:
+        if self.executor is not None:
+            self.executor.decide(message)
+
+    def _flag(self, message: Flag) -> None:
+        executor = self.executor
+        if executor is None or message.epoch < executor.commit.answered:
+            return
+        was = executor.flags
+        executor.flags = Flags(was.hold or message.flags.hold, was.checkpoint or message.flags.checkpoint)
+
+    def _release(self) -> None:
+        self.executor, self.deployment, self.job_id = None, None, ""
+        self.post.purge(lambda _: True)
+        self.transport.forget(self.transport.peers())
+
+    # ------------------------------------------------------------------ to the agent
+
+    def tell(self, message: FromWorker) -> None:
+        """Send a message to the daemon, by way of the agent."""
+        self.link.send(message)
+
+    def _fail(self, problem: str, hint: str) -> None:
+        self.tell(DeviceFailed(self.place.device, self.job_id, problem, hint))
+        self._release()
+
+    def _peer_lost(self, peer: str, why: str) -> None:
+        self.link.send(LinkDown(self.place.device, peer, why))
+
+    def _tell_up(self) -> None:
+        """Where this device stands, for the agent's Hello."""
+        executor = self.executor
+        counters = executor.counters if executor else Counters()
+        info = DeviceInfo(
+            device=self.place.device,
+            kind=self.place.kind,
+            name=device_model(self.torch_device),
+            memory_bytes=device_memory_bytes(self.torch_device),
+            address=self.transport.address,
+            local=self.transport.local,
+            pid=os.getpid(),
+            job=self.job_id,
+            layout=executor.layout.epoch if executor else 0,
+            epoch=executor.commit.answered if executor else 0,
+            step=counters.step,
+            round=counters.round,
+            holding=executor is not None and executor.holding,
+        )
+        self.link.send(DeviceUp(info))
+
+
+def torch_device(place: Place) -> torch.device:
+    """The torch device of this process, set up so that its results repeat bit for bit."""
+    if place.kind != "cuda":
+        return torch.device("cpu")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(mode=True)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    index = int(place.device.rpartition("/")[2]) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def device_model(device: torch.device) -> str:
+    """Human name of the device, such as "NVIDIA H200" or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def device_memory_bytes(device: torch.device) -> int:
+    """Memory of the device in bytes; for the CPU that of the host."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@click.command()
+@click.option("--device", required=True)
+@click.option("--kind", type=click.Choice(["cpu", "cuda"]), default="cpu")
+@click.option("--fd", type=int, required=True)
+@click.option("--run-dir", type=click.Path(path_type=Path), required=True)
+@click.option("--bind", default="127.0.0.1")
+@click.option("--host", default="")
+@click.option("--parent", type=int, required=True)
+def main(device: str, kind: str, fd: int, run_dir: Path, bind: str, host: str, parent: int) -> None:
+    """Device process of an agent; not meant to be started by hand."""
+    die_with_parent(parent)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    try:
+        DeviceProcess(Place(device, kind, host, bind, run_dir), fd).run()
+    except Exception:  # noqa: BLE001 - the process's boundary: a failed device is a dead device
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

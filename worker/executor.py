@@ -1,0 +1,379 @@
+"""The heart of a device: walks the tasks of a round, reduces, votes, commits, and starts over.
+
+Owns one device's training of one job between two deployments. Reads top to bottom: ``advance`` does
+one piece of work (a vote, a contribution, a task, a commit) and says whether there was any; the device's
+loop calls it until there is none and then sleeps until a letter or a control message arrives. Reports and
+decisions come in through ``report`` and ``decide`` between two pieces of work, never inside one.
+
+Owns neither processes nor sockets (``device``, ``post``), nor what a layer computes (``models``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+from torch import Tensor
+
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import (
+    Counters,
+    Decide,
+    Flags,
+    FromWorker,
+    Held,
+    Outcome,
+    Progress,
+    StepDone,
+    Vote,
+)
+from planner.plan import Layout
+from worker.commit import Commit, outcome_of
+from worker.data import Corpus
+from worker.faults import Faults
+from worker.models import seed_layer
+from worker.post import Post
+from worker.reduce import OVERFLOW_BITS, Contribution, Reducer
+from worker.snapshot import ledger_digest, write_share
+from worker.store import Store
+from worker.tasks import Board, Task
+from worker.update import apply_update
+
+Graph = list[tuple[Tensor | None, Tensor]]
+
+
+@dataclass(slots=True)
+class Clock:
+    """What the present round cost so far on this device."""
+
+    began: float = field(default_factory=time.perf_counter)
+    busy_s: float = 0.0
+    gradients: int = 0
+    forwards: int = 0
+
+
+class Executor:
+    """One device's engine for one job."""
+
+    def __init__(
+        self,
+        device: str,
+        job_id: str,
+        job: Job,
+        store: Store,
+        corpus: Corpus,
+        post: Post,
+        faults: Faults,
+        tell: Callable[[FromWorker], None],
+    ) -> None:
+        self.device, self.job_id, self.job = device, job_id, job
+        self.store, self.corpus, self.post, self.faults, self.tell = store, corpus, post, faults, tell
+        self.layout = Layout(0, store.spec.num_layers, {}, ())
+        self.dead: frozenset[str] = frozenset()
+        self.counters = Counters()
+        self.flags = Flags()
+        self.holding, self.hold_next = True, False
+        self.commit = Commit(device)
+        self.board = Board(device)
+        self.reducer = Reducer(device, store, self.board, post, job.num_micro_batches, job.train.exact)
+        self.graphs: dict[Task, Graph] = {}
+        self.clock = Clock()
+
+    # ------------------------------------------------------------------ layouts and boundaries
+
+    def adopt(self, layout: Layout, counters: Counters) -> None:
+        """Take ``layout`` into force at a boundary; its layers are in the store. Does not run yet."""
+        self.layout, self.dead, self.counters = layout, frozenset(), counters
+        self.holding, self.hold_next = True, False
+        self.flags = Flags()
+        self.reducer.adopt()
+        self.commit.adopt(layout.epoch, counters.round, layout.holdings)
+        self._begin()
+
+    def resume(self) -> None:
+        """Run from a boundary."""
+        self.holding = False
+        self.clock = Clock()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job's last step is committed here."""
+        return self.counters.step >= self.job.train.steps
+
+    def _begin(self) -> None:
+        """Set up the next round: standing routes that touch no dead device."""
+        self.post.purge(lambda key: key[0] in "FB" and key[1] < self.counters.round)
+        self.graphs.clear()
+        self.board.begin(
+            sorted(self.store.layers), [r for r in self.layout.routes if not r.touches(self.dead)]
+        )
+        self.reducer.begin(self.counters.round)
+        self._enter({})
+
+    def _enter(self, donors: Mapping[int, str]) -> None:
+        self.reducer.enter(self.commit.epoch, self.layout, self.commit.live, donors)
+
+    # ------------------------------------------------------------------ one piece of work
+
+    def advance(self) -> bool:
+        """Do one piece of work; False if everything waits for others or the device holds."""
+        if self.holding:
+            return False
+        heard = self._hear()
+        if not self.commit.frozen:
+            if self._contribute():
+                return True
+            if self.reducer.complete and self.commit.own is None:
+                self._vote()
+                return True
+            vote = self.commit.committed()
+            if vote is not None:
+                if self._commit(vote):
+                    self.hold()
+                return True
+        found = self.board.next(self._arrived)
+        if found is None:
+            return heard
+        self._run(*found)
+        return True
+
+    def _hear(self) -> bool:
+        """Take in contributions and votes; whether there were any."""
+        heard = False
+        here = (self.commit.epoch, self.counters.round)
+        for key in self.post.waiting():
+            if key[0] == "V":
+                letter = self.post.take(key)
+                assert letter is not None
+                vote = msgspec.msgpack.decode(letter.meta, type=Vote)
+                heard |= self.commit.hear(str(key[3]), int(key[1]), int(key[2]), vote)
+            elif key[0] == "G" and not self.commit.frozen:
+                at = (int(key[1]), int(key[2]))
+                if at[0] > here[0] or at[1] > here[1]:
+                    continue  # from a peer that is ahead
+                letter = self.post.take(key)
+                assert letter is not None
+                if at == here:
+                    what = msgspec.msgpack.decode(letter.meta, type=Contribution)
+                    self.reducer.hear(int(key[3]), str(key[4]), what, letter.tensors)
+                    heard = True
+        return heard
+
+    def _arrived(self, task: Task, kind: str) -> bool:
+        return self.post.has(task.key(kind, self.counters.round, task.position))
+
+    def _contribute(self) -> bool:
+        if self.commit.frozen or not self.reducer.contribute():
+            return False
+        self.faults.reach("reduce", self.counters.round)
+        return True
+
+    def _vote(self) -> None:
+        vote = self.reducer.vote()
+        self.commit.cast(Vote(vote.norms, vote.losses, vote.nan, vote.overflow, self.flags))
+        self._send_vote()
+        self.faults.reach("reduced", self.counters.round)
+
+    def _send_vote(self) -> None:
+        meta = msgspec.msgpack.encode(self.commit.own)
+        key = ("V", self.commit.epoch, self.counters.round, self.device)
+        for peer in sorted(self.commit.live - {self.device}):
+            self.post.send(peer, key, [], meta)
+
+    # ------------------------------------------------------------------ forward and backward
+
+    def _run(self, kind: str, task: Task) -> None:
+        began = time.perf_counter()
+        if kind == "F":
+            self._forward(task)
+        else:
+            self._backward(task)
+        self.clock.busy_s += time.perf_counter() - began
+
+    def _input(self, task: Task, kind: str) -> Tensor:
+        letter = self.post.take(task.key(kind, self.counters.round, task.position))
+        assert letter is not None
+        return letter.tensors[0]
+
+    def _forward(self, task: Task) -> None:
+        self.faults.reach("forward", self.counters.round)
+        micro_batch, low = task.route.micro_batch, task.lowest
+        x = None if task.first else self._input(task, "F")
+        tokens = None
+        if task.first or task.last:
+            tokens = self.corpus.tokens(self.counters.step, micro_batch).to(self.store.device)
+        graph: Graph = []
+        for layer in task.layers.layers():
+            needed = layer >= low
+            into = None if x is None else x.detach().requires_grad_(layer > low)
+            seed_layer(self.job.train.seed, self.counters.step, micro_batch, layer, self.store.device)
+            with torch.set_grad_enabled(needed):
+                x = self.store.layers[layer](into, tokens)
+            if needed:
+                graph.append((into, x))
+            self.clock.forwards += task.route.mask is not None
+        self.board.ran_forward(task)
+        if task.has_backward:
+            self.graphs[task] = graph
+        if not task.last:
+            assert x is not None
+            self._pass_on(task, "F", task.position + 1, x.detach())
+
+    def _backward(self, task: Task) -> None:
+        low = task.lowest
+        g = None if task.last else self._input(task, "B")
+        graph = self.graphs.pop(task)
+        for layer in reversed(range(max(low, task.layers.start), task.layers.stop)):
+            into, out = graph.pop()
+            g = self._backward_layer(task, layer, into, out, g)
+            self.faults.reach("backward", self.counters.round)
+            self._contribute()
+        self.board.ran_backward(task)
+        if not task.first and task.layers.start > low:
+            assert g is not None
+            self._pass_on(task, "B", task.position - 1, g)
+
+    def _backward_layer(
+        self, task: Task, layer: int, into: Tensor | None, out: Tensor, g: Tensor | None
+    ) -> Tensor | None:
+        """One layer's gradients: the weights' into the sums if the route wants them, the input's returned."""
+        params = self.store.layers[layer].params if task.route.wants(layer) else []
+        inputs = [param for _, _, param in params]
+        through = into is not None and into.requires_grad
+        if through:
+            assert into is not None
+            inputs = [*inputs, into]
+        grads = list(torch.autograd.grad(out, inputs, g)) if inputs else []
+        below = grads.pop() if through else None
+        if task.route.wants(layer):
+            if layer == self.store.spec.num_layers - 1:
+                self.reducer.losses[task.route.micro_batch] = float(out.detach())
+            by_bucket: dict[int, list[Tensor]] = {b: [] for b in self.store.spec.buckets_of(layer)}
+            for (bucket, _, _), grad in zip(params, grads, strict=True):
+                by_bucket[bucket].append(grad)
+            self.reducer.add(layer, task.route.micro_batch, by_bucket)
+            self.clock.gradients += task.route.mask is not None
+        return below
+
+    def _pass_on(self, task: Task, kind: str, position: int, tensor: Tensor) -> None:
+        peer = task.route.segments[position].device
+        self.post.send(peer, task.key(kind, self.counters.round, position), [tensor.contiguous()])
+
+    # ------------------------------------------------------------------ commit
+
+    def _commit(self, vote: Vote) -> bool:
+        """The round's one commit point has passed: roll forward. Returns whether to stop here."""
+        self.faults.reach("commit", self.counters.round)
+        outcome = outcome_of(vote)
+        norm = lr = 0.0
+        if outcome == "applied":
+            norm, lr = apply_update(
+                self.job, self.store, self.reducer.reduced, vote, self.counters, self.faults
+            )
+        elif outcome == "repeated":
+            over = [bucket for bucket, part in self.reducer.reduced.items() if part.what.overflow]
+            self.store.squeeze(over, OVERFLOW_BITS)
+        self._tell_step_done(vote, outcome, norm, lr)
+        self._count(outcome)
+        self.faults.reach("updated", self.counters.round - 1)
+        hold = self.hold_next or vote.flags.hold or self.finished
+        due = self._checkpoint_due(vote, outcome)
+        self.commit.advance(vote)
+        self.flags, self.hold_next, self.clock = Flags(), False, Clock()
+        self._begin()
+        if due:
+            self.write_checkpoint()
+        return hold
+
+    def _tell_step_done(self, vote: Vote, outcome: Outcome, norm: float, lr: float) -> None:
+        samples, ledger = ledger_digest(self.corpus, self.counters.step, vote.losses)
+        losses = [vote.losses[micro_batch] for micro_batch in sorted(vote.losses)]
+        self.tell(
+            StepDone(
+                self.device,
+                self.job_id,
+                self.commit.epoch,
+                self.counters,
+                outcome,
+                sum(losses) / len(losses),
+                norm,
+                lr,
+                samples,
+                ledger,
+                time.perf_counter() - self.clock.began,
+                self.clock.busy_s,
+                self.clock.gradients,
+                self.clock.forwards,
+            )
+        )
+
+    def _count(self, outcome: Outcome) -> None:
+        was = self.counters
+        self.counters = Counters(
+            was.round + 1, was.step + (outcome != "repeated"), was.applied + (outcome == "applied")
+        )
+
+    def _checkpoint_due(self, vote: Vote, outcome: Outcome) -> bool:
+        every = self.job.checkpoint.every
+        periodic = bool(every) and self.counters.step % every == 0 and outcome != "repeated"
+        return periodic or vote.flags.checkpoint or self.finished
+
+    def hold(self) -> None:
+        """Stop before the present round and say so."""
+        self.holding = True
+        self.tell(Held(self.device, self.commit.epoch, self.counters, self.finished))
+
+    def write_checkpoint(self) -> None:
+        """Write this device's share of the state at this boundary."""
+        live = frozenset(self.layout.holdings) - self.dead
+        for part in write_share(
+            self.device, self.job_id, self.job, self.store, self.layout, live, self.counters
+        ):
+            self.faults.reach("checkpoint", self.counters.round)
+            self.tell(part)
+
+    # ------------------------------------------------------------------ failures
+
+    def report(self, epoch: int, dead: Collection[str]) -> None:
+        """Devices died (docs/recovery.md, A failure, 2). Answers ``Progress``; stale reports are ignored."""
+        if not self.commit.report(epoch):
+            return
+        self.dead |= frozenset(dead)
+        frozen = {route.micro_batch for route in self.layout.routes if route.touches(self.dead)}
+        self.board.freeze(frozen)
+        self.graphs = {task: g for task, g in self.graphs.items() if task.route.micro_batch not in frozen}
+        self.tell(
+            Progress(
+                self.device,
+                epoch,
+                self.counters,
+                {layer: tuple(sorted(done)) for layer, done in self.board.done.items()},
+                tuple(self.reducer.reduced),
+                self.commit.heard(),
+                self.commit.last,
+                self.holding,
+            )
+        )
+        self.faults.reach("frozen", self.counters.round)
+
+    def decide(self, message: Decide) -> None:
+        """What all survivors do now (docs/recovery.md, A failure, 4). Stale decisions are ignored."""
+        live = frozenset(self.layout.holdings) - self.dead
+        if not self.commit.decide(message.epoch, live):
+            return
+        if self.counters.round < message.round:
+            assert message.commit is not None
+            self._commit(message.commit)
+        self._enter(message.donors)
+        if message.hold_now or self.finished:
+            if self.finished:
+                self.write_checkpoint()  # the dead may have had a bucket to write: its heir does it now
+            self.hold()
+            return
+        self.hold_next, self.holding = message.hold, False
+        self.board.add(message.routes)
+        if self.commit.own is not None:
+            self._send_vote()

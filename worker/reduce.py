@@ -1,0 +1,206 @@
+"""Gradient sums of a round: own sums per (bucket, use), contributions of the other holders, totals.
+
+Owns the exactly-once check: for every use of a bucket the ledgers of all contributors must partition the
+step's micro-batches, asserted at every step. Totals are kept out of place; own sums stay as they are until
+the commit, so that after a failure they can be contributed again under the next epoch.
+
+Every holder sends its sums to every other holder of the bucket and adds up in device order: one hop,
+nothing to rebuild when a holder dies. That costs (holders - 1) times the bucket per device, as little as any
+exchange for the two copies of f = 1 (docs/decisions.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from torch import Tensor
+
+from oobleckd.protocol.messages import Vote
+from planner.plan import Layout
+from worker import sums
+from worker.post import Post
+from worker.store import Store
+from worker.tasks import Board
+
+OVERFLOW_BITS = 8
+
+
+class Contribution(msgspec.Struct, frozen=True):
+    """What travels with a holder's sums: use -> micro-batches in them, NaN and overflow, losses of the head."""
+
+    ledger: dict[int, tuple[int, ...]]
+    nan: bool
+    overflow: bool
+    losses: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """The sum of a bucket over all replicas: ``total`` in wire form, mean gradients and norms from it."""
+
+    what: Contribution
+    total: list[Tensor]
+    grads: list[Tensor]
+    norms: tuple[float, ...]
+    exponents: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Reducer:
+    """The reduce side of one device's round."""
+
+    device: str
+    store: Store
+    board: Board
+    post: Post
+    num_micro_batches: int
+    exact: bool
+    sums: dict[tuple[int, int], sums.Sum] = field(default_factory=dict)
+    nan: set[int] = field(default_factory=set)
+    overflow: set[int] = field(default_factory=set)
+    losses: dict[int, float] = field(default_factory=dict)
+    reduced: dict[int, Reduced] = field(default_factory=dict)
+    contributed: set[int] = field(default_factory=set)
+    heard: dict[int, dict[str, tuple[Contribution, Sequence[Tensor]]]] = field(default_factory=dict)
+    holders: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    donors: dict[int, str] = field(default_factory=dict)
+    epoch: int = 0
+    round: int = 0
+
+    def adopt(self) -> None:
+        """The layers held have changed: make sums for exactly them."""
+        wanted = {(bucket, use) for bucket in self.store.buckets for use in self.store.uses(bucket)}
+        self.sums = {key: self.sums.get(key) or self._sum(key[0]) for key in sorted(wanted)}
+
+    def begin(self, round_: int) -> None:
+        """A new round: everything of the last one is gone."""
+        self.round = round_
+        for part in self.sums.values():
+            part.zero_()
+        self.nan, self.overflow, self.losses, self.reduced = set(), set(), {}, {}
+
+    def enter(self, epoch: int, layout: Layout, live: frozenset[str], donors: Mapping[int, str]) -> None:
+        """Exchange under ``epoch`` among ``live`` devices; buckets of ``donors`` are taken from there."""
+        self.epoch, self.donors = epoch, dict(donors)
+        self.contributed, self.heard = set(), {bucket: {} for bucket in self.store.buckets}
+        self.holders = {
+            bucket: tuple(
+                sorted(
+                    {d for use in self.store.spec.buckets[bucket].uses for d in layout.holders(use)} & live
+                )
+            )
+            for bucket in self.store.buckets
+        }
+
+    def add(self, layer: int, micro_batch: int, grads: Mapping[int, Sequence[Tensor]]) -> None:
+        """Weight gradients of (micro-batch, layer), by bucket, go into the sums and the ledger."""
+        for bucket, tensors in grads.items():
+            exponents = self.store.buckets[bucket].exponents
+            nan, overflow = self.sums[bucket, layer].add(tensors, exponents, self._num_contributions(bucket))
+            if nan:
+                self.nan.add(bucket)
+            if overflow:
+                self.overflow.add(bucket)
+        self.board.count(layer, micro_batch)
+
+    def contribute(self) -> bool:
+        """Send every bucket that is complete here and not yet sent under this epoch; whether any was."""
+        ready = [b for b in self.heard if b not in self.contributed and self._may_contribute(b)]
+        for bucket in ready:
+            self.contributed.add(bucket)
+            self._contribute(bucket)
+        return bool(ready)
+
+    def hear(self, bucket: int, source: str, what: Contribution, tensors: Sequence[Tensor]) -> None:
+        """A contribution of this epoch and round."""
+        if bucket in self.heard:
+            self.heard[bucket][source] = (what, tensors)
+            self._settle(bucket)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every bucket held here is reduced."""
+        return len(self.reduced) == len(self.heard)
+
+    def vote(self) -> Vote:
+        """What this device knows of the round, once ``complete`` (without flags)."""
+        losses: dict[int, float] = {}
+        for part in self.reduced.values():
+            losses |= part.what.losses
+        return Vote(
+            norms={bucket: part.norms for bucket, part in self.reduced.items()},
+            losses=losses,
+            nan=any(part.what.nan for part in self.reduced.values()),
+            overflow=any(part.what.overflow for part in self.reduced.values()),
+        )
+
+    def _sum(self, bucket: int) -> sums.Sum:
+        return sums.Sum(self.store.spec.buckets[bucket].shapes, self.exact, self.store.device)
+
+    def _num_contributions(self, bucket: int) -> int:
+        return self.num_micro_batches * len(self.store.spec.buckets[bucket].uses)
+
+    def _may_contribute(self, bucket: int) -> bool:
+        if bucket in self.donors:
+            return self.donors[bucket] == self.device
+        return all(self.board.complete(use) for use in self.store.uses(bucket))
+
+    def _contribute(self, bucket: int) -> None:
+        if bucket in self.donors:
+            part = self.reduced[bucket]
+            what, tensors = part.what, part.total
+        else:
+            what, tensors = self._own(bucket)
+        for peer in self.holders[bucket]:
+            if peer != self.device:
+                key = ("G", self.epoch, self.round, bucket, self.device)
+                self.post.send(peer, key, tensors, msgspec.msgpack.encode(what))
+        self.heard[bucket][self.device] = (what, tensors)
+        self._settle(bucket)
+
+    def _own(self, bucket: int) -> tuple[Contribution, Sequence[Tensor]]:
+        uses = self.store.uses(bucket)
+        ledger = {use: tuple(sorted(self.board.done[use])) for use in uses}
+        parts = [self.sums[bucket, use].tensors for use in uses]
+        tensors = parts[0] if len(parts) == 1 else sums.total(parts)
+        head = self.store.spec.num_layers - 1
+        losses = self.losses if head in uses else {}
+        return Contribution(ledger, bucket in self.nan, bucket in self.overflow, dict(losses)), tensors
+
+    def _settle(self, bucket: int) -> None:
+        if bucket in self.reduced:
+            return
+        heard = self.heard[bucket]
+        sources = (self.donors[bucket],) if bucket in self.donors else self.holders[bucket]
+        if not all(source in heard for source in sources):
+            return
+        whats = [heard[source][0] for source in sources]
+        what = self._merged(bucket, whats)
+        parts = [heard[source][1] for source in sources]
+        total = sums.total(parts)
+        self.heard[bucket] = {}
+        self.reduced[bucket] = self._finish(bucket, what, total)
+
+    def _merged(self, bucket: int, whats: Sequence[Contribution]) -> Contribution:
+        everything = tuple(range(self.num_micro_batches))
+        ledger: dict[int, tuple[int, ...]] = {}
+        for use in self.store.spec.buckets[bucket].uses:
+            counted = sorted(mb for what in whats for mb in what.ledger.get(use, ()))
+            assert tuple(counted) == everything, f"bucket {bucket}, layer {use}: counted {counted}"
+            ledger[use] = everything
+        losses = {mb: loss for what in whats for mb, loss in what.losses.items()}
+        return Contribution(ledger, any(w.nan for w in whats), any(w.overflow for w in whats), losses)
+
+    def _finish(self, bucket: int, what: Contribution, total: list[Tensor]) -> Reduced:
+        exponents = self.store.buckets[bucket].exponents
+        if what.nan or what.overflow:
+            return Reduced(what, total, [], (0.0,) * len(total), exponents)
+        grads = sums.mean_grads(total, exponents, self.num_micro_batches, self.exact)
+        following = (
+            sums.next_exponents(total, exponents, self._num_contributions(bucket))
+            if self.exact
+            else exponents
+        )
+        return Reduced(what, total, grads, sums.squared_norms(grads), following)

@@ -1,0 +1,127 @@
+"""The twin: the whole job in one process on one device, without failures, for ``oobleckctl verify --single``.
+
+The same executor as in a cluster, with one pipeline of one stage and nobody to talk to: what differs from a
+cluster run is only who computes what, which must not show in a single bit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+import torch
+from torch import Tensor
+
+from oobleckd.protocol.checkpoint import complete, manifest_of
+from oobleckd.protocol.job import Job, JobError, load_job
+from oobleckd.protocol.messages import CheckpointPart, Counters, FromWorker, StepDone
+from planner.plan import Layout, Range, Route, Segment
+from worker.data import open_corpus
+from worker.errors import UserError
+from worker.executor import Executor
+from worker.faults import Faults
+from worker.mailbox import Key, Letter
+from worker.models import load_spec
+from worker.store import Store
+
+DEVICE = "twin/0"
+
+
+class LonePost:
+    """A post for a device without peers."""
+
+    def send(self, peer: str, key: Key, _tensors: Sequence[Tensor], _meta: bytes = b"") -> None:
+        """There is nobody to send to."""
+        raise AssertionError(f"the twin has no peer {peer}: {key}")
+
+    def take(self, key: Key) -> Letter | None:
+        """Nothing ever arrives."""
+        raise AssertionError(f"the twin has no letter {key}")
+
+    def has(self, _key: Key) -> bool:
+        """Nothing ever arrives."""
+        return False
+
+    def waiting(self) -> list[Key]:
+        """Nothing ever arrives."""
+        return []
+
+    def purge(self, unwanted: Callable[[Key], bool]) -> None:
+        """Nothing to drop."""
+
+
+def lone_layout(num_layers: int, num_micro_batches: int) -> Layout:
+    """Everything on one device."""
+    everything = Range(0, num_layers)
+    segments = (Segment(DEVICE, everything),)
+    routes = tuple(Route(micro_batch, 1, segments) for micro_batch in range(num_micro_batches))
+    return Layout(1, num_layers, {DEVICE: everything}, routes)
+
+
+def run(job: Job, out: Path, told: Callable[[FromWorker], None]) -> None:
+    """Train ``job`` to its end; every message that a device would send goes to ``told``."""
+    store = Store(load_spec(job), torch.device("cpu"))
+    layout = lone_layout(store.spec.num_layers, job.num_micro_batches)
+    layers = layout.holdings[DEVICE]
+    store.adopt(layers, {bucket: store.fresh(bucket) for bucket in store.needed(layers)})
+    executor = Executor(DEVICE, "", job, store, open_corpus(job), LonePost(), Faults(DEVICE, out), told)
+    executor.adopt(layout, Counters())
+    executor.resume()
+    while executor.advance():
+        pass
+
+
+class Recorder:
+    """Writes ``steps.jsonl`` and, at the end, the final checkpoint's manifest."""
+
+    def __init__(self, job: Job, out: Path) -> None:
+        self._job = job
+        self._steps = (out / "steps.jsonl").open("w", encoding="utf-8")
+        self._parts: dict[int, CheckpointPart] = {}
+
+    def __call__(self, message: FromWorker) -> None:
+        """Take in one message of the device."""
+        match message:
+            case StepDone(outcome="repeated"):
+                pass
+            case StepDone():
+                line = {
+                    "step": message.counters.step + 1,
+                    "loss": message.loss,
+                    "loss_hex": message.loss.hex(),
+                    "ledger": message.ledger,
+                    "samples": message.samples,
+                }
+                self._steps.write(msgspec.json.encode(line).decode() + "\n")
+                self._steps.flush()
+            case CheckpointPart():
+                self._parts[message.bucket] = message
+                if len(self._parts) == message.num_buckets:
+                    parts = [self._parts.pop(bucket) for bucket in sorted(self._parts)]
+                    complete(Path(message.directory), manifest_of(self._job, parts), keep=1)
+            case _:
+                pass
+
+
+@click.command()
+@click.option("--job", "job_file", type=click.Path(path_type=Path), required=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+def main(job_file: Path, out: Path) -> None:
+    """Train a job in this one process; leaves OUT/step-…/ and OUT/steps.jsonl."""
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        job = load_job(job_file)
+        place = msgspec.structs.replace(job.checkpoint, dir=str(out), every=0)
+        job = msgspec.structs.replace(job, checkpoint=place)
+        run(job, out, Recorder(job, out))
+    except (JobError, UserError) as error:
+        print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

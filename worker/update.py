@@ -1,0 +1,54 @@
+"""The optimizer step of a committed round: clipping by the global norm, AdamW, next fixed-point scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import Counters, Vote
+from worker import optimizer
+from worker.faults import Faults
+from worker.reduce import Reduced
+from worker.store import Store
+
+
+def global_norm(vote: Vote) -> float:
+    """Norm of the whole gradient: squared float64 norms summed in (bucket, key) order."""
+    return math.sqrt(sum(square for bucket in sorted(vote.norms) for square in vote.norms[bucket]))
+
+
+def apply_update(
+    job: Job,
+    store: Store,
+    reduced: Mapping[int, Reduced],
+    vote: Vote,
+    counters: Counters,
+    faults: Faults,
+) -> tuple[float, float]:
+    """Update every bucket of ``store`` in place; returns (gradient norm, learning rate)."""
+    norm = global_norm(vote)
+    scale = optimizer.clip_scale(norm, job.optimizer.clip_norm)
+    lr = optimizer.lr_at(counters.step, job)
+    for bucket, state in store.buckets.items():
+        part = reduced[bucket]
+        if not part.grads:
+            continue
+        if scale != 1.0:
+            torch._foreach_mul_(part.grads, scale)  # torch's only in-place list multiply
+        optimizer.adamw_(
+            state.params,
+            part.grads,
+            state.exp_avgs,
+            state.exp_avg_sqs,
+            applied=counters.applied,
+            lr=lr,
+            betas=job.optimizer.betas,
+            eps=job.optimizer.eps,
+            weight_decay=job.optimizer.weight_decay,
+        )
+        state.exponents = part.exponents
+        faults.reach("update", counters.round)
+    return norm, lr
