@@ -1,0 +1,195 @@
+"""Policy ``oobleck``: templates ahead, re-instantiation and copies after a loss (Oobleck, SOSP'23).
+
+Owns the choice between two plans for the nodes at hand: the fastest sizes for all of them, and the
+sizes that touch only the pipelines that were hit. Shrink, borrow and merge fall out of either; the
+reason names which it was. Templates, sizes, placement and copies are the planner's other modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.guarantee import most_pipelines
+from planner.instantiate import instantiate, slowest_s, split_micro_batches, too_few
+from planner.plan import Pipeline, Plan, Template, Transfer, tolerance
+from planner.policies.cases import Nodes, name_cases
+from planner.policy import Proposal, Rejected, Setup, Situation
+from planner.template import templates as make_templates
+from planner.transfer import copy_s, holds, place, segments_on, transfers
+
+HORIZON_STEPS = 100  # a plan is chosen for the time until the next change, in steps
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A plan with its copies and modelled cost."""
+
+    what: str
+    plan: Plan
+    copies: tuple[Transfer, ...]
+    cost_s: float
+
+    @property
+    def sizes(self) -> str:
+        """Pipeline sizes, such as "2+2+3"."""
+        return "+".join(str(len(pipeline.nodes)) for pipeline in self.plan.pipelines)
+
+
+class Oobleck:
+    """Re-instantiation of pipeline templates."""
+
+    name = "oobleck"
+
+    def prepare(self, setup: Setup) -> tuple[Template, ...]:
+        """Templates for n0 .. n_max nodes. Raises PlanError when no number of nodes fits."""
+        return make_templates(setup)
+
+    def adapt(self, setup: Setup, templates: tuple[Template, ...], situation: Situation) -> Proposal:
+        """The plan of least modelled cost, copies plus ``HORIZON_STEPS`` steps, on all nodes.
+
+        Raises PlanError when there are fewer than n0 nodes.
+        """
+        moment = _Moment(setup, {template.num_nodes: template for template in templates}, situation)
+        whole = moment.anew()
+        local = moment.touching_only_the_hit(whole) if situation.running else None
+        if local is None or (local.sizes, local.cost_s) == (whole.sizes, whole.cost_s):
+            return _proposal(moment, local or whole, None)
+        if local.cost_s <= whole.cost_s:
+            return _proposal(moment, local, whole)
+        return _proposal(moment, whole, local)
+
+
+class _Moment:
+    """One situation, with what follows from it."""
+
+    def __init__(self, setup: Setup, by_size: dict[int, Template], situation: Situation) -> None:
+        self.setup = setup
+        self.by_size = by_size
+        self.situation = situation
+        self.nodes = tuple(sorted(set(situation.nodes)))
+        self.n0 = min(by_size)
+        if len(self.nodes) < self.n0:
+            raise too_few(len(self.nodes), self.n0)
+        self.fewest = most_pipelines(len(self.nodes), self.n0, setup.f)
+        usable = frozenset(self.nodes)
+        self.intact = tuple(
+            nodes for nodes in situation.running if usable.issuperset(nodes) and self._fits_a_template(nodes)
+        )
+
+    def _fits_a_template(self, nodes: Nodes) -> bool:
+        template = self.by_size.get(len(nodes))
+        return template is not None and holds(template, nodes, self.situation.holdings)
+
+    def anew(self) -> _Candidate:
+        """The fastest sizes for all nodes, placed where the fewest bytes are copied."""
+        sizes = list(self._instantiate(len(self.nodes), self.setup.f, self.setup.num_micro_batches))
+        kept = []
+        # A node that holds exactly what a place needs can stay in it at no loss: swapping it back costs
+        # nothing there, and elsewhere at most what it saves (bytes lacked obey the triangle inequality).
+        for nodes in self.intact:
+            if len(nodes) in sizes:
+                sizes.remove(len(nodes))
+                kept.append(nodes)
+        return self._candidate("plan all nodes anew", kept, sizes)
+
+    def touching_only_the_hit(self, whole: _Candidate) -> _Candidate | None:
+        """Intact pipelines stay; what is left is planned anew. Where that leaves nodes without a place
+        or too few pipelines, the pipelines whose nodes cost least are opened too, one after another.
+        None when every pipeline would have to be opened.
+        """
+        kept = list(self.intact)
+        if candidate := self._keeping(kept, whole):
+            return candidate
+        while kept:
+            options = {len(nodes): nodes for nodes in reversed(kept)}
+            rest = [[other for other in kept if other != options[size]] for size in sorted(options)]
+            found = [candidate for keep in rest if (candidate := self._keeping(keep, whole))]
+            if found:
+                return min(found, key=lambda candidate: candidate.cost_s)
+            kept.remove(options[max(options)])
+        return None
+
+    def _keeping(self, kept: list[Nodes], whole: _Candidate) -> _Candidate | None:
+        """``kept`` as they are and the other nodes anew; None if that uses fewer nodes than ``whole``
+        or makes fewer pipelines than promised.
+        """
+        num_free = len(self.nodes) - sum(map(len, kept))
+        sizes: Sequence[int] = ()
+        if num_free >= self.n0:
+            share = round(self.setup.num_micro_batches * num_free / len(self.nodes))
+            sizes = self._instantiate(num_free, max(0, self.fewest - len(kept) - 1), max(1, share))
+        promised = len(kept) + len(sizes) >= self.fewest
+        all_used = num_free - sum(sizes) <= len(whole.plan.idle)
+        if not (promised and all_used):
+            return None
+        return self._candidate("touch only the pipelines that were hit", kept, sizes)
+
+    def _instantiate(self, num_nodes: int, f: int, num_micro_batches: int) -> tuple[int, ...]:
+        return instantiate(tuple(self.by_size.values()), num_nodes, f, num_micro_batches).sizes
+
+    def _candidate(self, what: str, kept: Sequence[Nodes], sizes: Sequence[int]) -> _Candidate:
+        """``kept`` and new pipelines of ``sizes`` on the other nodes, with micro-batches and copies."""
+        profile, holdings = self.setup.profile, self.situation.holdings
+        staying = frozenset(node for nodes in kept for node in nodes)
+        free = [node for node in self.nodes if node not in staying]
+        made = [self.by_size[size] for size in sizes]
+        placed = [*kept, *(place(made, free, holdings, profile) if made else ())]
+        placed.sort(key=lambda nodes: (len(nodes), nodes))
+        members = [self.by_size[len(nodes)] for nodes in placed]
+        shares = split_micro_batches(members, self.setup.num_micro_batches)
+        plan = Plan(
+            pipelines=_pipelines(members, placed, shares),
+            idle=tuple(node for node in free if not any(node in nodes for nodes in placed)),
+            step_s=slowest_s(members, shares),
+        )
+        copies = transfers(plan.holdings(), holdings, profile)
+        return _Candidate(what, plan, copies, copy_s(copies, profile) + HORIZON_STEPS * plan.step_s)
+
+
+def _pipelines(
+    members: Sequence[Template], placed: Sequence[Nodes], shares: Sequence[int]
+) -> tuple[Pipeline, ...]:
+    """Pipelines with contiguous blocks of micro-batches."""
+    pipelines, first = [], 0
+    for template, nodes, share in zip(members, placed, shares, strict=True):
+        block = tuple(range(first, first + share))
+        pipelines.append(Pipeline(nodes, segments_on(template, nodes), block))
+        first += share
+    return tuple(pipelines)
+
+
+def _proposal(moment: _Moment, chosen: _Candidate, other: _Candidate | None) -> Proposal:
+    reason = _reason(moment, chosen)
+    rejected: tuple[Rejected, ...] = ()
+    if other is not None:
+        why = (
+            f"{other.cost_s - chosen.cost_s:.3g} s more over {HORIZON_STEPS} steps: copies "
+            f"{_size(other.copies)}, step {other.plan.step_s:.3g} s"
+        )
+        rejected = (Rejected(f"{other.what}: {other.sizes}", other.cost_s, why),)
+    plan = Plan(chosen.plan.pipelines, chosen.plan.idle, chosen.plan.step_s, reason)
+    return Proposal(plan, chosen.copies, chosen.cost_s, reason, rejected)
+
+
+def _reason(moment: _Moment, chosen: _Candidate) -> str:
+    """One sentence: what happens to the pipelines, what is copied, what can still be lost."""
+    plan = chosen.plan
+    planned = [pipeline.nodes for pipeline in plan.pipelines]
+    parts = [*name_cases(moment.situation.running, planned, moment.nodes)]
+    parts.append(f"pipelines of {chosen.sizes} nodes, step {plan.step_s:.3g} s as modelled")
+    if chosen.copies:
+        parts.append(f"copies {_size(chosen.copies)}")
+    parts.append(f"can lose {tolerance([len(planned)])}")
+    if plan.idle:
+        parts.append(
+            f"{', '.join(plan.idle)} idle: {len(moment.nodes)} nodes do not split into pipelines of "
+            f"{moment.n0} to {max(moment.by_size)}"
+        )
+    return "; ".join(parts)
+
+
+def _size(copies: Sequence[Transfer]) -> str:
+    num_bytes = sum(copy.num_bytes for copy in copies)
+    size = f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"
+    return f"{len(copies)} layers ({size})"
