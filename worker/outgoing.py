@@ -25,7 +25,7 @@ _RETRY_S = (0.02, 1.0)
 
 
 class Outgoing:
-    """One outgoing link. ``greet`` performs the handshake on a connected socket.
+    """One outgoing link. ``spawn`` starts its thread, ``greet`` shakes hands on a connected socket.
 
     ``on_end`` is called once, from the writer thread, when the link ended and not by ``stop``: with
     None after the peer's goodbye, else with the reason.
@@ -37,12 +37,14 @@ class Outgoing:
         *,
         unix: bool,
         timeout_s: float,
+        spawn: Callable[[Callable[[], None], str], None],
         greet: Callable[[socket.socket], None],
         on_end: Callable[[str | None], None],
     ) -> None:
         self._peer = peer
         self._unix = unix
         self._timeout_s = timeout_s
+        self._spawn = spawn
         self._greet = greet
         self._on_end = on_end
         self._lock = threading.Lock()
@@ -53,14 +55,13 @@ class Outgoing:
         self._writing = False
         self._stopped = threading.Event()
         self._wake = -1
-        self._thread: threading.Thread | None = None
 
     def send(self, frame: Frame) -> bool:
         """Send or queue ``frame`` without waiting; False when the link has ended."""
         with self._lock:
             if self._stopped.is_set():
                 return False
-            if self._thread is None:
+            if self._wake < 0:
                 self._start()
             if self._write_inline(frame):
                 return True
@@ -82,16 +83,9 @@ class Outgoing:
                     wire.goodbye_frame().write_now(self._socket)
             self._end()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the writer thread, unless it is the caller."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout_s)
-
     def _start(self) -> None:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._thread = threading.Thread(target=self._run, name="transport-writer", daemon=True)
-        self._thread.start()
+        self._spawn(self._run, "transport-writer")
 
     def _write_inline(self, frame: Frame) -> bool:
         if not self._open or self._writing or self._queue or not frame.ready() or self._socket is None:
@@ -197,7 +191,7 @@ class Outgoing:
             ready = {fd for fd, _ in poller.poll()}
             if self._wake in ready:
                 os.eventfd_read(self._wake)
-            if sock.fileno() in ready and wire.read_letter(sock, "") is None:
+            if sock.fileno() in ready and wire.LetterReader(sock, "").read() is None:
                 return
 
     def _begin(self) -> Frame | None:
@@ -219,6 +213,6 @@ class Outgoing:
         if sock is None or not self._open or not select.select([sock], [], [], 0)[0]:
             return False
         try:
-            return wire.read_letter(sock, "") is None
+            return wire.LetterReader(sock, "").read() is None
         except (OSError, EOFError, wire.WireError):
             return False

@@ -39,14 +39,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Counts:
-    """What happened so far. ``refused``: connections that did not prove themselves; ``dropped``: letters."""
+    """Totals. ``dropped`` letters are among the sent; ``refused``: connections that proved nothing."""
 
-    received_letters: int = 0
-    received_bytes: int = 0
     sent_letters: int = 0
     sent_bytes: int = 0
-    refused: int = 0
     dropped: int = 0
+    refused: int = 0
 
 
 @dataclass(slots=True)
@@ -148,14 +146,13 @@ class Transport:
         frame = wire.letter_frame(key, tensors, meta)
         with self._changed:
             link = self._link_to(peer)
-        sent = link is not None and link.send(frame)
+            self.counts.sent_letters += 1
+            self.counts.sent_bytes += frame.num_bytes
+        if link is not None and link.send(frame):
+            return True
         with self._changed:
-            if sent:
-                self.counts.sent_letters += 1
-                self.counts.sent_bytes += frame.num_bytes
-            else:
-                self.counts.dropped += 1
-        return sent
+            self.counts.dropped += 1
+        return False
 
     def flush(self, timeout: float) -> bool:
         """Wait until every letter is in the kernel's hands; False when ``timeout`` s were not enough."""
@@ -184,9 +181,6 @@ class Transport:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_S)
-        for each in known:
-            if each.link is not None:
-                each.link.join(_JOIN_S)
         self._tcp.close()
         self._unix.close()
         Path(self.local).unlink(missing_ok=True)
@@ -216,6 +210,7 @@ class Transport:
                 known.peer,
                 unix=known.peer.host == self.host,
                 timeout_s=self._handshake_s,
+                spawn=self._spawn,
                 greet=lambda sock: self._greet(sock, name),
                 on_end=lambda why: self._outgoing_ended(name, known.life, why),
             )
@@ -344,12 +339,10 @@ class Transport:
 
     def _read(self, sock: socket.socket, greeting: Greeting) -> None:
         why = None
+        reader = wire.LetterReader(sock, greeting.source)
         try:
-            while (letter := wire.read_letter(sock, greeting.source)) is not None:
+            while (letter := reader.read()) is not None:
                 self._mailbox.put(letter)
-                with self._changed:
-                    self.counts.received_letters += 1
-                    self.counts.received_bytes += sum(tensor.nbytes for tensor in letter.tensors)
         except (
             OSError,
             EOFError,

@@ -7,17 +7,18 @@ and a receiver reads straight into fresh ones (64-byte aligned by torch's CPU al
 
 from __future__ import annotations
 
+import ctypes
 import math
 import socket
 import struct
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 import msgspec
 import torch
 from torch import Tensor
 
-from worker.framing import read_exactly
 from worker.mailbox import Key, Letter
 
 _MAGIC = b"OBLK"
@@ -25,11 +26,18 @@ _HEADER = struct.Struct("<4sBxxxIQ")  # magic, kind, body bytes, payload bytes
 _LETTER, _GOODBYE = 1, 2
 _MAX_BODY_BYTES = 64 * 2**20
 _IOV_MAX = 1024
+_BUFFER_BYTES = 4096
 _DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
 _NUMBER_OF = {dtype: number for number, dtype in enumerate(_DTYPES)}
+
+
+_PYBUF_WRITE = 0x200
+_view_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_view_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_view_memory.restype = ctypes.py_object
 
 
 class WireError(ValueError):
@@ -53,10 +61,13 @@ class Frame:
     Holds references to the tensors' memory: who sends must not change them until the frame is written.
     """
 
-    __slots__ = ("_buffers", "_copied", "num_bytes")
+    __slots__ = ("_buffers", "_copied", "_tensors", "num_bytes")
 
-    def __init__(self, buffers: Sequence[bytes | memoryview], copied: torch.cuda.Event | None = None) -> None:
-        self._buffers = deque(memoryview(buffer) for buffer in buffers)
+    def __init__(
+        self, head: bytes, tensors: Sequence[Tensor] = (), copied: torch.cuda.Event | None = None
+    ) -> None:
+        self._buffers = deque((memoryview(head), *map(_bytes_of, tensors)))
+        self._tensors = tensors
         self._copied = copied
         self.num_bytes = sum(buffer.nbytes for buffer in self._buffers)
 
@@ -81,7 +92,7 @@ class Frame:
         return True
 
     def _next_buffers(self) -> list[memoryview]:
-        return [buffer for buffer, _ in zip(self._buffers, range(_IOV_MAX), strict=False)]
+        return list(islice(self._buffers, _IOV_MAX))
 
     def _advance(self, num_bytes: int) -> None:
         _advance(self._buffers, num_bytes)
@@ -98,65 +109,91 @@ def letter_frame(key: Key, tensors: Sequence[Tensor], meta: bytes) -> Frame:
     except KeyError as error:
         raise WireError(f"{error.args[0]} tensors cannot be sent") from error
     body = _encoder.encode(_Body(key, meta, dtypes, tuple(tuple(tensor.shape) for tensor in tensors)))
-    payload = [_bytes_of(tensor) for tensor in hosted if tensor.numel()]
-    header = _HEADER.pack(_MAGIC, _LETTER, len(body), sum(view.nbytes for view in payload))
-    return Frame([header + body, *payload], copied)
+    payload = [tensor.contiguous() for tensor in hosted if tensor.numel()]
+    header = _HEADER.pack(_MAGIC, _LETTER, len(body), sum(tensor.nbytes for tensor in payload))
+    return Frame(header + body, payload, copied)
 
 
 def goodbye_frame() -> Frame:
     """The last frame of a link that is closed in order."""
-    return Frame([_HEADER.pack(_MAGIC, _GOODBYE, 0, 0)])
+    return Frame(_HEADER.pack(_MAGIC, _GOODBYE, 0, 0))
 
 
-def read_letter(sock: socket.socket, source: str) -> Letter | None:
-    """The next letter of ``source``, or None after its goodbye.
+class LetterReader:
+    """Reads the letters of ``source`` from a blocking socket.
 
-    Raises EOFError when the stream ends without one, WireError for bytes that are no frame, OSError.
+    A small letter takes one system call: what comes first goes through a small buffer, and only what
+    does not fit there is read straight into the tensors.
     """
-    header = read_exactly(sock, _HEADER.size)
-    if header is None:
-        raise EOFError("closed without a goodbye")
-    magic, kind, body_bytes, payload_bytes = _HEADER.unpack(header)
-    if magic != _MAGIC or kind not in {_LETTER, _GOODBYE} or body_bytes > _MAX_BODY_BYTES:
-        raise WireError("damaged frame header")
-    if kind == _GOODBYE:
-        return None
-    body = _decode(read_exactly(sock, body_bytes))
-    if _payload_bytes(body) != payload_bytes:
-        raise WireError("a frame's payload does not have the size of its tensors")
-    tensors = [
-        torch.empty(shape, dtype=_DTYPES[number])
-        for number, shape in zip(body.dtypes, body.shapes, strict=True)
-    ]
-    _fill(sock, deque(_bytes_of(tensor) for tensor in tensors if tensor.numel()))
-    return Letter(body.key, source, body.meta, tensors)
+
+    __slots__ = ("_buffer", "_socket", "_source", "_start", "_stop")
+
+    def __init__(self, sock: socket.socket, source: str) -> None:
+        self._socket = sock
+        self._source = source
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._start = self._stop = 0
+
+    def read(self) -> Letter | None:
+        """The next letter, or None after the peer's goodbye.
+
+        Raises EOFError when the stream ends without one, WireError for bytes that are no frame, OSError.
+        """
+        if not self._more():
+            raise EOFError("closed without a goodbye")
+        magic, kind, body_bytes, payload_bytes = _HEADER.unpack(self._take(_HEADER.size))
+        if magic != _MAGIC or kind not in {_LETTER, _GOODBYE} or body_bytes > _MAX_BODY_BYTES:
+            raise WireError("damaged frame header")
+        if kind == _GOODBYE:
+            return None
+        body = _decode(self._take(body_bytes))
+        tensors = _empty_tensors(body, payload_bytes)
+        self._fill([_bytes_of(tensor) for tensor in tensors if tensor.numel()])
+        return Letter(body.key, self._source, body.meta, tensors)
+
+    def _more(self) -> bool:
+        """Get something into an empty buffer; False at the end of the stream."""
+        if self._start == self._stop:
+            self._start, self._stop = 0, self._socket.recv_into(self._buffer)
+        return self._start < self._stop
+
+    def _take(self, num_bytes: int) -> memoryview:
+        have = self._stop - self._start
+        if num_bytes <= have:
+            self._start += num_bytes
+            return self._buffer[self._start - num_bytes : self._start]
+        data = memoryview(bytearray(num_bytes))
+        self._fill([data])
+        return data
+
+    def _fill(self, views: Sequence[memoryview]) -> None:
+        rest = deque(views)
+        while rest and self._start < self._stop:
+            count = min(rest[0].nbytes, self._stop - self._start)
+            rest[0][:count] = self._buffer[self._start : self._start + count]
+            self._start += count
+            _advance(rest, count)
+        while rest:
+            count = self._socket.recvmsg_into(list(islice(rest, _IOV_MAX)), 0, socket.MSG_WAITALL)[0]
+            if count == 0:
+                raise EOFError("closed within a frame")
+            _advance(rest, count)
 
 
-def _decode(data: bytearray | None) -> _Body:
-    if data is None:
-        raise EOFError("closed within a frame")
+def _decode(data: memoryview) -> _Body:
     try:
         return _body_decoder.decode(data)
     except msgspec.DecodeError as error:
         raise WireError(f"damaged frame: {error}") from error
 
 
-def _payload_bytes(body: _Body) -> int:
+def _empty_tensors(body: _Body, payload_bytes: int) -> list[Tensor]:
     if len(body.dtypes) != len(body.shapes) or any(not 0 <= n < len(_DTYPES) for n in body.dtypes):
         raise WireError("damaged frame: dtypes and shapes do not fit")
-    return sum(
-        _DTYPES[number].itemsize * math.prod(shape)
-        for number, shape in zip(body.dtypes, body.shapes, strict=True)
-    )
-
-
-def _fill(sock: socket.socket, views: deque[memoryview]) -> None:
-    while views:
-        batch = [view for view, _ in zip(views, range(_IOV_MAX), strict=False)]
-        count = sock.recvmsg_into(batch, 0, socket.MSG_WAITALL)[0]
-        if count == 0:
-            raise EOFError("closed within a frame")
-        _advance(views, count)
+    forms = [(shape, _DTYPES[number]) for number, shape in zip(body.dtypes, body.shapes, strict=True)]
+    if sum(dtype.itemsize * math.prod(shape) for shape, dtype in forms) != payload_bytes:
+        raise WireError("a frame's payload does not have the size of its tensors")
+    return [torch.empty(shape, dtype=dtype) for shape, dtype in forms]
 
 
 def _advance(views: deque[memoryview], num_bytes: int) -> None:
@@ -170,8 +207,10 @@ def _advance(views: deque[memoryview], num_bytes: int) -> None:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    # numpy knows no bfloat16, so everything is seen as bytes; the array keeps the tensor's memory alive.
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    # Not numpy(): it knows no bfloat16, and the views on the way to it are the dearest part of a small
+    # letter. Whoever uses the memory keeps the tensor.
+    view: memoryview = _view_memory(tensor.data_ptr(), tensor.nbytes, _PYBUF_WRITE)
+    return view
 
 
 def _to_host(tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], torch.cuda.Event | None]:
