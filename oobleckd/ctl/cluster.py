@@ -1,0 +1,312 @@
+"""Verbs for a whole cluster on this machine: ``up``, ``down``, ``start-node``, ``logs``; and ``keygen``."""
+
+from __future__ import annotations
+
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from oobleckd.client import Client, ClientError
+from oobleckd.ctl import processes
+from oobleckd.ctl.connect import output_option, state_dir, wants_json
+from oobleckd.ctl.local import DAEMON, Cluster, Home, free_endpoint
+from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, USAGE, emit_json, fail, note
+from oobleckd.ctl.processes import Process
+from oobleckd.protocol.api import NodeView
+
+_LOOK_EVERY_S = 0.05
+_LOG_LINES = 20
+
+
+def _state_option(verb: Callable[..., None]) -> Callable[..., None]:
+    return click.option(
+        "--state", "home", metavar="DIR", callback=lambda _ctx, _param, value: _home(value),
+        help="Folder of the cluster (or OOBLECK_STATE).",
+    )(verb)  # fmt: skip
+
+
+def _home(text: str | None) -> Home:
+    return Home(Path(text).expanduser().absolute() if text else state_dir())
+
+
+# --------------------------------------------------------------------------- up and down
+
+
+@click.command()
+@click.option("--nodes", "num_nodes", type=click.IntRange(1, 256), default=4, show_default=True)
+@click.option("--devices", type=click.IntRange(1, 64), default=1, show_default=True, help="Per node.")
+@_state_option
+@click.option(
+    "--allow-injection/--no-allow-injection", default=True, show_default=True, help="Let kill-node act."
+)
+@click.option("--foreground", is_flag=True, help="Stay, and end the cluster on Ctrl-C or SIGTERM.")
+@click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="For all to join.")
+@output_option
+def up(
+    num_nodes: int, devices: int, home: Home, allow_injection: bool, foreground: bool, timeout_s: float
+) -> None:
+    """Start a whole cluster on this machine: a daemon and N nodes, each a node of its own."""
+    home.check()
+    if running := home.alive():
+        fail(
+            f"a cluster runs already in {home.state}: {', '.join(sorted(running))}",
+            "end it with `oobleckctl down`, or choose another folder with --state",
+            REFUSED,
+        )
+    nodes = tuple(f"node-{index}" for index in range(1, num_nodes + 1))
+    cluster = Cluster(nodes, devices, free_endpoint(), allow_injection)
+    with _ended_on_failure(home), _interruptible():
+        _start_all(home, cluster, timeout_s)
+        _print_nodes(home, cluster)
+        if foreground:
+            note("up; Ctrl-C ends it")
+            signal.pause()
+
+
+def _start_all(home: Home, cluster: Cluster, timeout_s: float) -> None:
+    make_keys(home.keys, cluster.nodes)
+    home.save(cluster)
+    daemon = home.start_daemon(cluster)
+    client = Client(home.socket)
+    _await(home, {DAEMON: daemon}, lambda: _answers(client), timeout_s, "the daemon does not answer")
+    started = {node: home.start_node(cluster, node) for node in cluster.nodes}
+    watched = {DAEMON: daemon, **started}
+    _await(home, watched, lambda: _joined(client) >= set(cluster.nodes), timeout_s, "not all nodes joined")
+
+
+@contextmanager
+def _ended_on_failure(home: Home) -> Iterator[None]:
+    """Half a cluster is not left behind, whatever ends the command."""
+    try:
+        yield
+    except BaseException:
+        _end_all(home, 10.0)
+        raise
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, by way of the clean-up."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _answers(client: Client) -> bool:
+    try:
+        return client.healthy()
+    except ClientError:
+        return False
+
+
+def _joined(client: Client) -> set[str]:
+    try:
+        return {
+            node.name for node in client.nodes() if node.state in {"standby", "active", "draining", "drained"}
+        }
+    except ClientError:
+        return set()
+
+
+def _await(
+    home: Home, watched: dict[str, Process], holds: Callable[[], bool], timeout_s: float, problem: str
+) -> None:
+    """Wait until ``holds``. A program that ends meanwhile, or the deadline, ends the command."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        for name, process in watched.items():
+            if not processes.is_alive(process):
+                fail(f"{name} ended at its start: {_last_line(home.log(name))}", f"its log: {home.log(name)}")
+        if time.monotonic() >= deadline:
+            fail(f"{problem} within {timeout_s:g} s", f"the logs: {home.logs}", FAILED)
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    said = [line for line in lines if line.strip()]
+    errors = [line for line in said if line.startswith("error: ")]
+    return (errors or said or ["it said nothing"])[-1].removeprefix("error: ")
+
+
+def _print_nodes(home: Home, cluster: Cluster) -> None:
+    alive = home.alive()
+    if wants_json():
+        pids = {name: process.pid for name, process in alive.items()}
+        emit_json("Cluster", {"state": str(home.state), "socket": str(home.socket), "pids": pids})
+        return
+    for name in (DAEMON, *cluster.nodes):
+        click.echo(f"{name}  pid {alive[name].pid}  log {home.log(name)}")
+    if home.state != state_dir():
+        note(f"for other commands: export OOBLECK_STATE={home.state}")
+
+
+@click.command()
+@_state_option
+@click.option(
+    "--grace", "grace_s", type=float, default=10.0, show_default=True, help="Seconds before SIGKILL."
+)
+@output_option
+def down(home: Home, grace_s: float) -> None:
+    """End the cluster that `up` started, and nothing else. Checkpoints and the journal stay."""
+    ended, killed = _end_all(home, grace_s)
+    if wants_json():
+        emit_json("Ended", {"ended": ended, "killed": killed})
+    elif not ended:
+        note(f"no cluster runs in {home.state}")
+    else:
+        note(f"ended: {', '.join(ended)}{f' ({killed} by SIGKILL)' if killed else ''}")
+
+
+def _end_all(home: Home, grace_s: float) -> tuple[list[str], int]:
+    """Nodes first, so that they say goodbye to a daemon that hears it."""
+    alive = home.alive()
+    daemon = [alive[DAEMON]] if DAEMON in alive else []
+    nodes = [process for name, process in alive.items() if name != DAEMON]
+    killed = processes.end(nodes, grace_s) + processes.end(daemon, grace_s)
+    for name in processes.recall(home.run):
+        processes.forget(name, home.run)
+    return sorted(alive), killed
+
+
+@click.command("start-node")
+@click.argument("node")
+@_state_option
+@click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="For it to join.")
+@output_option
+def start_node(node: str, home: Home, timeout_s: float) -> None:
+    """Start NODE of the local cluster again; `oobleckd` for its daemon."""
+    cluster = home.load()
+    if cluster is None:
+        fail(f"there is no cluster in {home.state}", "start one with `oobleckctl up`", NOT_FOUND)
+    known = (DAEMON, *cluster.nodes)
+    if node not in known:
+        fail(f"no node {node!r} in this cluster", f"known: {', '.join(known)}", NOT_FOUND)
+    if node in home.alive():
+        fail(f"{node} runs already", "", REFUSED)
+    client = Client(home.socket)
+    if node == DAEMON:
+        process, holds = home.start_daemon(cluster), lambda: _answers(client)
+    else:
+        before = {view.name: view.incarnation for view in _nodes(client)}.get(node, "")
+        process, holds = home.start_node(cluster, node), lambda: _is_back(client, node, before)
+    _await(home, {node: process}, holds, timeout_s, f"{node} did not come back")
+    if wants_json():
+        emit_json("Started", {"node": node, "pid": process.pid})
+    else:
+        click.echo(f"{node}  pid {process.pid}  log {home.log(node)}")
+
+
+def _nodes(client: Client) -> tuple[NodeView, ...]:
+    try:
+        return client.nodes()
+    except ClientError:
+        return ()
+
+
+def _is_back(client: Client, node: str, before: str) -> bool:
+    """Joined, and in another life than ``before``: the daemon may not have noticed the end of that one yet."""
+    return node in _joined(client) and any(
+        view.name == node and view.incarnation != before for view in _nodes(client)
+    )
+
+
+# --------------------------------------------------------------------------- logs
+
+
+@click.command()
+@click.argument("name", default="", metavar="[NODE|oobleckd]")
+@_state_option
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
+@click.option("-n", "--lines", "num_lines", type=click.IntRange(0), default=_LOG_LINES, show_default=True)
+def logs(name: str, home: Home, follow: bool, num_lines: int) -> None:
+    """Show the log of a node or of the daemon; of all, each line with its source, without a name."""
+    name = DAEMON if name == "daemon" else name
+    found = sorted(home.logs.glob("*.log")) if not name else [home.log(name)]
+    if not found or not found[0].exists():
+        known = ", ".join(path.stem for path in sorted(home.logs.glob("*.log"))) or "none"
+        fail(f"no log of {name or 'a cluster'} in {home.logs}", f"known: {known}", NOT_FOUND)
+    tails = [_Tail(path, f"{path.stem:<8} | " if len(found) > 1 else "") for path in found]
+    for tail in tails:
+        tail.show_last(num_lines)
+    while follow:
+        for tail in tails:
+            tail.show_new()
+        select.select([], [], [], _LOOK_EVERY_S)
+
+
+class _Tail:
+    """A log as far as it was shown. A line that is not finished yet waits for its end."""
+
+    def __init__(self, path: Path, prefix: str) -> None:
+        self._path, self._prefix, self._at = path, prefix, 0
+
+    def show_last(self, num_lines: int) -> None:
+        lines = self._new_lines()
+        self._show(lines[-num_lines:] if num_lines else [])
+
+    def show_new(self) -> None:
+        self._show(self._new_lines())
+
+    def _show(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            click.echo(self._prefix + line)
+
+    def _new_lines(self) -> list[str]:
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._at += len(whole) + len(newline)
+        return whole.decode(errors="replace").split("\n") if newline else []
+
+
+# --------------------------------------------------------------------------- keys
+
+
+def make_keys(keys: Path, nodes: Sequence[str]) -> None:
+    """The daemon's key pair and one for each node; what is there stays."""
+    from oobleckd.daemon.keys import KeyFileError, make_node_keys, make_server_keys
+
+    try:
+        make_server_keys(keys)
+        for node in nodes:
+            make_node_keys(keys, node)
+    except KeyFileError as error:
+        fail(error.problem, error.hint, USAGE)
+    except OSError as error:
+        fail(f"{keys}: keys cannot be written: {error.strerror}", "choose another folder with --dir", FAILED)
+
+
+@click.command()
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE…")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Key folder; the local cluster's if not given.",
+)
+@output_option
+def keygen(nodes: tuple[str, ...], directory: Path | None) -> None:
+    """Make the daemon's key pair and one for each NODE, and let these nodes join.
+
+    Carry nodes/NODE.key_secret and server.key to the node; the daemon keeps the rest.
+    """
+    keys = directory or Home(state_dir()).keys
+    make_keys(keys, nodes)
+    files = [keys / "server.key", *(keys / "nodes" / f"{node}.key_secret" for node in nodes)]
+    if wants_json():
+        emit_json("Keys", {"dir": str(keys), "files": [str(file) for file in files]})
+        return
+    for file in files:
+        click.echo(str(file))

@@ -1,0 +1,331 @@
+"""Two runs of one job, compared bit by bit: every loss, every sample count, every tensor of the checkpoints.
+
+Owns the comparison, and believes no digest that somebody wrote down: tensors are compared by their bytes in
+the safetensors files (read here, without torch), and a file that is not what its manifest says is a finding
+of its own. Does not own where the second run comes from (``verify``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import struct
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_CHUNK = 1 << 20
+_WEIGHT = "param/"
+_MOST_FINDINGS = 10
+
+
+class CompareError(ValueError):
+    """A run cannot be read, so nothing can be said. ``hint`` says what to do."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.hint = hint
+
+
+class StepFact(msgspec.Struct, frozen=True):
+    """What a run says of one committed step (a subset of ``StepView`` and of a line of steps.jsonl)."""
+
+    step: int
+    loss: float
+    loss_hex: str
+    samples: int
+    ledger: str
+
+    @property
+    def bits(self) -> bytes:
+        """The 64 bits of the loss."""
+        return struct.pack("<d", self.loss)
+
+
+class TensorPlace(msgspec.Struct, frozen=True):
+    """Where the bytes of a tensor lie: ``file[start:stop]``."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One run as it is compared. ``batch`` is the number of samples that every step must have counted."""
+
+    steps: tuple[StepFact, ...]
+    tensors: dict[str, TensorPlace]
+    num_steps: int
+    batch: int
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What the comparison found. ``findings`` is empty exactly when ``identical``."""
+
+    identical: bool
+    sentence: str
+    losses: int
+    num_losses: int
+    weights: int
+    num_weights: int
+    samples: int
+    ledger: str
+    findings: tuple[str, ...]
+
+
+def compare(run: Run, twin: Run) -> Verdict:
+    """Compare ``run`` with ``twin``, the run without failures. Reads every tensor of both."""
+    num_losses, num_weights = twin.num_steps, sum(map(is_weight, twin.tensors))
+    same_losses, findings = _compare_steps(run, twin)
+    same_weights, more = _compare_tensors(run.tensors, twin.tensors)
+    findings += more
+    samples = sum(fact.samples for fact in run.steps)
+    counts = (
+        f"{same_losses} of {num_losses} losses and {same_weights} of {num_weights} weight tensors "
+        "are bit-identical to the run without failures"
+    )
+    sentence = (
+        f"verified: {counts}; every sample counted once"
+        if not findings
+        else f"different: {counts}; first difference: {findings[0]}"
+    )
+    return Verdict(
+        identical=not findings,
+        sentence=sentence,
+        losses=same_losses,
+        num_losses=num_losses,
+        weights=same_weights,
+        num_weights=num_weights,
+        samples=samples,
+        ledger=ledger_of(run.steps),
+        findings=tuple(findings[:_MOST_FINDINGS]),
+    )
+
+
+def is_weight(name: str) -> bool:
+    """Whether a tensor is a weight, and not a moment of the optimizer."""
+    return name.startswith(_WEIGHT)
+
+
+def ledger_of(steps: Iterable[StepFact]) -> str:
+    """One digest over the sample ledgers of all steps, in step order."""
+    digest = hashlib.sha256()
+    for fact in sorted(steps, key=lambda fact: fact.step):
+        digest.update(f"{fact.step} {fact.samples} {fact.ledger}\n".encode())
+    return digest.hexdigest()
+
+
+# --------------------------------------------------------------------------- steps
+
+
+def _compare_steps(run: Run, twin: Run) -> tuple[int, list[str]]:
+    findings = [*_gaps(run, "the run"), *_gaps(twin, "the run without failures")]
+    if run.num_steps != twin.num_steps:
+        findings.append(f"{run.num_steps} steps here, {twin.num_steps} without failures")
+    others = {fact.step: fact for fact in twin.steps}
+    same = 0
+    for fact in sorted(run.steps, key=lambda fact: fact.step):
+        other = others.get(fact.step)
+        if other is None:
+            continue  # a gap of the twin, or a step past its end: named above
+        found = _compare_step(fact, other, run.batch)
+        same += not any("loss" in finding for finding in found)
+        findings += found
+    return same, findings
+
+
+def _gaps(run: Run, whose: str) -> list[str]:
+    counted = Counter(fact.step for fact in run.steps)
+    findings = [f"{whose} has no step {step}" for step in range(1, run.num_steps + 1) if not counted[step]]
+    findings += [f"{whose} has step {step} {n} times" for step, n in sorted(counted.items()) if n > 1]
+    findings += [f"{whose} has a step {step}" for step in sorted(counted) if not 1 <= step <= run.num_steps]
+    return findings
+
+
+def _compare_step(fact: StepFact, other: StepFact, batch: int) -> list[str]:
+    at = f"step {fact.step}"
+    findings = []
+    for one, whose in ((fact, "here"), (other, "without failures")):
+        if one.bits != _bits_of_hex(one.loss_hex):
+            findings.append(f"{at}: loss {one.loss!r} {whose} is not its own bits {one.loss_hex}")
+    if fact.bits != other.bits:
+        findings.append(f"{at}: loss {fact.loss.hex()} here, {other.loss.hex()} without failures")
+    for one, whose in ((fact, "here"), (other, "without failures")):
+        if one.samples != batch:
+            findings.append(f"{at}: {one.samples} samples counted {whose}, a step has {batch}")
+    if fact.ledger != other.ledger:
+        findings.append(
+            f"{at}: other samples counted: ledger {fact.ledger} here, {other.ledger} without failures"
+        )
+    return findings
+
+
+def _bits_of_hex(text: str) -> bytes:
+    try:
+        return struct.pack("<d", float.fromhex(text))
+    except (ValueError, OverflowError):
+        return b""
+
+
+# --------------------------------------------------------------------------- tensors
+
+
+def _compare_tensors(
+    ours: Mapping[str, TensorPlace], theirs: Mapping[str, TensorPlace]
+) -> tuple[int, list[str]]:
+    findings, same = [], 0
+    for name in sorted(ours.keys() | theirs.keys(), key=lambda name: (not is_weight(name), name)):
+        if name not in ours:
+            finding = f"tensor {name} is missing here"
+        elif name not in theirs:
+            finding = f"tensor {name} is missing without failures"
+        else:
+            finding = _compare_tensor(name, ours[name], theirs[name])
+        if finding:
+            findings.append(finding)
+        else:
+            same += is_weight(name)
+    if not any(map(is_weight, theirs)):
+        findings.append("the run without failures has no weight tensor")
+    return same, findings
+
+
+def _compare_tensor(name: str, ours: TensorPlace, theirs: TensorPlace) -> str:
+    """The first difference, or the empty string."""
+    if ours.file == theirs.file:
+        return f"tensor {name}: both runs show the same file {ours.file}, which proves nothing"
+    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        return (
+            f"tensor {name}: {ours.dtype} {list(ours.shape)} here, "
+            f"{theirs.dtype} {list(theirs.shape)} without failures"
+        )
+    num_bytes = ours.stop - ours.start
+    if not num_bytes:
+        return ""
+    with _mapped(ours.file) as one, _mapped(theirs.file) as other:
+        for offset in range(0, num_bytes, _CHUNK):
+            upto = min(offset + _CHUNK, num_bytes)
+            left = one[ours.start + offset : ours.start + upto]
+            right = other[theirs.start + offset : theirs.start + upto]
+            if left != right:
+                at = next(i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b)
+                return f"tensor {name}: byte {offset + at} is {left[at]:#04x} here, {right[at]:#04x} without failures"
+    return ""
+
+
+def _mapped(file: Path) -> mmap.mmap:
+    with file.open("rb") as opened:
+        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+# --------------------------------------------------------------------------- reading
+
+
+def read_steps(lines: Path) -> tuple[StepFact, ...]:
+    """The steps of a ``steps.jsonl``. Raises CompareError."""
+    try:
+        return tuple(
+            msgspec.json.decode(line, type=StepFact) for line in lines.read_bytes().splitlines() if line
+        )
+    except (OSError, msgspec.DecodeError) as error:
+        raise CompareError(f"{lines}: cannot be read: {error}") from error
+
+
+def read_checkpoint(directory: Path) -> dict[str, TensorPlace]:
+    """Every tensor of a checkpoint folder, after its files were found to be what the manifest says.
+
+    Raises CompareError when the folder is torn, or damaged since it was written.
+    """
+    files = manifest_files(directory)
+    tensors: dict[str, TensorPlace] = {}
+    for name, (num_bytes, sha256) in sorted(files.items()):
+        file = directory / name
+        _check_file(file, num_bytes, sha256)
+        for tensor, place in tensors_of(file).items():
+            if tensor in tensors:
+                raise CompareError(f"{file}: has tensor {tensor}, and so has {tensors[tensor].file}")
+            tensors[tensor] = place
+    return tensors
+
+
+def manifest_files(directory: Path) -> dict[str, tuple[int, str]]:
+    """File name -> (size in bytes, SHA-256), of every bucket of the manifest. Raises CompareError."""
+    manifest = read_manifest(directory)
+    try:
+        return {
+            part["file"]: (part["num_bytes"], part["sha256"]) for part in manifest["buckets"] if part["file"]
+        }
+    except (KeyError, TypeError) as error:
+        raise CompareError(f"{directory / 'manifest.json'}: is no manifest of a checkpoint") from error
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint folder. Raises CompareError."""
+    path = directory / "manifest.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError as error:
+        raise CompareError(f"{directory}: is no complete checkpoint: it has no manifest.json") from error
+    except (OSError, msgspec.DecodeError) as error:
+        raise CompareError(f"{path}: cannot be read: {error}") from error
+
+
+def _check_file(file: Path, num_bytes: int, sha256: str) -> None:
+    try:
+        with file.open("rb") as opened:
+            size, found = file.stat().st_size, hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise CompareError(f"{file}: cannot be read: {error.strerror}") from error
+    if (size, found) != (num_bytes, sha256):
+        raise CompareError(
+            f"{file}: is not what was written: {size} bytes, SHA-256 {found[:12]}…; "
+            f"the manifest says {num_bytes} bytes, {sha256[:12]}…",
+            "the file was changed or the disk is failing; an older checkpoint may be whole",
+        )
+
+
+def tensors_of(file: Path) -> dict[str, TensorPlace]:
+    """The tensors of one safetensors file (8 bytes length, JSON header, data). Raises CompareError."""
+    with file.open("rb") as opened:
+        head = opened.read(8)
+        length = int.from_bytes(head, "little") if len(head) == 8 else -1
+        size = file.stat().st_size
+        if not 0 < length <= size - 8:
+            raise CompareError(f"{file}: is no safetensors file")
+        header = _decode_header(file, opened.read(length))
+    places = {name: _place(file, name, entry, 8 + length) for name, entry in header.items()}
+    _check_cover(file, list(places.values()), 8 + length, size)
+    return places
+
+
+def _decode_header(file: Path, data: bytes) -> dict[str, Any]:
+    try:
+        header = msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise CompareError(f"{file}: its header cannot be read: {error}") from error
+    header.pop("__metadata__", None)
+    return header
+
+
+def _place(file: Path, name: str, entry: Any, base: int) -> TensorPlace:
+    try:
+        start, stop = entry["data_offsets"]
+        return TensorPlace(file, entry["dtype"], tuple(entry["shape"]), base + start, base + stop)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CompareError(f"{file}: tensor {name} has a damaged entry") from error
+
+
+def _check_cover(file: Path, places: Sequence[TensorPlace], base: int, size: int) -> None:
+    """The tensors must lie side by side and fill the file, so that no byte goes unread."""
+    at = base
+    for place in sorted(places, key=lambda place: (place.start, place.stop)):
+        if place.start != at:
+            raise CompareError(f"{file}: has bytes that belong to no tensor, or to two")
+        at = place.stop
+    if at != size:
+        raise CompareError(f"{file}: ends at byte {size}, its header says {at}")

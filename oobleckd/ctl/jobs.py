@@ -1,0 +1,177 @@
+"""Verbs that change a job: ``submit``, ``pause``, ``resume``, ``cancel``, ``checkpoint``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from oobleckd.client import Client
+from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.nodes import told
+from oobleckd.ctl.output import (
+    FAILED,
+    TIMED_OUT,
+    USAGE,
+    Failure,
+    emit_fields,
+    emit_item,
+    emit_json,
+    fail,
+    note,
+    size,
+)
+from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
+from oobleckd.protocol.api import JobView
+from oobleckd.protocol.job import Job, JobError, load_job
+
+
+def read_job(path: Path) -> Job:
+    """The job of a file, with paths made absolute and found to exist. Raises Failure with exit code 2."""
+    try:
+        job = load_job(path)
+    except JobError as error:
+        where = "" if str(path) in str(error) else f"{path}: "
+        raise Failure(f"{where}{error}", error.hint, USAGE) from error
+    return _with_paths(job, path)
+
+
+def _with_paths(job: Job, source: Path) -> Job:
+    """Relative paths mean: from here. The daemon and the nodes run elsewhere."""
+    data, model, checkpoint = job.data, job.model, job.checkpoint
+    if data.path:
+        data = msgspec.structs.replace(data, path=_existing("data.path", data.path, source))
+    if model.checkpoint:
+        model = msgspec.structs.replace(
+            model, checkpoint=_existing("model.checkpoint", model.checkpoint, source)
+        )
+    if checkpoint.dir:
+        checkpoint = msgspec.structs.replace(
+            checkpoint, dir=str(Path(checkpoint.dir).expanduser().absolute())
+        )
+    return msgspec.structs.replace(job, data=data, model=model, checkpoint=checkpoint)
+
+
+def _existing(key: str, text: str, source: Path) -> str:
+    path = Path(text).expanduser().absolute()
+    if not path.exists():
+        fail(f"{source}: {key}: {path} does not exist", "relative paths start at the current folder", USAGE)
+    return str(path)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--resume", is_flag=False, flag_value="latest", default="", metavar="[DIR]",
+    help="Start from a checkpoint folder, or from the newest of the job of the same name.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Check the file and stop.")
+@click.option("--wait", "wait_", is_flag=True, help="Stay until the job is over; exit 1 unless it is done.")
+@connected
+def submit(client: Client, file: Path, resume: str, dry_run: bool, wait_: bool) -> None:
+    """Hand in the job of FILE, a job.toml. Prints the job's id."""
+    job = read_job(file)
+    if dry_run:
+        _show_plan(job, file)
+        return
+    if resume and resume != "latest":
+        resume = _existing("--resume", resume, file)
+    answer = client.submit(job, resume=resume)
+    if not wait_:
+        _say_submitted(answer.id, answer.message)
+        return
+    note(f"{job.name}: {answer.message or answer.id}")
+    _end_with(until_final(client, answer.id))
+
+
+def _say_submitted(job: str, message: str) -> None:
+    if wants_json():
+        emit_json("Submitted", {"id": job, "message": message})
+        return
+    click.echo(job)
+    if message:
+        note(message)
+
+
+def _end_with(view: JobView) -> None:
+    if wants_json():
+        emit_item("Job", view)
+    else:
+        click.echo(view.id)
+    if view.state != "done":
+        fail(f"{view.name} is {view.state} at step {view.step}", view.reason, FAILED)
+    note(f"{view.name} is done: {view.step} steps, {view.incidents} incidents, {view.steps_lost} steps lost")
+
+
+def _show_plan(job: Job, file: Path) -> None:
+    if wants_json():
+        emit_item("JobSpec", job)
+        return
+    train, memory = job.train, job.resources.device_memory_bytes
+    emit_fields({
+        "job": job.name,
+        "file": str(file),
+        "model": f"{job.model.family}{' from ' if job.model.checkpoint else ''}{job.model.checkpoint}",
+        "data": f"{job.data.source} {job.data.path}".strip(),
+        "steps": f"{train.steps} of {train.global_batch} sequences of {train.sequence} tokens",
+        "micro-batches": f"{job.num_micro_batches} of {train.micro_batch} a step",
+        "survives": f"{job.fault_tolerance.f} nodes lost at once (policy {job.fault_tolerance.policy})",
+        "memory": f"{size(memory)} a device" if memory else "all of each device",
+        "exact": "yes" if train.exact else "no: verify cannot compare runs bit by bit",
+    })  # fmt: skip
+    note("valid; nothing was submitted")
+
+
+@click.command()
+@click.argument("job")
+@connected
+def pause(client: Client, job: str) -> None:
+    """Stop JOB at the next step's boundary; its layers stay where they are."""
+    told(client.control(job, "pause"))
+
+
+@click.command()
+@click.argument("job")
+@connected
+def resume(client: Client, job: str) -> None:
+    """Let the paused JOB go on."""
+    told(client.control(job, "resume"))
+
+
+@click.command()
+@click.argument("job")
+@connected
+def cancel(client: Client, job: str) -> None:
+    """End JOB for good. Its checkpoints stay."""
+    told(client.control(job, "cancel"))
+
+
+@click.command()
+@click.argument("job")
+@click.option("--wait", "wait_", is_flag=True, help="Stay until it is complete, then print its folder.")
+@click.option("--timeout", "timeout_s", type=float, default=600.0, show_default=True, metavar="S")
+@connected
+def checkpoint(client: Client, job: str, wait_: bool, timeout_s: float) -> None:
+    """Write a checkpoint of JOB at the next step's boundary."""
+    before = client.job(job)
+    answer = client.control(job, "checkpoint")
+    if not wait_:
+        told(answer)
+        return
+    try:
+        _await_checkpoint(client, before, timeout_s)
+    except TimedOut as error:
+        raise Failure(f"{job}: no checkpoint within {timeout_s:g} s", "", TIMED_OUT) from error
+
+
+def _await_checkpoint(client: Client, before: JobView, timeout_s: float) -> None:
+    for view in views(client, before.id, timeout_s):
+        if view.checkpoint != before.checkpoint:
+            if wants_json():
+                emit_json("Checkpoint", {"job": view.id, "path": view.checkpoint})
+            else:
+                click.echo(view.checkpoint)
+            return
+        if view.state in FINAL:
+            fail(f"{view.name} is {view.state}, and no checkpoint was written", view.reason)

@@ -1,0 +1,130 @@
+"""A whole cluster on this machine: where its files lie, what its programs are called with.
+
+Owns the folder of such a cluster (``cluster.json``, keys, run, log, state of daemon and nodes). Does not own
+the processes (``processes``), nor what is said to the user (``cluster``).
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from oobleckd.ctl import processes
+from oobleckd.ctl.connect import socket_of
+from oobleckd.ctl.output import FAILED, USAGE, fail
+from oobleckd.ctl.processes import Process
+
+DAEMON = "oobleckd"
+_SOCKET_PATH_MOST = 100  # the kernel's limit is 108, with the terminating zero
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """What ``up`` was asked for; ``start-node`` and ``down`` go by it."""
+
+    nodes: tuple[str, ...]
+    devices: int
+    endpoint: str
+    allow_injection: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The folder of a local cluster."""
+
+    state: Path
+
+    @property
+    def run(self) -> Path:
+        """Pid files and the daemon's socket."""
+        return self.state / "run"
+
+    @property
+    def logs(self) -> Path:
+        """One log for each program."""
+        return self.state / "log"
+
+    @property
+    def keys(self) -> Path:
+        """CURVE keys."""
+        return self.state / "keys"
+
+    @property
+    def socket(self) -> Path:
+        """The daemon's socket."""
+        return socket_of(self.state)
+
+    def log(self, name: str) -> Path:
+        """The log of the daemon or of a node."""
+        return self.logs / f"{name}.log"
+
+    def check(self) -> None:
+        """Whether a cluster can live here. Ends the command if not."""
+        if len(str(self.socket)) > _SOCKET_PATH_MOST:
+            fail(f"{self.socket} is too long for a socket", "choose a shorter --state folder", USAGE)
+        try:
+            self.run.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            fail(f"{self.state}: cannot be made: {error.strerror}", "choose another --state folder", USAGE)
+
+    def load(self) -> Cluster | None:
+        """The cluster that was started here; None when there was none."""
+        try:
+            return msgspec.json.decode((self.state / "cluster.json").read_bytes(), type=Cluster)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            fail(
+                f"{self.state / 'cluster.json'}: cannot be read: {error}", "remove it after `oobleckctl down`"
+            )
+
+    def save(self, cluster: Cluster) -> None:
+        """Write down what was started."""
+        (self.state / "cluster.json").write_bytes(msgspec.json.encode(cluster))
+
+    def alive(self) -> dict[str, Process]:
+        """The programs of the cluster that run."""
+        known = processes.recall(self.run)
+        return {name: process for name, process in known.items() if processes.is_alive(process)}
+
+    def start_daemon(self, cluster: Cluster) -> Process:
+        """Start the daemon."""
+        allow = "--allow-injection" if cluster.allow_injection else "--no-allow-injection"
+        command = [
+            program("oobleckd"), "--state-dir", str(self.state / "daemon"), "--socket", str(self.socket),
+            "--endpoint", cluster.endpoint, "--keys-dir", str(self.keys), allow,
+        ]  # fmt: skip
+        return self._start(DAEMON, command)
+
+    def start_node(self, cluster: Cluster, node: str) -> Process:
+        """Start the worker of a node."""
+        command = [
+            program("oobleck-worker"), "--node", node, "--daemon", cluster.endpoint,
+            "--key", str(self.keys / "nodes" / f"{node}.key_secret"),
+            "--server-key", str(self.keys / "server.key"),
+            "--devices", str(cluster.devices), "--run-dir", str(self.run / node),
+        ]  # fmt: skip
+        return self._start(node, command)
+
+    def _start(self, name: str, command: list[str]) -> Process:
+        try:
+            return processes.start(name, command, self.run, self.logs, _ONE_THREAD)
+        except OSError as error:
+            fail(f"{name} cannot be started: {error}", "is the installation complete? `make setup`", FAILED)
+
+
+def program(name: str) -> str:
+    """A command of our own environment, whatever PATH says."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else name
+
+
+def free_endpoint() -> str:
+    """A loopback endpoint for the daemon, kept for its restarts."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"

@@ -1,0 +1,122 @@
+"""The ``oobleckctl`` command: its verbs by name, loaded when used, and the options that all of them know.
+
+Start-up is promised to be quick (``--version`` in under 100 ms), so a verb's module is imported when the verb
+is called, and this module imports nothing but click.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from oobleckd import __version__
+
+# verb -> (module under oobleckd.ctl, one line of help). The line is here so that --help imports nothing.
+VERBS: dict[str, tuple[str, str]] = {
+    "up": ("cluster", "Start a whole cluster on this machine."),
+    "down": ("cluster", "End the cluster that up started."),
+    "start-node": ("cluster", "Start a node of the local cluster again."),
+    "logs": ("cluster", "Show the logs of the local cluster."),
+    "keygen": ("cluster", "Make the keys of a cluster."),
+    "submit": ("jobs", "Hand in a job."),
+    "pause": ("jobs", "Stop a job at the next step's boundary."),
+    "resume": ("jobs", "Let a paused job go on."),
+    "cancel": ("jobs", "End a job for good."),
+    "checkpoint": ("jobs", "Write a checkpoint at the next step's boundary."),
+    "wait": ("waiting", "Wait for a step, a state, or the end of a recovery."),
+    "verify": ("verify", "Compare a job bit by bit with a run without failures."),
+    "status": ("show", "Show the daemon's headline."),
+    "get": ("show", "List jobs, nodes, pipelines, templates or incidents."),
+    "describe": ("show", "Show everything about one job, node or incident."),
+    "events": ("stream", "Show what happens."),
+    "story": ("stream", "Show the causal chain of a node, job or incident."),
+    "kill-node": ("nodes", "Inject a failure (where the daemon allows it)."),
+    "drain": ("nodes", "Take a node out of the plan without a failure."),
+    "undrain": ("nodes", "Let a drained node take part again."),
+}
+
+
+class Verbs(click.Group):
+    """A group that imports the module of a verb when the verb is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Every verb, in the order in which a person meets them."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - the same
+        """The command of a verb; None for an unknown one."""
+        if cmd_name not in VERBS:
+            return None
+        module = import_module(f"oobleckd.ctl.{VERBS[cmd_name][0]}")
+        command = getattr(module, cmd_name.replace("-", "_"))
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with a suggestion for a mistyped verb."""
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], VERBS, n=1)
+            also = f"; did you mean {close[0]!r}?" if close else ""
+            ctx.fail(f"no verb {args[0]!r}{also}")
+        return super().resolve_command(ctx, args)
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run the command line; every failure becomes words on stderr and the documented exit code."""
+        try:
+            code = super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.UsageError as error:
+            command = error.ctx.command_path if error.ctx else "oobleckctl"
+            _say(error.format_message(), f"see `{command} --help`")
+            sys.exit(2)
+        except click.Abort:
+            sys.exit(130)
+        except BrokenPipeError:
+            # The reader of our pipe has gone; Python must not complain about it once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        except Exception as error:
+            # Only a verb's module can raise a Failure; importing it before would cost start-up time.
+            from oobleckd.ctl.output import Failure
+
+            if not isinstance(error, Failure):
+                raise
+            _say(error.problem, error.hint)
+            sys.exit(error.code)
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - the same
+        """The list of verbs, without loading them."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+
+
+def _say(problem: str, hint: str) -> None:
+    click.echo(f"error: {problem}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+
+
+@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="oobleckctl")
+@click.option("--socket", metavar="PATH", help="The daemon's socket (or OOBLECK_SOCKET).")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), help="How to print data.")
+@click.pass_context
+def main(ctx: click.Context, socket: str | None, output: str | None) -> None:
+    """Train large models that keep going when machines die.
+
+    Data goes to stdout, words to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 not found or condition
+    false, 4 daemon unreachable, 5 refused, 124 timed out.
+    """
+    ctx.obj = {"socket": socket, "output": output}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Verbs about one node: ``kill-node``, ``drain``, ``undrain``."""
+
+from __future__ import annotations
+
+import click
+
+from oobleckd.client import Client, How
+from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.output import emit_item, note
+from oobleckd.protocol.api import Accepted
+
+
+def told(answer: Accepted) -> None:
+    """Say what the daemon answered to an act."""
+    if wants_json():
+        emit_item("Accepted", answer)
+    elif answer.message:
+        note(answer.message)
+
+
+@click.command("kill-node")
+@click.argument("node")
+@click.option(
+    "--how",
+    type=click.Choice(["sigkill", "device", "agent-only", "sigterm"]),
+    default="sigkill",
+    show_default=True,
+    help="sigkill: the whole node; device: one device process; agent-only: the agent; sigterm: an orderly leave.",
+)
+@click.option(
+    "--at", default="", metavar="POINT", help="Not now, but when a device reaches this fault point."
+)
+@click.option("--round", "round_", default=-1, metavar="N", help="With --at: in this round and no other.")
+@connected
+def kill_node(client: Client, node: str, how: How, at: str, round_: int) -> None:
+    """Inject a failure into NODE, where the daemon allows injection."""
+    if round_ >= 0 and not at:
+        raise click.UsageError("--round needs --at: it says in which round the fault point counts")
+    told(client.kill(node, how, at=at, round=round_))
+
+
+@click.command()
+@click.argument("node")
+@click.option("--reason", default="", help="Why, for those who look later.")
+@connected
+def drain(client: Client, node: str, reason: str) -> None:
+    """Take NODE out of the plan at a step's boundary, without a failure."""
+    told(client.drain(node, reason))
+
+
+@click.command()
+@click.argument("node")
+@click.option("--reason", default="", help="Why, for those who look later.")
+@connected
+def undrain(client: Client, node: str, reason: str) -> None:
+    """Let a drained NODE take part again."""
+    told(client.undrain(node, reason))

@@ -1,0 +1,125 @@
+"""What oobleckctl prints, and how it ends: data on stdout, ``error:`` and ``hint:`` on stderr, exit codes.
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 not found or condition false, 4 daemon unreachable, 5 refused,
+124 ``wait`` timed out. Data is a table for people or, with ``-o json``, one document with ``apiVersion``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import click
+import msgspec
+
+from oobleckd.protocol.api import API_VERSION
+
+FAILED, USAGE, NOT_FOUND, UNREACHABLE, REFUSED, TIMED_OUT = 1, 2, 3, 4, 5, 124
+
+
+class Failure(Exception):
+    """The end of a command that did not do what was asked: one sentence, one hint, one exit code."""
+
+    def __init__(self, problem: str, hint: str = "", code: int = FAILED) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+        self.code = code
+
+
+def fail(problem: str, hint: str = "", code: int = FAILED) -> NoReturn:
+    """End the command."""
+    raise Failure(problem, hint, code)
+
+
+def note(text: str) -> None:
+    """A word to the person in front of the terminal, which is no data."""
+    click.echo(text, err=True)
+
+
+def emit_json(kind: str, fields: Mapping[str, Any]) -> None:
+    """One document on one line."""
+    document = {"apiVersion": API_VERSION, "kind": kind, **fields}
+    click.echo(msgspec.json.encode(document, enc_hook=str).decode())
+
+
+def emit_items(kind: str, items: Sequence[msgspec.Struct]) -> None:
+    """A list document."""
+    emit_json(f"{kind}List", {"items": [msgspec.to_builtins(item) for item in items]})
+
+
+def emit_item(kind: str, item: msgspec.Struct) -> None:
+    """A document of one thing."""
+    fields = msgspec.to_builtins(item)
+    emit_json(kind, {key: value for key, value in fields.items() if key != "apiVersion"})
+
+
+def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table for people. In a pipe: no colour, no boxes, nothing cut off."""
+    if not sys.stdout.isatty():
+        _emit_plain(columns, rows)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _emit_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    lines = [tuple(columns), *map(tuple, rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    for line in lines:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def emit_fields(fields: Mapping[str, str]) -> None:
+    """Name and value, one pair a line; pairs without a value are left out."""
+    width = max(map(len, fields), default=0)
+    for name, value in fields.items():
+        if value:
+            click.echo(f"{name + ':':<{width + 1}} {value}")
+
+
+# --------------------------------------------------------------------------- words for numbers
+
+
+def seconds(value: float) -> str:
+    """``"3.2 ms"``, ``"1.25 s"``, ``"4 min 10 s"``."""
+    if value < 0.1:
+        return f"{value * 1e3:.3g} ms"
+    if value < 60:
+        return f"{value:.3g} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def size(num_bytes: float) -> str:
+    """``"12.5 MiB"``."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.3g} GiB"
+
+
+def clock(at: float) -> str:
+    """Local time of day of POSIX seconds, to the millisecond."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S.%f")[:-3]
+
+
+def layers(start: int, stop: int) -> str:
+    """``"3-5"`` for layers 3, 4, 5."""
+    return f"{start}" if stop == start + 1 else f"{start}-{stop - 1}"
+
+
+def tolerance(still: int, f: int) -> str:
+    """``"2 of 2"``: how many nodes can be lost at once, of how many were asked for."""
+    return "-" if still < 0 else f"{still} of {f}"

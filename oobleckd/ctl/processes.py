@@ -1,0 +1,137 @@
+"""Programs that outlive the command that starts them, known by pid file, and ended one by one.
+
+A pid alone is no name: the kernel gives it to somebody else later. So a pid file also holds the start time of the
+process and the boot it belongs to, and a signal goes through a pidfd that was checked against both. Nothing
+else is ever signalled. Linux only.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_STATE, _START_TICKS = 0, 19  # fields of /proc/PID/stat, counted from the one behind the name
+
+
+class Process(msgspec.Struct, frozen=True):
+    """One process for all time: its pid, its start in clock ticks since boot, and the boot."""
+
+    pid: int
+    start_ticks: int
+    boot: str
+
+
+def identify(pid: int) -> Process | None:
+    """The process that has ``pid`` now; None when there is none, or only its remains."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()
+    if fields[_STATE] in "ZX":
+        return None
+    return Process(pid, int(fields[_START_TICKS]), _BOOT_ID.read_text(encoding="ascii").strip())
+
+
+def is_alive(process: Process) -> bool:
+    """Whether this very process still runs."""
+    return identify(process.pid) == process
+
+
+def start(name: str, command: Sequence[str], run: Path, logs: Path, environ: Mapping[str, str]) -> Process:
+    """Start ``command`` in a session of its own, its output in ``logs/name.log``, and write its pid file.
+
+    Raises OSError when it cannot be started.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / f"{name}.log").open("ab") as log:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            close_fds=True,
+            env={**os.environ, **environ},
+        )
+    # It is our child and not yet waited for, so its entry in /proc is there even if it has ended.
+    process = identify(child.pid) or Process(child.pid, -1, "")
+    child.returncode = 0  # It outlives this command: Popen must neither wait for it nor warn.
+    remember(name, process, run)
+    return process
+
+
+def remember(name: str, process: Process, run: Path) -> None:
+    """Write the pid file of ``name``, whole or not at all."""
+    run.mkdir(parents=True, exist_ok=True)
+    part = run / f".{name}.pid.part"
+    part.write_bytes(msgspec.json.encode(process))
+    part.replace(run / f"{name}.pid")
+
+
+def recall(run: Path) -> dict[str, Process]:
+    """Every pid file in ``run``, by name. A file that cannot be read names nobody."""
+    known = {}
+    for path in sorted(run.glob("*.pid")):
+        with suppress(msgspec.DecodeError, OSError):
+            known[path.stem] = msgspec.json.decode(path.read_bytes(), type=Process)
+    return known
+
+
+def forget(name: str, run: Path) -> None:
+    """Remove the pid file of ``name``."""
+    (run / f"{name}.pid").unlink(missing_ok=True)
+
+
+def end(processes: Iterable[Process], grace_s: float) -> int:
+    """End exactly these processes: SIGTERM to all, SIGKILL to those that are left after ``grace_s``.
+
+    Returns how many had to be killed. Those that have ended before are no error.
+    """
+    handles = [handle for process in processes if (handle := _open(process)) is not None]
+    try:
+        _signal(handles, signal.SIGTERM)
+        left = _still_there(handles, grace_s)
+        _signal(left, signal.SIGKILL)
+        _still_there(left, grace_s)
+        return len(left)
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def _open(process: Process) -> int | None:
+    """A handle on this very process: opened first, identified then, so that no pid can change hands between."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if is_alive(process):
+        return handle
+    os.close(handle)
+    return None
+
+
+def _signal(handles: Iterable[int], number: signal.Signals) -> None:
+    for handle in handles:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, number)
+
+
+def _still_there(handles: Sequence[int], wait_s: float) -> list[int]:
+    """Wait until all have ended, ``wait_s`` at most; those that have not."""
+    deadline = time.monotonic() + wait_s
+    left = list(handles)
+    while left and (remaining := deadline - time.monotonic()) > 0:
+        ended, _, _ = select.select(left, [], [], remaining)
+        left = [handle for handle in left if handle not in ended]
+    return left

@@ -1,0 +1,237 @@
+"""Verbs that show what is: ``status``, ``get`` and ``describe``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import click
+import msgspec
+
+from oobleckd.client import Client
+from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.output import (
+    NOT_FOUND,
+    clock,
+    emit_fields,
+    emit_item,
+    emit_items,
+    emit_table,
+    fail,
+    layers,
+    seconds,
+    size,
+    tolerance,
+)
+from oobleckd.protocol.api import IncidentView, JobView, LayerRange, NodeView, PipelineView, TemplateView
+
+
+@click.command()
+@connected
+def status(client: Client) -> None:
+    """Show the daemon's headline."""
+    found = client.status()
+    if wants_json():
+        emit_item("Status", found)
+        return
+    emit_fields({
+        "oobleckd": f"{found.version}, up {seconds(found.up_s)}",
+        "now": found.line,
+        "nodes": str(found.nodes),
+        "jobs": str(found.jobs),
+        "endpoint": found.endpoint,
+        "state": found.state_dir,
+        "injection": "allowed" if found.allow_injection else "not allowed",
+    })  # fmt: skip
+
+
+# --------------------------------------------------------------------------- get
+
+Row = Sequence[str]
+View = TypeVar("View", bound=msgspec.Struct)
+
+
+def _held(ranges: Sequence[LayerRange]) -> str:
+    return ", ".join(layers(held.start, held.stop) for held in ranges) or "-"
+
+
+def _job_row(job: JobView) -> Row:
+    loss = "-" if job.loss is None else f"{job.loss:.4f}"
+    return (
+        job.id, job.name, job.state, f"{job.step}/{job.steps}", loss, str(job.epoch),
+        tolerance(job.tolerance, job.f), str(len(job.nodes)), f"{job.samples_per_s:.1f}", job.reason,
+    )  # fmt: skip
+
+
+def _node_row(node: NodeView) -> Row:
+    return (
+        node.name, node.state, ", ".join(sorted(set(node.kinds))) or "-", str(len(node.devices)),
+        _held(node.layers), seconds(node.beat_age_s), node.host, node.reason,
+    )  # fmt: skip
+
+
+def _pipeline_row(pipeline: PipelineView) -> Row:
+    stages = ", ".join(f"{stage.device}: {layers(stage.start, stage.stop)}" for stage in pipeline.stages)
+    return str(pipeline.index), ", ".join(pipeline.nodes), stages, str(len(pipeline.micro_batches))
+
+
+def _template_row(template: TemplateView) -> Row:
+    return (
+        str(template.num_nodes), " | ".join(layers(*stage) for stage in template.stages),
+        seconds(template.fill_s), seconds(template.period_s),
+        size(max(template.memory_bytes, default=0)), str(template.instances),
+    )  # fmt: skip
+
+
+def _incident_row(incident: IncidentView) -> Row:
+    return (
+        incident.id, clock(incident.at), ", ".join(incident.nodes), incident.cause, str(incident.step),
+        "open" if incident.open else seconds(incident.total_s), str(incident.steps_lost), incident.reason,
+    )  # fmt: skip
+
+
+_JOB_COLUMNS = ("ID", "NAME", "STATE", "STEP", "LOSS", "EPOCH", "CAN LOSE", "NODES", "SAMPLES/S", "REASON")
+_NODE_COLUMNS = ("NAME", "STATE", "KIND", "DEVICES", "LAYERS", "BEAT", "HOST", "REASON")
+_PIPELINE_COLUMNS = ("PIPELINE", "NODES", "STAGES", "MICRO-BATCHES")
+_TEMPLATE_COLUMNS = ("NODES", "LAYERS", "FILL", "PERIOD", "MEMORY", "INSTANCES")
+_INCIDENT_COLUMNS = ("ID", "AT", "NODES", "CAUSE", "STEP", "TOOK", "STEPS LOST", "REASON")
+
+
+def _jobs(client: Client) -> None:
+    _list("Job", client.jobs(), _JOB_COLUMNS, _job_row)
+
+
+def _nodes(client: Client) -> None:
+    _list("Node", client.nodes(), _NODE_COLUMNS, _node_row)
+
+
+def _pipelines(client: Client) -> None:
+    _list("Pipeline", client.pipelines(), _PIPELINE_COLUMNS, _pipeline_row)
+
+
+def _templates(client: Client) -> None:
+    _list("Template", client.templates(), _TEMPLATE_COLUMNS, _template_row)
+
+
+def _incidents(client: Client) -> None:
+    _list("Incident", client.incidents(), _INCIDENT_COLUMNS, _incident_row)
+
+
+def _list(kind: str, items: Sequence[View], columns: Row, row: Callable[[View], Row]) -> None:
+    if wants_json():
+        emit_items(kind, items)
+    else:
+        emit_table(columns, [row(item) for item in items])
+
+
+_LISTS: dict[str, Callable[[Client], None]] = {
+    "jobs": _jobs,
+    "nodes": _nodes,
+    "pipelines": _pipelines,
+    "templates": _templates,
+    "incidents": _incidents,
+}
+
+
+@click.command()
+@click.argument("what", type=click.Choice(list(_LISTS)))
+@connected
+def get(client: Client, what: str) -> None:
+    """List jobs, nodes, pipelines, templates or incidents."""
+    _LISTS[what](client)
+
+
+# --------------------------------------------------------------------------- describe
+
+
+@click.command()
+@click.argument("what", type=click.Choice(["job", "node", "incident"]))
+@click.argument("name")
+@connected
+def describe(client: Client, what: str, name: str) -> None:
+    """Show everything about one job, node or incident."""
+    match what:
+        case "job":
+            _describe_job(client, client.job(name))
+        case "node":
+            _describe_node(_one("node", name, {node.name: node for node in client.nodes()}))
+        case _:
+            _describe_incident(_one("incident", name, {found.id: found for found in client.incidents()}))
+
+
+def _one(what: str, name: str, known: dict[str, View]) -> View:
+    if name not in known:
+        names = ", ".join(sorted(known)) or "none"
+        fail(f"no {what} {name!r}", f"known: {names}", NOT_FOUND)
+    return known[name]
+
+
+def _describe_job(client: Client, job: JobView) -> None:
+    if wants_json():
+        emit_item("Job", job)
+        return
+    emit_fields({
+        "job": f"{job.name} ({job.id})",
+        "state": f"{job.state}{': ' if job.reason else ''}{job.reason}",
+        "step": f"{job.step} of {job.steps}",
+        "loss": "" if job.loss is None else f"{job.loss:.6f}",
+        "epoch": str(job.epoch),
+        "can lose": tolerance(job.tolerance, job.f) + " nodes",
+        "policy": job.policy,
+        "step time": seconds(job.step_s) if job.step_s else "",
+        "throughput": f"{job.samples_per_s:.1f} samples/s" if job.samples_per_s else "",
+        "submitted": clock(job.submitted_at),
+        "finished": "" if job.finished_at is None else clock(job.finished_at),
+        "incidents": f"{job.incidents}, {job.steps_lost} steps lost",
+        "checkpoint": job.checkpoint,
+        "digest": job.digest,
+    })  # fmt: skip
+    if job.pipelines:
+        click.echo("pipelines:")
+        emit_table(_PIPELINE_COLUMNS, [_pipeline_row(pipeline) for pipeline in job.pipelines])
+    incidents = [incident for incident in client.incidents() if incident.job == job.id]
+    if incidents:
+        click.echo("incidents:")
+        emit_table(_INCIDENT_COLUMNS, [_incident_row(incident) for incident in incidents])
+
+
+def _describe_node(node: NodeView) -> None:
+    if wants_json():
+        emit_item("Node", node)
+        return
+    emit_fields({
+        "node": node.name,
+        "state": f"{node.state}{': ' if node.reason else ''}{node.reason}",
+        "host": node.host,
+        "incarnation": node.incarnation,
+        "last beat": f"{seconds(node.beat_age_s)} ago",
+        "devices": ", ".join(
+            f"{device} ({kind}, pid {pid})"
+            for device, kind, pid in zip(node.devices, node.kinds, node.pids, strict=False)
+        ),
+        "layers": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.layers),
+    })  # fmt: skip
+
+
+def _describe_incident(incident: IncidentView) -> None:
+    if wants_json():
+        emit_item("Incident", incident)
+        return
+    redone = f"{incident.layer_gradients} of {incident.step_layer_gradients} layer-gradients of the step"
+    emit_fields({
+        "incident": incident.id,
+        "job": incident.job,
+        "cause": incident.cause,
+        "nodes": ", ".join(incident.nodes),
+        "at": f"{clock(incident.at)}, step {incident.step}, epoch {incident.epoch}",
+        "took": "still open" if incident.open else seconds(incident.total_s),
+        "step committed": f"after {seconds(incident.committed_s)}" if incident.committed_s else "",
+        "computed again": redone if incident.step_layer_gradients else "",
+        "copied": size(incident.copied_bytes),
+        "steps lost": str(incident.steps_lost),
+        "reason": incident.reason,
+    })  # fmt: skip
+    emit_table(
+        ("PHASE", "BEGAN", "TOOK"),
+        [(phase.phase, "+" + seconds(phase.start_s), seconds(phase.duration_s)) for phase in incident.phases],
+    )

@@ -1,0 +1,150 @@
+"""The twin of a job: the same job, run without failures, to compare with.
+
+Owns how a twin is made (on the cluster, or in one process), and where it is kept, so that a job is not run twice
+for two calls of ``verify``. Does not own the comparison (``compare``).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from oobleckd import __version__
+from oobleckd.client import Client
+from oobleckd.ctl.compare import CompareError, Run, StepFact, read_checkpoint, read_manifest, read_steps
+from oobleckd.ctl.output import FAILED, Failure, fail, note
+from oobleckd.ctl.waiting import until_final
+from oobleckd.protocol.api import JobView, StepView
+from oobleckd.protocol.job import Job
+
+_TRIES = 3
+Watcher = Callable[[JobView], None]
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A twin that was run before: its steps and its last checkpoint."""
+
+    checkpoint: str
+    steps: tuple[StepFact, ...]
+
+
+def run_of(job: JobView, steps: Sequence[StepView]) -> Run:
+    """A finished job of the daemon, as evidence. Raises CompareError."""
+    if not job.checkpoint:
+        raise CompareError(f"{job.name} has no checkpoint, so its weights cannot be compared")
+    facts = tuple(StepFact(s.step, s.loss, s.loss_hex, s.samples, s.ledger) for s in steps)
+    return evidence(job.spec, facts, Path(job.checkpoint))
+
+
+def evidence(job: Job, steps: tuple[StepFact, ...], checkpoint: Path) -> Run:
+    """Steps and checkpoint of a run of ``job``. Raises CompareError, also when it is not the final checkpoint."""
+    counters = read_manifest(checkpoint).get("counters")
+    if not isinstance(counters, dict) or counters.get("step") != job.train.steps:
+        raise CompareError(
+            f"{checkpoint}: is not the checkpoint after the last step, {job.train.steps}",
+            "was the job's folder pruned or written by another job?",
+        )
+    return Run(steps, read_checkpoint(checkpoint), job.train.steps, job.train.global_batch)
+
+
+def kept_file(client: Client, job: JobView, how: str) -> Path:
+    """Where the twin of ``job`` is noted. A twin of another version of the program is no twin."""
+    return Path(client.status().state_dir) / "verify" / f"{job.digest}-{__version__}-{how}.json"
+
+
+def recall(file: Path) -> Kept | None:
+    """A twin that was kept and is still whole enough to be read; None otherwise."""
+    try:
+        kept = msgspec.json.decode(file.read_bytes(), type=Kept)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return kept if (Path(kept.checkpoint) / "manifest.json").exists() else None
+
+
+def keep(file: Path, kept: Kept) -> None:
+    """Note a twin, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(".part")
+    part.write_bytes(msgspec.json.encode(kept))
+    part.replace(file)
+
+
+# --------------------------------------------------------------------------- on the cluster
+
+
+def twin_of(job: Job) -> Job:
+    """The same training under another name; it keeps its last checkpoint and writes no others."""
+    place = msgspec.structs.replace(job.checkpoint, every=0, keep=1)
+    return msgspec.structs.replace(job, name=f"{job.name[:58]}-twin", checkpoint=place)
+
+
+def run_on_cluster(client: Client, job: JobView, told: Watcher) -> Kept:
+    """Run the twin as a job. One that met failures itself proves nothing, so it is run again."""
+    twin = twin_of(job.spec)
+    for _ in range(_TRIES):
+        note(f"running {twin.name}, the same job without failures")
+        done = until_final(client, client.submit(twin).id, told)
+        if done.state != "done":
+            fail(f"{twin.name} is {done.state} at step {done.step}", done.reason, FAILED)
+        if not done.incidents:
+            facts = tuple(
+                StepFact(s.step, s.loss, s.loss_hex, s.samples, s.ledger) for s in client.steps(done.id)
+            )
+            return Kept(done.checkpoint, facts)
+        note(f"{twin.name} lost nodes itself ({done.incidents} incidents); once more")
+    raise Failure(f"{twin.name} met failures {_TRIES} times", "try again when the cluster is quiet", FAILED)
+
+
+# --------------------------------------------------------------------------- in one process
+
+
+def run_single(job: Job, out: Path) -> Kept:
+    """Run the twin in one process on this machine; it leaves its checkpoint under ``out``."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    note("running the same job in a single process")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "job.toml"
+        file.write_text(to_toml(msgspec.to_builtins(job)), encoding="utf-8")
+        command = [sys.executable, "-m", "worker.twin", "--job", str(file), "--out", str(out)]
+        ended = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+        )
+    if ended.returncode:
+        said = ended.stderr.strip().splitlines()
+        raise Failure(f"the single process failed: {said[-1] if said else 'it said nothing'}", "", FAILED)
+    checkpoints = sorted(out.glob("step-*/manifest.json"))
+    if not checkpoints:
+        raise Failure(f"the single process left no checkpoint in {out}", "", FAILED)
+    return Kept(str(checkpoints[-1].parent), read_steps(out / "steps.jsonl"))
+
+
+def to_toml(table: dict[str, object], path: str = "") -> str:
+    """TOML of a table of strings, numbers, booleans, lists of them, and tables; None is left out."""
+    plain = {key: value for key, value in table.items() if not isinstance(value, dict) and value is not None}
+    lines = [f"[{path}]"] if path and plain else []
+    lines += [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
+    text = "".join(f"{line}\n" for line in lines)
+    for key, value in table.items():
+        if isinstance(value, dict):
+            text += to_toml(value, f"{path}.{_key(key)}" if path else _key(key))
+    return text
+
+
+def _key(key: str) -> str:
+    return key if key.replace("_", "a").replace("-", "a").isalnum() and key.isascii() else _value(key)
+
+
+def _value(value: object) -> str:
+    # TOML's strings, numbers, booleans and arrays are JSON's, but for floats that JSON would round to none.
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return msgspec.json.encode(value).decode()

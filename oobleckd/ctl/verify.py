@@ -1,0 +1,110 @@
+"""The verb ``verify``: a job against its twin without failures, bit by bit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from oobleckd.client import Client
+from oobleckd.ctl import twin
+from oobleckd.ctl.compare import CompareError, Run, Verdict, compare, read_manifest
+from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.output import FAILED, REFUSED, emit_item, fail, note
+from oobleckd.protocol.api import JobView
+
+# What two runs must share to be comparable at all: key of the manifest -> how it is called in a sentence.
+_GROUNDS = {"corpus": "texts", "kinds": "kinds of devices", "device_kinds": "kinds of devices"}
+
+
+@click.command()
+@click.argument("job")
+@click.option("--single", is_flag=True, help="Run the twin in a single process instead of on the cluster.")
+@click.option("--fresh", is_flag=True, help="Run the twin again even if one is kept from before.")
+@connected
+def verify(client: Client, job: str, single: bool, fresh: bool) -> None:
+    """Compare JOB with a run of the same job without failures: losses, samples, weights, bit by bit.
+
+    Exit 0: identical. Exit 1: different, or not comparable; the first difference is named.
+    """
+    view = client.job(job)
+    _check(view)
+    file = twin.kept_file(client, view, "single" if single else "cluster")
+    kept = None if fresh else twin.recall(file)
+    try:
+        if kept is None:
+            kept = _make(client, view, file, single=single)
+            twin.keep(file, kept)
+        else:
+            note("comparing with the run without failures that is kept from before")
+        ours = twin.run_of(view, client.steps(view.id))
+        theirs = twin.evidence(view.spec, kept.steps, Path(kept.checkpoint))
+        _check_grounds(Path(view.checkpoint), Path(kept.checkpoint))
+    except CompareError as error:
+        fail(str(error), error.hint, FAILED)
+    _say(view, ours, compare(ours, theirs))
+
+
+def _check(view: JobView) -> None:
+    if view.state != "done":
+        fail(
+            f"{view.name} is {view.state} at step {view.step} of {view.steps}, so there is nothing to compare yet",
+            f"oobleckctl wait {view.id} --for state=done",
+            REFUSED,
+        )
+    if not view.spec.train.exact:
+        fail(
+            f"{view.name} is not comparable: train.exact is false, so the grouping of sums shows in the bits",
+            "submit it with train.exact = true",
+            FAILED,
+        )
+
+
+def _make(client: Client, view: JobView, file: Path, *, single: bool) -> twin.Kept:
+    if single:
+        return twin.run_single(view.spec, file.with_suffix(""))
+    with _progress(view.steps) as told:
+        return twin.run_on_cluster(client, view, told)
+
+
+def _check_grounds(ours: Path, theirs: Path) -> None:
+    one, other = read_manifest(ours), read_manifest(theirs)
+    for key, word in _GROUNDS.items():
+        if one.get(key) != other.get(key):
+            fail(
+                f"not comparable: the runs had different {word} ({one.get(key)} and {other.get(key)})",
+                "run both on the same kind of device and the same text",
+                FAILED,
+            )
+
+
+def _say(view: JobView, ours: Run, verdict: Verdict) -> None:
+    if wants_json():
+        emit_item("Verdict", verdict)
+    else:
+        click.echo(
+            f"ledger: {verdict.samples} samples in {len(ours.steps)} steps, digest {verdict.ledger[:16]}"
+            f"; {view.incidents} incidents, {view.steps_lost} steps lost"
+        )
+        for finding in verdict.findings:
+            click.echo(f"  {finding}")
+        click.echo(verdict.sentence)
+    if not verdict.identical:
+        sys.exit(FAILED)
+
+
+@contextmanager
+def _progress(num_steps: int) -> Iterator[twin.Watcher]:
+    """A bar for people; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _view: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("without failures", total=num_steps)
+        yield lambda view: progress.update(task, completed=view.step)

@@ -1,0 +1,111 @@
+"""Waiting for a job: the verb ``wait`` and the loop that ``submit --wait`` and ``verify`` share.
+
+The event stream says when to look; the job's view says what is so. A daemon that goes away meanwhile
+is waited for, because training goes on without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import get_args
+
+import click
+
+from oobleckd.client import Client, Unreachable
+from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.output import NOT_FOUND, TIMED_OUT, Failure, emit_item, fail
+from oobleckd.protocol.api import JobState, JobView
+
+FINAL: tuple[JobState, ...] = ("done", "failed", "cancelled")
+_LOOK_EVERY_S = 0.2
+
+
+class TimedOut(Exception):
+    """The condition did not come true in time; ``job`` is how it was last seen."""
+
+    def __init__(self, job: JobView | None) -> None:
+        super().__init__("timed out")
+        self.job = job
+
+
+def views(client: Client, job: str, timeout_s: float | None) -> Iterator[JobView]:
+    """The job again and again, until the caller has seen enough. Raises TimedOut."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    view: JobView | None = None
+    while True:
+        try:
+            view = client.job(job)
+        except Unreachable:
+            if view is None:
+                raise
+        else:
+            yield view
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimedOut(view)
+        time.sleep(_LOOK_EVERY_S)
+
+
+def until_final(client: Client, job: str, told: Callable[[JobView], None] = lambda _view: None) -> JobView:
+    """Wait until the job is done, failed or cancelled. ``told`` hears every look."""
+    for view in views(client, job, None):
+        told(view)
+        if view.state in FINAL:
+            return view
+    raise AssertionError("views never ends by itself")
+
+
+Condition = Callable[[JobView], bool]
+
+
+def condition_of(text: str) -> Condition:
+    """``step=N``, ``state=S``, ``recovered`` or ``incidents=N``. Raises click.UsageError."""
+    name, _, value = text.partition("=")
+    match name:
+        case "step" if value.isdigit():
+            return lambda job: job.step >= int(value)
+        case "state" if value in get_args(JobState):
+            return lambda job: job.state == value
+        case "state":
+            raise click.UsageError(f"no state {value!r}; states: {', '.join(get_args(JobState))}")
+        case "recovered" if not value:
+            return lambda job: job.state in {"running", "done"}
+        case "incidents" if value.isdigit():
+            return lambda job: job.incidents >= int(value) and job.state in {"running", "done"}
+        case _:
+            raise click.UsageError(
+                f"cannot wait for {text!r}; say step=N, state=STATE, recovered or incidents=N"
+            )
+
+
+def _has_open_incident(client: Client, job: JobView) -> bool:
+    return any(incident.open and incident.job == job.id for incident in client.incidents())
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--for", "what", required=True, metavar="WHAT", help="step=N, state=STATE, recovered or incidents=N."
+)
+@click.option("--timeout", "timeout_s", type=float, metavar="S", help="Give up after so many seconds.")
+@connected
+def wait(client: Client, job: str, what: str, timeout_s: float | None) -> None:
+    """Wait until JOB has committed a step, is in a state, has no recovery open (recovered), or has
+    come through at least N recoveries (incidents=N).
+
+    Ends with 3 when it can no longer come true, with 124 when the time is up.
+    """
+    holds = condition_of(what)
+    closed = what.startswith(("recovered", "incidents"))
+    try:
+        for view in views(client, job, timeout_s):
+            if holds(view) and not (closed and _has_open_incident(client, view)):
+                if wants_json():
+                    emit_item("Job", view)
+                return
+            if view.state in FINAL:
+                fail(f"{view.name} is {view.state} at step {view.step}; {what} will not come true",
+                     view.reason, NOT_FOUND)  # fmt: skip
+    except TimedOut as error:
+        seen = f"; it is {error.job.state} at step {error.job.step}" if error.job else ""
+        raise Failure(f"{job}: no {what} within {timeout_s:g} s{seen}", "", TIMED_OUT) from error
