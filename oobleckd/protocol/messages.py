@@ -119,6 +119,15 @@ class DeviceLost(Message, frozen=True):
     evidence: str
 
 
+class DeviceUp(Message, frozen=True):
+    """A device process tells its agent where it stands: at its start and whenever ``info`` changes.
+
+    The agent keeps the last one for its Hello; it never travels to the daemon as it is.
+    """
+
+    info: DeviceInfo
+
+
 class LinkDown(Message, frozen=True):
     """``device`` lost its link to ``peer`` without a goodbye."""
 
@@ -386,7 +395,7 @@ ToWorker = Welcome | Refused | Measure | Deploy | Resume | Report | Decide | Fla
 
 __all__ = [
     "PROTOCOL", "Ack", "Beat", "CheckpointPart", "Counters", "Decide", "Deploy", "DeviceFailed",
-    "DeviceInfo", "DeviceLost", "Flag", "Flags", "FromWorker", "Goodbye", "Held", "Hello", "Inject",
+    "DeviceInfo", "DeviceLost", "DeviceUp", "Flag", "Flags", "FromWorker", "Goodbye", "Held", "Hello", "Inject",
     "LinkDown", "Measure", "Measured", "Message", "Outcome", "Peer", "Progress", "Range", "Ready",
     "Refused", "Release", "Report", "Resume", "StepDone", "ToWorker", "Vote", "Welcome",
 ]  # fmt: skip
