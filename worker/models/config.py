@@ -1,0 +1,134 @@
+"""The model's configuration: the job's fields on top of the family's defaults, checked before anything is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from oobleckd.protocol.job import Job
+from worker.errors import UserError
+
+FAMILIES = (
+    "biogpt", "bloom", "cohere", "ernie4_5", "falcon", "gemma", "gemma2", "glm", "gpt2", "gpt_neox",
+    "granite", "helium", "llama", "mistral", "mpt", "nemotron", "olmo", "olmo2", "opt", "persimmon", "phi",
+    "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2", "xglm",
+)  # fmt: skip
+"""Families whose split is proven bit-equal to the undivided model (tests/unit/worker/test_models.py)."""
+
+_REFUSED = frozenset(
+    {
+        # the engine's own choice, or of no meaning to the training of a causal LM from its configuration
+        "add_cross_attention", "architectures", "chunk_size_feed_forward", "dtype", "id2label",
+        "is_encoder_decoder", "label2id", "output_hidden_states", "problem_type", "return_dict",
+        "torch_dtype", "transformers_version", "use_cache",
+        # drops whole blocks at random, which the cut would not see
+        "layerdrop",
+    }
+)  # fmt: skip
+
+_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def load_config(job: Job) -> PretrainedConfig:
+    """The configuration of ``job``'s model. Raises UserError naming the key that is wrong."""
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    family = job.model.family
+    if family not in FAMILIES:
+        raise UserError(
+            f"model.family: {family!r} is not supported", _nearest(family, FAMILIES, "supported families")
+        )
+    kind: type[PretrainedConfig] = CONFIG_MAPPING[family]
+    _check_keys(kind, job.model.config)
+    fields = {**_stored(job), **job.model.config}
+    fields |= dict.fromkeys(_out_of_reach(kind, fields))
+    try:
+        config = kind(**(fields | {"use_cache": False}))
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"model.config: {_one_line(error)}", f"see the fields of transformers' {kind.__name__}"
+        ) from error
+    _check_config(job, config)
+    return config
+
+
+def _check_keys(kind: type[PretrainedConfig], given: Iterable[str]) -> None:
+    fields = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
+    known = fields - _REFUSED
+    for key in given:
+        if key not in known:
+            raise UserError(
+                f"model.config.{key}: {kind.model_type} has no such field to set",
+                _nearest(key, known, "known fields"),
+            )
+
+
+def _stored(job: Job) -> dict[str, Any]:
+    """The fields of config.json in the checkpoint's folder; none without a checkpoint."""
+    if not job.model.checkpoint:
+        return {}
+    path = Path(job.model.checkpoint) / "config.json"
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"model.checkpoint: {path}: {error.strerror}",
+            "name a local folder with config.json and safetensors, seen by every node",
+        ) from error
+    except ValueError as error:
+        raise UserError(f"model.checkpoint: {path} is not JSON", "download the folder again") from error
+    family = stored.pop("model_type", None)
+    if family != job.model.family:
+        raise UserError(
+            f"model.family is {job.model.family!r}, but {path} is of a {family!r} model",
+            f'set model.family = "{family}"',
+        )
+    return {key: value for key, value in stored.items() if key not in _REFUSED}
+
+
+def _out_of_reach(kind: type[PretrainedConfig], fields: dict[str, Any]) -> list[str]:
+    """Special tokens whose default number lies beyond a small vocabulary; nothing in training reads them."""
+    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(kind)}
+    size = fields.get("vocab_size", defaults.get("vocab_size"))
+    return [
+        name
+        for name in _SPECIAL_TOKENS
+        if name not in fields
+        and isinstance(defaults.get(name), int)
+        and isinstance(size, int)
+        and defaults[name] >= size
+    ]
+
+
+def _check_config(job: Job, config: PretrainedConfig) -> None:
+    if config.num_hidden_layers < 1:
+        raise UserError("model.config: the model has no blocks", "set the number of layers to 1 or more")
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and job.train.sequence > positions:
+        raise UserError(
+            f"train.sequence = {job.train.sequence}, but the model has only {positions} positions",
+            f"set train.sequence to {positions} or less, or raise model.config.max_position_embeddings",
+        )
+    for name, value in sorted(vars(config).items()):
+        if name.endswith(("dropout", "pdrop")) and isinstance(value, int | float) and not 0 <= value < 1:
+            raise UserError(
+                f"model.config.{name}: {value} is not in [0, 1)", "0 switches dropout off, 0.1 is usual"
+            )
+
+
+def _nearest(word: str, known: Iterable[str], what: str) -> str:
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"{what}: {', '.join(names)}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,69 @@
+"""One layer at work: computes with tensors that it is given and keeps no state of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from worker.models.split import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Layer ``index`` of a model on a device.
+
+    ``params``: (bucket, position in the bucket, leaf), ordered by bucket and position. ``call`` is what a
+    block is called with besides the hidden states; embedding and head have none.
+    """
+
+    index: int
+    params: tuple[tuple[int, int, Tensor], ...]
+    module: nn.Module
+    device: torch.device
+    bf16: bool
+    call: Call | None
+    is_head: bool
+
+    def __call__(self, x: Tensor | None, tokens: Tensor | None) -> Tensor:
+        """The embedding takes ``tokens`` (batch, sequence); a block takes ``x`` (batch, sequence, hidden); the
+        head takes both and returns the mean loss of the micro-batch, a float32 scalar.
+        """
+        with self._precision():
+            if self.call is not None:
+                args, kwargs = self.call
+                out: Tensor = self.module(x, *args, **kwargs)
+                return out
+            if self.is_head:
+                loss: Tensor = self.module(inputs_embeds=x, labels=tokens, use_cache=False).loss
+                return loss
+            embedded: Tensor = self.module(input_ids=tokens, use_cache=False).last_hidden_state
+            return embedded
+
+    def _precision(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+
+
+def seed_layer(job_seed: int, step: int, micro_batch: int, layer: int, device: torch.device) -> None:
+    """Seed dropout of one layer and micro-batch on ``device``'s default generator, and on no other's.
+
+    The seed is a hash of all four numbers, so that a micro-batch draws the same whoever computes it.
+    """
+    text = f"dropout:{job_seed}:{step}:{micro_batch}:{layer}"
+    generator(device).manual_seed(hash63(text))
+
+
+def generator(device: torch.device) -> torch.Generator:
+    """The default generator of ``device``."""
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.cuda.default_generators[index]
+    return torch.default_generator
+
+
+def hash63(text: str) -> int:
+    """A seed from 0 to 2**63 - 1 out of ``text``."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,0 +1,149 @@
+"""The model of a job as buckets of parameters and layers that compute with them.
+
+Owns the numbering that all devices share, a pure function of the job. Bucket ``i`` holds the parameters
+of layer ``i`` alone; after those comes one bucket for every parameter that several layers share (a tied
+weight), which is in no other bucket. A layer all of whose parameters are shared has an empty bucket (a
+Llama embedding with tied weights): it is treated like any other, so that its ledger is checked too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from oobleckd.protocol.job import Job
+from worker.models.config import load_config
+from worker.models.layer import Layer
+from worker.models.split import Call, Split, split
+from worker.models.weights import Folder, fresh
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """Parameters that are reduced, updated, copied and checkpointed together.
+
+    ``keys`` are names in the undivided model; ``uses`` the layers that compute with them.
+    """
+
+    index: int
+    keys: tuple[str, ...]
+    uses: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+class ModelSpec:
+    """The model of ``job``: what its parameters are called, where they come from, how its layers compute."""
+
+    def __init__(self, job: Job, config: PretrainedConfig) -> None:
+        self.job = job
+        self.config = config
+        self._split: Split = split(config)
+        self.buckets = _buckets(self._split)
+        self._of_layer = tuple(
+            tuple(bucket.index for bucket in self.buckets if layer in bucket.uses)
+            for layer in range(self.num_layers)
+        )
+        self._calls: dict[torch.device, tuple[Call, ...]] = {}
+        self._folder = self._open_folder()
+
+    @property
+    def num_layers(self) -> int:
+        """Embedding, blocks and head."""
+        return self._split.num_layers
+
+    def buckets_of(self, layer: int) -> tuple[int, ...]:
+        """The buckets that ``layer`` uses, ascending."""
+        return self._of_layer[layer]
+
+    def init(self, bucket: int, device: torch.device) -> list[Tensor]:
+        """Weights of ``bucket`` before the first step, float32, in key order, each in memory of its own.
+
+        They depend on the job's seed and the keys alone, or come from the job's checkpoint folder. Raises
+        UserError when that cannot be read.
+        """
+        keys = self.buckets[bucket].keys
+        if self._folder is not None:
+            values = {key: self._folder.read(key) for key in keys}
+        else:
+            values = self._fresh(keys)
+        return [torch.empty(values[key].shape, device=device).copy_(values[key]) for key in keys]
+
+    def layer(self, layer: int, params: Mapping[str, Tensor], device: torch.device) -> Layer:
+        """Layer ``layer`` on ``device``, computing with the leaf tensors ``params`` (by key) themselves."""
+        meta = self._split.model
+        real = {id(meta.get_parameter(key)): leaf for key, leaf in params.items()}
+        order = tuple(
+            (bucket, position, params[key])
+            for bucket in self.buckets_of(layer)
+            for position, key in enumerate(self.buckets[bucket].keys)
+        )
+        is_head = layer == self.num_layers - 1
+        call = None
+        if layer == 0:
+            module = self._split.embedding(real, device)
+        elif is_head:
+            module = self._split.head(real, device)
+        else:
+            module = self._split.block(layer - 1, real, device)
+            call = self._calls_on(device)[layer - 1]
+        assert not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+        bf16 = self.job.train.precision == "bf16"
+        return Layer(layer, order, module, device, bf16, call, is_head)
+
+    def kind_of(self, layer: int) -> str:
+        """Blocks of one kind compute alike: the names of a block's module classes, in order."""
+        return " ".join(type(module).__name__ for module in self._split.blocks[layer - 1].modules())
+
+    def _calls_on(self, device: torch.device) -> tuple[Call, ...]:
+        if device not in self._calls:
+            train = self.job.train
+            with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == "bf16"):
+                self._calls[device] = self._split.calls(train.micro_batch, train.sequence, device)
+        return self._calls[device]
+
+    def _fresh(self, keys: tuple[str, ...]) -> dict[str, Tensor]:
+        by_root: dict[str, list[str]] = {}
+        for key in keys:
+            by_root.setdefault(self._split.root_of(key), []).append(key)
+        values: dict[str, Tensor] = {}
+        for root, names in by_root.items():
+            values |= fresh(self._split.model, root, tuple(names), self.job.train.seed)
+        return values
+
+    def _open_folder(self) -> Folder | None:
+        if not self.job.model.checkpoint:
+            return None
+        folder = Folder(Path(self.job.model.checkpoint), self._split.model.base_model_prefix)
+        folder.check({k: s for b in self.buckets for k, s in zip(b.keys, b.shapes, strict=True)})
+        return folder
+
+
+def load_spec(job: Job) -> ModelSpec:
+    """The model of ``job``. Raises UserError naming the key of job.toml, or the file, that is wrong."""
+    return ModelSpec(job, load_config(job))
+
+
+def _buckets(cut: Split) -> tuple[Bucket, ...]:
+    first_name: dict[int, str] = {}
+    uses: dict[str, set[int]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, param in cut.model.named_parameters(remove_duplicate=False):
+        key = first_name.setdefault(id(param), name)
+        uses.setdefault(key, set()).add(cut.layer_of(name))
+        shapes[key] = tuple(param.shape)
+    own: list[list[str]] = [[] for _ in range(cut.num_layers)]
+    for key, layers in uses.items():
+        if len(layers) == 1:
+            own[min(layers)].append(key)
+    shared = [key for key, layers in uses.items() if len(layers) > 1]
+    groups: list[tuple[tuple[str, ...], tuple[int, ...]]]
+    groups = [(tuple(keys), (layer,)) for layer, keys in enumerate(own)]
+    groups += [((key,), tuple(sorted(uses[key]))) for key in shared]
+    return tuple(
+        Bucket(index, keys, layers, tuple(shapes[key] for key in keys))
+        for index, (keys, layers) in enumerate(groups)
+    )

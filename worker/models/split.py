@@ -1,0 +1,210 @@
+"""The generic cut of a Hugging Face causal LM: found by looking at one run, no adapter per family.
+
+The whole model is built on the meta device: structure without memory. The *body* is the module that owns
+the list of blocks. It is run once with every block replaced by a recorder and every weight by zeros that
+take no memory. That run shows what a block is called with besides the hidden states (masks, rotary angles)
+and which modules of the body come after the last block (the *tail*). The embedding layer is then the body
+without blocks and tail, and the head is the model with its body replaced by the tail. Plain arithmetic
+between blocks would be missed, so only families proven bit-equal are let in (``config.FAMILIES``).
+
+A computing copy of a module is a deep copy whose memo maps every meta tensor to the real one, so that
+layers compute with the caller's tensors themselves.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from worker.errors import UserError
+
+Module = TypeVar("Module", bound=nn.Module)
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a block after the hidden states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A model on the meta device and where it is cut."""
+
+    model: PreTrainedModel
+    body: nn.Module
+    blocks: nn.ModuleList
+    tail: tuple[nn.Module, ...]
+
+    @property
+    def num_layers(self) -> int:
+        """Embedding, blocks and head."""
+        return len(self.blocks) + 2
+
+    def embedding(self, params: Mapping[int, Tensor], device: torch.device) -> nn.Module:
+        """Layer 0, called as ``(input_ids=tokens).last_hidden_state``; ``params``: id of meta -> real."""
+        gone = {id(self.blocks): nn.ModuleList(), **{id(module): nn.Identity() for module in self.tail}}
+        return _real(self.model, self.body, {**params, **gone}, device)
+
+    def block(self, index: int, params: Mapping[int, Tensor], device: torch.device) -> nn.Module:
+        """Block ``index``, called as ``(x, *args, **kwargs)`` with the arguments of ``calls``."""
+        return _real(self.model, self.blocks[index], params, device)
+
+    def head(self, params: Mapping[int, Tensor], device: torch.device) -> nn.Module:
+        """The last layer, called as ``(inputs_embeds=x, labels=tokens).loss``."""
+        tail = _real(self.model, _Tail(self.tail), params, device)
+        return _real(self.model, self.model, {**params, id(self.body): tail}, device)
+
+    def calls(self, batch: int, sequence: int, device: torch.device) -> tuple[Call, ...]:
+        """What each block is called with for micro-batches of (batch, sequence) tokens."""
+        return _rehearse(self.model, self.body, self.blocks, (batch, sequence), device)[0]
+
+    def layer_of(self, name: str) -> int:
+        """The layer that computes with the parameter called ``name`` in the undivided model."""
+        owner = self.model.get_submodule(name.rpartition(".")[0])
+        for index, block in enumerate(self.blocks):
+            if _within(owner, block):
+                return index + 1
+        in_front = _within(owner, self.body) and not any(_within(owner, module) for module in self.tail)
+        return 0 if in_front else self.num_layers - 1
+
+    def root_of(self, name: str) -> str:
+        """The module whose initialization decides the parameter ``name``: its block, or else its owner."""
+        owner = self.model.get_submodule(name.rpartition(".")[0])
+        for block in self.blocks:
+            if _within(owner, block):
+                owner = block
+        names: dict[int, str] = {id(module): dotted for dotted, module in self.model.named_modules()}
+        return names[id(owner)]
+
+
+def split(config: PretrainedConfig) -> Split:
+    """Build the structure of ``config``'s model and find its cut. Raises UserError if it has none."""
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+        raise UserError(
+            f"model.config: the model cannot be built: {' '.join(str(error).split())}",
+            "mend the sizes that the message names",
+        ) from error
+    model.train()
+    body, blocks = _find_blocks(model, config.num_hidden_layers)
+    _, tail = _rehearse(model, body, blocks, (1, 2), torch.device("cpu"))
+    return Split(model, body, blocks, tail)
+
+
+class _Tail(nn.Module):
+    """What stands in for the body in the head: the modules after the last block, on ``inputs_embeds``."""
+
+    def __init__(self, modules: tuple[nn.Module, ...]) -> None:
+        super().__init__()
+        self.modules_after = nn.ModuleList(modules)
+
+    def forward(
+        self, *_: Any, inputs_embeds: Tensor, **_kwargs: Any
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        for module in self.modules_after:
+            inputs_embeds = module(inputs_embeds)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
+
+
+def _find_blocks(model: PreTrainedModel, count: int) -> tuple[nn.Module, nn.ModuleList]:
+    found: list[tuple[str, nn.ModuleList]] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer, _ in found)
+        if isinstance(module, nn.ModuleList) and len(module) == count and not inside:
+            found.append((name, module))
+    if len(found) != 1:
+        raise UserError(
+            f"{type(model).__name__} has {len(found)} lists of {count} blocks, so it cannot be cut into layers",
+            "use a causal language model with one stack of blocks",
+        )
+    name, blocks = found[0]
+    return model.get_submodule(name.rpartition(".")[0]), blocks
+
+
+def _rehearse(
+    model: PreTrainedModel,
+    body: nn.Module,
+    blocks: nn.ModuleList,
+    shape: tuple[int, int],
+    device: torch.device,
+) -> tuple[tuple[Call, ...], tuple[nn.Module, ...]]:
+    """Run the body on zeros: the blocks' arguments, and the modules called after the last block."""
+    zero = torch.zeros((), device=device)
+    inside = {id(param) for param in blocks.parameters()}
+    params = {id(p): p if id(p) in inside else zero.expand(p.shape) for p in body.parameters()}
+    stage = _real(model, body, params, device, skip=blocks)
+    name_of_blocks = next(name for name, module in body.named_modules() if module is blocks)
+    calls: list[Call] = []
+    after: list[str] = []
+
+    def record(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        calls.append((args, kwargs))
+        return x
+
+    def note(name: str, *_: Any) -> None:
+        if len(calls) == len(blocks) and not any(name.startswith(f"{outer}.") for outer in after):
+            after.append(name)
+
+    staged = stage.get_submodule(name_of_blocks)
+    assert isinstance(staged, nn.ModuleList)
+    for block in staged:
+        block.forward = record
+    for name, module in stage.named_modules():
+        if name and name != name_of_blocks and not name.startswith(f"{name_of_blocks}."):
+            module.register_forward_pre_hook(partial(note, name))
+    with torch.no_grad():
+        stage(input_ids=torch.zeros(shape, dtype=torch.int64, device=device), use_cache=False)
+    assert len(calls) == len(blocks), f"{len(calls)} of {len(blocks)} blocks were called"
+    return tuple(calls), tuple(body.get_submodule(name) for name in after)
+
+
+def _real(
+    model: PreTrainedModel,
+    module: Module,
+    replaced: Mapping[int, Any],
+    device: torch.device,
+    skip: nn.Module | None = None,
+) -> Module:
+    """A copy of ``module`` that computes on ``device``; ``replaced``: id of a part -> what takes its place."""
+    memo: dict[int, Any] = {id(model.config): model.config, **replaced}
+    for part in _parts(module, {*memo, id(skip)}):
+        memo |= _buffers(model, part, device)
+    return copy.deepcopy(module, memo)
+
+
+def _parts(module: nn.Module, without: set[int]) -> Iterator[nn.Module]:
+    if id(module) not in without:
+        yield module
+        for child in module.children():
+            yield from _parts(child, without)
+
+
+def _buffers(model: PreTrainedModel, module: nn.Module, device: torch.device) -> dict[int, Tensor]:
+    """Real values of the module's own buffers, such as rotary frequencies, by the id of the meta buffer."""
+    own = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
+    if not own:
+        return {}
+    tries = []
+    for fill in (0, 1):
+        tries.append({id(b): torch.full_like(b, fill, device="cpu") for b in own.values()})
+        memo: dict[int, Any] = {id(model.config): model.config, **tries[-1]}
+        model._init_weights(copy.deepcopy(module, memo))  # type: ignore[no-untyped-call]  # noqa: SLF001
+    for name, buffer in own.items():
+        if not torch.equal(tries[0][id(buffer)], tries[1][id(buffer)]):
+            raise UserError(
+                f"{type(module).__name__}.{name} has no initial value in transformers",
+                "choose another model family",
+            )
+    return {key: value.to(device) for key, value in tries[0].items()}
+
+
+def _within(module: nn.Module, outer: nn.Module) -> bool:
+    return any(module is part for part in outer.modules())
