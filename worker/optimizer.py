@@ -1,0 +1,77 @@
+"""AdamW with linear warm-up, cosine decay and clipping by the global norm.
+
+Owns the arithmetic of one update; holds no state. Weight decay applies to every parameter, as torch's
+AdamW does by default. The bits of an update depend on a tensor's own values alone, never on which tensors
+are updated together, so that any split of the model ends in the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from oobleckd.protocol.job import Job
+
+
+def lr_at(step: int, job: Job) -> float:
+    """Learning rate of ``step`` (from 0): a rise from 0 over ``warmup_steps``, then half a cosine.
+
+    Step ``warmup_steps`` has the peak, the last step ``min_lr_ratio`` of it (Loshchilov and Hutter 2017).
+    """
+    optimizer, warmup = job.optimizer, job.optimizer.warmup_steps
+    if step < warmup:
+        return optimizer.lr * (step + 1) / (warmup + 1)
+    num_decaying = job.train.steps - 1 - warmup
+    progress = min(1.0, (step - warmup) / num_decaying) if num_decaying > 0 else 0.0
+    share = 0.5 * (1.0 + math.cos(math.pi * progress))
+    return optimizer.lr * (optimizer.min_lr_ratio + (1.0 - optimizer.min_lr_ratio) * share)
+
+
+def clip_scale(total_norm: float, clip_norm: float) -> float:
+    """Factor for all gradients that brings their global norm down to ``clip_norm`` (0: no clipping)."""
+    if clip_norm == 0 or total_norm <= clip_norm:
+        return 1.0
+    return clip_norm / total_norm
+
+
+@torch.no_grad()
+def adamw_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    *,
+    applied: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """Update ``params`` and their moments in place, all float32; ``applied`` updates came before this one.
+
+    torch's fused kernel, one call per device whose elements do not see each other; the same bits as
+    ``torch.optim.AdamW(fused=True)``.
+    """
+    if not params:
+        return
+    steps = [torch.tensor(float(applied), device=param.device) for param in params]
+    adamw(
+        list(params),
+        list(grads),
+        list(exp_avgs),
+        list(exp_avg_sqs),
+        [],
+        steps,
+        fused=True,
+        amsgrad=False,
+        beta1=betas[0],
+        beta2=betas[1],
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=eps,
+        maximize=False,
+    )

@@ -1,0 +1,158 @@
+"""Gradient sums that do not depend on the order or grouping of their terms.
+
+A micro-batch's gradient ``g`` (float32) enters a sum as the integer ``round(g * 2**exponent)``; integer
+addition is associative, so any split of the work gives the same bits. One division at the end turns the sum
+into the mean. Exponents are per key, training state, and follow the magnitude of the last committed sum.
+``exact = false`` sums in float32 with the same interface. Owns no ledger: who is counted is the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+START_EXPONENT = 45
+"""Exponent of a fresh key: gradients below 2**18 / contributions fit, and 2**-46 is the rounding error."""
+
+HEADROOM_BITS = 8
+"""How much gradients may grow from one step to the next before they overflow, as a power of two."""
+
+_MAX_RISE = 8
+_LARGEST_EXPONENT = 120
+_CPU_CHUNK = 1 << 16
+_GPU_CHUNK = 1 << 24
+
+
+class Sum:
+    """The sum of one use of one bucket on one device: ``tensors``, int64 (exact) or float32, by key."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], exact: bool, device: torch.device) -> None:
+        self.exact = exact
+        kind = torch.int64 if exact else torch.float32
+        self.tensors = [torch.zeros(shape, dtype=kind, device=device) for shape in shapes]
+        self._flat = [tensor.view(-1) for tensor in self.tensors]
+        largest = max((flat.numel() for flat in self._flat), default=0)
+        size = min(largest, _chunk(device)) if exact else 0
+        self._scaled = torch.empty(size, dtype=torch.float32, device=device)
+        self._rounded = torch.empty(size, dtype=torch.int64, device=device)
+
+    def zero_(self) -> None:
+        """Forget all contributions."""
+        for tensor in self.tensors:
+            tensor.zero_()
+
+    def add(
+        self, grads: Sequence[Tensor], exponents: Sequence[int], num_contributions: int
+    ) -> tuple[bool, bool]:
+        """Add one micro-batch's gradients; returns (NaN or infinity seen, overflow seen).
+
+        Overflow: ``|g * 2**exponent| >= 2**63 / num_contributions``, where ``num_contributions`` is how many
+        there will be in the whole sum over all devices. The test looks at this contribution alone, so it
+        does not depend on the grouping. A gradient that fails either test is not added: a round with such
+        a flag is never applied.
+        """
+        nan = overflow = False
+        for flat, grad, exponent in zip(self._flat, grads, exponents, strict=True):
+            largest = _largest(grad)
+            if not math.isfinite(largest):
+                nan = True
+            elif not self.exact:
+                flat.add_(grad.reshape(-1))
+            elif math.ldexp(largest, exponent) >= 2.0**63 / num_contributions:
+                overflow = True
+            else:
+                self._add_rounded(flat, grad.reshape(-1), exponent)
+        return nan, overflow
+
+    def _add_rounded(self, flat: Tensor, grad: Tensor, exponent: int) -> None:
+        # One chunk at a time stays in the cache. The product is exact: a power of two.
+        scale = math.ldexp(1.0, exponent)
+        chunk = self._scaled.numel()
+        for part, into in zip(torch.split(grad, chunk), torch.split(flat, chunk), strict=True):
+            scaled, rounded = self._scaled[: part.numel()], self._rounded[: part.numel()]
+            torch.mul(part, scale, out=scaled)
+            rounded.copy_(scaled.round_())
+            into.add_(rounded)
+
+
+def total(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Sum of one or more parts by key, out of place, in the given order (which matters to float32 alone)."""
+    if len(parts) == 1:
+        return [tensor.clone() for tensor in parts[0]]
+    sums = [torch.add(first, second) for first, second in zip(parts[0], parts[1], strict=True)]
+    for part in parts[2:]:
+        for into, tensor in zip(sums, part, strict=True):
+            into.add_(tensor)
+    return sums
+
+
+def mean_grads(
+    sums: Sequence[Tensor], exponents: Sequence[int], num_micro_batches: int, exact: bool
+) -> list[Tensor]:
+    """The mean gradient over the step's micro-batches by key, float32: one division, in float64 if exact."""
+    if not exact:
+        return [torch.div(tensor, num_micro_batches) for tensor in sums]
+    grads = []
+    for tensor, exponent in zip(sums, exponents, strict=True):
+        grad = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
+        divisor = math.ldexp(float(num_micro_batches), exponent)
+        chunk = _chunk(tensor.device)
+        for part, into in zip(
+            torch.split(tensor.view(-1), chunk), torch.split(grad.view(-1), chunk), strict=True
+        ):
+            into.copy_(part.to(torch.float64).div_(divisor))
+        grads.append(grad)
+    return grads
+
+
+def squared_norms(grads: Sequence[Tensor]) -> tuple[float, ...]:
+    """Squared norm of every key in float64, added up chunk by chunk in a fixed order."""
+    return tuple(_squared_norm(grad.reshape(-1)) for grad in grads)
+
+
+def next_exponents(
+    sums: Sequence[Tensor], exponents: Sequence[int], num_contributions: int
+) -> tuple[int, ...]:
+    """Exponents for the next step, from the largest magnitude of every reduced sum of this one.
+
+    Even a contribution as large as the whole sum then keeps ``HEADROOM_BITS`` below the overflow test. An
+    exponent rises by at most 8 a step, since gradients that vanish for one step come back, and a key of
+    zeros keeps its own.
+    """
+    wanted = 63 - HEADROOM_BITS - (num_contributions - 1).bit_length()
+    following = []
+    for tensor, exponent in zip(sums, exponents, strict=True):
+        bits = _magnitude(tensor).bit_length()
+        change = min(wanted - bits, _MAX_RISE) if bits else 0
+        following.append(max(-_LARGEST_EXPONENT, min(exponent + change, _LARGEST_EXPONENT)))
+    return tuple(following)
+
+
+def smaller_exponents(exponents: Sequence[int]) -> tuple[int, ...]:
+    """Exponents for the same step again, after an overflow in these keys."""
+    return tuple(max(-_LARGEST_EXPONENT, exponent - HEADROOM_BITS) for exponent in exponents)
+
+
+def _chunk(device: torch.device) -> int:
+    return _CPU_CHUNK if device.type == "cpu" else _GPU_CHUNK
+
+
+def _largest(grad: Tensor) -> float:
+    """The largest magnitude; NaN if there is a NaN."""
+    low, high = torch.aminmax(grad)
+    return max(-float(low), float(high))
+
+
+def _magnitude(tensor: Tensor) -> int:
+    low, high = torch.aminmax(tensor)
+    return max(-int(low), int(high))
+
+
+def _squared_norm(flat: Tensor) -> float:
+    # Chunks this small are summed by one thread, whatever the number of threads.
+    chunk = 1 << 15 if flat.device.type == "cpu" else _GPU_CHUNK
+    squares = [part.to(torch.float64).square_().sum() for part in torch.split(flat, chunk)]
+    return sum(torch.stack(squares).tolist()) if squares else 0.0
