@@ -1,0 +1,138 @@
+"""The manifest of a checkpoint: what makes a folder of bucket files one, shared by daemon and worker.
+
+Owns the manifest's shape, the folder's name, and the step that turns a finished ``.partial`` folder into a
+checkpoint. Devices write the bucket files (worker/checkpoint.py); the daemon knows when all have arrived.
+A folder without ``.partial`` in its name is complete: the rename is the last thing that happens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import CheckpointPart, Counters
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+PARTIAL = ".partial"
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+class BucketFile(msgspec.Struct, frozen=True):
+    """One bucket: ``file`` in the folder, its size and SHA-256, and the SHA-256 of each tensor by name."""
+
+    bucket: int
+    file: str
+    num_bytes: int
+    sha256: str
+    tensors: dict[str, str]
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """A whole checkpoint. ``model`` is ``model_digest`` of ``spec``, the job that wrote it."""
+
+    format: int
+    model: str
+    counters: Counters
+    buckets: tuple[BucketFile, ...]
+    spec: Job
+
+
+def step_name(step: int) -> str:
+    """Name of the folder with the state after ``step`` steps."""
+    return f"step-{step:08d}"
+
+
+def model_digest(job: Job) -> str:
+    """Identity of the model that ``job`` trains: its family and configuration, 32 hex digits."""
+    identity = {"family": job.model.family, "config": job.model.config}
+    return hashlib.blake2b(msgspec.json.encode(identity, order="deterministic"), digest_size=16).hexdigest()
+
+
+def manifest_of(job: Job, parts: Sequence[CheckpointPart]) -> Manifest:
+    """The manifest of a checkpoint whose parts, one for every bucket, have all arrived."""
+    assert len({part.bucket for part in parts}) == len(parts) == parts[0].num_buckets
+    assert len({(part.counters, part.directory) for part in parts}) == 1
+    files = [
+        BucketFile(part.bucket, part.file, part.num_bytes, part.sha256, part.tensors)
+        for part in sorted(parts, key=lambda part: part.bucket)
+    ]
+    return Manifest(FORMAT, model_digest(job), parts[0].counters, tuple(files), job)
+
+
+def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int) -> Path:
+    """Make the ``.partial`` folder ``directory`` a checkpoint, then remove all but the newest ``keep``.
+
+    Durable when it returns, and done once however often it is called. Returns the final folder. Raises
+    OSError when the disk refuses; the folder is then still partial.
+    """
+    if not isinstance(manifest, Manifest):
+        manifest = msgspec.convert(manifest, Manifest)
+    final = directory.with_name(directory.name.removesuffix(PARTIAL))
+    if directory != final and directory.exists():
+        _write_durably(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        _put_in_place(directory, final)
+    assert (final / MANIFEST).exists(), f"{final} has no manifest"
+    _prune(final, keep)
+    return final
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """The complete checkpoints in ``root``, oldest first."""
+    found = [path for path in root.glob("step-*") if _STEP.fullmatch(path.name)]
+    return sorted((path for path in found if (path / MANIFEST).exists()), key=_step)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in ``path`` durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _put_in_place(directory: Path, final: Path) -> None:
+    stale = final.with_name(f"{final.name}.stale")
+    if final.exists():  # the same step once more, after a way back to an older checkpoint
+        shutil.rmtree(stale, ignore_errors=True)
+        final.rename(stale)
+    directory.rename(final)
+    sync_directory(final.parent)
+    shutil.rmtree(stale, ignore_errors=True)
+
+
+def _prune(newest: Path, keep: int) -> None:
+    """Keep the newest checkpoints; drop partial folders of earlier steps, which nobody will finish."""
+    old = [path for path in checkpoints(newest.parent) if _step(path) <= _step(newest)][:-keep]
+    abandoned = [
+        path
+        for path in newest.parent.glob(f"step-*{PARTIAL}")
+        if _STEP.match(path.name) and _step(path) < _step(newest)
+    ]
+    for path in [*old, *abandoned]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _step(path: Path) -> int:
+    match = _STEP.match(path.name)
+    assert match is not None
+    return int(match[1])
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
