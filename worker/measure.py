@@ -1,0 +1,172 @@
+"""What every layer of a model costs on this device: the planner's input.
+
+Owns measuring: real layers on real shapes, one block for all blocks that are alike, a second or two in all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from oobleckd.protocol.job import Job
+from planner.profile import LayerCost, Profile
+from worker.models import Layer, ModelSpec, seed_layer
+
+_T = TypeVar("_T")
+_NUM_RUNS = 5
+_BUDGET_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    forward_s: float
+    backward_s: float
+    activation_bytes: int
+    output_bytes: int
+
+
+def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
+    """Costs of all layers of ``spec`` for one micro-batch of ``job`` on ``device``.
+
+    Times are medians in seconds after a warm-up. ``state_bytes`` of a tied weight counts for every layer
+    that uses it, since every holder has it. ``reserve_bytes`` is what the runtime holds on a GPU.
+    """
+    tokens = torch.zeros((job.train.micro_batch, job.train.sequence), dtype=torch.int64, device=device)
+    known: dict[Any, _Cost] = {}
+    costs: list[LayerCost] = []
+    x: Tensor | None = None
+    for index in range(spec.num_layers):
+        alike = _likeness(spec, index)
+        if alike not in known:
+            layer = _bind(spec, index, device)
+            known[alike], x = _measure_layer(layer, x, tokens, job, device)
+        costs.append(_layer_cost(spec, index, known[alike], job.train.exact))
+    return Profile(
+        key=profile_key(job, device),
+        device=_device_name(device),
+        layers=tuple(costs),
+        reserve_bytes=_reserve_bytes(device),
+        buckets=tuple(bucket.uses for bucket in spec.buckets),
+    )
+
+
+def profile_key(job: Job, device: torch.device) -> str:
+    """Identity of a profile: model, shapes, precision, exactness and the kind of device."""
+    train = job.train
+    shapes = (train.micro_batch, train.sequence, train.precision, train.exact)
+    identity = msgspec.json.encode((job.model, shapes, _device_name(device)), order="deterministic")
+    return hashlib.blake2b(identity, digest_size=16).hexdigest()
+
+
+def state_bytes(shapes: Sequence[tuple[int, ...]], exact: bool) -> int:
+    """Memory of a bucket's parameters and all that lives with them in one layer, in bytes.
+
+    Weights and two moments, then this use's sums, the reduced sums and the mean gradients.
+    """
+    sums = 8 if exact else 4
+    return (4 + 4 + 4 + sums + sums + 4) * _num_elements(shapes)
+
+
+def _num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
+    return sum(torch.Size(shape).numel() for shape in shapes)
+
+
+def _likeness(spec: ModelSpec, index: int) -> Any:
+    """What two blocks must have in common to cost the same; embedding and head are like nothing else."""
+    if index in {0, spec.num_layers - 1}:
+        return index
+    return spec.kind_of(index), tuple(spec.buckets[bucket].shapes for bucket in spec.buckets_of(index))
+
+
+def _bind(spec: ModelSpec, index: int, device: torch.device) -> Layer:
+    params = {
+        key: value.requires_grad_()
+        for bucket in spec.buckets_of(index)
+        for key, value in zip(spec.buckets[bucket].keys, spec.init(bucket, device), strict=True)
+    }
+    return spec.layer(index, params, device)
+
+
+def _layer_cost(spec: ModelSpec, index: int, cost: _Cost, exact: bool) -> LayerCost:
+    shapes = [shape for bucket in spec.buckets_of(index) for shape in spec.buckets[bucket].shapes]
+    names = {0: "embedding", spec.num_layers - 1: "head"}
+    return LayerCost(
+        names.get(index, f"block {index - 1}"),
+        cost.forward_s,
+        cost.backward_s,
+        4 * _num_elements(shapes),
+        state_bytes(shapes, exact),
+        cost.activation_bytes,
+        cost.output_bytes,
+    )
+
+
+def _measure_layer(
+    layer: Layer, x: Tensor | None, tokens: Tensor, job: Job, device: torch.device
+) -> tuple[_Cost, Tensor]:
+    """The cost of ``layer`` on ``x``, and its output."""
+    inputs = [param for _, _, param in layer.params]
+    if x is not None:
+        x = x.detach().requires_grad_()
+        inputs.append(x)
+    seed_layer(job.train.seed, 0, 0, layer.index, device)
+    out, activation_bytes = _activations(layer, x, tokens)
+    gradient = torch.ones_like(out)
+    forward: list[float] = []
+    backward: list[float] = []
+    began = time.perf_counter()
+    torch.autograd.grad(out, inputs, gradient)
+    while len(forward) < _NUM_RUNS and (not forward or time.perf_counter() - began < _BUDGET_S):
+        out, forward_s = _timed(lambda: layer(x, tokens), device)
+        run = out
+        _, backward_s = _timed(lambda: torch.autograd.grad(run, inputs, gradient), device)  # noqa: B023
+        forward.append(forward_s)
+        backward.append(backward_s)
+    cost = _Cost(statistics.median(forward), statistics.median(backward), activation_bytes, out.nbytes)
+    return cost, out.detach()
+
+
+def _activations(layer: Layer, x: Tensor | None, tokens: Tensor) -> tuple[Tensor, int]:
+    """One forward pass, and the bytes that it keeps for the backward pass besides the parameters."""
+    kept: dict[int, int] = {}
+    params = {param.untyped_storage().data_ptr() for _, _, param in layer.params}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in params:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = layer(x, tokens)
+    return out, sum(kept.values())
+
+
+def _timed(act: Callable[[], _T], device: torch.device) -> tuple[_T, float]:
+    began = time.perf_counter()
+    result = act()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return result, time.perf_counter() - began
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} {platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def _reserve_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    free, whole = torch.cuda.mem_get_info(device)
+    return whole - free - torch.cuda.memory_reserved(device)
