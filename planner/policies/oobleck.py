@@ -192,4 +192,4 @@ def _reason(moment: _Moment, chosen: _Candidate) -> str:
 def _size(copies: Sequence[Transfer]) -> str:
     num_bytes = sum(copy.num_bytes for copy in copies)
     size = f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"
-    return f"{len(copies)} layers ({size})"
+    return f"{len(copies)} {'layer' if len(copies) == 1 else 'layers'} ({size})"
