@@ -1,0 +1,163 @@
+"""The comparison cannot be fooled: whatever differs between two runs, it fails and names it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from oobleckd.ctl.compare import CompareError, Run, StepFact, compare, read_checkpoint, read_steps, tensors_of
+from tests.helpers.runs import NAMES, fact, facts, flip_bit, seal, write_checkpoint
+
+Steps = tuple[StepFact, ...]
+
+
+def run_of(directory: Path, steps: Steps | None = None) -> Run:
+    return Run(facts() if steps is None else steps, read_checkpoint(directory), num_steps=3, batch=4)
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "ours")
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "theirs")
+
+
+def first(file: Path) -> Path:
+    return next(iter(sorted(file.glob("*.safetensors"))))
+
+
+def test_equal_runs_are_verified(ours: Path, theirs: Path) -> None:
+    verdict = compare(run_of(ours), run_of(theirs))
+    assert verdict.identical
+    assert verdict.sentence == (
+        "verified: 3 of 3 losses and 4 of 4 weight tensors are bit-identical to the run without failures; "
+        "every sample counted once"
+    )
+    assert verdict.samples == 12
+
+
+def test_one_flipped_weight_bit(ours: Path, theirs: Path) -> None:
+    for byte in range(-140, 0):  # every byte of the last tensor of the first bucket
+        flip_bit(first(ours), byte)
+        seal(ours)
+        verdict = compare(run_of(ours), run_of(theirs))
+        flip_bit(first(ours), byte)
+        assert not verdict.identical
+        assert (verdict.losses, verdict.weights) == (3, 3)
+        assert f"tensor param/{NAMES[0]}: byte {140 + byte}" in verdict.sentence
+
+
+def test_one_flipped_bit_of_the_optimizer(ours: Path, theirs: Path) -> None:
+    flip_bit(first(ours), -141)
+    seal(ours)
+    verdict = compare(run_of(ours), run_of(theirs))
+    assert not verdict.identical
+    assert verdict.weights == 4
+    assert f"tensor exp_avg/{NAMES[0]}" in verdict.sentence
+
+
+def test_a_file_that_is_not_what_its_manifest_says(ours: Path) -> None:
+    flip_bit(first(ours))
+    with pytest.raises(CompareError, match="is not what was written"):
+        read_checkpoint(ours)
+
+
+@pytest.mark.parametrize(
+    ("steps", "finding"),
+    [
+        (lambda s: (s[0], fact(2, math.nextafter(s[1].loss, 9)), s[2]), "step 2: loss"),
+        (lambda s: (fact(1, -0.0), *s[1:]), "step 1: loss"),
+        (lambda s: (msgspec.structs.replace(s[0], loss=4.0), *s[1:]), "is not its own bits"),
+        (lambda s: (msgspec.structs.replace(s[0], loss_hex="soup"), *s[1:]), "is not its own bits"),
+        (lambda s: (msgspec.structs.replace(s[0], samples=5), *s[1:]), "step 1: 5 samples counted here, a step has 4"),
+        (lambda s: (msgspec.structs.replace(s[0], ledger="0 1 1 3"), *s[1:]), "step 1: other samples counted"),
+        (lambda s: s[:2], "the run has no step 3"),
+        (lambda s: (*s, s[1]), "the run has step 2 2 times"),
+        (lambda s: (*s, fact(4, 1.0)), "the run has a step 4"),
+        (lambda _: (), "the run has no step 1"),
+    ],
+)  # fmt: skip
+def test_steps_that_differ(ours: Path, theirs: Path, steps: Callable[[Steps], Steps], finding: str) -> None:
+    verdict = compare(run_of(ours, steps(facts())), run_of(theirs))
+    assert not verdict.identical
+    assert any(finding in found for found in verdict.findings)
+    assert verdict.sentence.startswith("different: ")
+
+
+def test_a_wrong_count_in_both_runs_is_no_excuse(ours: Path, theirs: Path) -> None:
+    twice = tuple(msgspec.structs.replace(step, samples=5) for step in facts())
+    assert not compare(run_of(ours, twice), run_of(theirs, twice)).identical
+
+
+def test_a_loss_of_nan_equals_itself(ours: Path, theirs: Path) -> None:
+    steps = (fact(1, math.nan), *facts()[1:])
+    assert compare(run_of(ours, steps), run_of(theirs, steps)).identical
+
+
+@pytest.mark.parametrize("side", ["ours", "theirs"])
+def test_a_missing_tensor(tmp_path: Path, side: str) -> None:
+    runs = {
+        name: run_of(write_checkpoint(tmp_path / name, drop=NAMES[1:2] if name == side else ()))
+        for name in ("ours", "theirs")
+    }
+    verdict = compare(runs["ours"], runs["theirs"])
+    assert not verdict.identical
+    assert f"param/{NAMES[1]} is missing" in verdict.sentence
+
+
+def test_a_missing_file(ours: Path) -> None:
+    first(ours).unlink()
+    with pytest.raises(CompareError, match="cannot be read"):
+        read_checkpoint(ours)
+
+
+def test_a_run_compared_with_itself_proves_nothing(ours: Path) -> None:
+    verdict = compare(run_of(ours), run_of(ours))
+    assert not verdict.identical
+    assert "proves nothing" in verdict.sentence
+
+
+def test_runs_without_weights_prove_nothing() -> None:
+    nothing = Run(facts(), {}, num_steps=3, batch=4)
+    assert not compare(nothing, nothing).identical
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:4],
+        lambda data: data[:-3],
+        lambda data: data + b"more",
+        lambda data: (10**12).to_bytes(8, "little") + data[8:],
+        lambda data: data[:8] + b"{" + b"x" * (len(data) - 9),
+        lambda data: data.replace(b'"dtype"', b'"dtypo"', 1),
+        lambda data: data.replace(b'"data_offsets":[0,', b'"data_offsets":[4,', 1),
+    ],
+)
+def test_torn_safetensors(ours: Path, damage: Callable[[bytes], bytes]) -> None:
+    file = first(ours)
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(CompareError):
+        tensors_of(file)
+
+
+def test_a_folder_without_manifest(tmp_path: Path) -> None:
+    with pytest.raises(CompareError, match="no complete checkpoint"):
+        read_checkpoint(tmp_path)
+
+
+def test_steps_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "steps.jsonl"
+    file.write_bytes(b"\n".join(msgspec.json.encode(step) for step in facts()) + b"\n")
+    assert read_steps(file) == facts()
+    file.write_text("soup")
+    with pytest.raises(CompareError):
+        read_steps(file)

@@ -1,0 +1,273 @@
+"""Verbs against prepared answers: what is printed where, what is asked, how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from oobleckd.ctl.main import VERBS, Verbs, main
+from oobleckd.protocol.api import (
+    API_VERSION,
+    Accepted,
+    Change,
+    IncidentView,
+    LayerRange,
+    PhaseView,
+    PipelineView,
+    Problem,
+    TemplateView,
+)
+from tests.helpers.api_server import job_view, node_view
+from tests.unit.ctl.conftest import Ctl
+
+INCIDENT = IncidentView(
+    id="inc-1", job="job-1", cause="signal 9", nodes=("node-2",), at=100.0, epoch=2, step=7, open=False,
+    phases=(PhaseView("detect", 0.0, 0.002), PhaseView("plan", 0.002, 0.01)), total_s=0.4,
+    reason="shrink pipeline 0", copied_bytes=3 << 20, layer_gradients=5, step_layer_gradients=40,
+    committed_s=0.1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_loads_and_explains_itself(ctl: Ctl, verb: str) -> None:
+    result = ctl(verb, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.stdout
+
+
+def test_the_main_module_is_light() -> None:
+    code = "import sys, oobleckd.ctl.main; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"torch", "textual", "aiohttp", "zmq", "numpy", "rich", "msgspec"}.isdisjoint(done.stdout.split())
+
+
+@pytest.mark.parametrize("verb", ["get", "submit", "wait", "verify", "events", "up", "down"])
+def test_no_verb_loads_what_is_heavy(verb: str) -> None:
+    assert isinstance(main, Verbs)
+    code = (
+        f"import sys; from oobleckd.ctl.main import main; main.get_command(None, {verb!r});"
+        "print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"torch", "textual", "aiohttp", "zmq", "numpy", "rich"}.isdisjoint(done.stdout.split())
+
+
+# --------------------------------------------------------------------------- showing
+
+
+def test_get_prints_tables(ctl: Ctl) -> None:
+    stages = (LayerRange("node-1/0", 0, 4), LayerRange("node-2/0", 4, 5))
+    ctl.api.jobs = [job_view()]
+    ctl.api.nodes = [
+        node_view("node-1", layers=stages[:1]),
+        node_view("node-2", state="lost", reason="signal 9"),
+    ]
+    ctl.api.pipelines = [PipelineView(0, ("node-1", "node-2"), stages, (0, 1))]
+    ctl.api.templates = [TemplateView(2, ((0, 4), (4, 5)), 0.02, 0.01, (1 << 20, 1 << 21), 1)]
+    ctl.api.incidents = [INCIDENT]
+    said = {
+        what: ctl("get", what).stdout for what in ("jobs", "nodes", "pipelines", "templates", "incidents")
+    }
+    assert "job-1  small  done   3/3" in said["jobs"]
+    assert "1 of 1" in said["jobs"]
+    assert "signal 9" in said["nodes"]
+    assert "node-1/0: 0-3, node-2/0: 4" in said["pipelines"]
+    assert "2 MiB" in said["templates"]
+    assert "shrink pipeline 0" in said["incidents"]
+
+
+def test_json_is_versioned_and_round_trips(ctl: Ctl) -> None:
+    ctl.api.incidents = [INCIDENT]
+    found = ctl.json("get", "incidents")
+    assert (found["apiVersion"], found["kind"]) == (API_VERSION, "IncidentList")
+    assert msgspec.convert(found["items"][0], IncidentView) == INCIDENT
+    one = ctl.json("describe", "incident", "inc-1")
+    assert (one["apiVersion"], one["kind"], one["id"]) == (API_VERSION, "Incident", "inc-1")
+
+
+def test_describe(ctl: Ctl) -> None:
+    ctl.api.jobs = [job_view(state="running", reason="all is well")]
+    ctl.api.nodes = [node_view("node-1")]
+    ctl.api.incidents = [INCIDENT]
+    job = ctl("describe", "job", "small").stdout
+    assert "running: all is well" in job
+    assert "inc-1" in job
+    assert "node-1/0 (cpu, pid 1)" in ctl("describe", "node", "node-1").stdout
+    incident = ctl("describe", "incident", "inc-1").stdout
+    assert "5 of 40 layer-gradients" in incident
+    assert "detect" in incident
+    missing = ctl("describe", "node", "node-9")
+    assert missing.exit_code == 3
+    assert missing.stderr == "error: no node 'node-9'\nhint: known: node-1\n"
+
+
+def test_events_and_story(ctl: Ctl) -> None:
+    ctl.api.nodes = [node_view("node-1")]
+    ctl.api.changes = [
+        Change(1, 100.0, "node", "info", "node-1 joined", ("node:node-1",)),
+        Change(2, 101.0, "incident", "error", "node-1 is lost", ("node:node-1", "incident:inc-1")),
+        Change(3, 102.0, "step", "info", "step 8", ("job:job-1",)),
+    ]
+    lines = ctl("events").stdout.splitlines()
+    assert len(lines) == 3
+    assert "error: node-1 is lost" in lines[1]
+    documents = [json.loads(line) for line in ctl("events", "-o", "json").stdout.splitlines()]
+    assert [document["seq"] for document in documents] == [1, 2, 3]
+    assert len(ctl("story", "node-1").stdout.splitlines()) == 2
+    assert len(ctl("story", "incident:inc-1").stdout.splitlines()) == 1
+    assert ctl("story", "node:x").exit_code == 3
+
+
+def test_status(ctl: Ctl) -> None:
+    assert "now:       idle" in ctl("status").stdout
+    assert ctl.json("status")["version"] == "0.1.0"
+
+
+# --------------------------------------------------------------------------- acting
+
+
+def test_submit_sends_the_job(ctl: Ctl, job_file: Callable[..., Path]) -> None:
+    result = ctl("submit", str(job_file()))
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "job-1\n", "queued\n")
+    path, body = ctl.api.asked[0]
+    assert path == "/v1/jobs"
+    assert body["job"]["train"]["steps"] == 3
+
+
+def test_submit_resume(ctl: Ctl, job_file: Callable[..., Path], tmp_path: Path) -> None:
+    ctl("submit", str(job_file()), "--resume")
+    ctl("submit", str(job_file()), f"--resume={tmp_path}")
+    assert [body["resume"] for _, body in ctl.api.asked] == ["latest", str(tmp_path)]
+    assert ctl("submit", str(job_file()), "--resume=/nowhere").exit_code == 2
+
+
+def test_submit_dry_run_asks_nothing(ctl: Ctl, job_file: Callable[..., Path]) -> None:
+    result = ctl("submit", str(job_file()), "--dry-run")
+    assert result.exit_code == 0
+    assert "3 of 4 sequences of 8 tokens" in result.stdout
+    assert not ctl.api.asked
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[model]\nlayers = 3\n", ["model.layers: unknown key", "known keys"]),
+        ("[fault_tolerance]\npolcy = 'oobleck'\n", ["unknown key", "did you mean 'policy'?"]),
+        ('[data]\nsource = "text"\npath = "/nowhere"\n', ["data.path", "/nowhere does not exist"]),
+        ("[train\n", ["not TOML"]),
+    ],
+)
+def test_submit_names_what_is_wrong(
+    ctl: Ctl, job_file: Callable[..., Path], text: str, words: list[str]
+) -> None:
+    result = ctl("submit", str(job_file(text)))
+    assert result.exit_code == 2
+    assert not result.stdout
+    assert all(word in result.stderr for word in words), result.stderr
+    assert not ctl.api.asked
+
+
+def test_submit_wait_ends_as_the_job_ends(ctl: Ctl, job_file: Callable[..., Path]) -> None:
+    ctl.api.jobs = [job_view(state="failed", reason="too big a model", step=1)]
+    result = ctl("submit", str(job_file()), "--wait")
+    assert result.exit_code == 1
+    assert "error: small is failed at step 1\nhint: too big a model" in result.stderr
+    ctl.api.jobs = [job_view()]
+    assert ctl("submit", str(job_file()), "--wait").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "body"),
+    [
+        (("pause", "small"), "/v1/jobs/small/pause", {}),
+        (("resume", "small"), "/v1/jobs/small/resume", {}),
+        (("cancel", "small"), "/v1/jobs/small/cancel", {}),
+        (("drain", "node-1", "--reason", "disk"), "/v1/nodes/node-1/drain", {"reason": "disk"}),
+        (("undrain", "node-1"), "/v1/nodes/node-1/undrain", {"reason": ""}),
+        (("kill-node", "node-1"), "/v1/nodes/node-1/kill", {"how": "sigkill", "at": "", "round": -1}),
+        (
+            ("kill-node", "node-1", "--how", "device", "--at", "reduce", "--round", "4"),
+            "/v1/nodes/node-1/kill",
+            {"how": "device", "at": "reduce", "round": 4},
+        ),
+    ],
+)
+def test_acts(ctl: Ctl, words: tuple[str, ...], path: str, body: dict[str, Any]) -> None:
+    assert ctl(*words).exit_code == 0
+    assert ctl.api.asked == [(path, body)]
+
+
+def test_checkpoint_waits_for_its_folder(ctl: Ctl) -> None:
+    ctl.api.jobs = [job_view(state="running", checkpoint="/a")]
+
+    def act(_path: str, _body: dict[str, Any]) -> Accepted:
+        ctl.api.jobs = [job_view(state="running", checkpoint="/b")]
+        return Accepted("job-1", "asked")
+
+    ctl.api.on_act = act
+    assert ctl("checkpoint", "small", "--wait").stdout == "/b\n"
+
+
+# --------------------------------------------------------------------------- waiting and failing
+
+
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [
+        ("step=3", 0),
+        ("step=4", 3),
+        ("state=done", 0),
+        ("state=paused", 3),
+        ("recovered", 0),
+        ("incidents=1", 3),
+    ],
+)
+def test_wait_on_a_job_that_is_done(ctl: Ctl, what: str, code: int) -> None:
+    ctl.api.jobs = [job_view()]
+    assert ctl("wait", "small", "--for", what).exit_code == code
+
+
+def test_wait_times_out_while_a_recovery_is_open(ctl: Ctl) -> None:
+    ctl.api.jobs = [job_view(state="running", incidents=1)]
+    ctl.api.incidents = [msgspec.structs.replace(INCIDENT, open=True)]
+    for what in ("recovered", "incidents=1"):
+        result = ctl("wait", "small", "--for", what, "--timeout", "0.01")
+        assert result.exit_code == 124
+        assert "it is running at step 3" in result.stderr
+    ctl.api.incidents = [INCIDENT]
+    assert ctl("wait", "small", "--for", "recovered").exit_code == 0
+    assert ctl("wait", "small", "--for", "incidents=1").exit_code == 0
+
+
+@pytest.mark.parametrize("what", ["state=happy", "step=x", "dinner", "recovered=1"])
+def test_wait_for_what_nobody_knows(ctl: Ctl, what: str) -> None:
+    assert ctl("wait", "small", "--for", what).exit_code == 2
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, 3), (403, 5), (409, 5), (422, 2), (503, 1)])
+def test_problems_of_the_daemon(ctl: Ctl, status: int, code: int) -> None:
+    ctl.api.problem = Problem("no", status, "it cannot be", "try tomorrow")
+    result = ctl("pause", "small")
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr == "error: it cannot be\nhint: try tomorrow\n"
+
+
+def test_no_daemon(ctl: Ctl) -> None:
+    result = ctl("get", "jobs", "--socket", "/nowhere/s")
+    assert result.exit_code == 4
+    assert result.stderr.startswith("error: no daemon: /nowhere/s does not exist\nhint: start it")
+
+
+def test_usage(ctl: Ctl) -> None:
+    result = ctl("gte")
+    assert result.exit_code == 2
+    assert "did you mean 'get'?" in result.stderr
+    assert ctl("kill-node", "node-1", "--round", "3").exit_code == 2
+    assert ctl("get", "cheese").stderr.startswith("error: ")

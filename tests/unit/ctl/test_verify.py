@@ -1,0 +1,161 @@
+"""The verb ``verify``: which runs it compares, when it refuses to, what it keeps."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from oobleckd.ctl import twin
+from oobleckd.ctl.compare import CompareError, StepFact
+from oobleckd.protocol.api import Accepted, JobView, StepView
+from oobleckd.protocol.job import parse_job
+from tests.helpers.api_server import job_spec, job_view
+from tests.helpers.runs import facts, flip_bit, seal, write_checkpoint
+from tests.unit.ctl.conftest import Ctl
+
+
+def step_views(steps: tuple[StepFact, ...]) -> list[StepView]:
+    return [
+        StepView(s.step, s.loss, s.loss_hex, 1.0, 1e-3, s.samples, s.ledger, "applied", 1, 0.0) for s in steps
+    ]
+
+
+@pytest.fixture
+def cluster(ctl: Ctl, tmp_path: Path) -> Ctl:
+    """A job that is done, on a cluster that runs every further job well."""
+    ctl.api.jobs = [job_view(checkpoint=str(write_checkpoint(tmp_path / "ours")), incidents=2)]
+    ctl.api.steps["job-1"] = step_views(facts())
+    ctl.api.on_act = lambda _path, body: run_twin(ctl, tmp_path, body)
+    return ctl
+
+
+def run_twin(ctl: Ctl, folder: Path, body: dict[str, Any], **changes: Any) -> Accepted:
+    """Run a job to its end at once, as a cluster would in an hour."""
+    number = len(ctl.api.jobs) + 1
+    spec = parse_job(body["job"])
+    checkpoint = write_checkpoint(folder / f"twin-{number}")
+    usual: dict[str, Any] = {"id": f"job-{number}", "spec": spec, "checkpoint": str(checkpoint)}
+    ctl.api.jobs.append(job_view(**(usual | changes)))
+    ctl.api.steps[f"job-{number}"] = step_views(facts())
+    return Accepted(f"job-{number}", "queued")
+
+
+def test_identical(cluster: Ctl) -> None:
+    result = cluster("verify", "small")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("ledger: 12 samples in 3 steps")
+    assert lines[-1].startswith("verified: 3 of 3 losses and 4 of 4 weight tensors are bit-identical")
+    submitted = parse_job(cluster.api.asked[0][1]["job"])
+    assert submitted.name == "small-twin"
+    assert submitted.train == job_spec().train
+
+
+def test_the_twin_is_kept(cluster: Ctl) -> None:
+    assert cluster("verify", "job-1").exit_code == 0
+    assert cluster("verify", "job-1").exit_code == 0
+    assert len(cluster.api.asked) == 1
+    assert cluster("verify", "job-1", "--fresh").exit_code == 0
+    assert len(cluster.api.asked) == 2
+
+
+def test_a_kept_twin_without_its_checkpoint_is_run_again(cluster: Ctl) -> None:
+    assert cluster("verify", "job-1").exit_code == 0
+    (Path(cluster.api.jobs[-1].checkpoint) / "manifest.json").unlink()
+    assert cluster("verify", "job-1").exit_code == 0
+    assert len(cluster.api.asked) == 2
+
+
+def test_a_difference_is_exit_1_and_named(cluster: Ctl) -> None:
+    folder = Path(cluster.api.jobs[0].checkpoint)
+    flip_bit(sorted(folder.glob("*.safetensors"))[2])
+    seal(folder)
+    result = cluster("verify", "job-1")
+    assert result.exit_code == 1
+    assert "3 of 4 weight tensors" in result.stdout
+    assert "param/h.0.bias" in result.stdout.splitlines()[-1]
+    assert cluster("verify", "job-1", "-o", "json").exit_code == 1
+
+
+def test_damage_on_disk_is_exit_1(cluster: Ctl) -> None:
+    flip_bit(sorted(Path(cluster.api.jobs[0].checkpoint).glob("*.safetensors"))[2])
+    result = cluster("verify", "job-1")
+    assert result.exit_code == 1
+    assert "is not what was written" in result.stderr
+    assert not result.stdout
+
+
+def test_json(cluster: Ctl) -> None:
+    found = cluster.json("verify", "job-1")
+    assert (found["kind"], found["identical"], found["num_weights"]) == ("Verdict", True, 4)
+
+
+def test_a_twin_with_failures_is_run_again(cluster: Ctl, tmp_path: Path) -> None:
+    unlucky = iter([2, 1, 0])
+    cluster.api.on_act = lambda _path, body: run_twin(cluster, tmp_path, body, incidents=next(unlucky))
+    assert cluster("verify", "job-1").exit_code == 0
+    assert len(cluster.api.asked) == 3
+
+
+def test_a_twin_that_never_comes_through(cluster: Ctl, tmp_path: Path) -> None:
+    cluster.api.on_act = lambda _path, body: run_twin(cluster, tmp_path, body, incidents=1)
+    result = cluster("verify", "job-1")
+    assert result.exit_code == 1
+    assert "met failures 3 times" in result.stderr
+
+
+def test_a_twin_that_fails(cluster: Ctl, tmp_path: Path) -> None:
+    cluster.api.on_act = lambda _path, body: run_twin(cluster, tmp_path, body, state="failed", reason="disk")
+    result = cluster("verify", "job-1")
+    assert result.exit_code == 1
+    assert result.stderr.endswith("error: small-twin is failed at step 3\nhint: disk\n")
+
+
+@pytest.mark.parametrize("key", ["corpus", "kinds"])
+def test_not_comparable(cluster: Ctl, key: str) -> None:
+    seal(Path(cluster.api.jobs[0].checkpoint), extra={key: "another"})
+    result = cluster("verify", "job-1")
+    assert result.exit_code == 1
+    assert "not comparable: the runs had different" in result.stderr
+
+
+def test_a_job_without_exact_sums(cluster: Ctl) -> None:
+    raw = msgspec.to_builtins(job_spec())
+    raw["train"]["exact"] = False
+    cluster.api.jobs[0] = job_view(spec=parse_job(raw))
+    result = cluster("verify", "job-1")
+    assert result.exit_code == 1
+    assert "not comparable: train.exact is false" in result.stderr
+
+
+def test_a_job_that_still_runs(cluster: Ctl) -> None:
+    cluster.api.jobs[0] = job_view(state="running", step=2)
+    result = cluster("verify", "job-1")
+    assert result.exit_code == 5
+    assert "hint: oobleckctl wait job-1 --for state=done" in result.stderr
+
+
+def test_a_checkpoint_of_another_step(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "early", step=2)
+    with pytest.raises(CompareError, match="not the checkpoint after the last step"):
+        twin.evidence(job_spec(), facts(), folder)
+
+
+def test_a_job_without_checkpoint() -> None:
+    view: JobView = job_view()
+    with pytest.raises(CompareError, match="no checkpoint"):
+        twin.run_of(view, [])
+
+
+def test_toml_round_trips() -> None:
+    job = parse_job({
+        "name": "odd",
+        "train": {"steps": 3, "global_batch": 4, "micro_batch": 2, "sequence": 8, "exact": False},
+        "model": {"config": {"n_embd": 8, "resid_pdrop": 1e-05, "text": 'a "quote"\n\\ ü', "flag": True, "a.b": 1}},
+        "optimizer": {"betas": [0.9, 0.95], "lr": 1e20},
+    })  # fmt: skip
+    assert parse_job(tomllib.loads(twin.to_toml(msgspec.to_builtins(job)))) == job
