@@ -105,7 +105,7 @@ class Executor:
 
     def _begin(self) -> None:
         """Set up the next round: standing routes that touch no dead device."""
-        self.post.purge(lambda key: key[0] in "FB" and key[1] < self.counters.round)
+        self.post.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.counters.round)
         self.graphs.clear()
         self.board.begin(
             sorted(self.store.layers), [r for r in self.layout.routes if not r.touches(self.dead)]

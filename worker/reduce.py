@@ -57,7 +57,7 @@ class Reducer:
     post: Post
     num_micro_batches: int
     exact: bool
-    sums: dict[tuple[int, int], sums.Sum] = field(default_factory=dict)
+    parts: dict[tuple[int, int], sums.Sum] = field(default_factory=dict)
     nan: set[int] = field(default_factory=set)
     overflow: set[int] = field(default_factory=set)
     losses: dict[int, float] = field(default_factory=dict)
@@ -72,12 +72,12 @@ class Reducer:
     def adopt(self) -> None:
         """The layers held have changed: make sums for exactly them."""
         wanted = {(bucket, use) for bucket in self.store.buckets for use in self.store.uses(bucket)}
-        self.sums = {key: self.sums.get(key) or self._sum(key[0]) for key in sorted(wanted)}
+        self.parts = {key: self.parts.get(key) or self._sum(key[0]) for key in sorted(wanted)}
 
     def begin(self, round_: int) -> None:
         """A new round: everything of the last one is gone."""
         self.round = round_
-        for part in self.sums.values():
+        for part in self.parts.values():
             part.zero_()
         self.nan, self.overflow, self.losses, self.reduced = set(), set(), {}, {}
 
@@ -98,7 +98,7 @@ class Reducer:
         """Weight gradients of (micro-batch, layer), by bucket, go into the sums and the ledger."""
         for bucket, tensors in grads.items():
             exponents = self.store.buckets[bucket].exponents
-            nan, overflow = self.sums[bucket, layer].add(tensors, exponents, self._num_contributions(bucket))
+            nan, overflow = self.parts[bucket, layer].add(tensors, exponents, self._num_contributions(bucket))
             if nan:
                 self.nan.add(bucket)
             if overflow:
@@ -150,7 +150,7 @@ class Reducer:
     def _contribute(self, bucket: int) -> None:
         if bucket in self.donors:
             part = self.reduced[bucket]
-            what, tensors = part.what, part.total
+            what, tensors = part.what, list(part.total)
         else:
             what, tensors = self._own(bucket)
         for peer in self.holders[bucket]:
@@ -160,10 +160,10 @@ class Reducer:
         self.heard[bucket][self.device] = (what, tensors)
         self._settle(bucket)
 
-    def _own(self, bucket: int) -> tuple[Contribution, Sequence[Tensor]]:
+    def _own(self, bucket: int) -> tuple[Contribution, list[Tensor]]:
         uses = self.store.uses(bucket)
         ledger = {use: tuple(sorted(self.board.done[use])) for use in uses}
-        parts = [self.sums[bucket, use].tensors for use in uses]
+        parts = [self.parts[bucket, use].tensors for use in uses]
         tensors = parts[0] if len(parts) == 1 else sums.total(parts)
         head = self.store.spec.num_layers - 1
         losses = self.losses if head in uses else {}

@@ -20,6 +20,7 @@ from oobleckd.core.decide import LostLayers, decide
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Counters, Decide, Deploy, Flags, FromWorker, Held, Progress, StepDone
 from planner.plan import Layout, Range, Route, Segment
+from planner.reroute import reroute
 from worker.data import Corpus, open_corpus
 from worker.deploy import Deployment
 from worker.executor import Executor
@@ -87,6 +88,7 @@ class World:
         self.corpus: Corpus = open_corpus(job)
         self.nodes: dict[str, Node] = {}
         self.dead: set[str] = set()
+        self.gone: set[str] = set()
         self.epoch = 1
         self.late: list[tuple[str, Letter]] = []
         self.fired: list[tuple[str, str]] = []
@@ -128,7 +130,7 @@ class World:
     # ------------------------------------------------------------------ messages
 
     def deliver(self, _source: str, peer: str, letter: Letter) -> None:
-        if peer in self.dead:
+        if peer in self.dead | self.gone:
             return
         if self.random.random() < 0.3:
             self.late.append((peer, letter))
@@ -138,13 +140,13 @@ class World:
     def _deliver_late(self) -> None:
         if self.late:
             peer, letter = self.late.pop(self.random.randrange(len(self.late)))
-            if peer not in self.dead:
+            if peer in self.live():
                 self.nodes[peer].post.letters[letter.key] = letter
 
     # ------------------------------------------------------------------ running
 
     def live(self) -> list[str]:
-        return [device for device in sorted(self.nodes) if device not in self.dead]
+        return [device for device in sorted(self.nodes) if device not in self.dead | self.gone]
 
     def run(self, limit: int = 200_000) -> None:
         """Until every live device holds; asserts that nothing is stuck."""
@@ -159,13 +161,42 @@ class World:
             worked = self._in(device, Executor.advance)
             self._listen()
             idle = 0 if worked or self.late or self.controls else idle + 1
-            if idle > 50 * len(self.live()):
-                break
+            if idle > 20 * len(self.live()):
+                if not self._held_early():
+                    break
+                self._lay_out_again()
+                idle = 0
         holding = [self.nodes[device].executor.holding for device in self.live()]
         assert all(holding), f"stuck: {dict(zip(self.live(), holding, strict=True))}"
 
+    def _held_early(self) -> bool:
+        executors = [self.nodes[device].executor for device in self.live()]
+        return all(e.holding for e in executors) and not all(e.finished for e in executors)
+
+    def _lay_out_again(self) -> None:
+        """What a new plan does, without copies: the dead one's micro-batches stay re-routed."""
+        self.epoch += 1
+        broken = {
+            r.micro_batch: tuple(range(self.spec.num_layers))
+            for r in self.layout.routes
+            if r.touches(self.dead)
+        }
+        kept = [r for r in self.layout.routes if r.micro_batch not in broken]
+        routes = [*kept, *reroute(self.layout, self.dead, broken, self.epoch)]
+        standing = tuple(
+            Route(r.micro_batch, self.epoch, r.segments) for r in sorted(routes, key=lambda r: r.micro_batch)
+        )
+        holdings = {d: held for d, held in self.layout.holdings.items() if d not in self.dead}
+        self.layout = Layout(self.epoch, self.spec.num_layers, holdings, standing)
+        self.gone |= self.dead
+        self.dead = set()
+        for device in self.live():
+            executor = self.nodes[device].executor
+            executor.adopt(self.layout, executor.counters)
+            executor.resume()
+
     def _in(self, device: str, act: Callable[[Executor], object]) -> bool:
-        if device in self.dead:
+        if device not in self.live():
             return False
         try:
             return bool(act(self.nodes[device].executor))
@@ -216,7 +247,7 @@ class World:
         for device in self.random.sample(self.live(), len(self.live())):
             message = Decide(
                 device, self.epoch, verdict.round, verdict.commit, verdict.routes, verdict.donors,
-                hold=False, hold_now=verdict.hold_now,
+                verdict.hold, verdict.hold_now,
             )  # fmt: skip
             self.controls.append((device, lambda e, message=message: e.decide(message)))
 

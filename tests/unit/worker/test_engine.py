@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.messages import Counters
 from tests.helpers.engine import World
-from worker import twin
+from worker import sums, twin
 from worker.faults import POINTS
 
 STAGES = {"a": [(0, 2), (2, 4)], "b": [(0, 1), (1, 3), (3, 4)]}
@@ -101,18 +102,87 @@ def survivable(world: World, dead: set[str]) -> bool:
     return min(world.layout.copies(dead)) > 0
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_random_deaths(reference, tmp_path: Path, seed: int) -> None:
-    world = World(reference[0], STAGES, seed, tmp_path)
-    rng = world.random
+def random_deaths(world: World) -> None:
+    """Arm one or two deaths, at any points and rounds, that leave a copy of every layer."""
     points = [p for p in POINTS if p not in {"deploy", "copy", "ready"}]
     dead: set[str] = set()
     for _ in range(2):
-        choice = rng.choice(
-            [d for d in world.live() if d not in dead and survivable(world, dead | {d})] or [""]
-        )
-        if choice:
-            dead.add(choice)
-            world.nodes[choice].faults.arm(rng.choice(points), rng.randrange(GOAL))
+        able = [d for d in world.live() if d not in dead and survivable(world, dead | {d})]
+        if able:
+            victim = world.random.choice(able)
+            dead.add(victim)
+            world.nodes[victim].faults.arm(world.random.choice(points), world.random.randrange(GOAL))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_deaths(reference, tmp_path: Path, seed: int) -> None:
+    world = World(reference[0], STAGES, seed, tmp_path)
+    random_deaths(world)
     world.run()
     check(world, reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 1300))
+def test_many_random_deaths(reference, tmp_path: Path, seed: int) -> None:
+    test_random_deaths(reference, tmp_path, seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_overflow_repeats_the_step_and_does_not_show(
+    reference, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scales so large that the first rounds overflow, with deaths on top: the same weights in the end."""
+    monkeypatch.setattr(sums, "START_EXPONENT", 68)
+    calm = World(reference[0], STAGES, seed, tmp_path)
+    calm.run()
+    rounds = calm.nodes["a0/0"].executor.counters.round
+    assert rounds > GOAL
+    world = World(reference[0], STAGES, seed, tmp_path)
+    random_deaths(world)
+    world.run()
+    assert world.losses == calm.losses
+    ours, theirs = world.weights(), calm.weights()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert world.nodes[world.live()[0]].executor.counters.round == rounds
+
+
+def test_nan_skips_the_update_and_counts_the_step(
+    reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = sums.Sum.add
+    bad = {"left": 1}
+
+    def add_nan(self, grads, exponents, num_contributions):
+        if bad["left"]:
+            bad["left"] -= 1
+            return True, False
+        return add(self, grads, exponents, num_contributions)
+
+    monkeypatch.setattr(sums.Sum, "add", add_nan)
+    world = World(reference[0], STAGES, 1, tmp_path)
+    world.run()
+    counters = {world.nodes[device].executor.counters for device in world.live()}
+    assert counters == {Counters(round=GOAL, step=GOAL, applied=GOAL - 1)}
+
+
+def test_a_micro_batch_counted_twice_is_noticed(reference, tmp_path: Path) -> None:
+    world = World(reference[0], STAGES, 1, tmp_path)
+    board = world.nodes["a0/0"].executor.board
+    board.done[0].add(1)  # micro-batch 1 belongs to the other pipeline
+    with pytest.raises(AssertionError, match="counted"):
+        world.run()
+
+
+@pytest.mark.parametrize("change", [{"exact": False}, {"precision": "bf16"}])
+def test_other_modes_train_and_survive(tmp_path: Path, change: dict[str, object]) -> None:
+    calm = World(job(tmp_path, **change), STAGES, 1, tmp_path)
+    calm.run()
+    world = World(job(tmp_path, **change), STAGES, 2, tmp_path)
+    world.nodes["b1/0"].faults.arm("backward", 2)
+    world.run()
+    assert sorted(world.losses) == list(range(GOAL))
+    if calm.job.train.exact:
+        assert world.losses == calm.losses
+    else:
+        assert world.losses == pytest.approx(calm.losses, rel=1e-4)

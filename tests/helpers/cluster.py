@@ -1,0 +1,144 @@
+"""A real cluster on this machine for tests and chaos runs: the daemon, agents and device processes of ``up``.
+
+Owns a state directory, the jobs that it submits, and the reference run (one process, no failures) that every
+job is compared with, bit by bit. Ends only what its own ``up`` started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from oobleckd.client import Client, ClientError
+from oobleckd.ctl.connect import socket_of
+from oobleckd.protocol.api import JobView, NodeView
+from oobleckd.protocol.job import Job, parse_job
+
+T = TypeVar("T")
+BIN = Path(sys.executable).parent
+
+
+class TimedOut(AssertionError):
+    """A condition did not come true in time."""
+
+
+class Cluster:
+    """``nodes`` nodes of one CPU device each, under ``state``."""
+
+    def __init__(self, state: Path, nodes: int) -> None:
+        self.state, self.num_nodes = state, nodes
+        self.env = {**os.environ, "OOBLECK_STATE": str(state), "OMP_NUM_THREADS": "1"}
+        self.client = Client(socket_of(state))
+
+    def __enter__(self) -> Self:
+        self.ctl("up", "--nodes", str(self.num_nodes), "--allow-injection")
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.ctl("down", check=False)
+
+    def ctl(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run oobleckctl; with ``check`` a failure shows what it printed."""
+        done = subprocess.run(
+            [BIN / "oobleckctl", *args], env=self.env, capture_output=True, text=True, check=False
+        )
+        assert not check or done.returncode == 0, f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    # ------------------------------------------------------------------ waiting for events
+
+    def until(self, check: Callable[[], T | None], what: str, timeout_s: float = 120.0) -> T:
+        """The first result of ``check`` that is not None, asked anew at every event of the daemon."""
+        events = self.client.events()
+        timer = threading.Timer(timeout_s, events.close)
+        timer.start()
+        try:
+            while True:
+                try:
+                    found = check()
+                except ClientError:  # the daemon is away; the stream reconnects
+                    found = None
+                if found is not None:
+                    return found
+                if next(events, None) is None:
+                    raise TimedOut(f"{what}: not within {timeout_s} s; jobs: {self.describe()}")
+        finally:
+            timer.cancel()
+            events.close()
+
+    def describe(self) -> str:
+        """The jobs in one line each, for a message."""
+        try:
+            return "; ".join(f"{j.id} {j.state} step {j.step} ({j.reason})" for j in self.client.jobs())
+        except ClientError as error:
+            return str(error)
+
+    def job_in(self, job: str, *states: str, timeout_s: float = 180.0) -> JobView:
+        """Wait until ``job`` is in one of ``states``; any other end of the job is an error at once."""
+
+        def check() -> JobView | None:
+            view = self.client.job(job)
+            if view.state in {"failed", "cancelled"} - set(states):
+                raise AssertionError(f"{view.id} {view.state}: {view.reason}")
+            return view if view.state in states else None
+
+        return self.until(check, f"{job} in {states}", timeout_s)
+
+    def at_step(self, job: str, step: int, timeout_s: float = 180.0) -> JobView:
+        """Wait until ``job`` has committed ``step`` steps."""
+
+        def check() -> JobView | None:
+            view = self.client.job(job)
+            assert view.state not in {"failed", "cancelled"}, view.reason
+            return view if view.step >= step else None
+
+        return self.until(check, f"{job} at step {step}", timeout_s)
+
+    def usable(self, count: int, timeout_s: float = 120.0) -> tuple[NodeView, ...]:
+        """Wait until ``count`` nodes can be used."""
+
+        def check() -> tuple[NodeView, ...] | None:
+            nodes = [n for n in self.client.nodes() if n.state in {"active", "standby"}]
+            return tuple(nodes) if len(nodes) >= count else None
+
+        return self.until(check, f"{count} usable nodes", timeout_s)
+
+    # ------------------------------------------------------------------ results
+
+    def verify(self, job: str) -> str:
+        """Compare a finished job with its undisturbed run in one process; fails on any difference."""
+        return self.ctl("verify", job, "--single").stdout
+
+    def fired(self) -> list[dict[str, Any]]:
+        """Every fault point that has fired so far."""
+        lines = [ln for file in self.state.rglob("faults.jsonl") for ln in file.read_text().splitlines()]
+        return [json.loads(line) for line in lines]
+
+
+def tiny_job(name: str, **sections: dict[str, Any]) -> Job:
+    """A GPT-2 of 6 blocks that needs two nodes because of its memory cap; a step takes tens of ms."""
+    raw: dict[str, Any] = {
+        "name": name,
+        "model": {
+            "family": "gpt2",
+            "config": {
+                "n_layer": 6, "n_embd": 64, "n_head": 4, "n_positions": 32, "vocab_size": 256,
+                "bos_token_id": 0, "eos_token_id": 0,
+            },
+        },
+        "train": {"steps": 24, "global_batch": 12, "micro_batch": 2, "sequence": 32},
+        "optimizer": {"lr": 0.003, "warmup_steps": 4},
+        "fault_tolerance": {"f": 1},
+    }  # fmt: skip
+    for section, values in sections.items():
+        raw[section] = {**raw.get(section, {}), **values}
+    return parse_job(raw)
