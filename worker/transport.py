@@ -129,11 +129,6 @@ class Transport:
         for known in replaced:
             self._close_links(known)
 
-    def peers(self) -> frozenset[str]:
-        """The names of all configured peers that were not forgotten."""
-        with self._changed:
-            return frozenset(self._known)
-
     def forget(self, peers: Iterable[str]) -> None:
         """Close all links to ``peers``, drop what is queued for them, and let them in no more."""
         with self._changed:

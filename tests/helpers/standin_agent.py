@@ -1,0 +1,25 @@
+"""The real agent with stand-in devices: ``python -m tests.helpers.standin_agent`` and the usual options."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from worker import agent
+from worker.node import AgentConfig
+
+
+def main() -> None:
+    """Run the agent's own command line, with another program for its devices."""
+    run = agent.run_agent
+    program = (sys.executable, "-m", "tests.helpers.standin_device")
+
+    def with_standins(config: AgentConfig) -> int:
+        return run(replace(config, setting=replace(config.setting, program=program)))
+
+    agent.run_agent = with_standins
+    agent.main()
+
+
+if __name__ == "__main__":
+    main()

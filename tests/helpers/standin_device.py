@@ -1,0 +1,70 @@
+"""A device process without torch, for tests of the agent: it speaks the link's protocol and no more.
+
+A Report is answered with Progress, a Resume with a StepDone whose round is the epoch, an Inject at "exit"
+with the end of the process. ``STANDIN_CRASH`` in the environment makes it end before it is up.
+"""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from oobleckd.protocol.messages import (
+    Counters,
+    DeviceInfo,
+    DeviceUp,
+    Inject,
+    Progress,
+    Report,
+    Resume,
+    StepDone,
+)  # fmt: skip
+from worker.children import die_with_parent
+from worker.link import DeviceLink
+from worker.mailbox import Mailbox
+
+
+def answer(device: str, message: object) -> Progress | StepDone | None:
+    """What the device says to a message of the daemon."""
+    match message:
+        case Report():
+            return Progress(device, message.epoch, Counters(), {0: (1, 2)}, ())
+        case Resume():
+            counters = Counters(message.epoch, message.epoch, message.epoch)
+            return StepDone(
+                device, "job-1", message.epoch, counters, "applied", 0.1, 1.0, 1e-3, 8, "x", 0.1, 0.1
+            )
+        case Inject(at="exit"):
+            os._exit(7)
+    return None
+
+
+@click.command()
+@click.option("--device")
+@click.option("--kind")
+@click.option("--fd", type=int)
+@click.option("--run-dir")
+@click.option("--bind")
+@click.option("--host")
+@click.option("--parent", type=int)
+def main(device: str, kind: str, fd: int, run_dir: str, bind: str, host: str, parent: int) -> None:
+    """The arguments of a device process."""
+    die_with_parent(parent)
+    if "STANDIN_CRASH" in os.environ:
+        os._exit(9)
+    mailbox = Mailbox()
+    link = DeviceLink(fd, mailbox)
+    link.send(
+        DeviceUp(DeviceInfo(device, kind, "stand-in", 0, f"{bind}:1", f"{run_dir}/none.sock", os.getpid()))
+    )
+    while True:
+        mailbox.wait()
+        for message in mailbox.controls():
+            said = answer(device, message)
+            if said is not None:
+                link.send(said)
+
+
+if __name__ == "__main__":
+    main()

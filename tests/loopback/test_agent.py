@@ -1,0 +1,247 @@
+"""The agent as a real process with real sockets; its devices are stand-ins without torch."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from zmq.auth import create_certificates, load_certificate
+
+from oobleckd.protocol.messages import (
+    Ack,
+    Beat,
+    Counters,
+    DeviceLost,
+    Goodbye,
+    Hello,
+    Inject,
+    Progress,
+    Refused,
+    Report,
+    Resume,
+    StepDone,
+)  # fmt: skip
+from tests.helpers.stub_daemon import TIMEOUT_S, StubDaemon
+
+Launch = Callable[..., subprocess.Popen[str]]
+
+
+class Pids:
+    """Processes that must end; pidfds, so that no other process can be taken for one of them."""
+
+    def __init__(self, *pids: int) -> None:
+        self._fds = [os.pidfd_open(pid) for pid in pids]
+
+    def assert_end(self) -> None:
+        for fd in self._fds:
+            assert select.select([fd], [], [], TIMEOUT_S)[0], "a process is still there"
+            os.close(fd)
+
+
+@pytest.fixture
+def daemon() -> Iterator[StubDaemon]:
+    stub = StubDaemon()
+    yield stub
+    stub.close()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(endpoint: str, *options: str, devices: int = 2, **environment: str) -> subprocess.Popen[str]:
+        command = [
+            sys.executable, "-m", "tests.helpers.standin_agent", "--node=n1", f"--daemon={endpoint}",
+            f"--devices={devices}", f"--run-dir={tmp_path}", *options,
+        ]  # fmt: skip
+        started.append(
+            subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def device_pids(hello: Hello) -> list[int]:
+    return [info.pid for info in hello.devices]
+
+
+def test_hello_relay_and_beats(daemon: StubDaemon, launch: Launch) -> None:
+    agent = launch(daemon.endpoint)
+    hello = daemon.ready()
+    assert hello.node == "n1"
+    assert [info.device for info in hello.devices] == ["n1/0", "n1/1"]
+    assert hello.host
+    for device in ("n1/1", "n1/0"):
+        daemon.tell(Report(device, 4, 1, ()))
+        assert daemon.expect(Progress) == Progress(device, 4, Counters(), {0: (1, 2)}, ())
+    assert daemon.expect(Beat).incarnation == daemon.expect(Beat).incarnation == hello.incarnation
+    assert "torch" not in Path(f"/proc/{agent.pid}/maps").read_text(encoding="utf-8")
+
+
+def test_a_killed_device_takes_the_node_s_life_with_it(daemon: StubDaemon, launch: Launch) -> None:
+    launch(daemon.endpoint)
+    old = daemon.ready()
+    ends = Pids(*device_pids(old))
+    os.kill(device_pids(old)[1], signal.SIGKILL)
+    lost = daemon.expect(DeviceLost)
+    assert (lost.device, lost.incarnation) == ("n1/1", old.incarnation)
+    assert lost.evidence in {"PF_EXITING", "signal 9"}
+    ends.assert_end()
+    between = daemon.expect(Hello)
+    assert (between.ready, between.devices) == (False, ())
+    new = daemon.ready()
+    assert new.incarnation == between.incarnation != old.incarnation
+    assert not set(device_pids(new)) & set(device_pids(old))
+    daemon.tell(Report("n1/1", 9, 1, ()))
+    assert daemon.expect(Progress).epoch == 9
+
+
+def test_what_the_daemon_did_not_acknowledge_is_said_again(daemon: StubDaemon, launch: Launch) -> None:
+    launch(daemon.endpoint, devices=1)
+    daemon.ready()
+    for round_ in (1, 2, 3):
+        daemon.tell(Resume("n1/0", round_, 1))
+        assert daemon.expect(StepDone).counters.round == round_
+    daemon.tell(Ack("job-1", 1))
+    daemon.tell(Ack("another", 9))
+    daemon.tell(Report("n1/0", 5, 1, ()))
+    daemon.expect(Progress)
+    daemon.close()
+    restarted = StubDaemon(daemon.endpoint, name="daemon-2")
+    try:
+        assert restarted.expect(Hello).ready
+        assert [restarted.expect(StepDone).counters.round for _ in range(2)] == [2, 3]
+        assert restarted.expect(Progress).epoch == 5
+        restarted.tell(Report("n1/0", 6, 1, ()))
+        assert restarted.expect(Progress).epoch == 6
+    finally:
+        restarted.close()
+
+
+def test_hello_is_repeated_until_it_is_answered(launch: Launch) -> None:
+    deaf = StubDaemon(welcome=False)
+    try:
+        launch(deaf.endpoint, devices=1)
+        ready = deaf.ready()
+        assert deaf.expect(Hello) == ready
+    finally:
+        deaf.close()
+
+
+def test_refused_is_printed_and_ends_the_agent(launch: Launch) -> None:
+    daemon = StubDaemon(welcome=False)
+    try:
+        agent = launch(daemon.endpoint)
+        ends = Pids(*device_pids(daemon.ready()))
+        daemon.tell(Refused("its key is n2's", "start it with n1's key"))
+        _, stderr = agent.communicate(timeout=TIMEOUT_S)
+        ends.assert_end()
+    finally:
+        daemon.close()
+    assert agent.returncode == 5
+    assert "error: the daemon refused n1: its key is n2's\nhint: start it with n1's key\n" in stderr
+
+
+@pytest.mark.parametrize("injected", [False, True])
+def test_sigterm_is_an_orderly_leave(daemon: StubDaemon, launch: Launch, injected: bool) -> None:
+    agent = launch(daemon.endpoint)
+    hello = daemon.ready()
+    ends = Pids(*device_pids(hello))
+    if injected:
+        daemon.tell(Inject("sigterm"))
+    else:
+        agent.send_signal(signal.SIGTERM)
+    assert daemon.expect(Goodbye).incarnation == hello.incarnation
+    ends.assert_end()
+    assert agent.wait(TIMEOUT_S) == 0
+
+
+@pytest.mark.parametrize("how", ["kill -9", "sigkill", "agent-only"])
+def test_nothing_outlives_a_killed_agent(daemon: StubDaemon, launch: Launch, how: str) -> None:
+    agent = launch(daemon.endpoint)
+    ends = Pids(*device_pids(daemon.ready()))
+    if how == "kill -9":
+        agent.kill()
+    else:
+        daemon.tell(Inject(how))
+    assert agent.wait(TIMEOUT_S) == -signal.SIGKILL
+    ends.assert_end()
+
+
+@pytest.mark.parametrize(
+    ("inject", "evidence"),
+    [
+        (Inject("device", device="n1/1"), {"PF_EXITING", "signal 9"}),
+        (Inject("sigkill", device="n1/1", at="exit"), {"PF_EXITING", "exit code 7"}),
+    ],
+)
+def test_injection_into_one_device(
+    daemon: StubDaemon, launch: Launch, inject: Inject, evidence: set[str]
+) -> None:
+    launch(daemon.endpoint)
+    daemon.ready()
+    daemon.tell(inject)
+    lost = daemon.expect(DeviceLost)
+    assert lost.device == "n1/1"
+    assert lost.evidence in evidence
+    daemon.ready()
+
+
+def test_devices_that_never_come_up_are_tried_again(daemon: StubDaemon, launch: Launch) -> None:
+    agent = launch(daemon.endpoint, STANDIN_CRASH="1")
+    incarnations = set()
+    while len(incarnations) < 3:
+        hello = daemon.expect(Hello)
+        assert not hello.ready
+        incarnations.add(hello.incarnation)
+    agent.send_signal(signal.SIGTERM)
+    _, stderr = agent.communicate(timeout=TIMEOUT_S)
+    assert agent.returncode == 0
+    assert "ended before it was up" in stderr
+
+
+def test_curve(launch: Launch, tmp_path: Path) -> None:
+    for name in ("server", "n1", "impostor"):
+        create_certificates(tmp_path, name)
+    public, secret = load_certificate(tmp_path / "server.key_secret")
+    assert secret is not None
+    daemon = StubDaemon(keys=(public, secret))
+    key = f"--key={tmp_path / 'n1.key_secret'}"
+    try:
+        stranger = launch(daemon.endpoint, key, f"--server-key={tmp_path / 'impostor.key'}", devices=1)
+        assert stranger.stderr is not None
+        while "does not accept our key" not in stranger.stderr.readline():
+            assert stranger.poll() is None
+        stranger.send_signal(signal.SIGTERM)
+        stranger.communicate(timeout=TIMEOUT_S)
+        launch(daemon.endpoint, key, f"--server-key={tmp_path / 'server.key'}", devices=1)
+        daemon.ready()
+    finally:
+        daemon.close()
+
+
+def test_a_node_runs_once(daemon: StubDaemon, launch: Launch) -> None:
+    launch(daemon.endpoint)
+    daemon.ready()
+    second = launch(daemon.endpoint)
+    _, stderr = second.communicate(timeout=TIMEOUT_S)
+    assert second.returncode == 1
+    assert "error: an agent of n1 is running" in stderr
+    assert "hint: " in stderr
+
+
+def test_an_endpoint_that_is_none(launch: Launch) -> None:
+    agent = launch("here:1")
+    _, stderr = agent.communicate(timeout=TIMEOUT_S)
+    assert agent.returncode == 2
+    assert "'here:1' is no endpoint" in stderr

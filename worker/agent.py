@@ -1,0 +1,189 @@
+"""The command ``oobleck-worker``: the agent of one node.
+
+Owns the command line, the keys' files and the lock that keeps a node from being run twice. What an
+agent does is in ``node``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import ipaddress
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import zmq
+import zmq.auth
+
+from worker.children import Setting
+from worker.node import Agent, AgentConfig
+from worker.uplink import CurveKeys
+
+EXIT_FAILED, EXIT_USAGE = 1, 2
+_PATH = click.Path(path_type=Path)
+
+
+class AgentError(Exception):
+    """Something that a user must mend: ``problem``, ``hint`` and the exit code."""
+
+    def __init__(self, problem: str, hint: str, code: int = EXIT_USAGE) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+        self.code = code
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--node", required=True, help="Name of this node, as in the daemon's list of keys.")
+@click.option("--daemon", required=True, help="The daemon's endpoint, such as tcp://10.0.0.1:7077.")
+@click.option("--key", type=_PATH, help="Key pair of this node (CURVE certificate with the secret key).")
+@click.option("--server-key", type=_PATH, help="Public key of the daemon.")
+@click.option("--devices", default="auto", show_default=True, help="Number of devices, or auto.")
+@click.option("--kind", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--run-dir", type=_PATH, required=True, help="Folder for sockets and records of this node.")
+@click.option("--bind", default="127.0.0.1", show_default=True, help="Address at which other nodes reach us.")
+@click.option("--host", default="", help="Name of this machine; devices with the same one share sockets.")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+def main(
+    node: str,
+    daemon: str,
+    key: Path | None,
+    server_key: Path | None,
+    devices: str,
+    kind: str,
+    run_dir: Path,
+    bind: str,
+    host: str,
+    log_level: str,
+) -> None:
+    """Run the devices of this machine for an oobleck daemon."""
+    _log_to_stderr(node, log_level)
+    try:
+        _check_bind(bind)
+        setting = Setting(kind, run_dir.resolve(), bind, host or host_identity())
+        keys = load_keys(key, server_key)
+        code = run_agent(AgentConfig(node, daemon, num_devices(devices, kind), setting, keys))
+    except AgentError as error:
+        print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr)
+        code = error.code
+    sys.exit(code)
+
+
+def run_agent(config: AgentConfig) -> int:
+    """Run an agent until it is told to end; its exit code. Raises AgentError."""
+    with _only_one(config):
+        try:
+            return asyncio.run(_run(config))
+        except zmq.ZMQError as error:
+            raise AgentError(
+                f"{config.daemon!r} is no endpoint: {error}", "write it as tcp://host:port"
+            ) from error
+        except OSError as error:
+            raise AgentError(
+                f"cannot run the devices of {config.node}: {error}",
+                "see the message above and the limits of this service (ulimit -a)",
+                EXIT_FAILED,
+            ) from error
+
+
+async def _run(config: AgentConfig) -> int:
+    return await Agent(config).run()
+
+
+def num_devices(text: str, kind: str) -> int:
+    """How many devices ``--devices`` asks for. "auto" is all visible GPUs, or one CPU device. Raises AgentError."""
+    if text == "auto":
+        return _num_gpus() if kind == "cuda" else 1
+    if not text.isdecimal() or int(text) == 0:
+        raise AgentError(f"--devices {text!r} is no number of devices", "write a number above 0, or auto")
+    return int(text)
+
+
+def load_keys(key: Path | None, server_key: Path | None) -> CurveKeys | None:
+    """The keys in two certificate files; None when neither is given. Raises AgentError."""
+    if key is None and server_key is None:
+        return None
+    if key is None or server_key is None:
+        missing = "--key" if key is None else "--server-key"
+        raise AgentError(f"{missing} is missing", "CURVE needs both keys; `oobleckctl keygen` makes them")
+    public, secret = _certificate(key)
+    if secret is None:
+        raise AgentError(f"{key}: holds no secret key", "name the file that ends in .key_secret")
+    return CurveKeys(public, secret, _certificate(server_key)[0])
+
+
+def host_identity() -> str:
+    """A name of this boot of this machine, as far as it shares a file system's sockets."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+    return f"{socket.gethostname()}-{boot}-{Path('/proc/self/ns/mnt').stat().st_ino}"
+
+
+def _certificate(path: Path) -> tuple[bytes, bytes | None]:
+    try:
+        return zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise AgentError(f"{path}: {error}", "name a key file made by `oobleckctl keygen`") from error
+
+
+def _check_bind(bind: str) -> None:
+    try:
+        unspecified = ipaddress.ip_address(bind).is_unspecified
+    except ValueError as error:
+        raise AgentError(f"--bind {bind!r} is no address", "write an IP address of this machine") from error
+    if unspecified:
+        raise AgentError(
+            f"--bind {bind} is no address that others could reach", "name the one of the cluster's network"
+        )
+
+
+def _num_gpus() -> int:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        count = len([name for name in visible.split(",") if name.strip() not in {"", "-1"}])
+    else:
+        driver = Path("/proc/driver/nvidia/gpus")
+        count = len(list(driver.iterdir())) if driver.is_dir() else 0
+    if count == 0:
+        raise AgentError("there is no GPU on this machine", "use --kind cpu, or say how many with --devices")
+    return count
+
+
+@contextmanager
+def _only_one(config: AgentConfig) -> Iterator[None]:
+    """Hold the lock of this node in its run directory; the kernel lets go of it however we end."""
+    run_dir = config.setting.run_dir
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (run_dir / f"{config.node}.lock").open("w", encoding="ascii")
+    except OSError as error:
+        raise AgentError(f"{run_dir}: {error}", "name a --run-dir that this user can write to") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise AgentError(
+                f"an agent of {config.node} is running in {run_dir} already",
+                "end it first, or give this one another --node and --run-dir",
+                EXIT_FAILED,
+            ) from error
+        yield
+
+
+def _log_to_stderr(node: str, level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format=f"%(asctime)s %(levelname).1s {node} %(name)s: %(message)s",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""The agent of a node (its command line is in ``agent``).
+
+Owns the life of the node's device processes, the connection to the daemon and what goes between the
+two. Knows nothing of training and never imports torch: it must answer in time whatever torch does.
+
+A node fails as one: when a device process ends, the others are ended too, and all start anew under a
+new incarnation. When the agent ends, the kernel ends its devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from oobleckd.protocol import codec
+from oobleckd.protocol.messages import (
+    PROTOCOL,
+    Ack,
+    Beat,
+    DeviceInfo,
+    DeviceLost,
+    DeviceUp,
+    Goodbye,
+    Hello,
+    Inject,
+    Refused,
+    Welcome,
+)
+from worker.children import Child, Setting, Watch, start
+from worker.devicelink import AgentSide
+from worker.outbox import Head, Outbox, peek
+from worker.uplink import CurveKeys, Uplink
+
+EXIT_REFUSED = 5
+_HELLO_AGAIN_S = 2.0  # until the daemon has said Welcome
+_END_S = 3.0  # what a device gets between SIGTERM and SIGKILL
+_BACKOFF_S = (0.1, 5.0)  # between starts of devices that end before they are up
+_log = logging.getLogger(__name__)
+_device_up = msgspec.msgpack.Decoder(DeviceUp)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """What the command line says."""
+
+    node: str
+    daemon: str
+    num_devices: int
+    setting: Setting
+    keys: CurveKeys | None = None
+
+
+@dataclass(slots=True)
+class _Device:
+    """A device process. ``info`` is None until it has said that it is up."""
+
+    child: Child
+    link: AgentSide
+    info: DeviceInfo | None = None
+
+
+class Agent:
+    """One agent; ``run`` is its whole life. Everything happens in the loop of the main thread."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._names = [f"{config.node}/{index}" for index in range(config.num_devices)]
+        self._devices: dict[str, _Device] = {}
+        self._outbox = Outbox()
+        self._life = secrets.token_hex(8)
+        self._num_restarts = 0
+        self._failed_starts = 0
+        self._renewing: asyncio.Task[None] | None = None
+        self._daemon = ""  # the daemon's incarnation, once it has said Welcome on this connection
+        self._replay_due = False
+        self._beat: asyncio.TimerHandle | None = None
+        self._hello_again: asyncio.TimerHandle | None = None
+        self._done: asyncio.Future[int] = self._loop.create_future()
+        self._watch = Watch(self._on_exit_in_thread)
+        self._uplink = Uplink(
+            self._loop,
+            config.daemon,
+            config.keys,
+            on_message=self._from_daemon,
+            on_connected=self._connected,
+        )
+
+    @property
+    def incarnation(self) -> str:
+        """Identity of the node's present life."""
+        return f"{self._life}.{self._num_restarts}"
+
+    async def run(self) -> int:
+        """Serve until SIGTERM, SIGINT or a refusal; the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._leave, signal.Signals(number).name)
+        try:
+            self._uplink.connect()
+            self._start_devices()
+            return await self._done
+        finally:
+            await self._close()
+
+    # ------------------------------------------------------------------ devices
+
+    def _start_devices(self) -> None:
+        for name in self._names:
+            child = start(name, self._config.setting)
+            link = AgentSide(
+                self._loop,
+                child.link,
+                on_frame=partial(self._from_device, name),
+                on_end=child.kill,
+            )
+            self._devices[name] = _Device(child, link)
+            self._watch.add(child)
+
+    def _on_exit_in_thread(self, child: Child, evidence: str) -> None:
+        self._loop.call_soon_threadsafe(self._on_exit, child, evidence)
+
+    def _on_exit(self, child: Child, evidence: str) -> None:
+        device = self._devices.get(child.device)
+        if device is None or device.child is not child or self._renewing is not None or self._done.done():
+            return
+        device.link.drain()
+        _log.error("device %s (pid %d) ended: %s", child.device, child.process.pid, evidence)
+        if device.info is not None:
+            self._say(DeviceLost(self.incarnation, child.device, evidence))
+        self._failed_starts = 0 if self._all_up() else self._failed_starts + 1
+        self._renewing = self._loop.create_task(self._renew())
+        self._renewing.add_done_callback(self._renewed)
+
+    async def _renew(self) -> None:
+        """End what is left of this life, start the next."""
+        await self._end_devices(signal.SIGKILL)
+        self._num_restarts += 1
+        for name in self._names:
+            self._outbox.forget(name)
+        self._hello()
+        if self._failed_starts:
+            delay_s = min(_BACKOFF_S[0] * 2**self._failed_starts, _BACKOFF_S[1])
+            _log.error("a device ended before it was up (what it printed is above); again in %.1f s", delay_s)
+            await asyncio.wait([self._done], timeout=delay_s)
+        if not self._done.done():
+            self._start_devices()
+
+    def _renewed(self, task: asyncio.Task[None]) -> None:
+        self._renewing = None
+        error = task.exception()
+        if error is not None and not self._done.done():
+            self._done.set_exception(error)
+
+    async def _end_devices(self, number: int) -> None:
+        """Signal all device processes, kill those that are still there after a while, reap them."""
+        devices, self._devices = list(self._devices.values()), {}
+        children = [device.child for device in devices]
+        self._watch.discard(children)
+        for device in devices:
+            device.child.signal(number)
+            device.link.close()
+        for child in children:
+            await _ended(child, _END_S)
+            child.kill()
+        for child in children:
+            await _ended(child, None)
+            _log.info("device %s (pid %d): %s", child.device, child.process.pid, child.ending())
+            child.close()
+
+    def _all_up(self) -> bool:
+        return len(self._devices) == len(self._names) and all(d.info for d in self._devices.values())
+
+    def _from_device(self, name: str, data: bytes) -> None:
+        try:
+            head = peek(data)
+        except codec.CodecError as error:
+            _log.error("device %s sent what is no message: %s", name, error)
+            return
+        if head.type == "DeviceUp":
+            self._device_up(name, data)
+            return
+        self._outbox.said(head, data)
+        self._uplink.send(data)
+
+    def _device_up(self, name: str, data: bytes) -> None:
+        was_up = self._all_up()
+        self._devices[name].info = _device_up.decode(data).info
+        if self._all_up() and not was_up:
+            self._hello()
+
+    # ------------------------------------------------------------------ daemon
+
+    def _connected(self) -> None:
+        self._daemon = ""
+        self._replay_due = True
+        self._hello()
+
+    def _hello(self) -> None:
+        """Say who and what we are; again and again until the daemon answers."""
+        infos = tuple(device.info for device in self._devices.values() if device.info is not None)
+        host = self._config.setting.host
+        self._say(Hello(PROTOCOL, self._config.node, self.incarnation, host, self._all_up(), infos))
+        if self._hello_again is not None:
+            self._hello_again.cancel()
+            self._hello_again = None
+        if not self._daemon and not self._done.done():
+            self._hello_again = self._loop.call_later(_HELLO_AGAIN_S, self._hello)
+
+    def _say(self, message: msgspec.Struct) -> None:
+        self._uplink.send(codec.encode(message))
+
+    def _from_daemon(self, data: bytes) -> None:
+        try:
+            head = peek(data)
+            if head.type in {"Welcome", "Refused", "Ack", "Inject"}:
+                self._mine(codec.decode_to_worker(data), data)
+            else:
+                self._pass_on(head, data)
+        except codec.CodecError as error:
+            _log.warning("ignored a message of the daemon: %s", error)
+
+    def _pass_on(self, head: Head, data: bytes) -> None:
+        device = self._devices.get(head.device)
+        if device is None:
+            _log.warning("ignored %s for %r: no such device is running", head.type, head.device)
+            return
+        self._outbox.told(head)
+        device.link.send(data)
+
+    def _mine(self, message: object, data: bytes) -> None:
+        match message:
+            case Welcome():
+                self._welcome(message)
+            case Refused():
+                print(f"error: the daemon refused {self._config.node}: {message.reason}", file=sys.stderr)
+                print(f"hint: {message.hint}", file=sys.stderr)
+                self._finish(EXIT_REFUSED)
+            case Ack():
+                self._outbox.acknowledge(message.job, message.round)
+            case Inject():
+                self._inject(message, data)
+
+    def _welcome(self, message: Welcome) -> None:
+        changed = self._daemon not in {"", message.daemon}
+        self._daemon = message.daemon
+        if changed:
+            # Another daemon behind the same connection (a proxy): it has heard no Hello of ours.
+            self._replay_due = True
+            self._hello()
+        if self._hello_again is not None:
+            self._hello_again.cancel()
+            self._hello_again = None
+        if self._replay_due:
+            self._replay_due = False
+            for data in self._outbox.pending():
+                self._uplink.send(data)
+        self._beat_every(message.beat_s)
+
+    def _beat_every(self, beat_s: float) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+        self._say(Beat(self.incarnation))
+        self._beat = self._loop.call_later(beat_s, self._beat_every, beat_s)
+
+    # ------------------------------------------------------------------ ends
+
+    def _inject(self, message: Inject, data: bytes) -> None:
+        """A failure on demand; at a fault point it is the device process that fails."""
+        _log.warning("failure injection: %s %s %s", message.how, message.device, message.at)
+        targets = [d for name, d in self._devices.items() if message.device in {"", name}]
+        if message.at:
+            for device in targets:
+                device.link.send(data)
+        elif message.how == "sigkill":
+            for device in self._devices.values():
+                device.child.kill()
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif message.how == "agent-only":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif message.how == "device" and targets:
+            targets[0].child.kill()
+        elif message.how == "sigterm":
+            self._leave("sigterm was injected")
+        else:
+            _log.warning("ignored an injection of %r", message.how)
+
+    def _leave(self, reason: str) -> None:
+        if not self._done.done():
+            self._say(Goodbye(self.incarnation, reason))
+            self._finish(0)
+
+    def _finish(self, code: int) -> None:
+        if not self._done.done():
+            self._done.set_result(code)
+
+    async def _close(self) -> None:
+        for timer in (self._beat, self._hello_again):
+            if timer is not None:
+                timer.cancel()
+        if self._renewing is not None:
+            await asyncio.wait([self._renewing])
+        await self._end_devices(signal.SIGTERM)
+        self._watch.close()
+        self._uplink.close()
+
+
+async def _ended(child: Child, timeout_s: float | None) -> None:
+    """Wait until the process of ``child`` has ended, or ``timeout_s`` seconds."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(child.pidfd, ended.set)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await ended.wait()
+    except TimeoutError:
+        _log.warning("device %s (pid %d) does not end", child.device, child.process.pid)
+    finally:
+        loop.remove_reader(child.pidfd)

@@ -1,0 +1,95 @@
+"""What an agent must be able to say again: messages that the daemon may not have heard.
+
+Owns what is kept, for how long, and the peek at a message's head. Pure: no socket, no clock. Rounds and
+checkpoint parts are kept until the daemon acknowledges them; of a device's standing answers (Ready,
+Held, ...) the last one, until an order of the daemon supersedes it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from oobleckd.protocol.codec import CodecError
+from oobleckd.protocol.messages import Counters
+
+_UNTIL_ACK = frozenset({"StepDone", "CheckpointPart"})
+_STANDING = frozenset({"Measured", "Ready", "Progress", "Held", "DeviceFailed"})
+_SUPERSEDED_BY = {
+    "Measure": {"Measured", "DeviceFailed"},
+    "Deploy": {"Ready", "DeviceFailed"},
+    "Report": {"Progress"},
+    "Decide": {"Progress"},
+    "Resume": {"Ready", "Held", "Progress"},
+    "Release": set(_STANDING),
+}
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What the agent reads of a message that it passes on."""
+
+    type: str
+    device: str = ""
+    epoch: int = -1
+    job: str = ""
+    round: int = -1
+    counters: Counters | None = None
+
+
+_decoder = msgspec.msgpack.Decoder(Head)
+
+
+def peek(data: bytes) -> Head:
+    """The head of a message. Raises CodecError."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise CodecError(str(error)) from error
+
+
+class Outbox:
+    """Messages of this node's devices as bytes, kept to be sent again after a reconnect."""
+
+    __slots__ = ("_standing", "_until_ack")
+
+    def __init__(self) -> None:
+        self._until_ack: dict[tuple[str, str, int], list[bytes]] = {}  # (job, device, round)
+        self._standing: dict[tuple[str, str], tuple[int, bytes]] = {}  # (device, type) -> (epoch, message)
+
+    def said(self, head: Head, data: bytes) -> None:
+        """A device said ``data``: keep it if it is of a kind that is kept."""
+        if head.type in _UNTIL_ACK and head.counters is not None:
+            self._until_ack.setdefault((head.job, head.device, head.counters.round), []).append(data)
+        elif head.type in _STANDING:
+            self._standing[head.device, head.type] = (head.epoch, data)
+        self._drop_older(head)
+
+    def told(self, head: Head) -> None:
+        """The daemon told a device something: drop the answers that it supersedes."""
+        for kind in _SUPERSEDED_BY.get(head.type, ()):
+            self._standing.pop((head.device, kind), None)
+        if head.type == "Release":
+            self._until_ack = {
+                key: value for key, value in self._until_ack.items() if key[:2] != (head.job, head.device)
+            }
+        self._drop_older(head)
+
+    def acknowledge(self, job: str, round_: int) -> None:
+        """The daemon has journaled everything of ``job`` up to ``round_``."""
+        for key in [key for key in self._until_ack if key[0] == job and key[2] <= round_]:
+            del self._until_ack[key]
+
+    def forget(self, device: str) -> None:
+        """``device`` starts a new life: its standing answers mean nothing any more."""
+        for key in [key for key in self._standing if key[0] == device]:
+            del self._standing[key]
+
+    def pending(self) -> list[bytes]:
+        """All that is kept: rounds and parts in the order they came, then the standing answers."""
+        kept = [data for group in self._until_ack.values() for data in group]
+        return kept + [data for _, data in self._standing.values()]
+
+    def _drop_older(self, head: Head) -> None:
+        """A higher epoch is known: answers of a lower one would be fenced anyway."""
+        for key, (epoch, _) in list(self._standing.items()):
+            if key[0] == head.device and 0 <= epoch < head.epoch:
+                del self._standing[key]

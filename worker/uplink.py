@@ -1,0 +1,142 @@
+"""The agent's connection to the daemon: a ZeroMQ DEALER with CURVE.
+
+Owns the socket, its monitor and the options that decide about reconnects. What is sent while there is
+no connection is dropped, not queued: after a reconnect the agent says Hello first and then repeats what
+matters (``outbox``). Plain sockets on the loop's selector, drained in bounded portions: awaiting
+messages one by one starves an asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+_BURST = 256
+_RECONNECT_MS = 100  # libzmq adds as much again at random, and doubles up to the maximum
+_RECONNECT_MAX_MS = 2000
+_HANDSHAKE_MS = 5000
+_HEARTBEAT_MS = 2000
+_HEARTBEAT_TIMEOUT_MS = 8000
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CurveKeys:
+    """Key pair of this node and public key of the daemon, as z85 text."""
+
+    public: bytes
+    secret: bytes
+    server: bytes
+
+
+class Uplink:
+    """Messages to and from the daemon at ``endpoint``; all callbacks run in ``loop``.
+
+    ``on_connected`` is called at each successful handshake: the daemon behind it may be a new process.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        endpoint: str,
+        keys: CurveKeys | None,
+        *,
+        on_message: Callable[[bytes], None],
+        on_connected: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._endpoint = endpoint
+        self._on_message = on_message
+        self._on_connected = on_connected
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._set_options(keys)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._refusals = 0
+        loop.add_reader(self._socket.fileno(), self._on_readable)
+        loop.add_reader(self._monitor.fileno(), self._on_event)
+
+    def connect(self) -> None:
+        """Begin to connect, for as long as it takes. Raises zmq.ZMQError for an endpoint that is none."""
+        self._socket.connect(self._endpoint)
+        self._loop.call_soon(self._on_event)
+
+    def send(self, data: bytes) -> bool:
+        """Send one message; False when there is no connection (then it is dropped)."""
+        try:
+            self._socket.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        # Sending can swallow the readiness signal of the socket's edge-triggered descriptor.
+        self._loop.call_soon(self._on_readable)
+        return True
+
+    def close(self, linger_s: float = 0.5) -> None:
+        """Close; what is on its way gets ``linger_s`` seconds."""
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_reader(self._monitor.fileno())
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=int(1000 * linger_s))
+        self._context.term()
+
+    def _set_options(self, keys: CurveKeys | None) -> None:
+        sock = self._socket
+        sock.setsockopt(zmq.IMMEDIATE, 1)
+        sock.setsockopt(zmq.SNDHWM, 0)
+        sock.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        sock.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        sock.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        if keys is not None:
+            sock.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+            sock.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+            sock.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+
+    def _on_readable(self) -> None:
+        for _ in range(_BURST):
+            if self._socket.closed:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_message(frames[-1])
+        self._loop.call_soon(self._on_readable)
+
+    def _on_event(self) -> None:
+        while not self._monitor.closed:
+            try:
+                frames = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._handle_event(parse_monitor_message(frames)["event"])
+
+    def _handle_event(self, event: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            _log.info("connected to the daemon at %s", self._endpoint)
+            self._refusals = 0
+            self._on_connected()
+        elif event == zmq.EVENT_DISCONNECTED:
+            _log.warning("lost the connection to the daemon at %s; training goes on", self._endpoint)
+        else:
+            self._refusals += 1
+            if self._refusals == 1:
+                _log.error(
+                    "the daemon at %s does not accept our key, or is not who its key says; check --key, "
+                    "--server-key and the daemon's authorized/ folder; trying again",
+                    self._endpoint,
+                )
