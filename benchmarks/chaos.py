@@ -14,13 +14,11 @@ import random
 import signal
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from planner.plan import node_of
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.matrix import all_cells, run_cell, survivable
 
@@ -66,7 +64,7 @@ def one_daemon_seed(cluster: Cluster, seed: int, *, with_node: bool) -> str:
     cluster.at_step(job, 3)
     time.sleep(rng.random())
     before = cluster.client.job(job)
-    os.kill(cluster.daemon_pid(), signal.SIGKILL)
+    cluster.kill_daemon()
     story = f"daemon at step {before.step}"
     if with_node:
         nodes = [n for p in before.pipelines for n in p.nodes]

@@ -6,11 +6,15 @@ job is compared with, bit by bit. Ends only what its own ``up`` started.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +22,8 @@ from typing import Any, Self, TypeVar
 
 from oobleckd.client import Client, ClientError
 from oobleckd.ctl.connect import socket_of
+from oobleckd.ctl.local import DAEMON, Home
+from oobleckd.ctl.processes import Process, is_alive
 from oobleckd.protocol.api import JobView, NodeView
 from oobleckd.protocol.job import Job, parse_job
 
@@ -37,6 +43,11 @@ class Cluster:
         self.env = {**os.environ, "OOBLECK_STATE": str(state), "OMP_NUM_THREADS": "1"}
         self.client = Client(socket_of(state))
 
+    @property
+    def home(self) -> Home:
+        """Its files and processes."""
+        return Home(self.state)
+
     def __enter__(self) -> Self:
         self.ctl("up", "--nodes", str(self.num_nodes), "--allow-injection")
         return self
@@ -53,6 +64,50 @@ class Cluster:
         )
         assert not check or done.returncode == 0, f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
+
+    # ------------------------------------------------------------------ breaking and mending
+
+    def device_pids(self, node: str) -> tuple[int, ...]:
+        """Device processes of ``node`` as the daemon knows them."""
+        return next(view.pids for view in self.client.nodes() if view.name == node)
+
+    def kill(self, node: str, how: str) -> None:
+        """SIGKILL, from outside: "device": its device process; "agent-only"; "sigkill": both."""
+        agent = self.home.alive().get(node)
+        if how in {"device", "sigkill"}:
+            for pid in self.device_pids(node):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        if how in {"agent-only", "sigkill"} and agent is not None:
+            _kill(agent)
+
+    def kill_daemon(self) -> None:
+        """kill -9 of the daemon."""
+        _kill(self.home.alive()[DAEMON])
+
+    def start_daemon(self) -> None:
+        """Start the daemon again on the same state."""
+        cluster = self.home.load()
+        assert cluster is not None
+        self.home.start_daemon(cluster)
+
+    def heal(self) -> None:
+        """Start the nodes whose agent is dead, lift drains, and wait until all can be used."""
+        alive = self.home.alive()
+        for i in range(1, self.num_nodes + 1):
+            if f"node-{i}" not in alive:
+                self.ctl("start-node", f"node-{i}")
+        for node in self.client.nodes():
+            if node.state in {"drained", "draining"}:
+                self.client.undrain(node.name)
+        self.usable(self.num_nodes)
+
+    def restart(self) -> None:
+        """A cluster in which something broke makes room for a new one."""
+        self.ctl("down", check=False)
+        shutil.move(self.state, self.state.with_name(f"{self.state.name}.broken-{time.time_ns()}"))
+        self.state.mkdir()
+        self.__enter__()
 
     # ------------------------------------------------------------------ waiting for events
 
@@ -142,3 +197,8 @@ def tiny_job(name: str, **sections: dict[str, Any]) -> Job:
     for section, values in sections.items():
         raw[section] = {**raw.get(section, {}), **values}
     return parse_job(raw)
+
+
+def _kill(process: Process) -> None:
+    if is_alive(process):
+        os.kill(process.pid, signal.SIGKILL)
