@@ -1,0 +1,309 @@
+"""The hub: the ZeroMQ ROUTER to which all agents connect.
+
+Owns the sockets, and who is who: with CURVE the *key* of a connection names its node (the ZeroMQ identity
+can be anybody's, so self-chosen ones are refused), without it (loopback only) the first ``Hello`` does.
+Passes on what nodes say, and that a node's connection closed, once everything readable of it was passed
+on. Owns no lease and no judgement: that is the core's.
+
+A connection must introduce itself by ``Hello``; what came before it on the wire waits for it. A newer
+connection of a node takes the place of the older one.
+
+Errors: HubError with ``hint``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from oobleckd.daemon.config import is_loopback
+from oobleckd.daemon.keys import KeyPair
+from oobleckd.daemon.readiness import Readiness
+from oobleckd.daemon.zap import DOMAIN, Door
+from oobleckd.protocol import codec
+from oobleckd.protocol.messages import PROTOCOL, FromWorker, Hello, Refused, ToWorker
+
+MOST_EARLY = 256
+_MAX_MESSAGE_BYTES = 64 * 2**20
+_BACKLOG = 4096
+_HEARTBEAT_MS = 1000
+_LINGER_MS = 200
+_log = logging.getLogger(__name__)
+
+
+class HubError(Exception):
+    """The endpoint cannot be opened."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+
+
+@dataclass(slots=True)
+class Counters:
+    """What went through, and what did not."""
+
+    received: int = 0
+    sent: int = 0
+    unknown: int = 0
+    damaged: int = 0
+    refused: int = 0
+    undeliverable: int = 0
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One connection. ``key``: its CURVE key. ``node`` is empty until its Hello was accepted."""
+
+    identity: bytes
+    key: str
+    node: str = ""
+    early: deque[FromWorker] = field(default_factory=lambda: deque(maxlen=MOST_EARLY))
+
+
+class Hub:
+    """All agents' connections. ``on_heard`` and ``on_lost`` are called on the event loop.
+
+    ``pair`` is the daemon's key pair, None for no CURVE; ``allowed`` maps public keys to nodes. The
+    constructor binds (so that ``endpoint`` is known), ``start`` begins to listen. Raises HubError.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        pair: KeyPair | None,
+        allowed: Mapping[str, str],
+        on_heard: Callable[[str, FromWorker], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        if pair is None and not is_loopback(endpoint):
+            raise HubError(
+                f"{endpoint} reaches beyond this machine, and there is no key",
+                "make keys with `oobleckctl keygen`, or bind to 127.0.0.1",
+            )
+        self.counters = Counters()
+        self._curve = pair is not None
+        self._allowed = dict(allowed)
+        self._on_heard = on_heard
+        self._on_lost = on_lost
+        self._peers: dict[bytes, _Peer] = {}
+        self._nodes: dict[str, _Peer] = {}
+        # Connections by descriptor, oldest first: the kernel gives a closed one's number to the next.
+        self._by_fd: dict[int, deque[bytes]] = {}
+        self._closed_fds: deque[int] = deque()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._door = Door(self._context, lambda key: key in self._allowed)
+        self._router = self._open_router(pair)
+        self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._messages = Readiness(self._router, self._take_message)
+        self._closings = Readiness(self._monitor, self._take_closing)
+        try:
+            self._router.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise HubError(f"cannot listen on {endpoint}: {error}", "name another with --endpoint") from error
+        self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @property
+    def num_refused_keys(self) -> int:
+        """Connections that the door did not let in."""
+        return self._door.num_refused
+
+    def start(self) -> None:
+        """Begin to listen, on the running event loop."""
+        self._door.open()
+        self._messages.start()
+        self._closings.start()
+
+    def close(self) -> None:
+        """Close every connection. Agents keep trying to come back; their work goes on."""
+        self._messages.stop()
+        self._closings.stop()
+        self._router.disable_monitor()
+        self._monitor.close(linger=0)
+        self._router.close(linger=_LINGER_MS)
+        self._door.close()
+        self._context.term()
+
+    def allow(self, allowed: Mapping[str, str]) -> None:
+        """Another allow-list. Connections whose key is no longer in it are not heard any more."""
+        self._allowed = dict(allowed)
+
+    def tell(self, node: str, message: ToWorker) -> None:
+        """Send to the agent of ``node``; dropped (and counted) when it is not connected."""
+        peer = self._nodes.get(node)
+        if peer is None or (self._curve and self._allowed.get(peer.key) != node):
+            self.counters.undeliverable += 1
+            return
+        self._send(peer.identity, message)
+
+    # ------------------------------------------------------------------- in
+
+    def _take_message(self) -> bool:
+        try:
+            identity_frame, *rest = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self._report_closed()
+            return False
+        self.counters.received += 1
+        identity = identity_frame.bytes
+        if len(rest) != 1:
+            self.counters.damaged += 1
+            return True
+        frame = rest[0]
+        peer = self._peer(identity, frame)
+        self._receive(peer, frame.bytes)
+        return True
+
+    def _peer(self, identity: bytes, frame: zmq.Frame) -> _Peer:
+        fds = self._by_fd.setdefault(int(frame.get(zmq.SRCFD)), deque())
+        if identity not in fds:
+            fds.append(identity)
+        peer = self._peers.get(identity)
+        if peer is None:
+            key = str(frame.get("User-Id")) if self._curve else ""
+            peer = self._peers[identity] = _Peer(identity, key)
+        return peer
+
+    def _receive(self, peer: _Peer, data: bytes) -> None:
+        if self._curve and peer.key not in self._allowed:
+            self._refuse(peer, "its key is no longer in the allow-list", "make a new one: oobleckctl keygen")
+            return
+        try:
+            message = codec.decode_from_worker(data)
+        except codec.UnknownTagError as error:
+            self.counters.unknown += 1
+            _log.info("ignored %s of %s", error, peer.node or "a newcomer")
+        except codec.CodecError as error:
+            self._receive_damaged(peer, data, error)
+        else:
+            self._heard(peer, message)
+
+    def _receive_damaged(self, peer: _Peer, data: bytes, error: codec.CodecError) -> None:
+        # Another protocol's Hello may have other fields: say what is wrong instead of counting damage.
+        protocol = _protocol_of_hello(data)
+        if protocol is not None and protocol != PROTOCOL:
+            self._refuse_protocol(peer, protocol)
+            return
+        self.counters.damaged += 1
+        _log.warning("ignored a damaged message of %s: %s", peer.node or "a newcomer", error)
+
+    def _heard(self, peer: _Peer, message: FromWorker) -> None:
+        if isinstance(message, Hello):
+            if self._welcome(peer, message):
+                self._on_heard(peer.node, message)
+                while peer.early:
+                    self._on_heard(peer.node, peer.early.popleft())
+        elif peer.node:
+            self._on_heard(peer.node, message)
+        else:
+            peer.early.append(message)
+
+    def _welcome(self, peer: _Peer, hello: Hello) -> bool:
+        if not peer.identity.startswith(b"\0"):
+            self._refuse(peer, "it chose a ZeroMQ identity", "leave ZMQ_ROUTING_ID unset")
+            return False
+        if hello.protocol != PROTOCOL:
+            self._refuse_protocol(peer, hello.protocol)
+            return False
+        owner = self._allowed[peer.key] if self._curve else peer.node or hello.node
+        if hello.node != owner:
+            self._refuse(
+                peer,
+                f"it calls itself {hello.node!r}, and its key belongs to {owner!r}",
+                f"start it as --node {owner}, or with the key of {hello.node}",
+            )
+            return False
+        peer.node = owner
+        self._nodes[owner] = peer
+        return True
+
+    def _refuse_protocol(self, peer: _Peer, protocol: int) -> None:
+        self._refuse(
+            peer,
+            f"it speaks protocol {protocol}, the daemon {PROTOCOL}",
+            "install the same version of oobleckd on every machine",
+        )
+
+    def _refuse(self, peer: _Peer, reason: str, hint: str) -> None:
+        self.counters.refused += 1
+        peer.early.clear()
+        name = self._allowed.get(peer.key, "a newcomer")
+        _log.warning("refused %s: %s; %s", name, reason, hint)
+        self._send(peer.identity, Refused(reason, hint))
+
+    # ------------------------------------------------------------------- out
+
+    def _send(self, identity: bytes, message: ToWorker) -> None:
+        try:
+            self._router.send_multipart([identity, codec.encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            # EHOSTUNREACH: it closed a moment ago. EAGAIN: it reads nothing, and its lease will tell.
+            self.counters.undeliverable += 1
+            _log.info("%s was not sent: %s", type(message).__name__, error)
+        else:
+            self.counters.sent += 1
+        self._messages.look()
+
+    # ------------------------------------------------------------------- closed connections
+
+    def _take_closing(self) -> bool:
+        try:
+            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            return False
+        self._closed_fds.append(event["value"])
+        # Told when the router is empty: what a node said before its end is heard before its end.
+        self._messages.look()
+        return True
+
+    def _report_closed(self) -> None:
+        while self._closed_fds:
+            fds = self._by_fd.get(fd := self._closed_fds.popleft())
+            if not fds:
+                continue  # it never said a word
+            peer = self._peers.pop(fds.popleft())
+            if not fds:
+                del self._by_fd[fd]
+            if peer.node and self._nodes.get(peer.node) is peer:
+                del self._nodes[peer.node]
+                self._on_lost(peer.node)
+
+    def _open_router(self, pair: KeyPair | None) -> zmq.Socket[bytes]:
+        router = self._context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+        router.setsockopt(zmq.BACKLOG, _BACKLOG)
+        # Only to drop dead TCP connections; who is alive is decided by leases.
+        router.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10 * _HEARTBEAT_MS)
+        if pair is not None:
+            router.curve_server = True
+            router.curve_publickey, router.curve_secretkey = pair.public, pair.secret
+            router.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        return router
+
+
+class _AnyHello(msgspec.Struct):
+    type: str
+    protocol: int
+
+
+_any_hello = msgspec.msgpack.Decoder(_AnyHello)
+
+
+def _protocol_of_hello(data: bytes) -> int | None:
+    """The protocol version of a Hello of any version, None for anything else."""
+    try:
+        hello = _any_hello.decode(data)
+    except msgspec.DecodeError:
+        return None
+    return hello.protocol if hello.type == "Hello" else None

@@ -1,0 +1,267 @@
+"""The journal: what the core has decided, durable in one SQLite file (WAL) before anybody is told.
+
+Owns the state folder's lock, the file, its one writer thread, and the behaviour on a disk that fails: the
+thread keeps what it could not write, says so once, tries again until it succeeds, and no future resolves
+before its entries are on disk. Owns no meaning: entries are tagged structs of ``core.entries``. Steps have
+a table with columns of their own, so that curves are cheap to query.
+
+Errors::
+
+    JournalError          the file cannot be opened or read
+    ├── JournalLocked     another daemon has the state folder
+    └── JournalClosed     closed before the entries could be written
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+FORMAT = 1
+_RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+_log = logging.getLogger(__name__)
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS steps (
+    seq INTEGER PRIMARY KEY, job TEXT NOT NULL, round INTEGER NOT NULL, step INTEGER NOT NULL,
+    outcome TEXT NOT NULL, loss REAL, data BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS steps_of_job ON steps (job, step);
+"""
+_IN_ORDER = "SELECT seq, data FROM entries UNION ALL SELECT seq, data FROM steps ORDER BY seq"
+_NEWEST = "SELECT max(seq) FROM (SELECT max(seq) AS seq FROM entries UNION ALL SELECT max(seq) FROM steps)"
+_ENTRY = "INSERT INTO entries VALUES (?, ?, ?)"
+_STEP = "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+
+class JournalError(Exception):
+    """The journal cannot be used. ``hint`` says what to do next."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+
+
+class JournalLocked(JournalError):
+    """Another daemon works on this state folder."""
+
+
+class JournalClosed(JournalError):
+    """Closed while entries could not be written; nobody was told that they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """Columns of one committed round in the table of steps. A loss that is NaN becomes NULL there."""
+
+    job: str
+    round: int
+    step: int
+    outcome: str
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Rows of one transaction as (sql, values), and who waits for it."""
+
+    rows: tuple[tuple[str, tuple[Any, ...]], ...]
+    done: Future[None]
+
+
+class Journal:
+    """The journal of one state folder, opened and locked by the constructor.
+
+    ``step_of`` gives the columns of an entry that is a step, None for all others. ``on_trouble`` is called
+    from the writer thread with a sentence when writing starts to fail, and with "" when it works again.
+    Raises JournalError, JournalLocked.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        step_of: Callable[[msgspec.Struct], StepRow | None],
+        on_trouble: Callable[[str], None],
+    ) -> None:
+        self.path = folder.resolve() / "journal.sqlite"
+        self.num_errors = 0
+        self.trouble = ""
+        self._step_of = step_of
+        self._on_trouble = on_trouble
+        self._lock_fd = _lock(folder)
+        try:
+            self._database = _open(self.path)
+            self._next_seq = int(self._database.execute(_NEWEST).fetchone()[0] or 0) + 1
+        except (OSError, sqlite3.Error, JournalError) as error:
+            os.close(self._lock_fd)
+            raise _unusable(self.path, error) from error
+        self._condition = threading.Condition()
+        self._waiting: list[_Batch] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def read(self, kind: Any) -> list[Any]:
+        """All entries on disk in order, decoded as the union ``kind``. Raises JournalError."""
+        decoder = msgspec.msgpack.Decoder(kind)
+        try:
+            with closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)) as database:
+                return [decoder.decode(data) for _, data in database.execute(_IN_ORDER)]
+        except (sqlite3.Error, msgspec.DecodeError) as error:
+            raise _unusable(self.path, error) from error
+
+    def append(self, entries: Sequence[msgspec.Struct]) -> Future[None]:
+        """Write ``entries`` in one transaction, from any thread; the future resolves when they are on disk.
+
+        It fails with JournalClosed alone, when ``close`` comes while the disk fails.
+        """
+        done: Future[None] = Future()
+        with self._condition:
+            if self._closing:
+                raise JournalClosed("the journal is closed")
+            rows = tuple(self._row(self._next_seq + i, entry) for i, entry in enumerate(entries))
+            self._next_seq += len(rows)
+            self._waiting.append(_Batch(rows, done))
+            self._condition.notify()
+        return done
+
+    def close(self) -> None:
+        """Write what waits (one last try on a failing disk) and give the state folder free."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        self._thread.join()
+        self._database.close()
+        os.close(self._lock_fd)
+
+    def _row(self, seq: int, entry: msgspec.Struct) -> tuple[str, tuple[Any, ...]]:
+        data = msgspec.msgpack.encode(entry)
+        step = self._step_of(entry)
+        if step is None:
+            return _ENTRY, (seq, type(entry).__name__, data)
+        return _STEP, (seq, step.job, step.round, step.step, step.outcome, step.loss, data)
+
+    # ------------------------------------------------------------------- the writer thread
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._waiting or self._closing)
+                batches, self._waiting = self._waiting, []
+            if not batches:
+                return
+            self._write(batches)
+
+    def _write(self, batches: list[_Batch]) -> None:
+        """One transaction for all that has gathered, tried until it is on disk."""
+        attempt = 0
+        while True:
+            # Asked before the attempt: the one that follows "closing" is the last.
+            last = self._closing
+            try:
+                self._transact(batches)
+            except sqlite3.Error as error:
+                self._failed(error)
+                if last:
+                    gone = JournalClosed(f"the journal was closed while it could not be written: {error}")
+                    for batch in batches:
+                        batch.done.set_exception(gone)
+                    return
+                self._pause(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
+                attempt += 1
+            else:
+                self._succeeded()
+                for batch in batches:
+                    batch.done.set_result(None)
+                return
+
+    def _transact(self, batches: list[_Batch]) -> None:
+        if self._database.in_transaction:
+            self._database.execute("ROLLBACK")  # the last attempt failed even in this
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            for batch in batches:
+                for sql, values in batch.rows:
+                    self._database.execute(sql, values)
+
+    def _failed(self, error: sqlite3.Error) -> None:
+        self.num_errors += 1
+        if not self.trouble:
+            self.trouble = f"the journal {self.path} cannot be written: {error}"
+            _log.error("%s; nothing is acknowledged until it can", self.trouble)
+            self._on_trouble(self.trouble)
+
+    def _succeeded(self) -> None:
+        if self.trouble:
+            self.trouble = ""
+            _log.warning("the journal %s can be written again; nothing was lost", self.path)
+            self._on_trouble("")
+
+    def _pause(self, seconds: float) -> None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._closing, seconds)
+
+
+def _lock(folder: Path) -> int:
+    try:
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise JournalError(
+            f"the state folder {folder} cannot be used: {error}", "name another with --state"
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise JournalLocked(
+            f"another oobleckd (pid {holder}) works on {folder}",
+            "stop that one first, or name another folder with --state",
+        ) from error
+    os.truncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640))
+    # The constructor's thread opens it; from then on the writer thread has it, until it has ended.
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    database.execute("PRAGMA journal_mode = WAL")
+    # FULL: in WAL mode the log is synced at every commit, which is the promise of ``append``.
+    database.execute("PRAGMA synchronous = FULL")
+    database.executescript(_SCHEMA)
+    database.execute("INSERT OR IGNORE INTO meta VALUES ('format', ?)", (FORMAT,))
+    (found,) = database.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+    if found != FORMAT:
+        database.close()
+        raise JournalError(
+            f"{path} has format {found}, this version reads {FORMAT}",
+            "use the version of oobleckd that wrote it, or another state folder",
+        )
+    return database
+
+
+def _unusable(path: Path, error: Exception) -> JournalError:
+    if isinstance(error, JournalError):
+        return error
+    return JournalError(
+        f"the journal {path} cannot be read: {error}",
+        "restore it from a copy, or start with another state folder",
+    )

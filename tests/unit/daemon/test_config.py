@@ -1,0 +1,120 @@
+"""Where settings come from, which one wins, and what a wrong one says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oobleckd.daemon.config import ConfigError, Loaded, config_files, is_loopback, load_config
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def load(*files: Path, flags: dict[str, Any] | None = None, env: dict[str, str] | None = None) -> Loaded:
+    return load_config(flags or {}, env or {}, files)
+
+
+def test_defaults() -> None:
+    loaded = load()
+    assert loaded.config.curve
+    assert not loaded.config.allow_injection
+    assert set(loaded.origins.values()) == {"default"}
+
+
+def test_flag_over_environment_over_files(tmp_path: Path) -> None:
+    near = write(tmp_path / "near.toml", "[daemon]\nbeat_s = 2\nlease_s = 20\ngroup = 'near'\n")
+    far = write(tmp_path / "far.toml", "[daemon]\nbeat_s = 1\ngrace_s = 3\ngroup = 'far'\n[ctl]\nx = 1\n")
+    loaded = load(
+        near,
+        tmp_path / "none.toml",
+        far,
+        flags={"group": "flag", "state": None},
+        env={"OOBLECK_LEASE_S": "30"},
+    )
+    config = loaded.config
+    assert (config.beat_s, config.lease_s, config.grace_s, config.group) == (2, 30, 3, "flag")
+    assert loaded.origins["beat_s"] == str(near)
+    assert loaded.origins["lease_s"] == "OOBLECK_LEASE_S"
+    assert loaded.origins["grace_s"] == str(far)
+    assert loaded.origins["group"] == "--group"
+    assert loaded.origins["state"] == "default"
+
+
+def test_files_in_order(tmp_path: Path) -> None:
+    files = config_files(tmp_path / "home", tmp_path / "cwd")
+    assert [path.name for path in files] == ["oobleck.toml", "config.toml", "config.toml"]
+    assert files[-1] == Path("/etc/oobleck/config.toml")
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("1", True), ("false", False), ("0", False)])
+def test_booleans_of_the_environment(text: str, value: bool) -> None:
+    assert load(env={"OOBLECK_ALLOW_INJECTION": text}).config.allow_injection is value
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "hint"),
+    [
+        ("[daemon]\nbeats_s = 1\n", "unknown key daemon.beats_s", "did you mean 'beat_s'?"),
+        ("[daemn]\n", "unknown key 'daemn'", "did you mean 'daemon'?"),
+        ("beat_s = 1\n", "unknown key 'beat_s'", "write it under [daemon]"),
+        ("daemon = 1\n", "daemon is no table", "write [daemon]"),
+        ("[daemon]\nbeat_s = 'fast'\n", "beat_s = 'fast': expected `float`", ""),
+        ("[daemon]\nbeat_s = 0\n", "beat_s = 0: expected `float` > 0", ""),
+        ("[daemon]\nlog_level = 'loud'\n", "log_level = 'loud': invalid enum value", ""),
+        ("[daemon\n", "not TOML", ""),
+        ("[daemon]\nbeat_s = 4\n", "shorter than two beats", "at least 2 * beat_s"),
+        ("[daemon]\nendpoint = 'here'\n", "endpoint = 'here' is none", "tcp://"),
+        ("[daemon]\nendpoint = 'tcp://127.0.0.1'\n", "has no port", "tcp://"),
+        ("[daemon]\nendpoint = 'tcp://0.0.0.0:1'\ncurve = false\n", "beyond this machine", "keygen"),
+    ],
+)
+def test_errors_say_where_what_and_what_next(tmp_path: Path, text: str, problem: str, hint: str) -> None:
+    path = write(tmp_path / "oobleck.toml", text)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert problem in str(caught.value)
+    assert hint in caught.value.hint
+    if "beyond" not in problem and "two beats" not in problem:
+        assert caught.value.where == str(path)
+
+
+def test_a_slip_in_a_variable_is_an_error_and_a_foreign_one_is_not() -> None:
+    load(env={"OOBLECK_INCIDENT": "x", "OOBLECK_OUTPUT": "json"})
+    with pytest.raises(ConfigError, match="OOBLECK_ENDPONT") as caught:
+        load(env={"OOBLECK_ENDPONT": "tcp://127.0.0.1:0"})
+    assert "OOBLECK_ENDPOINT" in caught.value.hint
+
+
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path)
+
+
+def test_paths_follow_the_state_folder(tmp_path: Path) -> None:
+    config = load(flags={"state": str(tmp_path)}).config
+    assert config.socket_path == tmp_path / "run/oobleckd.sock"
+    assert config.keys_path == tmp_path / "keys"
+    assert load(flags={"socket": "/x/y.sock", "keys": "/k"}).config.socket_path == Path("/x/y.sock")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ("tcp://127.0.0.1:0", True),
+        ("tcp://127.9.9.9:1", True),
+        ("tcp://localhost:1", True),
+        ("tcp://[::1]:1", True),
+        ("ipc:///tmp/x", True),
+        ("tcp://0.0.0.0:1", False),
+        ("tcp://*:1", False),
+        ("tcp://10.0.0.1:1", False),
+        ("tcp://example.org:1", False),
+    ],
+)
+def test_loopback(endpoint: str, expected: bool) -> None:
+    assert is_loopback(endpoint) is expected
