@@ -50,26 +50,36 @@ def place(
     """Nodes for each pipeline of ``members``, in order, so that the fewest bytes are copied.
 
     A minimum-cost assignment of nodes (at least as many as places) to places on the bytes each
-    lacks. Nodes that lack everything are taken in name order where nobody holds anything.
+    lacks. Among nodes that hold the same, earlier places get earlier names.
     """
     slots = [slot for template in members for slot in places(template)]
-    names = sorted(nodes)
-    lacks = _lacking_bytes(names, slots, holdings, profile)
-    rows, columns = linear_sum_assignment(lacks) if lacks.any() else (range(len(slots)), range(len(slots)))
-    node_at = {int(slot): names[row] for row, slot in zip(rows, columns, strict=True)}
-    placed, slot = [], 0
-    for template in members:
-        placed.append(tuple(node_at[slot + k] for k in range(template.num_nodes)))
-        slot += template.num_nodes
-    return tuple(placed)
-
-
-def _lacking_bytes(
-    names: Sequence[str], slots: Sequence[Place], holdings: Holdings, profile: Profile
-) -> NDArray[np.int64]:
-    """Entry [node, slot]: bytes to copy to put the node there. Computed once for equal pairs."""
     width = max(len(slot) for slot in slots)
-    held = [tuple(holdings.get(device_name(n, i), Range(0, 0)) for i in range(width)) for n in names]
+    names = sorted(nodes)
+    held = {n: tuple(holdings.get(device_name(n, i), Range(0, 0)) for i in range(width)) for n in names}
+    rows, columns = linear_sum_assignment(_lacking_bytes(list(held.values()), slots, profile))
+    chosen = {int(column): names[row] for row, column in zip(rows, columns, strict=True)}
+    order = iter(_in_name_order(slots, [chosen[slot] for slot in range(len(slots))], held))
+    return tuple(tuple(next(order) for _ in range(template.num_nodes)) for template in members)
+
+
+def _in_name_order(slots: Sequence[Place], chosen: Sequence[str], held: Mapping[str, Place]) -> list[str]:
+    """``chosen`` (a node for each slot) with equal nodes and equal slots swapped into name order.
+
+    Costs nothing, and makes the answer independent of how the assignment breaks ties.
+    """
+    kinds: dict[Place, list[Place]] = {}
+    names: dict[Place, list[str]] = {}
+    for slot, node in zip(slots, chosen, strict=True):
+        kinds.setdefault(slot, []).append(held[node])
+    for node in sorted(held):
+        names.setdefault(held[node], []).append(node)
+    waiting = {slot: iter(sorted(kind)) for slot, kind in kinds.items()}
+    queues = {kind: iter(queue) for kind, queue in names.items()}
+    return [next(queues[next(waiting[slot])]) for slot in slots]
+
+
+def _lacking_bytes(held: Sequence[Place], slots: Sequence[Place], profile: Profile) -> NDArray[np.int64]:
+    """Entry [node, slot]: bytes to copy to put the node there. Computed once for equal pairs."""
     kinds_of_node, kinds_of_slot = sorted(set(held)), sorted(set(slots))
     before = list(accumulate((copy_bytes(layer) for layer in profile.layers), initial=0))
     table = np.array([[_lack(have, want, before) for want in kinds_of_slot] for have in kinds_of_node])
@@ -92,8 +102,8 @@ def _lack(have: Place, want: Place, before: Sequence[int]) -> int:
 def transfers(wanted: Mapping[str, Range], holdings: Holdings, profile: Profile) -> tuple[Transfer, ...]:
     """Copies that give every device of ``wanted`` its layers, from ``holdings``.
 
-    Largest layers first, each from the holder that has sent least so far, then by name: sources are
-    spread evenly. Layers that nobody holds get no transfer. Sorted by target and layer.
+    Layers with few holders first, then large ones, each from the holder that has sent least so far,
+    then by name: sources are spread evenly. Layers that nobody holds get no transfer. Sorted by target and layer.
     """
     lacking = [
         (layer, device)
@@ -109,7 +119,7 @@ def transfers(wanted: Mapping[str, Range], holdings: Holdings, profile: Profile)
     weight = {layer: copy_bytes(profile.layers[layer]) for layer in holders}
     sent: dict[str, int] = dict.fromkeys(holdings, 0)
     copies = []
-    for layer, target in sorted(lacking, key=lambda copy: (-weight[copy[0]], *copy)):
+    for layer, target in sorted(lacking, key=lambda copy: (len(holders[copy[0]]), -weight[copy[0]], *copy)):
         if holders[layer]:
             source = min(holders[layer], key=lambda device: (sent[device], device))
             sent[source] += weight[layer]

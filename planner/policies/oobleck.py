@@ -52,9 +52,9 @@ class Oobleck:
         """
         moment = _Moment(setup, {template.num_nodes: template for template in templates}, situation)
         whole = moment.anew()
-        local = moment.touching_only_the_hit(whole) if situation.running else None
-        if local is None or (local.sizes, local.cost_s) == (whole.sizes, whole.cost_s):
-            return _proposal(moment, local or whole, None)
+        local = moment.touching_only_the_hit(whole)
+        if (local.sizes, local.cost_s) == (whole.sizes, whole.cost_s):
+            return _proposal(moment, local, None)
         if local.cost_s <= whole.cost_s:
             return _proposal(moment, local, whole)
         return _proposal(moment, whole, local)
@@ -93,22 +93,19 @@ class _Moment:
                 kept.append(nodes)
         return self._candidate("plan all nodes anew", kept, sizes)
 
-    def touching_only_the_hit(self, whole: _Candidate) -> _Candidate | None:
+    def touching_only_the_hit(self, whole: _Candidate) -> _Candidate:
         """Intact pipelines stay; what is left is planned anew. Where that leaves nodes without a place
-        or too few pipelines, the pipelines whose nodes cost least are opened too, one after another.
-        None when every pipeline would have to be opened.
+        or too few pipelines, pipelines are opened too: the one that costs least, else the largest and
+        another. With all of them open this is ``whole``, so it ends.
         """
         kept = list(self.intact)
-        if candidate := self._keeping(kept, whole):
-            return candidate
-        while kept:
-            options = {len(nodes): nodes for nodes in reversed(kept)}
-            rest = [[other for other in kept if other != options[size]] for size in sorted(options)]
-            found = [candidate for keep in rest if (candidate := self._keeping(keep, whole))]
-            if found:
-                return min(found, key=lambda candidate: candidate.cost_s)
-            kept.remove(options[max(options)])
-        return None
+        best = self._keeping(kept, whole)
+        while best is None:
+            by_size = {len(nodes): nodes for nodes in reversed(kept)}
+            options = [self._keeping([k for k in kept if k != opened], whole) for opened in by_size.values()]
+            best = min(filter(None, options), key=lambda candidate: candidate.cost_s, default=None)
+            kept.remove(by_size[max(by_size)])
+        return best
 
     def _keeping(self, kept: list[Nodes], whole: _Candidate) -> _Candidate | None:
         """``kept`` as they are and the other nodes anew; None if that uses fewer nodes than ``whole``

@@ -1,0 +1,97 @@
+"""Instantiation against brute force and the reference; fewer micro-batches than pipelines."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.guarantee import most_pipelines, most_usable
+from planner.instantiate import instantiate, slowest_s, split_micro_batches
+from planner.plan import Template
+from planner.policy import PlanError
+from tests.unit.planner.build import REFERENCE, bare_template, multisets
+
+TIMES = st.tuples(st.integers(1, 40), st.integers(1, 20)).map(lambda t: (t[0] / 8, t[1] / 8))
+
+
+@st.composite
+def template_sets(draw: st.DrawFn) -> list[Template]:
+    n0 = draw(st.integers(1, 4))
+    times = draw(st.lists(TIMES, min_size=1, max_size=5))
+    return [bare_template(n0 + k, fill_s, period_s) for k, (fill_s, period_s) in enumerate(times)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(template_sets(), st.integers(0, 14), st.integers(0, 3), st.integers(1, 12))
+def test_against_every_multiset_of_sizes(made: list[Template], more: int, f: int, m: int):
+    by_size = {t.num_nodes: t for t in made}
+    n0, largest = min(by_size), max(by_size)
+    num_nodes = n0 + more
+    used = most_usable(num_nodes, n0, largest)
+    r = most_pipelines(num_nodes, n0, f)
+    admissible = [sizes for sizes in multisets(used, n0, largest) if len(sizes) >= r]
+    busy = [sizes for sizes in admissible if len(sizes) <= m]
+    best_s = min(
+        slowest_s(members, split_micro_batches(members, m))
+        for members in ([by_size[size] for size in sizes] for sizes in busy or admissible)
+    )
+    found = instantiate(made, num_nodes, f, m)
+    assert found.sizes in admissible
+    assert found.idle == num_nodes - used
+    assert sum(found.shares) == m
+    assert not busy or min(found.shares) >= 1
+    assert found.step_s == pytest.approx(best_s)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(TIMES, min_size=1, max_size=3), st.integers(1, 8))
+def test_splits_against_every_split(times: list[tuple[float, float]], m: int):
+    members = [bare_template(1, *time) for time in times]
+    shares = split_micro_batches(members, m)
+    least = 1 if m >= len(members) else 0
+    every = (s for s in itertools.product(range(least, m + 1), repeat=len(members)) if sum(s) == m)
+    assert sum(shares) == m
+    assert min(shares) >= least
+    assert slowest_s(members, shares) == pytest.approx(min(slowest_s(members, s) for s in every))
+
+
+@pytest.mark.parametrize("case", REFERENCE["instantiation"], ids=lambda case: f"{case['nodes']} nodes")
+def test_reference_optima(case: dict):
+    made = [bare_template(*row) for row in case["templates"]]
+    found = instantiate(made, case["nodes"], case["f"], case["micro_batches"])
+    assert found.step_s == pytest.approx(case["step_s"], rel=1e-6)
+    assert sum(size * count for size, count in found.counts.items()) == case["nodes"]
+    assert sum(found.shares) == case["micro_batches"]
+
+
+def test_equal_pipelines_share_evenly_and_the_first_take_the_rest():
+    assert split_micro_batches([bare_template(2, 1.0, 0.5)] * 3, 8) == (3, 3, 2)
+
+
+def test_fewer_micro_batches_than_pipelines_leaves_some_with_copies_only():
+    found = instantiate([bare_template(1, 1.0, 1.0)], 4, 3, 2)
+    assert (found.sizes, sorted(found.shares)) == ((1, 1, 1, 1), [0, 0, 1, 1])
+
+
+def test_more_copies_win_a_tie():
+    made = [bare_template(1, 1.0, 1.0), bare_template(2, 1.0, 0.5)]
+    assert instantiate(made, 4, 0, 4).sizes == (1, 1, 1, 1)
+
+
+def test_pipelines_without_micro_batches_are_allowed_where_the_exact_table_would_be_too_large():
+    made = [bare_template(size, 1.0 + size / 100, 1.0 / size) for size in (1, 2, 3)]
+    found = instantiate(made, 3000, 1, 200)
+    assert (sum(found.sizes), sum(found.shares)) == (3000, 200)
+
+
+def test_below_n0_the_error_says_how_many_nodes_are_missing():
+    with pytest.raises(PlanError, match="2 usable nodes, and the model needs 3") as caught:
+        instantiate([bare_template(3, 1.0, 1.0)], 2, 1, 4)
+    assert "add 1 or more nodes" in caught.value.hint
+
+
+def test_nodes_idle_only_where_sizes_cannot_sum_up_to_them():
+    made = [bare_template(5, 1.0, 0.2), bare_template(6, 1.0, 0.2)]
+    found = instantiate(made, 9, 1, 4)
+    assert (found.sizes, found.idle) == ((6,), 3)

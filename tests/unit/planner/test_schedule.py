@@ -1,0 +1,92 @@
+"""Schedules: text form, 1F1B, and a validator that finds every kind of fault."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.plan import Pipeline, Plan, Range, Segment
+from planner.schedule import (
+    Op,
+    ScheduleError,
+    format_ops,
+    in_flight,
+    one_f_one_b,
+    parse_op,
+    parse_ops,
+    schedules,
+    validate,
+)
+
+
+def test_text_of_the_middle_stage_of_three():
+    text = "1RA0 1F0 1SA0 1RA1 1F1 1SA1 1RG0 1B0 1SG0 1RG1 1B1 1SG1 R U"
+    assert format_ops(one_f_one_b(3, 1, [0, 1])) == text
+    assert parse_ops(text) == one_f_one_b(3, 1, [0, 1])
+
+
+@pytest.mark.parametrize("word", ["F0", "2F", "2X0", "2SF0", "2R0", "-1F0", "RU", "2f0"])
+def test_words_that_are_no_ops(word: str):
+    with pytest.raises(ScheduleError, match=r"is no op: it reads <stage><kind><micro-batch>"):
+        parse_op(word)
+
+
+def test_decoupled_ops_have_a_text_form_too():
+    assert parse_ops("2I0  2W13\nU") == (Op("I", 2, 0), Op("W", 2, 13), Op("U"))
+
+
+@given(st.integers(1, 6), st.lists(st.integers(0, 99), unique=True, max_size=9))
+def test_1f1b_is_valid_and_reads_back(num_stages: int, micro_batches: list[int]):
+    stages = [one_f_one_b(num_stages, stage, micro_batches) for stage in range(num_stages)]
+    validate(stages, micro_batches)
+    for stage, ops in enumerate(stages):
+        assert parse_ops(format_ops(ops)) == ops
+        assert in_flight(ops) == min(num_stages - stage, len(micro_batches))
+
+
+def test_a_receive_names_the_send_it_waits_for():
+    assert Op("RA", 2, 5).source() == Op("SA", 1, 5)
+    assert Op("RG", 2, 5).source() == Op("SG", 3, 5)
+    assert Op("F", 2, 5).source() is None
+
+
+LAST = "1RA0 1F0 1B0 1SG0 R U"
+
+
+@pytest.mark.parametrize(
+    ("first", "problem"),
+    [
+        ("0F0 0SA0 0RG0 R U", "stage 0: 0B0 is missing"),
+        ("0F0 0F0 0SA0 0RG0 0B0 R U", "stage 0: 0F0 is there twice"),
+        ("0F0 0SA0 0RG0 0B0 0F1 R U", "stage 0: 0F1 is not asked for"),
+        ("0F0 0RG0 0B0 R U", "stage 0: 0SA0 is missing"),
+        ("0SA0 0F0 0RG0 0B0 R U", "stage 0: 0SA0 comes before 0F0"),
+        ("0F0 0SA0 0B0 0RG0 R U", "stage 0: 0B0 comes before 0RG0"),
+        ("0F0 0SA0 0RG0 R 0B0 U", "stage 0: ends with 0B0 U, not with R U"),
+        ("0F0 0SA0 0RG0 0W0 0I0 R U", "stage 0: 0W0 comes before 0I0"),
+        ("0F0 0SA0 0RG0 0B0 0W0 R U", "stage 0: 0B0 is not asked for"),
+    ],
+)
+def test_the_validator_names_the_fault(first: str, problem: str):
+    with pytest.raises(ScheduleError) as caught:
+        validate([parse_ops(first), parse_ops(LAST)], [0])
+    assert str(caught.value) == problem
+
+
+def test_a_decoupled_backward_is_valid():
+    validate([parse_ops("0F0 0SA0 0RG0 0I0 0W0 R U"), parse_ops(LAST)], [0])
+
+
+def test_too_many_in_flight_are_found():
+    last = "1RA0 1F0 1RA1 1F1 1B0 1SG0 1B1 1SG1 R U"
+    with pytest.raises(ScheduleError, match="stage 1 holds 2 micro-batches in flight, 1F1B at most 1"):
+        validate([one_f_one_b(2, 0, [0, 1]), parse_ops(last)], [0, 1])
+
+
+def test_every_device_of_a_plan_gets_a_schedule():
+    segments = (Segment("a/0", Range(0, 2)), Segment("b/0", Range(2, 4)))
+    plan = Plan(
+        (Pipeline(("a", "b"), segments, (0, 1)), Pipeline(("c",), (Segment("c/0", Range(0, 4)),), ()))
+    )
+    made = schedules(plan)
+    assert format_ops(made["b/0"]) == "1RA0 1F0 1B0 1SG0 1RA1 1F1 1B1 1SG1 R U"
+    assert format_ops(made["c/0"]) == "R U"
