@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def write_bucket(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         save_file(tensors, temporary, metadata)
+        temporary.chmod(0o644)  # who may enter the folder may read it
         with temporary.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
@@ -71,7 +73,8 @@ def write_bucket(
         temporary.replace(directory / name)
         sync_directory(directory)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise UserError(f"checkpoint: {directory / name} cannot be written: {error}", _CHECK_DISK) from error
     hashes = {name: hashlib.sha256(tensor.numpy().data).hexdigest() for name, tensor in tensors.items()}
     return name, num_bytes, digest, hashes

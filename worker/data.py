@@ -28,6 +28,7 @@ from worker.models import load_config
 
 _Tokens = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 _BLOCK = 1 << 20
+_NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _NUM_FEISTEL_ROUNDS = 6
 _MASK64 = (1 << 64) - 1
 
@@ -181,24 +182,34 @@ def _mapped(path: Path, kind: np.dtype[np.uint8] | np.dtype[np.uint16]) -> _Toke
 
 def _stdlib_files() -> list[Path]:
     root = Path(sysconfig.get_path("stdlib"))
-    skipped = {"site-packages", "dist-packages", "__pycache__"}
-    found = (file for file in root.rglob("*.py") if not skipped & set(file.relative_to(root).parts))
+    found: list[Path] = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in _NOT_STDLIB]
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted(found, key=lambda file: file.relative_to(root).as_posix())
 
 
 def _joined(files: Iterable[Path], name: str) -> _Tokens:
-    """All bytes of ``files``, from a cache file that all device processes of a host share in memory."""
+    """All bytes of ``files``, from a cache file that the device processes of a host share in memory."""
     try:
-        data = b"".join(file.read_bytes() for file in files)
+        data = np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
     except OSError as error:
         raise UserError(f"data: {name}: {error}", "make it readable for the worker's user") from error
-    path = _cache_dir() / f"{hashlib.sha256(data).hexdigest()}.bytes"
+    path = _cache_dir() / f"{hashlib.sha256(data.data).hexdigest()}.bytes"
     try:
-        if not path.exists() or path.stat().st_size != len(data):
+        if not _holds(path, data):
             _write_atomically(path, data)
-        return _mapped(path, np.dtype(np.uint8))
-    except OSError:  # no writable cache: every process keeps a copy of its own
-        return np.frombuffer(data, np.uint8)
+        return np.memmap(path, np.uint8, mode="r") if data.size else data
+    except OSError:  # no cache that can be written: every process keeps a copy of its own
+        return data
+
+
+def _holds(path: Path, data: npt.NDArray[np.uint8]) -> bool:
+    return (
+        path.exists()
+        and path.stat().st_size == len(data)
+        and np.array_equal(np.fromfile(path, np.uint8), data)
+    )
 
 
 def _cache_dir() -> Path:
@@ -209,8 +220,8 @@ def _cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oobleck"
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def _write_atomically(path: Path, data: npt.NDArray[np.uint8]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(data)
+        file.write(data.data)
     Path(file.name).replace(path)

@@ -35,8 +35,8 @@ class Layer:
         with self._precision():
             if self.call is not None:
                 args, kwargs = self.call
-                out: Tensor = self.module(x, *args, **kwargs)
-                return out
+                out: Tensor | tuple[Tensor, ...] = self.module(x, *args, **kwargs)
+                return out[0] if isinstance(out, tuple) else out
             if self.is_head:
                 loss: Tensor = self.module(inputs_embeds=x, labels=tokens, use_cache=False).loss
                 return loss

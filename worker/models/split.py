@@ -145,6 +145,7 @@ def _rehearse(
     calls: list[Call] = []
     after: list[str] = []
 
+    # Families whose blocks return a tuple take item 0 of this tensor; nothing recorded depends on it.
     def record(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         calls.append((args, kwargs))
         return x
@@ -160,7 +161,8 @@ def _rehearse(
     for name, module in stage.named_modules():
         if name and name != name_of_blocks and not name.startswith(f"{name_of_blocks}."):
             module.register_forward_pre_hook(partial(note, name))
-    with torch.no_grad():
+    gpus = [device] if device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(gpus):  # the embedding's dropout draws
         stage(input_ids=torch.zeros(shape, dtype=torch.int64, device=device), use_cache=False)
     assert len(calls) == len(blocks), f"{len(calls)} of {len(blocks)} blocks were called"
     return tuple(calls), tuple(body.get_submodule(name) for name in after)

@@ -1,0 +1,82 @@
+"""Small jobs and models for tests of the worker's computing pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from oobleckd.protocol.job import Job, parse_job
+from worker.models import Layer, ModelSpec
+
+CPU = torch.device("cpu")
+
+GPT2 = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 64}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+_SMALL = {
+    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "intermediate_size": 48, "ffn_dim": 48, "word_embed_proj_dim": 32, "vocab_size": 64,
+    "max_position_embeddings": 16, "pad_token_id": 0,
+    "dropout": 0.0, "hidden_dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0,
+    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_dropout": 0.0, "embed_dropout": 0.0,
+    "attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0,
+}  # fmt: skip
+
+
+def small_config(family: str, **more: Any) -> dict[str, Any]:
+    """A two-block configuration of any family, without dropout."""
+    kind = CONFIG_MAPPING[family]
+    known = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
+    return {key: value for key, value in {**_SMALL, **more}.items() if key in known}
+
+
+def small_job(family: str = "gpt2", config: dict[str, Any] | None = None, **tables: Any) -> Job:
+    """A job of 3 steps of 2 micro-batches of 2 sequences of 8 tokens; ``tables`` update its tables."""
+    raw: dict[str, Any] = {
+        "name": "small",
+        "model": {"family": family, "config": small_config(family) if config is None else config},
+        "train": {"steps": 3, "global_batch": 4, "micro_batch": 2, "sequence": 8},
+    }
+    for table, values in tables.items():
+        raw[table] = {**raw.get(table, {}), **values}
+    return parse_job(raw)
+
+
+def all_params(spec: ModelSpec) -> dict[str, Tensor]:
+    """Fresh leaves of the whole model by key."""
+    return {
+        key: value.requires_grad_()
+        for bucket in spec.buckets
+        for key, value in zip(bucket.keys, spec.init(bucket.index, CPU), strict=True)
+    }
+
+
+def all_layers(spec: ModelSpec, params: dict[str, Tensor]) -> list[Layer]:
+    """Every layer of the model, computing with ``params``."""
+    keys = [[key for b in spec.buckets_of(i) for key in spec.buckets[b].keys] for i in range(spec.num_layers)]
+    return [spec.layer(i, {key: params[key] for key in keys[i]}, CPU) for i in range(spec.num_layers)]
+
+
+def layered_step(spec: ModelSpec, layers: list[Layer], tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and gradients by key, one layer at a time as a device computes them."""
+    x: Tensor | None = None
+    passes: list[tuple[Layer, Tensor | None, Tensor]] = []
+    for layer in layers:
+        into = None if x is None else x.detach().requires_grad_()
+        x = layer(into, tokens)
+        passes.append((layer, into, x))
+    assert x is not None
+    gradient: Tensor | None = None
+    sums: dict[str, Tensor] = {}
+    for layer, into, out in reversed(passes):
+        through = [] if into is None else [into]
+        grads = list(torch.autograd.grad(out, [p for _, _, p in layer.params] + through, gradient))
+        gradient = grads.pop() if through else None
+        for (bucket, position, _), grad in zip(layer.params, grads, strict=True):
+            key = spec.buckets[bucket].keys[position]
+            sums[key] = sums[key] + grad if key in sums else grad
+    return x, sums

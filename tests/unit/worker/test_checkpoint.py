@@ -1,0 +1,179 @@
+"""A checkpoint gives back every bit, and anything torn, missing or foreign is named."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from oobleckd.protocol.checkpoint import Manifest, checkpoints, complete, manifest_of, model_digest
+from oobleckd.protocol.messages import CheckpointPart, Counters
+from tests.helpers.models import CPU, small_config, small_job
+from worker.checkpoint import read_bucket, read_manifest, step_name, write_bucket
+from worker.errors import UserError
+from worker.models import ModelSpec, load_spec
+
+JOB = small_job("llama", small_config("llama", tie_word_embeddings=True))
+
+
+@pytest.fixture(scope="module")
+def spec() -> ModelSpec:
+    return load_spec(JOB)
+
+
+def state(spec: ModelSpec, bucket: int) -> tuple[list[Tensor], list[Tensor], list[Tensor], tuple[int, ...]]:
+    generator = torch.Generator().manual_seed(bucket)
+    shapes = spec.buckets[bucket].shapes
+    groups = [[torch.randn(shape, generator=generator) for shape in shapes] for _ in range(3)]
+    leaves = [value.requires_grad_() for value in groups[0]]
+    return leaves, groups[1], groups[2], tuple(range(40, 40 + len(shapes)))
+
+
+def write_all(root: Path, spec: ModelSpec, step: int = 7, keep: int = 2) -> Path:
+    directory = root / f"{step_name(step)}.partial"
+    parts = []
+    for bucket in spec.buckets:
+        file, num_bytes, digest, tensors = write_bucket(directory, bucket, *state(spec, bucket.index))
+        parts.append(
+            CheckpointPart(
+                "n0/0", "job-1", Counters(step, step, step), str(directory), bucket.index, len(spec.buckets),
+                file, num_bytes, digest, tensors,
+            )
+        )  # fmt: skip
+    return complete(directory, manifest_of(JOB, parts[::-1]), keep)
+
+
+def test_every_bit_comes_back(spec: ModelSpec, tmp_path: Path) -> None:
+    directory = write_all(tmp_path, spec)
+    assert directory == tmp_path / "step-00000007"
+    manifest = read_manifest(directory)
+    assert manifest.counters == Counters(7, 7, 7)
+    assert manifest.spec == JOB
+    for bucket in spec.buckets:
+        params, exp_avgs, exp_avg_sqs, exponents = state(spec, bucket.index)
+        loaded = read_bucket(directory, manifest, bucket, CPU)
+        assert loaded.exponents == exponents
+        wanted, found = params + exp_avgs + exp_avg_sqs, loaded.params + loaded.exp_avgs + loaded.exp_avg_sqs
+        assert len(wanted) == len(found)
+        assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+        assert all(value.data_ptr() % 64 == 0 and not value.requires_grad for value in found)
+
+
+def test_the_parts_say_what_is_on_disk(spec: ModelSpec, tmp_path: Path) -> None:
+    file, num_bytes, digest, tensors = write_bucket(tmp_path, spec.buckets[1], *state(spec, 1))
+    data = (tmp_path / file).read_bytes()
+    assert (len(data), hashlib.sha256(data).hexdigest()) == (num_bytes, digest)
+    with safe_open(str(tmp_path / file), framework="np") as opened:
+        assert set(opened.keys()) == set(tensors)
+        assert all(
+            hashlib.sha256(opened.get_tensor(name).tobytes()).hexdigest() == sha
+            for name, sha in tensors.items()
+        )
+    assert f"exp_avg_sq/{spec.buckets[1].keys[0]}" in tensors
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+
+
+def test_the_manifest_can_travel_as_a_plain_dict(spec: ModelSpec, tmp_path: Path) -> None:
+    manifest = read_manifest(write_all(tmp_path, spec))
+    plain = msgspec.to_builtins(manifest)
+    assert msgspec.convert(plain, Manifest) == manifest
+    assert complete(tmp_path / "step-00000007.partial", plain, 1) == tmp_path / "step-00000007"
+
+
+def test_only_the_newest_are_kept(spec: ModelSpec, tmp_path: Path) -> None:
+    (tmp_path / "step-00000001.partial").mkdir()
+    (tmp_path / "step-00000099.partial").mkdir()
+    for step in (2, 10, 11):
+        write_all(tmp_path, spec, step)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-00000010", "step-00000011", "step-00000099.partial"]
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000010", "step-00000011"]
+
+
+def test_a_step_can_be_written_again_after_a_way_back(spec: ModelSpec, tmp_path: Path) -> None:
+    write_all(tmp_path, spec, 5)
+    write_all(tmp_path, spec, 9)
+    (tmp_path / "step-00000005" / "mark").touch()
+    write_all(tmp_path, spec, 5)
+    assert not (tmp_path / "step-00000005" / "mark").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000005", "step-00000009"]
+
+
+def test_model_digest_is_the_models_alone() -> None:
+    other = small_job("llama", small_config("llama", tie_word_embeddings=True), train={"steps": 99})
+    assert model_digest(other) == model_digest(JOB)
+    assert model_digest(small_job("llama", small_config("llama"))) != model_digest(JOB)
+
+
+# --------------------------------------------------------------------------- damage
+
+
+def test_a_torn_file_is_named(spec: ModelSpec, tmp_path: Path) -> None:
+    directory = write_all(tmp_path, spec)
+    path = directory / "bucket-00001.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"bucket-00001\.safetensors is torn"):
+        read_bucket(directory, read_manifest(directory), spec.buckets[1], CPU)
+
+
+def test_a_flipped_bit_is_named(spec: ModelSpec, tmp_path: Path) -> None:
+    directory = write_all(tmp_path, spec)
+    path = directory / "bucket-00001.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="is damaged"):
+        read_bucket(directory, read_manifest(directory), spec.buckets[1], CPU)
+
+
+def test_a_missing_file_is_named(spec: ModelSpec, tmp_path: Path) -> None:
+    directory = write_all(tmp_path, spec)
+    (directory / "bucket-00001.safetensors").unlink()
+    with pytest.raises(UserError, match=r"cannot be read: .*No such file"):
+        read_bucket(directory, read_manifest(directory), spec.buckets[1], CPU)
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"num_hidden_layers": 5}, "has"),
+        ({"intermediate_size": 56}, r"has param/.* as torch\.float32 \(48, 32\)"),
+        ({"tie_word_embeddings": False}, "other tensors"),
+    ],
+)
+def test_another_model_is_named(spec: ModelSpec, tmp_path: Path, config: dict, what: str) -> None:
+    directory = write_all(tmp_path, spec)
+    other = load_spec(small_job("llama", small_config("llama", **{"tie_word_embeddings": True, **config})))
+    manifest = read_manifest(directory)
+    with pytest.raises(UserError, match=f"is of another model: it .*{what}") as raised:
+        [read_bucket(directory, manifest, bucket, CPU) for bucket in other.buckets]
+    assert "[model]" in raised.value.hint
+
+
+def test_manifests_that_are_none_are_named(spec: ModelSpec, tmp_path: Path) -> None:
+    directory = write_all(tmp_path, spec)
+    path = directory / "manifest.json"
+    plain = msgspec.json.decode(path.read_bytes())
+    path.write_bytes(msgspec.json.encode({**plain, "format": 2}))
+    with pytest.raises(UserError, match="has format 2, this version reads 1"):
+        read_manifest(directory)
+    path.write_text("{}")
+    with pytest.raises(UserError, match="is no manifest"):
+        read_manifest(directory)
+    path.unlink()
+    with pytest.raises(UserError, match="No such file"):
+        read_manifest(directory)
+    with pytest.raises(UserError, match="never completed"):
+        read_manifest(tmp_path / "step-00000008.partial")
+
+
+def test_a_disk_that_refuses_is_named(spec: ModelSpec, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written") as raised:
+        write_bucket(tmp_path / "file" / "below", spec.buckets[1], *state(spec, 1))
+    assert "checkpoint.dir" in raised.value.hint

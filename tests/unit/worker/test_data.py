@@ -1,0 +1,169 @@
+"""Every sample once per pass, the same for everybody, and files that do not fit are named."""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oobleckd.protocol.job import Job
+from tests.helpers.models import GPT2, small_job
+from worker.data import Permutation, open_corpus
+from worker.errors import UserError
+
+
+def text_job(path: Path, *, vocab_size: int = 256, seed: int = 0, sequence: int = 8) -> Job:
+    return small_job(
+        "gpt2",
+        {**GPT2, "vocab_size": vocab_size},
+        data={"source": "text", "path": str(path)},
+        train={"seed": seed, "sequence": sequence},
+    )
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(8 * 10 + 3)))  # ten windows of eight, and a rest
+    return path
+
+
+@given(st.integers(1, 5000), st.integers(0, 1000))
+def test_a_permutation_is_one(size: int, seed: int) -> None:
+    order = Permutation(size, str(seed))
+    assert sorted(order(position) for position in range(size)) == list(range(size))
+
+
+def test_a_permutation_mixes() -> None:
+    order = [Permutation(1000, "0:0")(position) for position in range(1000)]
+    assert order != sorted(order)
+    assert abs(np.corrcoef(order, np.arange(1000))[0, 1]) < 0.1
+    assert order != [Permutation(1000, "0:1")(position) for position in range(1000)]
+
+
+def test_a_micro_batch_is_a_function_of_seed_and_step(text: Path) -> None:
+    corpus, again = open_corpus(text_job(text)), open_corpus(text_job(text))
+    tokens = corpus.tokens(1, 1)
+    assert tokens.dtype == torch.int64
+    assert tokens.shape == (2, 8)
+    again.tokens(5, 0)
+    assert torch.equal(again.tokens(1, 1), tokens)
+    other = open_corpus(text_job(text, seed=1))
+    assert [other.sample_ids(step, 0) for step in range(3)] != [
+        corpus.sample_ids(step, 0) for step in range(3)
+    ]
+
+
+def test_no_sample_twice_within_a_pass_and_windows_do_not_overlap(text: Path) -> None:
+    corpus = open_corpus(text_job(text))
+    places = [(step, micro_batch) for step in range(5) for micro_batch in range(2)]
+    samples = [sample for place in places for sample in corpus.sample_ids(*place)]
+    assert corpus.num_windows == 10
+    assert sorted(samples) == list(range(20))  # 20 samples are two passes of ten
+    assert sorted(samples[:10]) == list(range(10))
+    assert [sample - 10 for sample in samples[10:]] != samples[:10]
+    first = torch.cat([corpus.tokens(*place) for place in places])[:10]
+    assert sorted(first.flatten().tolist()) == list(range(80))
+
+
+def test_tokens_are_those_of_the_samples(text: Path) -> None:
+    corpus = open_corpus(text_job(text))
+    for row, sample in zip(corpus.tokens(0, 1), corpus.sample_ids(0, 1), strict=True):
+        assert row.tolist() == list(range(8 * sample, 8 * sample + 8))
+
+
+def test_digest_tells_contents_apart(text: Path, tmp_path: Path) -> None:
+    copy, changed = tmp_path / "copy", tmp_path / "changed"
+    copy.write_bytes(text.read_bytes())
+    changed.write_bytes(b"x" + text.read_bytes()[1:])
+    digest = open_corpus(text_job(text)).digest
+    assert digest == f"83-{hashlib.sha256(text.read_bytes()).hexdigest()}"
+    assert open_corpus(text_job(copy)).digest == digest
+    assert open_corpus(text_job(changed)).digest != digest
+
+
+def test_a_folder_is_its_files_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CACHE_DIRECTORY", raising=False)
+    folder = tmp_path / "folder"
+    (folder / "b").mkdir(parents=True)
+    (folder / "b" / "2").write_bytes(b"B" * 9)
+    (folder / "a").write_bytes(b"A" * 9)
+    corpus = open_corpus(text_job(folder))
+    assert corpus.digest == f"18-{hashlib.sha256(b'A' * 9 + b'B' * 9).hexdigest()}"
+    cached = list((tmp_path / "cache").rglob("*.bytes"))
+    assert [path.read_bytes() for path in cached] == [b"A" * 9 + b"B" * 9]
+    cached[0].write_bytes(b"C" * 18)
+    assert open_corpus(text_job(folder)).digest == corpus.digest
+
+
+def test_no_writable_cache_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "file" / "below"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"A" * 20)
+    assert open_corpus(text_job(folder)).tokens(0, 0).unique().tolist() == [65]
+
+
+def test_the_standard_library_is_always_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path))
+    corpus = open_corpus(small_job("gpt2", {**GPT2, "vocab_size": 256}))
+    root = Path(sysconfig.get_path("stdlib"))
+    (cached,) = tmp_path.glob("*.bytes")
+    data = cached.read_bytes()
+    assert data.startswith((root / "__future__.py").read_bytes())
+    assert (root / "json" / "decoder.py").read_bytes() in data
+    assert corpus.num_windows == len(data) // 8
+
+
+def test_token_files_are_little_endian_uint16(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.bin"
+    path.write_bytes(np.arange(1000, 1016, dtype="<u2").tobytes())
+    job = small_job("gpt2", {**GPT2, "vocab_size": 1016}, data={"source": "tokens", "path": str(path)})
+    assert sorted(open_corpus(job).tokens(0, 0).flatten().tolist()) == list(range(1000, 1016))
+
+
+# --------------------------------------------------------------------------- what a user can get wrong
+
+
+def test_a_missing_path_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="gone: No such file") as raised:
+        open_corpus(text_job(tmp_path / "gone"))
+    assert "every node" in raised.value.hint
+
+
+def test_an_empty_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no files"):
+        open_corpus(text_job(tmp_path))
+
+
+@pytest.mark.parametrize("size", [0, 7])
+def test_a_text_shorter_than_a_sequence_is_named(tmp_path: Path, size: int) -> None:
+    (tmp_path / "short").write_bytes(b"x" * size)
+    with pytest.raises(UserError, match=rf"has {size} tokens, fewer than train\.sequence = 8"):
+        open_corpus(text_job(tmp_path / "short"))
+
+
+def test_a_token_beyond_the_vocabulary_is_named(text: Path) -> None:
+    with pytest.raises(UserError, match="has token 82, but the model's vocabulary ends at 63") as raised:
+        open_corpus(text_job(text, vocab_size=64))
+    assert "83 or more" in raised.value.hint
+
+
+def test_an_odd_sized_token_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.bin"
+    path.write_bytes(b"x" * 33)
+    with pytest.raises(UserError, match="33 bytes, an odd number"):
+        open_corpus(small_job(data={"source": "tokens", "path": str(path)}))
+
+
+def test_a_folder_of_tokens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder"):
+        open_corpus(small_job(data={"source": "tokens", "path": str(tmp_path)}))

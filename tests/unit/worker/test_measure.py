@@ -1,0 +1,73 @@
+"""Profiles: one cost per layer, from real runs, with memory that can be counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.helpers.models import CPU, GPT2, NO_DROPOUT, small_config, small_job
+from worker.measure import measure, profile_key, state_bytes
+from worker.models import load_spec
+
+
+def test_a_profile_has_every_layer() -> None:
+    job = small_job("gpt2", {**GPT2, **NO_DROPOUT, "n_layer": 3})
+    spec = load_spec(job)
+    profile = measure(spec, job, CPU)
+    assert [layer.name for layer in profile.layers] == ["embedding", "block 0", "block 1", "block 2", "head"]
+    assert all(layer.forward_s > 0 and layer.backward_s > 0 for layer in profile.layers)
+    assert profile.buckets == tuple(bucket.uses for bucket in spec.buckets)
+    assert profile.key == profile_key(job, CPU)
+    embedding, block, _, last, head = profile.layers
+    assert embedding.param_bytes == 4 * 16 * (64 + 16)
+    assert head.param_bytes == 4 * 16 * (64 + 2)
+    assert embedding.output_bytes == block.output_bytes == 4 * 2 * 8 * 16
+    assert head.output_bytes == 4
+    assert (block.forward_s, block.activation_bytes) == (last.forward_s, last.activation_bytes)
+    assert block.activation_bytes > 4 * block.output_bytes
+
+
+def test_empty_buckets_cost_nothing_but_the_shared_weight() -> None:
+    job = small_job("llama", small_config("llama", tie_word_embeddings=True))
+    profile = measure(load_spec(job), job, CPU)
+    assert profile.layers[0].param_bytes == 4 * 64 * 32
+    assert profile.buckets[-1] == (0, 3)
+
+
+def test_state_bytes() -> None:
+    assert state_bytes([(2, 3), (4,)], True) == 10 * 32
+    assert state_bytes([(2, 3), (4,)], False) == 10 * 24
+
+
+def test_the_key_is_of_what_costs_depend_on() -> None:
+    keys = {
+        profile_key(job, CPU)
+        for job in (
+            small_job("gpt2"),
+            small_job("llama"),
+            small_job("gpt2", train={"sequence": 16}),
+            small_job("gpt2", train={"precision": "bf16"}),
+        )
+    }
+    assert len(keys) == 4
+    assert profile_key(small_job("gpt2", train={"steps": 9}), CPU) in keys
+
+
+def test_bf16_hands_over_what_blocks_produce() -> None:
+    job = small_job("gpt2", train={"precision": "bf16"})
+    profile = measure(load_spec(job), job, CPU)
+    assert profile.layers[1].output_bytes == 4 * 2 * 8 * 32
+
+
+def test_measuring_leaves_no_gradients_behind() -> None:
+    before = torch.is_grad_enabled()
+    job = small_job("gpt2")
+    measure(load_spec(job), job, torch.device("cpu"))
+    assert torch.is_grad_enabled() == before
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_exact_sums_cost_memory(exact: bool) -> None:
+    job = small_job("gpt2", train={"exact": exact})
+    layer = measure(load_spec(job), job, CPU).layers[1]
+    assert layer.state_bytes == (8 if exact else 6) * layer.param_bytes

@@ -1,0 +1,93 @@
+"""The update is torch's AdamW, whatever is updated together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.models import small_job
+from worker.optimizer import adamw_, clip_scale, lr_at
+
+HYPER = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.05}
+SHAPES = [(3,), (17, 5), (1,), (257,)]
+
+
+def draw(seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def trained(groups: list[list[int]], steps: int = 4) -> list[Tensor]:
+    params, avgs, squares = draw(0), [torch.zeros(s) for s in SHAPES], [torch.zeros(s) for s in SHAPES]
+    for step in range(steps):
+        grads = draw(step + 1)
+        for group in groups:
+            chosen = [[values[i] for i in group] for values in (params, grads, avgs, squares)]
+            adamw_(*chosen, applied=step, **HYPER)
+    return params + avgs + squares
+
+
+def reference(**how: bool) -> list[Tensor]:
+    params = [param.requires_grad_() for param in draw(0)]
+    optimizer = torch.optim.AdamW(params, **HYPER, **how)
+    for step in range(4):
+        for param, grad in zip(params, draw(step + 1), strict=True):
+            param.grad = grad
+        optimizer.step()
+    return [param.detach() for param in params]
+
+
+def test_equals_torch() -> None:
+    got = trained([[0, 1, 2, 3]])[: len(SHAPES)]
+    assert all(torch.equal(a, b) for a, b in zip(got, reference(fused=True), strict=True))
+    for a, b in zip(got, reference(foreach=False), strict=True):
+        torch.testing.assert_close(a, b, rtol=3e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("groups", [[[0], [1], [2], [3]], [[3, 1], [2, 0]], [[2], [0, 1, 3]]])
+def test_grouping_does_not_show(groups: list[list[int]]) -> None:
+    whole = trained([[0, 1, 2, 3]])
+    assert all(torch.equal(a, b) for a, b in zip(whole, trained(groups), strict=True))
+
+
+def test_leaves_are_updated_in_place() -> None:
+    leaf = torch.ones(4, requires_grad=True)
+    moments = [torch.zeros(4)], [torch.zeros(4)]
+    adamw_([leaf], [torch.ones(4)], *moments, applied=0, **HYPER)
+    assert leaf.is_leaf
+    assert leaf.grad_fn is None
+    assert float(leaf.detach().max()) < 1
+    assert moments[0][0].tolist() == pytest.approx([0.1] * 4)
+
+
+def test_an_empty_bucket_needs_no_update() -> None:
+    adamw_([], [], [], [], applied=0, **HYPER)
+
+
+# --------------------------------------------------------------------------- schedule and clipping
+
+
+def test_learning_rate_rises_then_falls() -> None:
+    job = small_job(train={"steps": 101}, optimizer={"lr": 1.0, "warmup_steps": 10, "min_lr_ratio": 0.1})
+    rates = [lr_at(step, job) for step in range(101)]
+    assert rates[0] == pytest.approx(1 / 11)
+    assert rates[10] == 1.0
+    assert rates[:11] == sorted(rates[:11])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[55] == pytest.approx(0.55)
+    assert rates[100] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (1, 5), (3, 3), (4, 3)])
+def test_learning_rate_of_short_runs(steps: int, warmup: int) -> None:
+    job = small_job(train={"steps": steps}, optimizer={"lr": 1.0, "warmup_steps": warmup})
+    rates = [lr_at(step, job) for step in range(steps)]
+    assert all(0 < rate <= 1 for rate in rates)
+
+
+def test_clipping() -> None:
+    assert clip_scale(0.5, 1.0) == 1.0
+    assert clip_scale(4.0, 1.0) == 0.25
+    assert clip_scale(4.0, 0.0) == 1.0
+    assert clip_scale(0.0, 1.0) == 1.0

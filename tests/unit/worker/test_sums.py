@@ -1,0 +1,167 @@
+"""Sums in fixed point: any grouping, the same bits; overflow and NaN are properties of a contribution."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.helpers.models import CPU
+from worker import sums
+from worker.sums import START_EXPONENT, Sum
+
+SHAPES = ((300, 7), (5,), (70_000,))
+
+
+def some_grads(seed: int, scale: float = 1e-2) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) * scale for shape in SHAPES]
+
+
+def summed(seeds: list[int]) -> list[Tensor]:
+    result = Sum(SHAPES, True, CPU)
+    for seed in seeds:
+        assert result.add(some_grads(seed), (START_EXPONENT,) * 3, 8) == (False, False)
+    return result.tensors
+
+
+def test_grouping_does_not_show() -> None:
+    whole = summed(list(range(8)))
+    rng = random.Random(0)
+    for _ in range(3):
+        order = rng.sample(range(8), 8)
+        cut = rng.randrange(1, 7)
+        parts = [summed(order[:cut]), summed(order[cut:])]
+        assert all(torch.equal(a, b) for a, b in zip(whole, sums.total(parts), strict=True))
+
+
+@given(
+    st.lists(st.floats(-100, 100, width=32, allow_subnormal=True), min_size=1, max_size=20),
+    st.integers(-20, 50),
+)
+def test_a_contribution_is_the_nearest_integer(values: list[float], exponent: int) -> None:
+    total = Sum([(len(values),)], True, CPU)
+    assert total.add([torch.tensor(values)], (exponent,), 8) == (False, False)
+    assert total.tensors[0].tolist() == [round(math.ldexp(value, exponent)) for value in values]
+
+
+def test_mean_is_right_to_the_last_bit_of_float32() -> None:
+    total = summed(list(range(8)))
+    mean = sums.mean_grads(total, (START_EXPONENT,) * 3, 8, True)
+    expected = [torch.stack([some_grads(s)[k].double() for s in range(8)]).mean(0) for k in range(3)]
+    for got, want in zip(mean, expected, strict=True):
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, want.float(), rtol=1.2e-7, atol=2.0**-45)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("exact", [True, False])
+def test_nan_is_seen(bad: float, exact: bool) -> None:
+    total = Sum([(4,)], exact, CPU)
+    assert total.add([torch.tensor([1.0, bad, 0.0, 0.0])], (45,), 4) == (True, False)
+    assert total.tensors[0].tolist() == [0, 0, 0, 0]
+
+
+def test_overflow_is_tested_per_contribution() -> None:
+    limit = 2.0 ** (63 - 45 - 3)
+    below = torch.tensor([math.nextafter(limit, 0.0)]).clamp(max=limit - 2.0**-9)
+    for sign in (1.0, -1.0):
+        total = Sum([(1,)], True, CPU)
+        assert total.add([sign * below], (45,), 8) == (False, False)
+        assert total.add([torch.tensor([sign * limit])], (45,), 8) == (False, True)
+
+
+def test_as_many_contributions_as_announced_never_wrap() -> None:
+    value = torch.tensor([2.0**15 - 2.0**-9])
+    total = Sum([(1,)], True, CPU)
+    for _ in range(8):
+        assert total.add([value], (45,), 8) == (False, False)
+    assert total.tensors[0].item() == 8 * int(math.ldexp(value.item(), 45)) < 2**63
+
+
+def test_keys_have_scales_of_their_own() -> None:
+    total = Sum([(1,), (1,)], True, CPU)
+    total.add([torch.tensor([0.5]), torch.tensor([0.5])], (1, 3), 1)
+    assert [tensor.item() for tensor in total.tensors] == [1, 4]
+
+
+def test_transposed_gradients_are_added_in_place() -> None:
+    grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).t()
+    total = Sum([(4, 6)], True, CPU)
+    total.add([grad], (40,), 1)
+    assert torch.equal(total.tensors[0], torch.round(grad.double() * 2.0**40).long())
+
+
+def test_zero_forgets() -> None:
+    total = Sum([(2,)], True, CPU)
+    total.add([torch.ones(2)], (10,), 1)
+    total.zero_()
+    assert total.tensors[0].tolist() == [0, 0]
+
+
+def test_an_empty_bucket_is_summed_like_any_other() -> None:
+    total = Sum([], True, CPU)
+    assert total.add([], (), 4) == (False, False)
+    assert total.tensors == []
+    assert sums.total([[], []]) == []
+    assert sums.squared_norms([]) == ()
+    assert sums.next_exponents([], (), 4) == ()
+
+
+def test_floating_point_sums() -> None:
+    total = Sum([(3,)], False, CPU)
+    for value in (1.0, 2.0):
+        assert total.add([torch.full((3,), value)], (45,), 2) == (False, False)
+    assert total.tensors[0].dtype == torch.float32
+    assert sums.mean_grads(total.tensors, (45,), 2, False)[0].tolist() == [1.5, 1.5, 1.5]
+
+
+def test_total_is_out_of_place() -> None:
+    parts = [[torch.tensor([n])] for n in (1, 2, 3)]
+    assert sums.total(parts)[0].item() == 6
+    assert sums.total(parts[:1])[0].data_ptr() != parts[0][0].data_ptr()
+    assert [part[0].item() for part in parts] == [1, 2, 3]
+
+
+def test_squared_norms_are_float64_and_do_not_depend_on_threads() -> None:
+    grads = some_grads(1)
+    norms = sums.squared_norms(grads)
+    assert norms == pytest.approx([float(grad.double().square().sum()) for grad in grads], rel=1e-12)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert sums.squared_norms(grads) == norms
+    finally:
+        torch.set_num_threads(threads)
+
+
+# --------------------------------------------------------------------------- scales
+
+
+@pytest.mark.parametrize("num_contributions", [1, 8, 100, 5000])
+def test_next_exponents_leave_headroom(num_contributions: int) -> None:
+    exponents = (START_EXPONENT,)
+    total = [torch.tensor([3, -(2**40), 17])]
+    for _ in range(10):
+        following = sums.next_exponents(total, exponents, num_contributions)
+        assert following[0] - exponents[0] <= 8
+        total = [torch.tensor([int(math.ldexp(2**40, following[0] - START_EXPONENT))])]
+        exponents = following
+    # A contribution as large as the whole sum may still grow by the headroom, and little more is wasted.
+    limit, room = 2**63 / num_contributions, sums.HEADROOM_BITS
+    assert int(total[0]) * 2**room < limit <= int(total[0]) * 2 ** (room + 2)
+
+
+def test_next_exponents_fall_at_once_and_zeros_keep_theirs() -> None:
+    total = [torch.tensor([2**62]), torch.tensor([0]), torch.tensor([1])]
+    assert sums.next_exponents(total, (45, 45, 45), 1) == (37, 45, 53)
+    assert sums.next_exponents([torch.tensor([1])], (119,), 1) == (120,)
+
+
+def test_smaller_exponents_after_an_overflow() -> None:
+    assert sums.smaller_exponents((45, -118)) == (37, -120)
