@@ -49,4 +49,4 @@ chaos-matrix: setup ## a kill in every phase of a step, of every kind of victim
 	$(BIN)/python benchmarks/chaos.py --matrix
 
 soak: setup ## chaos until it is stopped
-	$(BIN)/python benchmarks/chaos.py --seeds 0
+	$(BIN)/python benchmarks/chaos.py --seeds 1000000

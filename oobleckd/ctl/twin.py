@@ -28,10 +28,11 @@ Watcher = Callable[[JobView], None]
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A twin that was run before: its steps and its last checkpoint."""
+    """A twin that was run: its steps, its last checkpoint, and the kinds of devices that it ran on."""
 
     checkpoint: str
     steps: tuple[StepFact, ...]
+    kinds: tuple[str, ...]
 
 
 def run_of(job: JobView, steps: Sequence[StepView]) -> Run:
@@ -51,6 +52,13 @@ def evidence(job: Job, steps: tuple[StepFact, ...], checkpoint: Path) -> Run:
             "was the job's folder pruned or written by another job?",
         )
     return Run(steps, read_checkpoint(checkpoint), job.train.steps, job.train.global_batch)
+
+
+def kinds_of(client: Client, job: JobView) -> tuple[str, ...]:
+    """The kinds of devices that a job ran on: of its own nodes, or of all where it no longer names any."""
+    nodes = client.nodes()
+    own = [node for node in nodes if node.name in job.nodes] or nodes
+    return tuple(sorted({kind for node in own for kind in node.kinds}))
 
 
 def kept_file(client: Client, job: JobView, how: str) -> Path:
@@ -96,7 +104,7 @@ def run_on_cluster(client: Client, job: JobView, told: Watcher) -> Kept:
             facts = tuple(
                 StepFact(s.step, s.loss, s.loss_hex, s.samples, s.ledger) for s in client.steps(done.id)
             )
-            return Kept(done.checkpoint, facts)
+            return Kept(done.checkpoint, facts, kinds_of(client, done))
         note(f"{twin.name} lost nodes itself ({done.incidents} incidents); once more")
     raise Failure(f"{twin.name} met failures {_TRIES} times", "try again when the cluster is quiet", FAILED)
 
@@ -122,7 +130,7 @@ def run_single(job: Job, out: Path) -> Kept:
     checkpoints = sorted(out.glob("step-*/manifest.json"))
     if not checkpoints:
         raise Failure(f"the single process left no checkpoint in {out}", "", FAILED)
-    return Kept(str(checkpoints[-1].parent), read_steps(out / "steps.jsonl"))
+    return Kept(str(checkpoints[-1].parent), read_steps(out / "steps.jsonl"), ("cpu",))
 
 
 def to_toml(table: dict[str, object], path: str = "") -> str:

@@ -62,7 +62,7 @@ class Data(_Table, frozen=True):
 
 
 class Train(_Table, frozen=True):
-    """The training run. The result depends on these fields and on nothing else (docs/exactness.md)."""
+    """The training run. Every field here shows in the bits of the result (docs/exactness.md)."""
 
     steps: Annotated[Positive, Meta(description="Optimizer steps.")]
     global_batch: Annotated[Positive, Meta(description="Sequences per step, whatever the number of nodes.")]
@@ -84,9 +84,12 @@ class Optimizer(_Table, frozen=True):
     """AdamW with linear warm-up, cosine decay and clipping by the global norm."""
 
     lr: Annotated[float, Meta(gt=0, description="Peak learning rate.")] = 3e-4
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: Annotated[float, Meta(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Meta(ge=0)] = 0.01
+    betas: Annotated[tuple[float, float], Meta(description="Decay of the moments, each in [0, 1).")] = (
+        0.9,
+        0.999,
+    )
+    eps: Annotated[float, Meta(gt=0, description="Added to the root of the second moment.")] = 1e-8
+    weight_decay: Annotated[float, Meta(ge=0, description="Decoupled decay, of all parameters.")] = 0.01
     warmup_steps: Annotated[int, Meta(ge=0, description="Steps of linear warm-up from 0.")] = 0
     min_lr_ratio: Annotated[
         float, Meta(ge=0, le=1, description="lr at the last step as a share of the peak.")

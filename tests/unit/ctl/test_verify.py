@@ -13,7 +13,7 @@ from oobleckd.ctl import twin
 from oobleckd.ctl.compare import CompareError, StepFact
 from oobleckd.protocol.api import Accepted, JobView, StepView
 from oobleckd.protocol.job import parse_job
-from tests.helpers.api_server import job_spec, job_view
+from tests.helpers.api_server import job_spec, job_view, node_view
 from tests.helpers.runs import facts, flip_bit, seal, write_checkpoint
 from tests.unit.ctl.conftest import Ctl
 
@@ -29,6 +29,7 @@ def cluster(ctl: Ctl, tmp_path: Path) -> Ctl:
     """A job that is done, on a cluster that runs every further job well."""
     ctl.api.jobs = [job_view(checkpoint=str(write_checkpoint(tmp_path / "ours")), incidents=2)]
     ctl.api.steps["job-1"] = step_views(facts())
+    ctl.api.nodes = [node_view("node-1")]
     ctl.api.on_act = lambda _path, body: run_twin(ctl, tmp_path, body)
     return ctl
 
@@ -115,12 +116,24 @@ def test_a_twin_that_fails(cluster: Ctl, tmp_path: Path) -> None:
     assert result.stderr.endswith("error: small-twin is failed at step 3\nhint: disk\n")
 
 
-@pytest.mark.parametrize("key", ["corpus", "kinds"])
-def test_not_comparable(cluster: Ctl, key: str) -> None:
-    seal(Path(cluster.api.jobs[0].checkpoint), extra={key: "another"})
+def test_other_texts_are_not_comparable(cluster: Ctl) -> None:
+    seal(Path(cluster.api.jobs[0].checkpoint), extra={"corpus": "another"})
     result = cluster("verify", "job-1")
     assert result.exit_code == 1
-    assert "not comparable: the runs had different" in result.stderr
+    assert "not comparable: different texts" in result.stderr
+
+
+def test_mixed_kinds_of_devices_are_not_comparable(cluster: Ctl) -> None:
+    cluster.api.nodes.append(node_view("node-2", kinds=("cuda",)))
+    result = cluster("verify", "job-1")
+    assert result.exit_code == 1
+    assert "not comparable: different kinds of devices: cpu, cuda here" in result.stderr
+
+
+def test_a_twin_of_another_kind_is_not_comparable(cluster: Ctl) -> None:
+    assert cluster("verify", "job-1").exit_code == 0
+    cluster.api.nodes = [node_view("node-1", kinds=("cuda",))]
+    assert "cuda here, cpu without failures" in cluster("verify", "job-1").stderr
 
 
 def test_a_job_without_exact_sums(cluster: Ctl) -> None:

@@ -1,0 +1,142 @@
+"""Writes docs/job-toml.md from the model of job.toml: ``python -m oobleckd.ctl.docs [FILE]``.
+
+Owns the page's words around the tables; everything in the tables comes from ``oobleckd.protocol.job``.
+"""
+
+from __future__ import annotations
+
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from oobleckd.protocol import job
+
+_HEAD = """\
+# job.toml
+
+Generated from `oobleckd/protocol/job.py` by `make docs`; do not edit.
+
+A job is one TOML file. `oobleckctl submit FILE --dry-run` checks it without a daemon's help. An unknown key is an
+error and comes with a suggestion. Relative paths start at the folder in which `oobleckctl` was called.
+
+```toml
+name = "gpt2-stdlib"
+
+[train]
+steps = 120
+global_batch = 24
+micro_batch = 2
+sequence = 64
+```
+"""
+
+_TAIL = """\
+## What the result depends on
+`model`, `data`, `train` and `optimizer` decide every bit of losses and weights. `fault_tolerance`, `resources` and
+`checkpoint` decide only where the work is done and what is kept. See [exactness](exactness.md).
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_HEAD, *_tables(), _TAIL]
+    return "\n".join(parts)
+
+
+def _tables() -> Iterator[str]:
+    hints = typing.get_type_hints(job.Job, include_extras=True)
+    plain = [field for field in msgspec.structs.fields(job.Job) if not _is_table(hints[field.name])]
+    yield _table("Top level", "", job.Job, plain)
+    for field in msgspec.structs.fields(job.Job):
+        kind = hints[field.name]
+        if _is_table(kind):
+            yield _table(
+                f"`[{field.encode_name}]`", _first_paragraph(kind), kind, msgspec.structs.fields(kind)
+            )
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _first_paragraph(kind: type[msgspec.Struct]) -> str:
+    return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+
+
+def _table(
+    title: str, intro: str, kind: type[msgspec.Struct], fields: typing.Iterable[msgspec.structs.FieldInfo]
+) -> str:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    lines = [f"## {title}", *([intro] if intro else []), ""]
+    lines += ["| Key | Type | Default | Meaning |", "|---|---|---|---|"]
+    for field in fields:
+        type_name, bounds, meaning = _explain(hints[field.name])
+        said = " ".join(filter(None, [meaning, f"({bounds})" if bounds else ""]))
+        lines.append(f"| `{field.encode_name}` | {type_name} | {_default(field)} | {_cell(said)} |")
+    return "\n".join([*lines, ""])
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return "required"
+    value = field.default if field.default is not msgspec.NODEFAULT else _made(field.default_factory)
+    return f"`{msgspec.json.encode(value).decode()}`" if not isinstance(value, msgspec.Struct) else ""
+
+
+def _made(factory: Any) -> Any:
+    return factory() if callable(factory) else None
+
+
+def _explain(kind: Any) -> tuple[str, str, str]:
+    """Name of a type, its bounds, and what its annotations say."""
+    if get_origin(kind) is not Annotated:
+        return _name(kind), "", ""
+    inner, *metas = get_args(kind)
+    name, bounds, meaning = _explain(inner)
+    for meta in metas:
+        if isinstance(meta, Meta):
+            bounds = ", ".join(filter(None, [bounds, _bounds(meta)]))
+            meaning = meta.description or meaning
+    return name, bounds, meaning
+
+
+def _bounds(meta: Meta) -> str:
+    signs = {">=": meta.ge, ">": meta.gt, "<=": meta.le, "<": meta.lt}
+    words = [f"{sign} {value}" for sign, value in signs.items() if value is not None]
+    return ", ".join([*words, *([f"matches `{meta.pattern}`"] if meta.pattern else [])])
+
+
+_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+
+def _name(kind: Any) -> str:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " or ".join(f"`{value!r}`".replace("'", '"') for value in args)
+    if origin is dict:
+        return "table"
+    if origin is tuple:
+        return f"array of {len(args)} {_name(args[0])}s"
+    if args:
+        return " or ".join(_name(arg) for arg in args if arg is not type(None))
+    return _NAMES.get(kind, str(kind))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> None:
+    """Write the page to the file named, or to docs/job-toml.md of the current folder."""
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/job-toml.md")
+    target.write_text(page(), encoding="utf-8")
+    print(target)
+
+
+if __name__ == "__main__":
+    main()

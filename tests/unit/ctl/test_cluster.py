@@ -1,0 +1,100 @@
+"""Verbs of a local cluster as far as they go without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from oobleckd.ctl import processes
+from oobleckd.ctl.local import Cluster, Home, free_endpoint
+from oobleckd.ctl.main import main
+
+
+def ctl(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words], catch_exceptions=False)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def test_up_on_a_running_cluster_is_refused(home: Home) -> None:
+    here = processes.identify(os.getpid())
+    assert here
+    processes.remember("node-1", here, home.run)
+    result = ctl("up", "--nodes", "2", "--state", home.state)
+    assert result.exit_code == 5
+    assert "a cluster runs already" in result.stderr
+    assert "hint: end it with `oobleckctl down`" in result.stderr
+    assert home.alive() == {"node-1": here}
+
+
+def test_up_in_a_folder_too_deep_for_a_socket(tmp_path: Path) -> None:
+    result = ctl("up", "--state", tmp_path / ("x" * 100))
+    assert result.exit_code == 2
+    assert "choose a shorter --state folder" in result.stderr
+
+
+def test_up_where_nothing_can_be_written() -> None:
+    result = ctl("up", "--state", "/dev/null/x")
+    assert result.exit_code == 2
+    assert "cannot be made" in result.stderr
+
+
+def test_down_without_a_cluster(home: Home) -> None:
+    result = ctl("down", "--state", home.state)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert json.loads(ctl("down", "--state", home.state, "-o", "json").stdout)["ended"] == []
+
+
+def test_start_node_needs_a_cluster_and_a_name_in_it(home: Home) -> None:
+    assert ctl("start-node", "node-1", "--state", home.state).exit_code == 3
+    home.save(Cluster(("node-1",), 1, free_endpoint(), allow_injection=True))
+    result = ctl("start-node", "node-2", "--state", home.state)
+    assert result.exit_code == 3
+    assert "known: oobleckd, node-1" in result.stderr
+    here = processes.identify(os.getpid())
+    assert here
+    processes.remember("node-1", here, home.run)
+    assert ctl("start-node", "node-1", "--state", home.state).exit_code == 5
+
+
+def test_keygen(tmp_path: Path) -> None:
+    first = ctl("keygen", "a", "b", "--dir", tmp_path)
+    assert first.stdout.splitlines() == [
+        str(tmp_path / name) for name in ("server.key", "nodes/a.key_secret", "nodes/b.key_secret")
+    ]
+    assert stat.S_IMODE((tmp_path / "nodes/a.key_secret").stat().st_mode) == 0o600
+    before = (tmp_path / "nodes/a.key_secret").read_bytes()
+    assert ctl("keygen", "a", "--dir", tmp_path).exit_code == 0
+    assert (tmp_path / "nodes/a.key_secret").read_bytes() == before
+    assert ctl("keygen", "../x", "--dir", tmp_path).exit_code == 2
+
+
+def test_logs(home: Home) -> None:
+    assert ctl("logs", "--state", home.state).exit_code == 3
+    home.logs.mkdir()
+    home.log("node-1").write_text("one\ntwo\nunfinished")
+    home.log("oobleckd").write_text("up\n")
+    assert ctl("logs", "node-1", "-n", "1", "--state", home.state).stdout == "two\n"
+    assert ctl("logs", "daemon", "--state", home.state).stdout == "up\n"
+    assert ctl("logs", "--state", home.state).stdout == "node-1   | one\nnode-1   | two\noobleckd | up\n"
+    assert ctl("logs", "node-9", "--state", home.state).exit_code == 3
+
+
+def test_the_socket_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*words: Any) -> str:
+        return ctl(*words, "status").stderr
+
+    monkeypatch.setenv("OOBLECK_STATE", str(tmp_path))
+    assert f"{tmp_path}/run/oobleckd.sock does not exist" in missing()
+    monkeypatch.setenv("OOBLECK_SOCKET", "/nowhere/s")
+    assert "/nowhere/s does not exist" in missing()
+    assert "/elsewhere/s does not exist" in missing("--socket", "/elsewhere/s")

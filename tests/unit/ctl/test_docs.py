@@ -1,0 +1,49 @@
+"""The reference of job.toml is the model's, and links in the docs lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from oobleckd.ctl.docs import page
+from oobleckd.protocol.job import Job, load_job, parse_job
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")])
+
+
+def test_job_toml_is_up_to_date() -> None:
+    written = (ROOT / "docs/job-toml.md").read_text(encoding="utf-8")
+    assert written == page(), "run `make docs`"
+
+
+def test_every_key_has_a_meaning() -> None:
+    rows = [line for line in page().splitlines() if line.startswith("| `")]
+    assert len(rows) >= 27
+    silent = [row for row in rows if row.split("|")[4].strip() == ""]
+    assert not [
+        row for row in silent if "betas" not in row and "eps" not in row and "weight_decay" not in row
+    ]
+
+
+def test_the_example_on_the_page_is_a_job() -> None:
+    example = page().partition("```toml\n")[2].partition("```")[0]
+    assert parse_job(tomllib.loads(example)).name == "gpt2-stdlib"
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("examples/*.toml")), ids=lambda file: file.name)
+def test_examples_are_jobs(file: Path) -> None:
+    job = load_job(file)
+    assert isinstance(job, Job)
+    assert msgspec.json.decode(msgspec.json.encode(job), type=Job) == job
+
+
+@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
+def test_links_lead_somewhere(file: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", file.read_text(encoding="utf-8")):
+        if "://" not in link:
+            assert (file.parent / link).exists(), link
