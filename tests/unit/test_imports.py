@@ -34,3 +34,7 @@ def test_the_pure_packages_load_no_sockets_and_no_torch() -> None:
     assert loaded_by("oobleckd.core.events, planner.plan, oobleckd.protocol.codec").isdisjoint(
         {"asyncio", "socket", "zmq", "torch", "aiohttp"}
     )
+
+
+def test_the_agent_loads_no_torch() -> None:
+    assert loaded_by("worker.agent").isdisjoint({"torch", "transformers", "numpy", "safetensors"})
