@@ -10,9 +10,11 @@ through (from the lowest missing layer upwards), 1 for the weight gradients (mis
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.plan import Layout, Range, Route, Segment
 from planner.policy import PlanError
@@ -21,16 +23,9 @@ FULL_PASS = 3  # forward, input gradient, weight gradient of one layer
 HOP_COST = FULL_PASS  # a hop more is worth it when it takes a whole layer off the busiest device
 
 
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """Hops that cover the layers up to a cut: the busiest device's work, all work, the hops."""
+NEVER = 2**40  # more layer passes than any device can have to do
 
-    peak: int
-    total: int
-    segments: tuple[Segment, ...]
-
-    def key(self) -> tuple[int, int, tuple[tuple[str, int], ...]]:
-        return self.peak, self.total, tuple((s.device, s.layers.stop) for s in self.segments)
+Passes = NDArray[np.int64]
 
 
 def reroute(
@@ -47,13 +42,18 @@ def reroute(
     _check_holders(layout, lost)
     depth = max((len(route.segments) for route in layout.routes), default=1)
     load = _standing_load(layout, lost)
+    twins: dict[Range, list[str]] = {}
+    for device in load:
+        twins.setdefault(layout.holdings[device], []).append(device)
     routes = []
     for micro_batch, layers in sorted(missing.items()):
         if not layers:
             continue
         mask = tuple(sorted(layers))
         work = _work_before(layout.num_layers, mask)
-        segments = _best_path(_least_loaded(layout, load), work, depth).segments
+        # Devices with the same range differ in their load alone: the least loaded stands for all.
+        free = {layers: min((load[device], device) for device in same) for layers, same in twins.items()}
+        segments = _best_path(free, work, depth)
         for segment in segments:
             load[segment.device] += work[segment.layers.stop] - work[segment.layers.start]
         routes.append(Route(micro_batch, attempt, segments, mask))
@@ -86,59 +86,66 @@ def _work_before(num_layers: int, mask: tuple[int, ...]) -> list[int]:
     return list(accumulate(passes, initial=0))
 
 
-def _least_loaded(layout: Layout, load: Mapping[str, int]) -> dict[Range, tuple[int, str]]:
-    """Range held by live devices -> (work, name) of the least loaded of them.
-
-    Devices with the same range differ in nothing else, so one candidate for each range is enough.
-    """
-    best: dict[Range, tuple[int, str]] = {}
-    for device, work in sorted(load.items()):
-        layers = layout.holdings[device]
-        best[layers] = min(best.get(layers, (work, device)), (work, device))
-    return best
-
-
-def _best_path(candidates: Mapping[Range, tuple[int, str]], work: list[int], depth: int) -> _Path:
-    """The path with the least busy busiest device, where a hop costs ``HOP_COST`` passes.
+def _best_path(free: Mapping[Range, tuple[int, str]], work: Sequence[int], depth: int) -> tuple[Segment, ...]:
+    """The hops with the least busy busiest device, where a hop costs ``HOP_COST`` passes.
 
     Dynamic programme over (number of hops, cut); cuts are where some live range begins or ends. More
-    than ``depth`` hops (the deepest pipeline) only where fewer do not reach the last layer.
+    than ``depth`` hops (the deepest pipeline) only where fewer do not reach the last layer. The optimum,
+    except where it would come back to a device: that device then computes what lies between as well.
     """
-    num_layers = len(work) - 1
-    cuts = sorted({0, num_layers}.union(*({r.start, r.stop} for r in candidates)))
-    reached: dict[int, _Path] = {0: _Path(0, 0, ())}
-    complete: list[_Path] = []
-    for hops in range(1, len(cuts)):
-        reached = _one_hop_more(reached, candidates, work, cuts)
-        if num_layers in reached:
-            complete.append(reached.pop(num_layers))
-        if complete and hops >= depth:
-            break
-    return min(complete, key=lambda path: (path.peak + HOP_COST * len(path.segments), path.key()))
+    cuts = sorted({0, len(work) - 1}.union(*({layers.start, layers.stop} for layers in free)))
+    busy, who = _hops(free, cuts, work)
+    least = int(np.diagonal(busy, 1).max())  # every path computes every layer somewhere
+    reached = np.full(len(cuts), NEVER)
+    reached[0] = 0
+    before: list[Passes] = []
+    best, num_hops = NEVER, 0
+    while best == NEVER or (len(before) < depth and least + HOP_COST * (len(before) + 1) < best):
+        peaks = np.maximum(reached[:, None], busy)
+        before.append(peaks.argmin(axis=0))
+        reached = peaks.min(axis=0)
+        cost = int(reached[-1]) + HOP_COST * len(before)
+        if reached[-1] < NEVER and cost < best:
+            best, num_hops = cost, len(before)
+    stops = [len(cuts) - 1]
+    for origin in reversed(before[:num_hops]):
+        stops.append(int(origin[stops[-1]]))
+    stops.reverse()
+    hops = [Segment(who[i, j], Range(cuts[i], cuts[j])) for i, j in pairwise(stops)]
+    return _without_returns(hops)
 
 
-def _one_hop_more(
-    reached: Mapping[int, _Path],
-    candidates: Mapping[Range, tuple[int, str]],
-    work: list[int],
-    cuts: list[int],
-) -> dict[int, _Path]:
-    """Cut -> the best path that ends there with one hop more than the paths of ``reached``."""
-    further: dict[int, _Path] = {}
-    for start, path in reached.items():
-        visited = frozenset(segment.device for segment in path.segments)
-        for layers, (busy, device) in candidates.items():
-            if start not in layers or device in visited:
-                continue
-            for stop in cuts:
-                if not start < stop <= layers.stop:
-                    continue
-                load = busy + work[stop] - work[start]
-                hop = Segment(device, Range(start, stop))
-                longer = _Path(max(path.peak, load), path.total + load, (*path.segments, hop))
-                if stop not in further or longer.key() < further[stop].key():
-                    further[stop] = longer
-    return further
+def _hops(
+    free: Mapping[Range, tuple[int, str]], cuts: Sequence[int], work: Sequence[int]
+) -> tuple[Passes, dict[tuple[int, int], str]]:
+    """For every pair of cuts the passes of the least busy device that holds all between, with the hop,
+    and its name.
+    """
+    at = {cut: index for index, cut in enumerate(cuts)}
+    chosen = np.full((len(cuts), len(cuts)), -1)
+    options = sorted(free.items(), key=lambda option: option[1])
+    for number, (layers, _) in enumerate(options):
+        first, last = at[layers.start], at[layers.stop]
+        block = chosen[first:last, first + 1 : last + 1]
+        block[block < 0] = number
+    chosen[np.tril_indices(len(cuts))] = -1
+    load = np.array([*(load for _, (load, _) in options), NEVER])
+    until = np.array([work[cut] for cut in cuts])
+    busy: Passes = np.where(chosen < 0, NEVER, load[chosen] + until[None, :] - until[:, None])
+    pairs = zip(*np.nonzero(chosen >= 0), strict=True)
+    return busy, {(int(i), int(j)): options[chosen[i, j]][1][1] for i, j in pairs}
+
+
+def _without_returns(hops: Sequence[Segment]) -> tuple[Segment, ...]:
+    """``hops`` where no device comes twice: it holds what lies between, so it computes that as well."""
+    path: list[Segment] = []
+    for hop in hops:
+        earlier = next((k for k, segment in enumerate(path) if segment.device == hop.device), None)
+        if earlier is None:
+            path.append(hop)
+        else:
+            path[earlier:] = [Segment(hop.device, Range(path[earlier].layers.start, hop.layers.stop))]
+    return tuple(path)
 
 
 def covers(route: Route, layout: Layout) -> bool:
@@ -151,5 +158,5 @@ def covers(route: Route, layout: Layout) -> bool:
         and segment.layers.stop <= layout.holdings[segment.device].stop
         for segment in route.segments
     )
-    joined = all(stop == start for stop, start in zip(stops, starts[1:], strict=False))
+    joined = stops[:-1] == starts[1:]
     return bool(route.segments) and held and joined and starts[0] == 0 and stops[-1] == layout.num_layers

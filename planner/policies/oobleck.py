@@ -7,6 +7,7 @@ reason names which it was. Templates, sizes, placement and copies are the planne
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from planner.template import templates as make_templates
 from planner.transfer import copy_s, holds, place, segments_on, transfers
 
 HORIZON_STEPS = 100  # a plan is chosen for the time until the next change, in steps
+SIZES_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,17 @@ class _Candidate:
     copies: tuple[Transfer, ...]
     cost_s: float
 
+    def rank(self) -> tuple[float, int]:
+        """Less is better: cost, to the nanosecond, then pipelines."""
+        return round(self.cost_s, 9), -len(self.plan.pipelines)
+
     @property
     def sizes(self) -> str:
-        """Pipeline sizes, such as "2+2+3"."""
-        return "+".join(str(len(pipeline.nodes)) for pipeline in self.plan.pipelines)
+        """Pipeline sizes, such as "2+2+3", or "140 of 2 and 1 of 3" where they are many."""
+        sizes = [len(pipeline.nodes) for pipeline in self.plan.pipelines]
+        if len(sizes) <= SIZES_SHOWN:
+            return "+".join(map(str, sizes))
+        return " and ".join(f"{count} of {size}" for size, count in sorted(Counter(sizes).items()))
 
 
 class Oobleck:
@@ -46,7 +55,8 @@ class Oobleck:
         return make_templates(setup)
 
     def adapt(self, setup: Setup, templates: tuple[Template, ...], situation: Situation) -> Proposal:
-        """The plan of least modelled cost, copies plus ``HORIZON_STEPS`` steps, on all nodes.
+        """The plan of least modelled cost, copies plus ``HORIZON_STEPS`` steps, on all nodes; at equal
+        cost the one with more pipelines, which can lose more.
 
         Raises PlanError when there are fewer than n0 nodes.
         """
@@ -55,9 +65,8 @@ class Oobleck:
         local = moment.touching_only_the_hit(whole)
         if (local.sizes, local.cost_s) == (whole.sizes, whole.cost_s):
             return _proposal(moment, local, None)
-        if local.cost_s <= whole.cost_s:
-            return _proposal(moment, local, whole)
-        return _proposal(moment, whole, local)
+        chosen, other = sorted((local, whole), key=_Candidate.rank)
+        return _proposal(moment, chosen, other)
 
 
 class _Moment:
@@ -160,10 +169,9 @@ def _proposal(moment: _Moment, chosen: _Candidate, other: _Candidate | None) -> 
     reason = _reason(moment, chosen)
     rejected: tuple[Rejected, ...] = ()
     if other is not None:
-        why = (
-            f"{other.cost_s - chosen.cost_s:.3g} s more over {HORIZON_STEPS} steps: copies "
-            f"{_size(other.copies)}, step {other.plan.step_s:.3g} s"
-        )
+        extra_s = round(other.cost_s - chosen.cost_s, 9)
+        why = f"{extra_s:.3g} s more over {HORIZON_STEPS} steps" if extra_s else "no cheaper, fewer pipelines"
+        why += f": copies {_size(other.copies)}, step {other.plan.step_s:.3g} s"
         rejected = (Rejected(f"{other.what}: {other.sizes}", other.cost_s, why),)
     plan = Plan(chosen.plan.pipelines, chosen.plan.idle, chosen.plan.step_s, reason)
     return Proposal(plan, chosen.copies, chosen.cost_s, reason, rejected)
