@@ -55,11 +55,18 @@ class TensorPlace(msgspec.Struct, frozen=True):
     stop: int
 
 
+class State(msgspec.Struct, frozen=True):
+    """A checkpoint: its tensors by name, and what its files say besides (the exponents of the sums)."""
+
+    tensors: dict[str, TensorPlace]
+    notes: dict[str, dict[str, str]]
+
+
 class Run(msgspec.Struct, frozen=True):
     """One run as it is compared. ``batch`` is the number of samples that every step must have counted."""
 
     steps: tuple[StepFact, ...]
-    tensors: dict[str, TensorPlace]
+    state: State
     num_steps: int
     batch: int
 
@@ -80,10 +87,10 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def compare(run: Run, twin: Run) -> Verdict:
     """Compare ``run`` with ``twin``, the run without failures. Reads every tensor of both."""
-    num_losses, num_weights = twin.num_steps, sum(map(is_weight, twin.tensors))
+    num_losses, num_weights = twin.num_steps, sum(map(is_weight, twin.state.tensors))
     same_losses, findings = _compare_steps(run, twin)
-    same_weights, more = _compare_tensors(run.tensors, twin.tensors)
-    findings += more
+    same_weights, more = _compare_tensors(run.state.tensors, twin.state.tensors)
+    findings += more + _compare_notes(run.state.notes, twin.state.notes)
     samples = sum(fact.samples for fact in run.steps)
     counts = (
         f"{same_losses} of {num_losses} losses and {same_weights} of {num_weights} weight tensors "
@@ -195,6 +202,14 @@ def _compare_tensors(
     return same, findings
 
 
+def _compare_notes(ours: Mapping[str, dict[str, str]], theirs: Mapping[str, dict[str, str]]) -> list[str]:
+    return [
+        f"{file}: {ours.get(file)} here, {theirs.get(file)} without failures"
+        for file in sorted(ours.keys() | theirs.keys())
+        if ours.get(file) != theirs.get(file)
+    ]
+
+
 def _compare_tensor(name: str, ours: TensorPlace, theirs: TensorPlace) -> str:
     """The first difference, or the empty string."""
     if ours.file == theirs.file:
@@ -236,21 +251,21 @@ def read_steps(lines: Path) -> tuple[StepFact, ...]:
         raise CompareError(f"{lines}: cannot be read: {error}") from error
 
 
-def read_checkpoint(directory: Path) -> dict[str, TensorPlace]:
-    """Every tensor of a checkpoint folder, after its files were found to be what the manifest says.
+def read_checkpoint(directory: Path) -> State:
+    """Everything in a checkpoint folder, after its files were found to be what the manifest says.
 
     Raises CompareError when the folder is torn, or damaged since it was written.
     """
     files = manifest_files(directory)
-    tensors: dict[str, TensorPlace] = {}
+    state = State({}, {})
     for name, (num_bytes, sha256) in sorted(files.items()):
         file = directory / name
         _check_file(file, num_bytes, sha256)
-        for tensor, place in tensors_of(file).items():
-            if tensor in tensors:
-                raise CompareError(f"{file}: has tensor {tensor}, and so has {tensors[tensor].file}")
-            tensors[tensor] = place
-    return tensors
+        tensors, state.notes[name] = read_file(file)
+        for tensor in sorted(tensors.keys() & state.tensors.keys()):
+            raise CompareError(f"{file}: has tensor {tensor}, and so has {state.tensors[tensor].file}")
+        state.tensors.update(tensors)
+    return state
 
 
 def manifest_files(directory: Path) -> dict[str, tuple[int, str]]:
@@ -289,8 +304,8 @@ def _check_file(file: Path, num_bytes: int, sha256: str) -> None:
         )
 
 
-def tensors_of(file: Path) -> dict[str, TensorPlace]:
-    """The tensors of one safetensors file (8 bytes length, JSON header, data). Raises CompareError."""
+def read_file(file: Path) -> tuple[dict[str, TensorPlace], dict[str, str]]:
+    """Tensors and metadata of a safetensors file (8 bytes length, JSON header, data). Raises CompareError."""
     with file.open("rb") as opened:
         head = opened.read(8)
         length = int.from_bytes(head, "little") if len(head) == 8 else -1
@@ -298,18 +313,17 @@ def tensors_of(file: Path) -> dict[str, TensorPlace]:
         if not 0 < length <= size - 8:
             raise CompareError(f"{file}: is no safetensors file")
         header = _decode_header(file, opened.read(length))
+    notes = header.pop("__metadata__", {})
     places = {name: _place(file, name, entry, 8 + length) for name, entry in header.items()}
     _check_cover(file, list(places.values()), 8 + length, size)
-    return places
+    return places, notes
 
 
 def _decode_header(file: Path, data: bytes) -> dict[str, Any]:
     try:
-        header = msgspec.json.decode(data, type=dict[str, Any])
+        return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise CompareError(f"{file}: its header cannot be read: {error}") from error
-    header.pop("__metadata__", None)
-    return header
 
 
 def _place(file: Path, name: str, entry: Any, base: int) -> TensorPlace:

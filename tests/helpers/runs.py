@@ -27,7 +27,12 @@ def facts(num_steps: int = 3) -> tuple[StepFact, ...]:
 
 
 def write_checkpoint(
-    directory: Path, *, step: int = 3, drop: Sequence[str] = (), extra: Mapping[str, Any] | None = None
+    directory: Path,
+    *,
+    step: int = 3,
+    drop: Sequence[str] = (),
+    extra: Mapping[str, Any] | None = None,
+    exponents: str = "[45]",
 ) -> Path:
     """A checkpoint with one bucket for each of ``NAMES`` but those in ``drop``."""
     directory.mkdir(parents=True)
@@ -35,7 +40,7 @@ def write_checkpoint(
         values = np.random.default_rng(index).standard_normal((7, 5)).astype(np.float32)
         tensors = {f"{kind}/{name}": values * scale for kind, scale in [("param", 1), ("exp_avg", 2)]}
         if name not in drop:
-            save_file(tensors, directory / f"bucket-{index:05d}.safetensors")
+            save_file(tensors, directory / f"bucket-{index:05d}.safetensors", {"exponents": exponents})
     seal(directory, step=step, extra=extra)
     return directory
 

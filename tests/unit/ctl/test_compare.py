@@ -9,7 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oobleckd.ctl.compare import CompareError, Run, StepFact, compare, read_checkpoint, read_steps, tensors_of
+from oobleckd.ctl.compare import (
+    CompareError,
+    Run,
+    State,
+    StepFact,
+    compare,
+    read_checkpoint,
+    read_file,
+    read_steps,
+)
 from tests.helpers.runs import NAMES, fact, facts, flip_bit, seal, write_checkpoint
 
 Steps = tuple[StepFact, ...]
@@ -61,6 +70,12 @@ def test_one_flipped_bit_of_the_optimizer(ours: Path, theirs: Path) -> None:
     assert not verdict.identical
     assert verdict.weights == 4
     assert f"tensor exp_avg/{NAMES[0]}" in verdict.sentence
+
+
+def test_other_scales_of_the_sums(theirs: Path, tmp_path: Path) -> None:
+    verdict = compare(run_of(write_checkpoint(tmp_path / "ours", exponents="[44]")), run_of(theirs))
+    assert not verdict.identical
+    assert "bucket-00000.safetensors: {'exponents': '[44]'} here" in verdict.sentence
 
 
 def test_a_file_that_is_not_what_its_manifest_says(ours: Path) -> None:
@@ -125,7 +140,7 @@ def test_a_run_compared_with_itself_proves_nothing(ours: Path) -> None:
 
 
 def test_runs_without_weights_prove_nothing() -> None:
-    nothing = Run(facts(), {}, num_steps=3, batch=4)
+    nothing = Run(facts(), State({}, {}), num_steps=3, batch=4)
     assert not compare(nothing, nothing).identical
 
 
@@ -146,7 +161,7 @@ def test_torn_safetensors(ours: Path, damage: Callable[[bytes], bytes]) -> None:
     file = first(ours)
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(CompareError):
-        tensors_of(file)
+        read_file(file)
 
 
 def test_a_folder_without_manifest(tmp_path: Path) -> None:
