@@ -36,7 +36,7 @@ class Decision(msgspec.Struct, frozen=True):
 Verdict = LostLayers | Decision
 
 
-def decide(  # noqa: PLR0917 - an answer of the contract needs all of them
+def decide(
     epoch: int,
     progress: Mapping[str, Progress],
     layout: Layout,

@@ -29,11 +29,16 @@ class Request(msgspec.Struct, frozen=True, tag=True):
 
 
 class Submit(Request, frozen=True):
-    """Queue ``job``. ``resume``: a checkpoint folder to start from, or "latest" of the job's own folder."""
+    """Queue ``job``. ``resume``: a checkpoint folder to start from, or "latest" of the job's own folder.
+
+    ``counters``: (step, applied) of that folder, filled in by the HTTP layer from its manifest.json, as
+    the core reads no files; None where there is none that can be read.
+    """
 
     job: Job
     resume: str = ""
     who: str = ""
+    counters: tuple[int, int] | None = None
 
 
 class Control(Request, frozen=True):

@@ -1,0 +1,91 @@
+"""Checkpoints as devices write them: parts collected until all buckets are there, then made whole.
+
+Devices write on their own, after the same round; this owns only the book-keeping. A checkpoint whose
+writer died before its part was told is abandoned at the next boundary.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from oobleckd.core.context import Core
+from oobleckd.core.entries import CheckpointWritten
+from oobleckd.core.events import WriteManifest
+from oobleckd.core.run import Run
+from oobleckd.core.state import JobRecord
+from oobleckd.protocol.checkpoint import manifest_of
+from oobleckd.protocol.messages import Ack, CheckpointPart
+from planner.plan import node_of
+
+STALE_ROUNDS = 50
+
+
+def on_part(core: Core, message: CheckpointPart) -> None:
+    """One bucket is written; with the last one the checkpoint is complete."""
+    job, run = core.state.jobs.get(message.job), core.run
+    if job is None or run is None or run.job is not job:
+        core.tell(message.device, Ack(message.job, message.counters.round))
+        return
+    if job.checkpoint and message.counters.round <= job.checkpoint_counters.round:
+        ack(core, job, message.device)
+        return
+    parts = run.parts.setdefault(message.directory, {})
+    if any(part.counters.round < message.counters.round for part in parts.values()):
+        parts.clear()  # an abandoned try at the same step
+    parts[message.bucket] = message
+    if len(parts) == message.num_buckets:
+        _complete(core, run, message.directory, parts)
+
+
+def _complete(core: Core, run: Run, directory: str, parts: dict[int, CheckpointPart]) -> None:
+    job = run.job
+    part = parts[min(parts)]
+    final = directory.removesuffix(".partial")
+    manifest = manifest_of(job.spec, [parts[bucket] for bucket in sorted(parts)])
+    core.outbox.append(WriteManifest(directory, msgspec.to_builtins(manifest), job.spec.checkpoint.keep))
+    core.record(CheckpointWritten(job.id, part.counters, final, core.now))
+    run.parts = {
+        where: others
+        for where, others in run.parts.items()
+        if where != directory and others[min(others)].counters.round > part.counters.round
+    }
+    if part.counters.step >= run.want_checkpoint:
+        run.want_checkpoint = -1
+    text = f"{job.id}: checkpoint of step {part.counters.step} in {final}"
+    core.announce(
+        "checkpoint", text, (f"job:{job.id}",), job=job.id, step=part.counters.step, directory=final
+    )
+    for node in sorted({node_of(device) for device in job.survivors()}):
+        ack(core, job, node)
+
+
+def first_incomplete(run: Run) -> int:
+    """The round of the oldest checkpoint still being written; very large when there is none.
+
+    One that nobody completes does not hold back acknowledgements for ever.
+    """
+    rounds = [parts[min(parts)].counters.round for parts in run.parts.values()]
+    fresh = [round_ for round_ in rounds if round_ > run.job.counters.round - STALE_ROUNDS]
+    return min(fresh, default=sys.maxsize)
+
+
+def abandon_incomplete(core: Core, run: Run) -> None:
+    """All devices hold, so every part that will ever be told has been."""
+    for directory, parts in sorted(run.parts.items()):
+        part = parts[min(parts)]
+        text = (
+            f"{run.job.id}: the checkpoint of step {part.counters.step} in {directory} stays incomplete: "
+            f"{len(parts)} of {part.num_buckets} parts were written"
+        )
+        core.announce("checkpoint", text, (f"job:{run.job.id}",), level="warn", job=run.job.id)
+    run.parts.clear()
+
+
+def ack(core: Core, job: JobRecord, device_or_node: str) -> None:
+    """Tell an agent up to which round it need keep neither steps nor parts."""
+    upto = job.counters.round - 1
+    if core.run is not None and core.run.job is job:
+        upto = min(upto, first_incomplete(core.run) - 1)
+    core.tell(node_of(device_or_node) or device_or_node, Ack(job.id, upto))

@@ -1,0 +1,29 @@
+"""What the core must know of the daemon's configuration. Owns no file and no default path."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """Fixed for a life of the daemon.
+
+    ``daemon``: this life's incarnation. ``lease_s``: silence after which a node is lost. ``grace_s``: time
+    after a restart in which nobody is declared dead. ``link_grace_s``: how long a link between two live
+    devices may stay down before one end is evicted. ``batch_s``: how long to wait for more nodes
+    after one has joined. ``secret``: hex key from which the transport secrets of jobs are derived.
+    ``checkpoint_dir``: used by jobs that name none.
+    """
+
+    daemon: str = ""
+    version: str = ""
+    state_dir: str = ""
+    endpoint: str = ""
+    checkpoint_dir: str = ""
+    secret: str = ""
+    allow_injection: bool = False
+    beat_s: float = 0.5
+    lease_s: float = 5.0
+    grace_s: float = 5.0
+    link_grace_s: float = 2.0
+    batch_s: float = 0.3

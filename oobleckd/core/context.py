@@ -1,0 +1,122 @@
+"""What the parts of the machine share: durable state, membership, the active job's run, and the outbox.
+
+Owns how facts, messages and changes leave the machine, and nothing about when. The parts (``jobs``,
+``steer``, ``deploy``, ``recovery``, ``steps``, ``requests``) are functions over a ``Core``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from oobleckd.core.config import Config
+from oobleckd.core.entries import AnyEntry, JobStateChanged, Noted, apply
+from oobleckd.core.events import Announce, Command, MakePlan, Record, Tell
+from oobleckd.core.membership import Membership, Node
+from oobleckd.core.run import Run
+from oobleckd.core.state import JobRecord, State
+from oobleckd.core.states import Trigger, after
+from oobleckd.protocol.api import Change
+from oobleckd.protocol.messages import ToWorker
+from planner.plan import node_of
+from planner.policy import Setup, Situation
+
+Level = str
+_LEVELS = ("debug", "info", "warn", "error")
+
+
+@dataclass(slots=True)
+class Core:
+    """The machine's whole state. ``now`` is the time of the event at hand, POSIX seconds."""
+
+    config: Config
+    state: State
+    members: Membership
+    now: float
+    started_at: float
+    run: Run | None = None
+    tickets: int = 0
+    joined_at: float = float("-inf")
+    outbox: list[Command] = field(default_factory=list)
+
+    # ------------------------------------------------------------------ what leaves the machine
+
+    def record(self, entry: AnyEntry) -> None:
+        """Make a fact durable, and apply it."""
+        apply(self.state, entry)
+        self.outbox.append(Record(entry))
+
+    def tell(self, device_or_node: str, message: ToWorker) -> None:
+        """Send a message to a device (by way of its agent) or to an agent."""
+        self.outbox.append(Tell(node_of(device_or_node) or device_or_node, message))
+
+    def ask_plan(self, policy: str, setup: Setup, situation: Situation | None = None) -> int:
+        """Ask the planner; returns the ticket of the answer."""
+        self.tickets += 1
+        self.outbox.append(MakePlan(self.tickets, policy, setup, situation))
+        return self.tickets
+
+    def announce(
+        self, kind: str, text: str, story: Iterable[str] = (), *, level: Level = "info", **data: object
+    ) -> None:
+        """Publish a change, and keep it for ``story``."""
+        change = self.change(kind, text, story, level, data)
+        self.record(Noted(change))
+        self.outbox.append(Announce(change))
+
+    def change(
+        self, kind: str, text: str, story: Iterable[str], level: Level, data: Mapping[str, object]
+    ) -> Change:
+        """The next change of the event stream."""
+        assert level in _LEVELS
+        raw = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in data.items()}
+        return Change(self.state.seq + 1, self.now, kind, level, text, tuple(story), raw)  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------------ small common acts
+
+    def move(self, job: JobRecord, trigger: Trigger, reason: str = "") -> None:
+        """Take a job along the state table; silent where neither state nor reason changes."""
+        state = after(job.state, trigger)
+        if (state, reason) == (job.state, job.reason):
+            return
+        changed = state != job.state
+        self.record(JobStateChanged(job.id, state, reason, self.now))
+        if changed:
+            text = f"{job.id} is {state}" + (f": {reason}" if reason else "")
+            level = "error" if state == "failed" else "info"
+            self.announce("job", text, (f"job:{job.id}",), level=level, job=job.id, state=state)
+
+    def next_epoch(self) -> int:
+        """An epoch above every one in the journal or heard of in a Hello."""
+        heard = [device.epoch for node in self.members.nodes.values() for device in node.devices]
+        return max(self.state.epoch, *heard, 0) + 1
+
+    def candidates(self, job: JobRecord) -> tuple[str, ...]:
+        """The nodes that a plan for ``job`` should use now, in name order.
+
+        Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them.
+        """
+        inside = {node_of(device) for device in job.survivors()}
+        fit = [
+            name
+            for name, node in sorted(self.members.nodes.items())
+            if self._fits(job, node, inside) and name not in self.state.drained
+        ]
+        most = job.spec.resources.max_nodes
+        if most and len(fit) > most:
+            fit = sorted(fit, key=lambda name: (name not in inside, name))[:most]
+        return tuple(sorted(fit))
+
+    @staticmethod
+    def _fits(job: JobRecord, node: Node, inside: Iterable[str]) -> bool:
+        if job.setup is not None and len(node.devices) < job.setup.devices_per_node:
+            return False
+        return node.alive and (node.present or node.name in inside)
+
+    def secret(self, epoch: int) -> str:
+        """The secret that opens transport links of the layout of ``epoch`` (hex, 256 bits)."""
+        key = hashlib.blake2b(self.config.secret.encode(), digest_size=32).digest()
+        return hashlib.blake2b(f"transport:{epoch}".encode(), key=key, digest_size=32).hexdigest()

@@ -1,0 +1,138 @@
+"""A new layout at a boundary: sent, copied, journaled, adopted (docs/recovery.md, "A new plan").
+
+Owns the road from a proposal to ``Resume``. A failure on the way is ``recovery``'s.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+import msgspec
+
+from oobleckd.core import incidents
+from oobleckd.core.context import Core
+from oobleckd.core.entries import EpochRaised, LayoutDeployed
+from oobleckd.core.run import Candidate, Run
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import Deploy, Peer, Ready, Resume
+from planner.plan import Layout, layout_of, node_of
+from planner.policy import Proposal, Situation
+from planner.schedule import format_ops, schedules
+
+
+def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> None:
+    """Send ``proposal`` to every device of the new layout and of the one before it."""
+    job = run.job
+    assert job.setup is not None
+    epoch = core.next_epoch()
+    core.record(EpochRaised(job.id, epoch, job.dead, "a new plan", core.now))
+    incidents.explain(core, run, proposal)
+    incidents.enter(core, run, "copy")
+    layout = layout_of(proposal.plan, epoch, len(job.setup.profile.layers))
+    devices = sorted(set(layout.holdings) | set(job.survivors()))
+    source = "copy" if job.layout is not None else job.source
+    spec = _with_checkpoint_dir(core, job.spec)
+    peers = _peers(core, devices)
+    ops = {device: format_ops(each) for device, each in schedules(proposal.plan).items()}
+    secret = core.secret(epoch)
+    deploys = {
+        device: Deploy(
+            device=device,
+            epoch=epoch,
+            job=job.id,
+            spec=spec,
+            layout=layout,
+            counters=job.counters,
+            source=source,
+            transfers=proposal.transfers,
+            peers=peers,
+            ops=ops.get(device, ""),
+            secret=secret,
+        )
+        for device in devices
+    }
+    lives = {node_of(d): core.members.nodes[node_of(d)].incarnation for d in devices}
+    run.candidate = Candidate(epoch, layout, proposal.plan, situation.nodes, lives, deploys)
+    run.phase = "deploy"
+    run.proposal = None
+    if job.state != "deploying":
+        core.move(job, "replan" if job.state == "running" else "planned")
+    for device in devices:
+        core.tell(device, deploys[device])
+
+
+def _with_checkpoint_dir(core: Core, spec: Job) -> Job:
+    folder = spec.checkpoint.dir or core.config.checkpoint_dir or f"{core.config.state_dir}/checkpoints"
+    checkpoint = msgspec.structs.replace(spec.checkpoint, dir=str(PurePosixPath(folder)))
+    return msgspec.structs.replace(spec, checkpoint=checkpoint)
+
+
+def _peers(core: Core, devices: list[str]) -> dict[str, Peer]:
+    peers = {}
+    for device in devices:
+        info = core.members.device(device)
+        assert info is not None, f"{device} is in a plan but unknown"
+        host = core.members.nodes[node_of(device)].host
+        peers[device] = Peer(info.address, info.local, host)
+    return peers
+
+
+def on_ready(core: Core, message: Ready) -> None:
+    """A device has all it needs for the new layout; with the last of them the layout is in force."""
+    run = core.run
+    if run is None or run.candidate is None or message.epoch != run.candidate.epoch:
+        return
+    candidate = run.candidate
+    if message.device not in candidate.deploys:
+        return
+    candidate.ready[message.device] = message
+    if candidate.ready.keys() == candidate.deploys.keys():
+        _adopt(core, run, candidate)
+
+
+def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
+    job = run.job
+    copied = sum(ready.copied_bytes for ready in candidate.ready.values())
+    lives = {node: life for node, life in candidate.lives.items() if node in _nodes(candidate.layout)}
+    core.record(
+        LayoutDeployed(
+            job.id,
+            candidate.layout,
+            candidate.plan,
+            job.counters,
+            lives,
+            candidate.offered,
+            core.now,
+        )
+    )
+    if run.incident is not None:
+        run.incident.copied_bytes += copied
+    run.satisfied = None
+    incidents.enter(core, run, "resume")
+    core.move(job, "deployed")
+    pipelines = [list(pipeline.nodes) for pipeline in candidate.plan.pipelines]
+    text = f"{job.id}: epoch {candidate.epoch}, " + ", ".join("+".join(p) for p in pipelines)
+    core.announce(
+        "plan",
+        text,
+        (f"job:{job.id}",),
+        job=job.id,
+        epoch=candidate.epoch,
+        pipelines=pipelines,
+        copied_bytes=copied,
+    )
+    resume(core, run, tuple(candidate.deploys))
+
+
+def _nodes(layout: Layout) -> frozenset[str]:
+    return frozenset(node_of(device) for device in layout.holdings)
+
+
+def resume(core: Core, run: Run, devices: tuple[str, ...]) -> None:
+    """Let ``devices`` run the layout in force from its boundary."""
+    job = run.job
+    assert job.layout is not None
+    run.forget("run")
+    run.resumed_round = job.counters.round
+    for device in devices:
+        core.tell(device, Resume(device, job.epoch, job.layout.epoch))

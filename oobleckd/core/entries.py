@@ -1,0 +1,264 @@
+"""The journal: every durable fact as a tagged struct, and the one reducer that applies them.
+
+Live records and the replay after a restart go through the same ``apply``, so the state after a restart is
+the state before it. Owns the facts; the living state they build is in ``state``, where they are written in
+``daemon.journal``.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import msgspec
+
+from oobleckd.core.state import JobRecord, State, Step
+from oobleckd.core.states import FINAL
+from oobleckd.protocol.api import Change, IncidentView, JobState
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import Counters
+from planner.plan import Layout, Plan, Template
+from planner.policy import Setup
+from planner.profile import Profile
+
+
+class Entry(msgspec.Struct, frozen=True, tag=True):
+    """Base of everything in the journal. ``at`` is POSIX seconds."""
+
+
+class JobSubmitted(Entry, frozen=True):
+    """A job was queued; its training starts at ``counters`` from ``source`` ("init" or a checkpoint folder)."""
+
+    job: str
+    spec: Job
+    source: str
+    counters: Counters
+    at: float
+
+
+class JobStateChanged(Entry, frozen=True):
+    """The job's state in the table, and the reason shown with it."""
+
+    job: str
+    state: JobState
+    reason: str
+    at: float
+
+
+class PauseAsked(Entry, frozen=True):
+    """Whether a user wants the job to stand still."""
+
+    job: str
+    paused: bool
+
+
+class ProfileMeasured(Entry, frozen=True):
+    """Costs of a model on a kind of device, under the core's own ``key``."""
+
+    key: str
+    profile: Profile
+
+
+class TemplatesMade(Entry, frozen=True):
+    """What the policy prepared for the job."""
+
+    job: str
+    setup: Setup
+    templates: tuple[Template, ...]
+
+
+class EpochRaised(Entry, frozen=True):
+    """``epoch`` may be used from now on. ``dead``: all lost devices of the layout in force."""
+
+    job: str
+    epoch: int
+    dead: tuple[str, ...]
+    why: str
+    at: float
+
+
+class LayoutDeployed(Entry, frozen=True):
+    """All devices are ready: ``layout`` is in force. ``lives``: node -> incarnation of the life that is in it.
+
+    ``offered``: the nodes that the plan was made for (some may be idle in it).
+    """
+
+    job: str
+    layout: Layout
+    plan: Plan
+    counters: Counters
+    lives: dict[str, str]
+    offered: tuple[str, ...]
+    at: float
+
+
+class StepEntry(Entry, frozen=True):
+    """A committed round. ``seq`` is that of the change that announced it."""
+
+    job: str
+    counters: Counters
+    outcome: str
+    epoch: int
+    loss: float
+    grad_norm: float
+    lr: float
+    samples: int
+    ledger: str
+    step_s: float
+    at: float
+    seq: int
+
+
+class RolledBack(Entry, frozen=True):
+    """A layer's last copy is gone: training goes on at ``counters`` from ``source``; later steps do not count."""
+
+    job: str
+    source: str
+    counters: Counters
+    steps_lost: int
+    at: float
+
+
+class Released(Entry, frozen=True):
+    """The job's state is in a checkpoint only; no device holds it any more."""
+
+    job: str
+    source: str
+    at: float
+
+
+class CheckpointWritten(Entry, frozen=True):
+    """A complete checkpoint of ``counters`` lies in ``directory``."""
+
+    job: str
+    counters: Counters
+    directory: str
+    at: float
+
+
+class IncidentOpened(Entry, frozen=True):
+    """A recovery began."""
+
+    incident: IncidentView
+
+
+class IncidentClosed(Entry, frozen=True):
+    """A recovery is over."""
+
+    incident: IncidentView
+
+
+class NodeDrained(Entry, frozen=True):
+    """A node is (``undo``: no longer) kept out of plans."""
+
+    node: str
+    reason: str
+    undo: bool
+    at: float
+
+
+class Noted(Entry, frozen=True):
+    """A change that was announced, for ``story`` and for sequence numbers that go on after a restart."""
+
+    change: Change
+
+
+AnyEntry = (
+    JobSubmitted
+    | JobStateChanged
+    | PauseAsked
+    | ProfileMeasured
+    | TemplatesMade
+    | EpochRaised
+    | LayoutDeployed
+    | StepEntry
+    | RolledBack
+    | Released
+    | CheckpointWritten
+    | IncidentOpened
+    | IncidentClosed
+    | NodeDrained
+    | Noted
+)
+
+
+def apply(state: State, entry: AnyEntry) -> None:
+    """Change ``state`` by one fact."""
+    match entry:
+        case JobSubmitted():
+            state.jobs[entry.job] = JobRecord(
+                entry.job, entry.spec, entry.at, entry.source, entry.counters, entry.counters
+            )
+        case ProfileMeasured():
+            state.profiles[entry.key] = entry.profile
+        case NodeDrained():
+            if entry.undo:
+                state.drained.pop(entry.node, None)
+            else:
+                state.drained[entry.node] = entry.reason
+        case IncidentOpened() | IncidentClosed():
+            state.incidents[entry.incident.id] = entry.incident
+        case Noted():
+            state.seq = max(state.seq, entry.change.seq)
+            state.history.append(entry.change)
+        case EpochRaised():
+            state.epoch = max(state.epoch, entry.epoch)
+            state.jobs[entry.job].epoch = entry.epoch
+            state.jobs[entry.job].dead = entry.dead
+        case StepEntry():
+            state.seq = max(state.seq, entry.seq)
+            _step(state.jobs[entry.job], entry)
+        case _:
+            _apply_to_job(state.jobs[entry.job], entry)
+
+
+_OfJob = (
+    JobStateChanged | PauseAsked | TemplatesMade | LayoutDeployed | RolledBack | Released | CheckpointWritten
+)
+
+
+def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
+    match entry:
+        case JobStateChanged():
+            job.state, job.reason = entry.state, entry.reason
+            if entry.state in FINAL:
+                job.finished_at = entry.at
+        case PauseAsked():
+            job.paused = entry.paused
+        case TemplatesMade():
+            job.setup, job.templates = entry.setup, entry.templates
+        case LayoutDeployed():
+            job.layout, job.plan, job.lives, job.dead = entry.layout, entry.plan, entry.lives, ()
+            job.offered, job.counters = entry.offered, entry.counters
+        case RolledBack():
+            job.undeploy(entry.source)
+            job.counters = entry.counters
+            job.steps_lost += entry.steps_lost
+            job.steps = [step for step in job.steps if step.step < entry.counters.step]
+        case Released():
+            job.undeploy(entry.source)
+        case CheckpointWritten():
+            job.checkpoint, job.checkpoint_counters = entry.directory, entry.counters
+        case _:
+            assert_never(entry)
+
+
+def _step(job: JobRecord, entry: StepEntry) -> None:
+    was = entry.counters
+    repeated, applied = entry.outcome == "repeated", entry.outcome == "applied"
+    job.losses[was.round] = entry.loss
+    job.counters = Counters(was.round + 1, was.step + (not repeated), was.applied + applied)
+    job.step_s.append(entry.step_s)
+    if not repeated:
+        job.steps.append(
+            Step(
+                was.step,
+                entry.loss,
+                entry.grad_norm,
+                entry.lr,
+                entry.samples,
+                entry.ledger,
+                entry.outcome,
+                entry.epoch,
+                entry.at,
+            )
+        )

@@ -1,0 +1,87 @@
+"""One recovery, timed: from the first evidence to the first step of the layout that follows.
+
+Phases: *detect* evidence to report; *plan* report to decision; *reconfigure* decision to the new layout being
+sent (the interrupted step commits in it); *copy* until every device has its layers; *resume* until the
+first step of the new layout. A second loss begins with *detect* again. Owns the times, not the acts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from oobleckd.protocol.api import IncidentView, Phase, PhaseView
+
+
+@dataclass(slots=True)
+class Incident:
+    """An open incident. ``round`` is the first one not known to be committed at the loss."""
+
+    id: str
+    job: str
+    cause: str
+    nodes: tuple[str, ...]
+    at: float
+    epoch: int
+    step: int
+    round: int
+    step_layer_gradients: int
+    marks: list[tuple[Phase, float]] = field(default_factory=list)
+    reason: str = ""
+    steps_lost: int = 0
+    copied_bytes: int = 0
+    layer_gradients: int = 0
+    committed_s: float = 0.0
+    decided: bool = False
+
+    def enter(self, phase: Phase, now: float) -> None:
+        """The present phase is over and ``phase`` begins; nothing if it is the present one."""
+        if not self.marks or self.marks[-1][0] != phase:
+            self.marks.append((phase, now))
+
+    @property
+    def phase(self) -> Phase:
+        """The present phase."""
+        return self.marks[-1][0]
+
+    def view(self, now: float, *, still_open: bool = True) -> IncidentView:
+        """As it stands at ``now``."""
+        ends = [start for _, start in self.marks[1:]] + [now]
+        phases = tuple(
+            PhaseView(phase, start - self.at, end - start)
+            for (phase, start), end in zip(self.marks, ends, strict=True)
+        )
+        return IncidentView(
+            id=self.id,
+            job=self.job,
+            cause=self.cause,
+            nodes=self.nodes,
+            at=self.at,
+            epoch=self.epoch,
+            step=self.step,
+            open=still_open,
+            phases=phases,
+            total_s=now - self.at,
+            reason=self.reason,
+            steps_lost=self.steps_lost,
+            copied_bytes=self.copied_bytes,
+            layer_gradients=self.layer_gradients,
+            step_layer_gradients=self.step_layer_gradients,
+            committed_s=self.committed_s,
+        )
+
+
+def reopened(view: IncidentView, round_: int) -> Incident:
+    """An incident that was open when the daemon stopped."""
+    return Incident(
+        view.id,
+        view.job,
+        view.cause,
+        view.nodes,
+        view.at,
+        view.epoch,
+        view.step,
+        round_,
+        view.step_layer_gradients,
+        [("detect", view.at)],
+        view.reason,
+    )

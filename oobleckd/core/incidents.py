@@ -1,0 +1,86 @@
+"""Opening, feeding and closing incidents of the active job. Owns the journal entries; times are in ``incident``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oobleckd.core.context import Core
+from oobleckd.core.entries import IncidentClosed, IncidentOpened
+from oobleckd.core.incident import Incident
+from oobleckd.core.run import Run
+from oobleckd.protocol.api import Phase
+from planner.policy import Proposal
+
+
+def loss(core: Core, run: Run, nodes: Sequence[str], cause: str, evidence_at: float, epoch: int) -> None:
+    """``nodes`` are lost: a new incident, or more of the open one."""
+    job, incident = run.job, run.incident
+    if incident is None:
+        layers = len(job.setup.profile.layers) if job.setup else 0
+        incident = run.incident = Incident(
+            f"inc-{len(core.state.incidents) + 1}",
+            job.id,
+            cause,
+            tuple(nodes),
+            min(evidence_at, core.now),
+            epoch,
+            job.counters.step,
+            job.counters.round,
+            layers * job.spec.num_micro_batches,
+            [("detect", min(evidence_at, core.now))],
+        )
+        core.record(IncidentOpened(incident.view(core.now)))
+    else:
+        incident.nodes = (*incident.nodes, *(node for node in nodes if node not in incident.nodes))
+        incident.cause = f"{incident.cause}; {cause}"
+        incident.epoch = epoch
+        incident.decided = False
+        incident.enter("detect", core.now)
+    story = (f"job:{job.id}", f"incident:{incident.id}", *(f"node:{node}" for node in nodes))
+    core.announce(
+        "incident", f"{incident.id}: {cause}", story, level="warn", incident=incident.id, nodes=list(nodes),
+        epoch=epoch,
+    )  # fmt: skip
+
+
+def enter(core: Core, run: Run, phase: Phase) -> None:
+    """The open incident, if any, enters ``phase``."""
+    if run.incident is not None:
+        run.incident.enter(phase, core.now)
+
+
+def explain(core: Core, run: Run, proposal: Proposal) -> None:
+    """Say which plan follows, why, and what it was preferred to."""
+    incident = run.incident
+    story = [f"job:{run.job.id}"]
+    if incident is not None:
+        incident.reason = proposal.reason
+        story.append(f"incident:{incident.id}")
+    rejected = [{"what": r.what, "cost_s": r.cost_s, "why": r.why} for r in proposal.rejected]
+    text = f"{run.job.id}: {proposal.reason}"
+    core.announce("plan", text, story, job=run.job.id, cost_s=proposal.cost_s, rejected=rejected)
+
+
+def committed(core: Core, run: Run) -> None:
+    """A step was committed: the interrupted one after the decision, or the first of the new layout."""
+    incident = run.incident
+    if incident is None:
+        return
+    if incident.decided and not incident.committed_s:
+        incident.committed_s = core.now - incident.at
+    if incident.phase == "resume" and run.phase == "run" and not run.job.dead:
+        close(core, run)
+
+
+def close(core: Core, run: Run) -> None:
+    """The recovery is over."""
+    incident = run.incident
+    assert incident is not None
+    run.incident = None
+    view = incident.view(core.now, still_open=False)
+    core.record(IncidentClosed(view))
+    story = (f"job:{view.job}", f"incident:{view.id}", *(f"node:{node}" for node in view.nodes))
+    lost = f", {view.steps_lost} steps lost" if view.steps_lost else ""
+    core.announce(
+        "incident", f"{view.id}: recovered in {view.total_s:.3f} s{lost}", story, incident=view.id, view=view
+    )

@@ -1,0 +1,135 @@
+"""A job's way in and out: the queue, the profile, the templates; done, failed, cancelled.
+
+Owns what happens before the first plan and after the last step. Between the two: ``steer``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from oobleckd.core import incidents
+from oobleckd.core.context import Core
+from oobleckd.core.entries import ProfileMeasured, TemplatesMade
+from oobleckd.core.run import Asked, Run
+from oobleckd.core.state import JobRecord
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import DeviceInfo, Measure, Measured, Release
+from planner.plan import Template, node_of
+from planner.policy import Setup
+
+
+def profile_key(spec: Job, device: DeviceInfo) -> str:
+    """Names (model, shapes, precision, kind of device): jobs that agree in these share a profile."""
+    train = spec.train
+    shapes = (train.micro_batch, train.sequence, train.precision, train.exact)
+    what = msgspec.json.encode([spec.model, shapes, device.kind, device.name], order="deterministic")
+    return hashlib.sha256(what).hexdigest()[:32]
+
+
+def start_next(core: Core) -> None:
+    """Give the place to the next job of the queue, if it is free and there is a node at all."""
+    if core.run is not None:
+        return
+    queue = [job for job in core.state.jobs.values() if job.state == "queued"]
+    if not queue:
+        return
+    job = queue[0]
+    if not core.candidates(job):
+        return
+    core.run = Run(job)
+    core.move(job, "start")
+
+
+def queue_reason(core: Core) -> str:
+    """Why a job that is submitted now does not start at once."""
+    if core.run is not None:
+        return f"waits for {core.run.job.id} to end"
+    return "waits for nodes: none has joined; start some with oobleck-worker"
+
+
+def prepare(core: Core, run: Run) -> None:
+    """Get a profile, then templates; nothing while the answer is under way."""
+    device = _measurable(core, run)
+    if device is None:
+        return
+    key = profile_key(run.job.spec, device)
+    profile = core.state.profiles.get(key)
+    if profile is None:
+        if run.measuring != device.device:
+            run.measuring = device.device
+            core.tell(device.device, Measure(device.device, run.job.id, run.job.spec))
+        return
+    if run.job.state == "profiling":
+        core.move(run.job, "measured")
+    if run.asked is None:
+        nodes = [core.members.nodes[name] for name in core.candidates(run.job)]
+        memory = [device.memory_bytes for node in nodes for device in node.devices if device.memory_bytes]
+        cap = run.job.spec.resources.device_memory_bytes
+        setup = Setup(
+            profile=profile,
+            num_micro_batches=run.job.spec.num_micro_batches,
+            f=run.job.spec.fault_tolerance.f,
+            device_memory_bytes=min([*memory, *([cap] if cap else [])], default=0),
+            devices_per_node=min(len(node.devices) for node in nodes),
+            max_nodes=run.job.spec.resources.max_nodes,
+        )
+        run.asked = Asked(core.ask_plan(run.job.spec.fault_tolerance.policy, setup), setup)
+
+
+def _measurable(core: Core, run: Run) -> DeviceInfo | None:
+    """The device to measure on: the one that is at it, while it lives."""
+    nodes = core.candidates(run.job)
+    if run.measuring and node_of(run.measuring) in nodes:
+        return core.members.device(run.measuring)
+    run.measuring = ""
+    devices = [device for name in nodes for device in core.members.nodes[name].devices]
+    return min(devices, key=lambda device: device.device, default=None)
+
+
+def on_measured(core: Core, message: Measured) -> None:
+    """The profile is here."""
+    run = core.run
+    device = core.members.device(message.device)
+    if run is None or run.measuring != message.device or message.job != run.job.id or device is None:
+        return
+    key = profile_key(run.job.spec, device)
+    core.record(ProfileMeasured(key, message.profile))
+    run.measuring = ""
+
+
+def on_templates(core: Core, run: Run, setup: Setup, templates: tuple[Template, ...]) -> None:
+    """The policy has prepared the job."""
+    core.record(TemplatesMade(run.job.id, setup, templates))
+    sizes = [template.num_nodes for template in templates]
+    text = f"{run.job.id}: templates for {sizes[0]} to {sizes[-1]} nodes"
+    core.announce("plan", text, (f"job:{run.job.id}",), job=run.job.id, sizes=sizes)
+
+
+def release(core: Core, run: Run) -> None:
+    """Every device that has anything of the job drops it."""
+    devices = set(run.job.survivors())
+    if run.candidate is not None:
+        devices |= set(run.candidate.deploys)
+    for device in sorted(devices):
+        core.tell(device, Release(device, run.job.id))
+
+
+def end(core: Core, run: Run, trigger: str, reason: str = "") -> None:
+    """The job is over (``trigger``: finish, fail or cancel); the place is free."""
+    assert trigger in {"finish", "fail", "cancel"}
+    if run.incident is not None:
+        incidents.close(core, run)
+    release(core, run)
+    core.move(run.job, trigger, reason)  # type: ignore[arg-type]
+    core.run = None
+
+
+def fail(core: Core, job: JobRecord, error: str, hint: str) -> None:
+    """A job that cannot go on for a reason that a user must mend."""
+    reason = f"{error} ({hint})" if hint else error
+    if core.run is not None and core.run.job is job:
+        end(core, core.run, "fail", reason)
+    else:
+        core.move(job, "fail", reason)

@@ -1,0 +1,229 @@
+"""The core machine: events in, commands out. No socket, clock, randomness or logging.
+
+``Machine.handle`` takes an event and the time of it, lets the part that it concerns act, and then asks
+``steer`` what comes next. Owns that order, the reaction to what agents say of themselves, and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from oobleckd.core import checkpoints, deploy, jobs, recovery, requests, steer, steps
+from oobleckd.core.config import Config
+from oobleckd.core.context import Core
+from oobleckd.core.entries import AnyEntry, NodeDrained, apply
+from oobleckd.core.events import Asked, Command, Event, Heard, LinkLost, Planned, Tick
+from oobleckd.core.membership import Membership
+from oobleckd.core.state import State
+from oobleckd.protocol.messages import (
+    PROTOCOL,
+    Beat,
+    CheckpointPart,
+    DeviceFailed,
+    DeviceLost,
+    Goodbye,
+    Held,
+    Hello,
+    LinkDown,
+    Measured,
+    Progress,
+    Ready,
+    Refused,
+    Release,
+    StepDone,
+    Welcome,
+)
+from planner.plan import node_of
+
+OfJob = Measured | Ready | Progress | Held | StepDone | CheckpointPart | DeviceFailed
+
+
+class Machine:
+    """The daemon's brain. ``core`` is open to ``view`` and ``invariants``, which only read."""
+
+    def __init__(self, config: Config, now: float = 0.0) -> None:
+        self.core = Core(config, State(), Membership(config.lease_s, config.link_grace_s), now, now)
+        self.grace_until: float | None = None
+
+    @classmethod
+    def restore(cls, entries: Iterable[AnyEntry], now: float, config: Config) -> Machine:
+        """The machine after a restart of the daemon: state from the journal, nobody dead for a grace."""
+        machine = cls(config, now)
+        core = machine.core
+        for entry in entries:
+            apply(core.state, entry)
+        for job in core.state.jobs.values():
+            if not job.final and job.state != "queued":
+                core.run = recovery.adrift(core, job)
+                if core.run.phase == "adrift":
+                    machine.grace_until = now + config.grace_s
+        return machine
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take in an event of time ``now`` (POSIX seconds, never decreasing); what is to be done, in order."""
+        core = self.core
+        if now - core.now > core.config.lease_s / 2:
+            core.members.forgive(now)  # ticks come more often than that: this process was asleep
+        core.now = now
+        match event:
+            case Heard():
+                self._heard(event)
+            case LinkLost():
+                self._link_lost(event.node)
+            case Asked():
+                requests.on_asked(core, event)
+            case Planned():
+                steer.on_planned(core, event)
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+        self._settle()
+        commands, core.outbox = core.outbox, []
+        return commands
+
+    def next_deadline(self) -> float | None:
+        """When to send a ``Tick`` if nothing else happens before; None when there is nothing to wait for."""
+        core = self.core
+        due = [self.grace_until, core.members.deadline(core.now)]
+        if core.now < core.joined_at + core.config.batch_s:
+            due.append(core.joined_at + core.config.batch_s)
+        if core.members.nodes:
+            due.append(core.now + core.config.lease_s / 4)  # see ``forgive``
+        return min((at for at in due if at is not None), default=None)
+
+    # ------------------------------------------------------------------ after every event
+
+    def _settle(self) -> None:
+        core = self.core
+        core.members.expire(core.now)
+        self._evict()
+        self._announce_deaths()
+        run = core.run
+        if run is not None and run.phase == "adrift":
+            grace_over = self.grace_until is None or core.now >= self.grace_until
+            if grace_over or not recovery.awaited(core, run):
+                self.grace_until = None
+                recovery.look_again(core, run)
+        if run is not None:
+            recovery.check_lives(core, run)
+        steer.steer(core)
+
+    def _evict(self) -> None:
+        core = self.core
+        if core.run is None or core.run.phase == "adrift":
+            return
+        live = {node_of(device) for device in core.run.job.survivors()}
+        name = core.members.quarrel(live, core.now)
+        if not name:
+            return
+        node = core.members.nodes[name]
+        cause = f"its links to {', '.join(sorted(node.accused))} stay down"
+        core.record(NodeDrained(name, f"evicted: {cause}", undo=False, at=core.now))
+        core.members.evict(name, cause, core.now)
+        self._drop_state(name)
+
+    def _announce_deaths(self) -> None:
+        core = self.core
+        names, core.members.obituaries = core.members.obituaries, []
+        for name in names:
+            node = core.members.nodes[name]
+            text = node.cause if node.left else f"lost: {node.cause}"
+            level = "info" if node.left else "warn"
+            core.announce("node", f"{name} {text}", (f"node:{name}",), level=level, node=name)
+
+    # ------------------------------------------------------------------ agents
+
+    def _heard(self, event: Heard) -> None:
+        core, node = self.core, event.node
+        core.members.heard(node, core.now)
+        match event.message:
+            case Hello() as message:
+                self._hello(message)
+            case Beat() as message:
+                if core.members.beat(node, message.incarnation, core.now):
+                    core.joined_at = core.now
+                    self._drop_state(node)
+            case DeviceLost() as message:
+                why = f"{message.device}: {message.evidence}"
+                core.members.device_lost(node, message.incarnation, why, core.now)
+            case LinkDown() as message:
+                self._link_down(message)
+            case Goodbye() as message:
+                core.members.goodbye(node, message.incarnation, message.reason, core.now)
+            case _:
+                self._heard_of_job(event.message)
+
+    def _heard_of_job(self, message: OfJob) -> None:
+        core = self.core
+        match message:
+            case Measured():
+                jobs.on_measured(core, message)
+            case Ready():
+                deploy.on_ready(core, message)
+            case Progress():
+                recovery.on_progress(core, message)
+            case Held():
+                steps.on_held(core, message)
+            case StepDone():
+                steps.on_step_done(core, message)
+            case CheckpointPart():
+                checkpoints.on_part(core, message)
+            case DeviceFailed():
+                self._device_failed(message)
+            case _:
+                assert_never(message)
+
+    def _hello(self, message: Hello) -> None:
+        core = self.core
+        if message.protocol != PROTOCOL:
+            reason = f"the daemon speaks protocol {PROTOCOL} and this worker {message.protocol}"
+            core.tell(message.node, Refused(reason, "install the same version of oobleckd on both"))
+            return
+        before = core.members.nodes.get(message.node)
+        was_ready = before is not None and before.ready and before.incarnation == message.incarnation
+        change = core.members.hello(message, core.now)
+        config = core.config
+        core.tell(message.node, Welcome(PROTOCOL, config.daemon, config.beat_s, config.lease_s))
+        if message.ready and not was_ready:
+            core.joined_at = core.now
+        if change != "same":
+            text = f"{message.node} is {'here' if change == 'new' else 'back'} on {message.host}"
+            core.announce("node", text, (f"node:{message.node}",), node=message.node)
+        for info in message.devices:
+            if core.run is not None:
+                recovery.remind(core, core.run, info.device, back=change != "same")
+            elif info.job:
+                core.tell(info.device, Release(info.device, info.job))
+
+    def _link_lost(self, name: str) -> None:
+        core = self.core
+        core.members.link_lost(name, core.now)
+        if name in core.members.nodes:
+            core.announce("node", f"the link to {name} closed", (f"node:{name}",), level="warn", node=name)
+
+    def _link_down(self, message: LinkDown) -> None:
+        """Believed only of links between two lives that are in the layout."""
+        core = self.core
+        if core.run is None:
+            return
+        job, survivors = core.run.job, core.run.job.survivors()
+        ends = (message.device, message.peer)
+        if all(
+            end in survivors and core.members.living(node_of(end), job.lives[node_of(end)]) for end in ends
+        ):
+            core.members.link_down(message, core.now)
+
+    def _device_failed(self, message: DeviceFailed) -> None:
+        core = self.core
+        job = core.state.jobs.get(message.job) or (core.run.job if core.run else None)
+        if job is not None and not job.final:
+            jobs.fail(core, job, f"{message.device}: {message.error}", message.hint)
+
+    def _drop_state(self, name: str) -> None:
+        """A life that was declared over goes on: what its devices hold is of no use any more."""
+        core = self.core
+        if core.run is not None:
+            for device in core.members.nodes[name].devices:
+                core.tell(device.device, Release(device.device, core.run.job.id))

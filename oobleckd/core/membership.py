@@ -1,0 +1,175 @@
+"""Who is there: nodes, their lives (incarnations), leases, and the evidence that a life is over.
+
+Owns the judgement whether a node's present life goes on. Does not own what a loss means for a job
+(``recovery``). A life is over at: the agent's word that a device exited, a closed link that a peer's
+broken link confirms, a missed lease, a goodbye, a newer life. A closed link alone is no death.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+from oobleckd.protocol.messages import DeviceInfo, Hello, LinkDown
+from planner.plan import node_of
+
+Change = Literal["new", "back", "same"]
+
+
+@dataclass(slots=True)
+class Node:
+    """A node. ``accused``: devices of peers whose link to it broke -> when; ``suspect_at``: the first evidence."""
+
+    name: str
+    incarnation: str = ""
+    host: str = ""
+    ready: bool = False
+    devices: tuple[DeviceInfo, ...] = ()
+    connected: bool = True
+    alive: bool = True
+    left: bool = False
+    heard_at: float = 0.0
+    suspect_at: float | None = None
+    cause: str = ""
+    accused: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def present(self) -> bool:
+        """Whether a plan could use it now."""
+        return self.alive and self.ready and self.connected
+
+
+@dataclass(slots=True)
+class Membership:
+    """All nodes ever seen in this life of the daemon. ``obituaries``: lives that ended, not yet announced."""
+
+    lease_s: float
+    link_grace_s: float
+    nodes: dict[str, Node] = field(default_factory=dict)
+    obituaries: list[str] = field(default_factory=list)
+
+    def hello(self, message: Hello, now: float) -> Change:
+        """An agent introduced itself: a new life, one that is back on a new connection, or news of it."""
+        node = self.nodes.get(message.node)
+        if node is None or not node.alive or node.incarnation != message.incarnation:
+            change: Change = "new"
+            node = self.nodes[message.node] = Node(message.node, message.incarnation)
+        else:
+            change = "same" if node.connected else "back"
+        node.host, node.ready, node.devices = message.host, message.ready, message.devices
+        node.connected, node.heard_at = True, now
+        node.suspect_at = None
+        return change
+
+    def beat(self, name: str, incarnation: str, now: float) -> bool:
+        """A sign of life; True if it comes from a life that was declared over (it is a fresh one now)."""
+        node = self.nodes.get(name)
+        if node is None or node.incarnation != incarnation:
+            return False
+        revived = not node.alive and not node.left
+        if revived:
+            node.alive, node.cause, node.suspect_at, node.accused = True, "", None, {}
+        node.connected = node.connected or revived
+        node.heard_at = now
+        return revived
+
+    def heard(self, name: str, now: float) -> None:
+        """Any other message of a node."""
+        node = self.nodes.get(name)
+        if node is not None:
+            node.heard_at = now
+
+    def link_lost(self, name: str, now: float) -> None:
+        """The agent's connection closed."""
+        node = self.nodes.get(name)
+        if node is None or not node.alive:
+            return
+        node.connected = False
+        node.suspect_at = now if node.suspect_at is None else node.suspect_at
+        if node.accused:
+            self._over(node, f"its link closed and {', '.join(sorted(node.accused))} lost it too", now)
+
+    def link_down(self, message: LinkDown, now: float) -> None:
+        """A device lost its link to a peer. Callers pass only links between live devices of one layout."""
+        node = self.nodes.get(node_of(message.peer))
+        if node is None or not node.alive:
+            return
+        node.accused.setdefault(message.device, now)
+        node.suspect_at = now if node.suspect_at is None else node.suspect_at
+        if not node.connected:
+            self._over(node, f"its link closed and {message.device} lost it too", now)
+
+    def device_lost(self, name: str, incarnation: str, evidence: str, now: float) -> None:
+        """The agent saw a device of its own exit."""
+        node = self.nodes.get(name)
+        if node is not None and node.alive and node.incarnation == incarnation:
+            node.ready = False
+            self._over(node, evidence, now)
+
+    def goodbye(self, name: str, incarnation: str, reason: str, now: float) -> None:
+        """The agent leaves in order."""
+        node = self.nodes.get(name)
+        if node is not None and node.incarnation == incarnation:
+            self._over(node, f"left: {reason}", now)
+            node.left, node.connected = True, False
+
+    def evict(self, name: str, cause: str, now: float) -> None:
+        """End a node's life by decision; its next sign of life makes it a fresh node."""
+        self._over(self.nodes[name], cause, now)
+
+    def expire(self, now: float) -> None:
+        """Lives whose lease has run out are over."""
+        for node in self.nodes.values():
+            if node.alive and now >= node.heard_at + self.lease_s:
+                node.suspect_at = node.heard_at if node.suspect_at is None else node.suspect_at
+                self._over(node, f"no sign of life for {self.lease_s:g} s", now)
+
+    def forgive(self, now: float) -> None:
+        """The daemon itself was asleep: silence until now is no evidence."""
+        for node in self.nodes.values():
+            if node.alive:
+                node.heard_at = now
+
+    def quarrel(self, live: Collection[str], now: float) -> str:
+        """The node to evict because a link between two live nodes stays down ("" for none).
+
+        Fixed rule: most accusers first, then the name that sorts last.
+        """
+        due = []
+        for node in self.nodes.values():
+            if node.alive and node.name in live:
+                since = [at for device, at in node.accused.items() if node_of(device) in live]
+                if since and now >= min(since) + self.link_grace_s:
+                    due.append((len(since), node.name))
+        return max(due)[1] if due else ""
+
+    def deadline(self, now: float) -> float | None:
+        """When ``expire`` or ``quarrel`` may have something new to say after ``now``."""
+        due = [node.heard_at + self.lease_s for node in self.nodes.values() if node.alive]
+        due += [
+            at + self.link_grace_s
+            for node in self.nodes.values()
+            if node.alive
+            for at in node.accused.values()
+            if at + self.link_grace_s > now
+        ]
+        return min(due, default=None)
+
+    def living(self, name: str, incarnation: str) -> bool:
+        """Whether the life ``incarnation`` of a node goes on."""
+        node = self.nodes.get(name)
+        return node is not None and node.alive and node.incarnation == incarnation
+
+    def device(self, name: str) -> DeviceInfo | None:
+        """What is known of a device."""
+        node = self.nodes.get(node_of(name))
+        return next((d for d in node.devices if d.device == name), None) if node else None
+
+    def _over(self, node: Node, cause: str, now: float) -> None:
+        if node.alive:
+            self.obituaries.append(node.name)
+        node.alive = False
+        node.cause = cause
+        node.suspect_at = now if node.suspect_at is None else node.suspect_at
+        node.accused = {}

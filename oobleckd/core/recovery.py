@@ -1,0 +1,258 @@
+"""Losses: report, decision, way back (docs/recovery.md, "A failure"), and the first look after a restart.
+
+Owns what is asked of the survivors and what they are told. The verdict is ``decide``'s, the plan that
+follows is ``steer``'s.
+"""
+
+from __future__ import annotations
+
+from oobleckd.core import incidents, jobs
+from oobleckd.core.context import Core
+from oobleckd.core.decide import Decision, LostLayers, decide
+from oobleckd.core.entries import EpochRaised, RolledBack
+from oobleckd.core.incident import reopened
+from oobleckd.core.run import Run
+from oobleckd.core.state import JobRecord
+from oobleckd.protocol.messages import Counters, Decide, Progress, Release, Report, Resume
+from planner.plan import node_of
+
+
+def check_lives(core: Core, run: Run) -> None:
+    """Act on every node of the layout, or of the one being deployed, whose life is over."""
+    if run.phase == "adrift":
+        return
+    job = run.job
+    inside = sorted({node_of(device) for device in job.survivors()})
+    lost = [node for node in inside if not core.members.living(node, job.lives[node])]
+    joining = run.candidate.lives if run.candidate is not None else {}
+    failed = [n for n in sorted(joining) if n not in lost and not core.members.living(n, joining[n])]
+    if lost:
+        lose(core, run, lost + failed)
+    elif failed:
+        _abandon(core, run, failed)
+
+
+def lose(core: Core, run: Run, nodes: list[str]) -> None:
+    """Nodes of the plan are lost."""
+    job = run.job
+    assert job.layout is not None
+    gone = {device for device in job.layout.holdings if node_of(device) in nodes}
+    _raise(core, run, tuple(sorted({*job.dead, *gone})), nodes)
+    _ask_reports(core, run)
+
+
+def _abandon(core: Core, run: Run, nodes: list[str]) -> None:
+    """Nodes that were only joining are lost: the layout in force stays."""
+    if run.job.layout is not None:
+        _raise(core, run, run.job.dead, nodes)
+        _ask_reports(core, run)
+        return
+    jobs.release(core, run)
+    run.forget("off")
+    if run.job.state == "deploying":
+        core.move(run.job, "replan", f"{', '.join(nodes)} lost before training began")
+
+
+def restart_deployment(core: Core, run: Run, node: str) -> None:
+    """A device may have missed a part of the deployment: begin it anew."""
+    if run.job.layout is not None:
+        _raise_quietly(core, run, f"{node} was away during a deployment")
+        _ask_reports(core, run)
+    else:
+        _abandon(core, run, [node])
+
+
+def _raise(core: Core, run: Run, dead: tuple[str, ...], nodes: list[str]) -> None:
+    epoch = core.next_epoch()
+    causes = [f"{name}: {_cause(core, name)}" for name in nodes]
+    cause = "; ".join(causes)
+    core.record(EpochRaised(run.job.id, epoch, dead, cause, core.now))
+    since = [_suspect_at(core, name) for name in nodes]
+    incidents.loss(core, run, nodes, cause, min(since), epoch)
+    core.move(run.job, "loss", f"lost {', '.join(nodes)}")
+
+
+def _raise_quietly(core: Core, run: Run, why: str) -> None:
+    core.record(EpochRaised(run.job.id, core.next_epoch(), run.job.dead, why, core.now))
+
+
+def _cause(core: Core, name: str) -> str:
+    node = core.members.nodes.get(name)
+    if node is None:
+        return "did not come back after the daemon's restart"
+    return node.cause or "began a new life"
+
+
+def _suspect_at(core: Core, name: str) -> float:
+    node = core.members.nodes.get(name)
+    return core.now if node is None or node.suspect_at is None else node.suspect_at
+
+
+def _ask_reports(core: Core, run: Run) -> None:
+    """Ask the survivors; or go back, if nobody can have what is lost."""
+    job = run.job
+    assert job.layout is not None
+    lost = [layer for layer, copies in enumerate(job.layout.copies(job.dead)) if not copies]
+    if lost:
+        go_back(core, run, LostLayers(tuple(lost)))
+        return
+    run.forget("report")
+    for device in job.survivors():
+        core.tell(device, report(run, device))
+    incidents.enter(core, run, "plan")
+
+
+def report(run: Run, device: str) -> Report:
+    """The present question to ``device``."""
+    assert run.job.layout is not None
+    return Report(device, run.job.epoch, run.job.layout.epoch, run.job.dead)
+
+
+def on_progress(core: Core, message: Progress) -> None:
+    """An answer; the last one leads to the decision."""
+    run = core.run
+    if run is None or run.phase != "report" or message.epoch != run.job.epoch:
+        return
+    survivors = run.job.survivors()
+    if message.device not in survivors:
+        return
+    run.answers[message.device] = message
+    if all(device in run.answers for device in survivors):
+        _decide(core, run)
+
+
+def _decide(core: Core, run: Run) -> None:
+    job = run.job
+    assert job.layout is not None
+    assert job.setup is not None
+    profile = job.setup.profile
+    buckets = profile.buckets or tuple((layer,) for layer in range(len(profile.layers)))
+    verdict = decide(job.epoch, run.answers, job.layout, job.dead, buckets, job.spec.num_micro_batches)
+    assert isinstance(verdict, Decision), "lost layers are seen before anybody is asked"
+    run.phase, run.decision, run.held = "run", verdict, {}
+    run.resumed_round = -1
+    if run.incident is not None:
+        run.incident.decided = True
+    incidents.enter(core, run, "reconfigure")
+    for device in job.survivors():
+        core.tell(device, decision(run, device))
+    if not verdict.hold:
+        incidents.enter(core, run, "resume")
+        if job.state in {"deploying", "recovering"}:
+            core.move(job, "deployed")
+
+
+def decision(run: Run, device: str) -> Decide:
+    """The present decision for ``device``."""
+    found = run.decision
+    assert found is not None
+    return Decide(
+        device,
+        run.job.epoch,
+        found.round,
+        found.commit,
+        found.routes,
+        found.donors,
+        found.hold,
+        found.hold_now,
+    )
+
+
+def go_back(core: Core, run: Run, lost: LostLayers) -> None:
+    """A layer has no copy left: on from the last checkpoint, or from the start when there is none."""
+    job = run.job
+    target, source = job.start, job.source
+    if job.checkpoint:
+        target, source = job.checkpoint_counters, job.checkpoint
+    steps_lost = job.counters.step - target.step
+    # Rounds are never used twice: a survivor may be up to a round ahead of what was reported.
+    counters = Counters(job.counters.round + 2, target.step, target.applied)
+    jobs.release(core, run)
+    run.forget("off")
+    run.parts.clear()
+    core.record(RolledBack(job.id, source, counters, steps_lost, core.now))
+    where = (
+        f"the checkpoint of step {target.step}" if source != "init" else "fresh weights: no checkpoint yet"
+    )
+    layers = f"layer{'s' if len(lost.layers) > 1 else ''} {', '.join(map(str, lost.layers))}"
+    text = f"{job.id}: {layers} lost the last copy; back {steps_lost} steps to {where}"
+    story = [f"job:{job.id}"]
+    if run.incident is not None:
+        run.incident.steps_lost += steps_lost
+        run.incident.reason = text
+        story.append(f"incident:{run.incident.id}")
+    core.announce("job", text, story, level="warn", job=job.id, steps_lost=steps_lost, step=target.step)
+    incidents.enter(core, run, "reconfigure")
+
+
+# ---------------------------------------------------------------------- after a restart of the daemon
+
+
+def adrift(core: Core, job: JobRecord) -> Run:
+    """The run of a job that was active when the daemon stopped."""
+    run = Run(job, "adrift" if job.layout is not None else "off")
+    for view in core.state.incidents.values():
+        if view.open and view.job == job.id:
+            run.incident = reopened(view, job.counters.round)
+    return run
+
+
+def awaited(core: Core, run: Run) -> list[str]:
+    """Nodes of the layout that have not said Hello yet."""
+    return sorted({node_of(d) for d in run.job.survivors()} - core.members.nodes.keys())
+
+
+def look_again(core: Core, run: Run) -> None:
+    """All have said Hello, or the grace has passed: go on, ask again, or mourn."""
+    job = run.job
+    assert job.layout is not None
+    run.phase = "run"
+    inside = sorted({node_of(device) for device in job.survivors()})
+    lost = [node for node in inside if not core.members.living(node, job.lives[node])]
+    if lost:
+        lose(core, run, lost)
+        return
+    infos = [core.members.device(device) for device in job.survivors()]
+    calm = not job.dead and all(
+        info is not None and (info.layout, info.epoch, info.holding) == (job.layout.epoch, job.epoch, False)
+        for info in infos
+    )
+    if calm and job.state == "running":
+        incidents.enter(core, run, "resume")
+        return
+    _raise_quietly(core, run, "the daemon restarted")
+    _ask_reports(core, run)
+
+
+def remind(core: Core, run: Run, device: str, *, back: bool) -> None:
+    """Say again what ``device`` may have missed; ``back``: its agent was away."""
+    info = core.members.device(device)
+    assert info is not None
+    life = core.members.nodes[node_of(device)].incarnation
+    inside = device in run.job.survivors() and run.job.lives.get(node_of(device)) == life
+    coming = run.candidate is not None and device in run.candidate.deploys
+    if info.job and not inside and (not coming or info.layout or info.job != run.job.id):
+        core.tell(device, Release(device, info.job))
+    if run.candidate is not None and coming:
+        if back and device not in run.candidate.ready:
+            restart_deployment(core, run, node_of(device))
+    elif inside and run.phase == "report" and device not in run.answers:
+        if back and info.epoch >= run.job.epoch:
+            _raise_quietly(core, run, f"{device} was away when it answered")
+            _ask_reports(core, run)
+        else:
+            core.tell(device, report(run, device))
+    elif inside and run.phase == "run":
+        if run.decision is not None:
+            core.tell(device, decision(run, device))
+        else:
+            _remind_of_resume(core, run, device)
+
+
+def _remind_of_resume(core: Core, run: Run, device: str) -> None:
+    info, layout = core.members.device(device), run.job.layout
+    assert info is not None
+    assert layout is not None
+    missed = info.layout != layout.epoch or (info.holding and info.round == run.resumed_round)
+    if missed and device not in run.held:
+        core.tell(device, Resume(device, run.job.epoch, layout.epoch))

@@ -1,0 +1,183 @@
+"""What users ask: submit, pause, resume, cancel, checkpoint, drain, kill. Every act is audited.
+
+Owns the answers to them; what follows from an accepted act is ``steer``'s.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from oobleckd.core import jobs, view
+from oobleckd.core.context import Core
+from oobleckd.core.entries import JobStateChanged, JobSubmitted, NodeDrained, PauseAsked
+from oobleckd.core.events import Asked, Reply
+from oobleckd.core.state import JobRecord
+from oobleckd.protocol.api import (
+    Accepted,
+    Control,
+    Denied,
+    Drain,
+    Kill,
+    Request,
+    Response,
+    Submit,
+)
+from oobleckd.protocol.job import JobError, check_job
+from oobleckd.protocol.messages import Counters, Inject
+
+
+def on_asked(core: Core, event: Asked) -> None:
+    """Answer a user."""
+    core.outbox.append(Reply(event.ticket, _answer(core, event.request)))
+
+
+def _answer(core: Core, request: Request) -> Response:
+    match request:
+        case Submit():
+            return _submit(core, request)
+        case Control():
+            return _control(core, request)
+        case Drain():
+            return _drain(core, request)
+        case Kill():
+            return _kill(core, request)
+        case _:
+            raise TypeError(f"no such request: {request!r}")
+
+
+def _audit(core: Core, who: str, text: str, *story: str, level: str = "info") -> None:
+    core.announce("audit", f"{who or 'someone'}: {text}", story, level=level, who=who)
+
+
+# ---------------------------------------------------------------------- jobs
+
+
+def _submit(core: Core, request: Submit) -> Response:
+    try:
+        check_job(request.job)
+    except JobError as error:
+        return Denied("invalid", str(error), error.hint)
+    start = _start(core, request)
+    if isinstance(start, Denied):
+        return start
+    source, counters = start
+    job_id = f"{request.job.name}-{len(core.state.jobs) + 1}"
+    reason = jobs.queue_reason(core)
+    core.record(JobSubmitted(job_id, request.job, source, counters, core.now))
+    _audit(core, request.who, f"submitted {job_id}", f"job:{job_id}")
+    jobs.start_next(core)
+    job = core.state.jobs[job_id]
+    if job.state != "queued":
+        return Accepted(job_id, f"{job_id} starts now")
+    core.record(JobStateChanged(job_id, "queued", reason, core.now))
+    return Accepted(job_id, f"{job_id} is queued: {reason}")
+
+
+def _start(core: Core, request: Submit) -> tuple[str, Counters] | Denied:
+    """Where the state comes from, and the counters to begin at."""
+    if not request.resume:
+        return "init", Counters()
+    for job in reversed(core.state.jobs.values()):
+        named = request.resume == "latest" and job.spec.name == request.job.name
+        if job.checkpoint and (named or job.checkpoint == request.resume):
+            was = job.checkpoint_counters
+            return job.checkpoint, Counters(0, was.step, was.applied)
+    if request.resume == "latest":
+        return Denied(
+            "invalid",
+            f"no job named {request.job.name} has a checkpoint",
+            "submit without --resume, or name a checkpoint folder",
+        )
+    if request.counters is None:
+        return Denied(
+            "invalid",
+            f"{request.resume}: no readable manifest.json",
+            "name a complete checkpoint folder, such as .../step-00000100",
+        )
+    return request.resume, Counters(0, *request.counters)
+
+
+def _control(core: Core, request: Control) -> Response:
+    job = core.state.jobs.get(request.job)
+    if job is None:
+        return Denied("not-found", f"no job {request.job}", "oobleckctl get jobs lists them")
+    problem = _refusal(job, request.act)
+    if problem:
+        return Denied("conflict", f"{job.id} is {job.state}: {problem}")
+    _audit(core, request.who, f"{request.act} {job.id}", f"job:{job.id}")
+    match request.act:
+        case "cancel":
+            message = _cancel(core, job)
+        case "pause":
+            core.record(PauseAsked(job.id, paused=True))
+            message = f"{job.id} stops after the present step"
+        case "resume":
+            core.record(PauseAsked(job.id, paused=False))
+            if job.state == "paused":
+                core.move(job, "unhold")
+            message = f"{job.id} goes on"
+        case "checkpoint":
+            assert core.run is not None
+            core.run.want_checkpoint = job.counters.step
+            message = f"{job.id} writes a checkpoint after the present step"
+        case _:
+            assert_never(request.act)
+    return Accepted(job.id, message)
+
+
+def _refusal(job: JobRecord, act: str) -> str:
+    """Why ``act`` makes no sense now; "" if it does."""
+    if job.final:
+        return "it is over"
+    if act == "pause" and (job.paused or job.layout is None):
+        return "it stands still already" if job.paused else "it does not train yet; cancel it instead"
+    if act == "resume" and not job.paused:
+        return "it is not paused"
+    if act == "checkpoint" and (job.paused or job.layout is None or job.state == "waiting"):
+        return "a checkpoint is written between two steps, and it makes none now"
+    return ""
+
+
+def _cancel(core: Core, job: JobRecord) -> str:
+    if core.run is not None and core.run.job is job:
+        jobs.end(core, core.run, "cancel")
+    else:
+        core.move(job, "cancel")
+    return f"{job.id} is cancelled"
+
+
+# ---------------------------------------------------------------------- nodes
+
+
+def _drain(core: Core, request: Drain) -> Response:
+    name, drained = request.node, request.node in core.state.drained
+    if name not in core.members.nodes and not drained:
+        return Denied("not-found", f"no node {name}", "oobleckctl get nodes lists them")
+    if drained != request.undo:
+        problem = "is not drained" if request.undo else "is drained already"
+        return Denied("conflict", f"{name} {problem}")
+    act = "undrain" if request.undo else "drain"
+    core.record(NodeDrained(name, request.reason, request.undo, core.now))
+    _audit(core, request.who, f"{act} {name} {request.reason}".strip(), f"node:{name}")
+    if request.undo:
+        core.joined_at = core.now
+        return Accepted(name, f"{name} may be used again")
+    if view.in_layout(core, name):
+        return Accepted(name, f"{name} leaves the plan after a coming step")
+    return Accepted(name, f"{name} is kept out of plans")
+
+
+def _kill(core: Core, request: Kill) -> Response:
+    node = core.members.nodes.get(request.node)
+    if not core.config.allow_injection:
+        return Denied("forbidden", "failure injection is off", "start the daemon with allow_injection = true")
+    if node is None:
+        return Denied("not-found", f"no node {request.node}", "oobleckctl get nodes lists them")
+    if not (node.alive and node.connected):
+        return Denied("conflict", f"{request.node} is not connected")
+    at = f" at {request.at}" if request.at else ""
+    _audit(core, request.who, f"kill {request.node}: {request.how}{at}", f"node:{request.node}", level="warn")
+    devices = [device.device for device in node.devices]
+    device = devices[0] if devices else ""
+    core.tell(request.node, Inject(request.how, device, request.at, request.round))
+    return Accepted(request.node, f"{request.how} on its way to {request.node}")

@@ -1,0 +1,88 @@
+"""The living side of the active job: what is asked of its devices and what they have answered.
+
+Owns no rule; lost at a restart of the daemon and rebuilt by asking the devices again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from oobleckd.core.decide import Decision
+from oobleckd.core.incident import Incident
+from oobleckd.core.state import JobRecord
+from oobleckd.protocol.messages import CheckpointPart, Deploy, Flags, Held, Progress, Ready
+from planner.plan import Layout, Plan
+from planner.policy import Proposal, Setup, Situation
+
+# off: no device holds the job. adrift: the daemon restarted and waits for Hellos. report: progress is
+# asked. run: the layout runs, or stops at a boundary. deploy: a new layout is being brought in.
+Phase = Literal["off", "adrift", "report", "run", "deploy"]
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A layout that is being deployed. ``lives``: node -> incarnation; ``holders``: live devices before it."""
+
+    epoch: int
+    layout: Layout
+    plan: Plan
+    offered: tuple[str, ...]
+    lives: dict[str, str]
+    deploys: dict[str, Deploy]
+    ready: dict[str, Ready] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Asked:
+    """A question to the planner. ``situation`` is None for ``prepare``."""
+
+    ticket: int
+    setup: Setup
+    situation: Situation | None = None
+
+
+@dataclass(slots=True)
+class Run:
+    """The active job. ``answers``/``held`` are of the present epoch only.
+
+    ``resumed_round``: the round that the last ``Resume`` began. ``want_checkpoint``: a user asked for one
+    at this step or later (-1: nobody did). ``flags``: what was last put into the votes.
+    """
+
+    job: JobRecord
+    phase: Phase = "off"
+    answers: dict[str, Progress] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)
+    decision: Decision | None = None
+    candidate: Candidate | None = None
+    measuring: str = ""
+    asked: Asked | None = None
+    proposal: tuple[Situation, Proposal] | None = None
+    refused: Situation | None = None
+    refusal: str = ""
+    satisfied: tuple[str, ...] | None = None
+    incident: Incident | None = None
+    flags: Flags = field(default_factory=Flags)
+    flagged_round: int = -1
+    resumed_round: int = -1
+    want_checkpoint: int = -1
+    parts: dict[str, dict[int, CheckpointPart]] = field(default_factory=dict)
+
+    def all_held(self) -> bool:
+        """Whether every survivor stopped at the same boundary."""
+        survivors = self.job.survivors()
+        if not survivors or not all(device in self.held for device in survivors):
+            return False
+        return len({self.held[device].counters for device in survivors}) == 1
+
+    def finished(self) -> bool:
+        """Whether the survivors, who all hold, have committed the last step."""
+        return all(self.held[device].finished for device in self.job.survivors())
+
+    def forget(self, phase: Phase) -> None:
+        """Nothing that was asked before counts any more; go on in ``phase``."""
+        self.phase = phase
+        self.answers, self.held = {}, {}
+        self.decision, self.candidate = None, None
+        self.flags, self.flagged_round = Flags(), -1

@@ -1,0 +1,101 @@
+"""The durable state of the daemon: what the journal builds. Changed only by ``entries.apply``."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from oobleckd.core.states import FINAL
+from oobleckd.protocol.api import Change, IncidentView, JobState
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import Counters
+from planner.plan import Layout, Plan, Template
+from planner.policy import Setup
+from planner.profile import Profile
+
+HISTORY = 5000
+RECENT_STEPS = 20
+
+
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """A committed step, small enough to keep all of them."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    samples: int
+    ledger: str
+    outcome: str
+    epoch: int
+    at: float
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """A job. ``counters``: the first round and step not known to be committed; ``start``: where it began.
+
+    ``source``: where the state comes from when no device holds it. ``dead``: lost devices of ``layout``.
+    ``losses``: round -> loss, of every round ever committed, for the check of late and double reports.
+    """
+
+    id: str
+    spec: Job
+    submitted_at: float
+    source: str
+    start: Counters
+    counters: Counters
+    state: JobState = "queued"
+    reason: str = ""
+    finished_at: float | None = None
+    paused: bool = False
+    epoch: int = 0
+    dead: tuple[str, ...] = ()
+    setup: Setup | None = None
+    templates: tuple[Template, ...] = ()
+    plan: Plan | None = None
+    layout: Layout | None = None
+    lives: dict[str, str] = field(default_factory=dict)
+    offered: tuple[str, ...] = ()
+    steps: list[Step] = field(default_factory=list)
+    losses: dict[int, float] = field(default_factory=dict)
+    step_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    steps_lost: int = 0
+    checkpoint: str = ""
+    checkpoint_counters: Counters = field(default_factory=Counters)
+
+    @property
+    def final(self) -> bool:
+        """Whether the job is over."""
+        return self.state in FINAL
+
+    @property
+    def n0(self) -> int:
+        """The fewest nodes that hold the model (0 when not planned yet)."""
+        return min((template.num_nodes for template in self.templates), default=0)
+
+    def survivors(self) -> tuple[str, ...]:
+        """Live devices of the layout in force, in name order."""
+        if self.layout is None:
+            return ()
+        return tuple(sorted(set(self.layout.holdings) - set(self.dead)))
+
+    def undeploy(self, source: str) -> None:
+        """No device holds the job any more; its state is in ``source``."""
+        self.layout, self.plan, self.lives, self.dead, self.offered = None, None, {}, (), ()
+        self.source = source
+
+
+@dataclass(slots=True)
+class State:
+    """Everything durable. ``jobs`` in order of submission; ``drained``: node -> reason."""
+
+    jobs: dict[str, JobRecord] = field(default_factory=dict)
+    profiles: dict[str, Profile] = field(default_factory=dict)
+    drained: dict[str, str] = field(default_factory=dict)
+    incidents: dict[str, IncidentView] = field(default_factory=dict)
+    history: deque[Change] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    epoch: int = 0
+    seq: int = 0

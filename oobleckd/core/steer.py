@@ -1,0 +1,261 @@
+"""What comes next: asked after every event, answered from the state alone.
+
+Compares what is wanted (all usable nodes in the plan, no dead ones; a pause; a checkpoint) with what
+is, and issues the next step towards it. Nothing here remembers what it did before, so a second failure
+in the middle of anything needs no rule of its own.
+"""
+
+from __future__ import annotations
+
+from oobleckd.core import checkpoints, deploy, incidents, jobs
+from oobleckd.core.context import Core
+from oobleckd.core.entries import Released
+from oobleckd.core.events import Planned
+from oobleckd.core.run import Asked, Run
+from oobleckd.protocol.messages import Flag, Flags
+from planner.plan import node_of
+from planner.policy import Proposal, Situation
+
+
+def steer(core: Core) -> None:
+    """Take the next step of the active job, or start one."""
+    jobs.start_next(core)
+    run = core.run
+    if run is None or run.phase in {"adrift", "report", "deploy"}:
+        return
+    if run.phase == "off":
+        _before_deployment(core, run)
+    elif run.all_held():
+        _at_boundary(core, run)
+    else:
+        _while_running(core, run)
+
+
+# ---------------------------------------------------------------------- no device holds the job
+
+
+def _before_deployment(core: Core, run: Run) -> None:
+    job = run.job
+    if not job.templates:
+        jobs.prepare(core, run)
+        return
+    nodes = core.candidates(job)
+    if len(nodes) < job.n0:
+        if job.state != "profiling":
+            core.move(job, "starve", _too_few(run, nodes))
+        return
+    if core.now < core.joined_at + core.config.batch_s:
+        return
+    if job.state == "waiting":
+        core.move(job, "feed")
+    found = _proposal(core, run, Situation(nodes, {}))
+    if found is not None:
+        deploy.deploy(core, run, *found)
+
+
+def _too_few(run: Run, nodes: tuple[str, ...]) -> str:
+    """Why the job waits."""
+    job = run.job
+    step = job.counters.step
+    if job.layout is None:
+        where = (
+            "nothing is trained yet"
+            if job.source == "init" and not step
+            else f"step {step} is in {job.source}"
+        )
+    else:
+        where = f"step {step} is held by {len({node_of(d) for d in job.survivors()})} nodes"
+    return f"needs {job.n0} nodes and has {len(nodes)}; {where}"
+
+
+# ---------------------------------------------------------------------- devices are at work
+
+
+def _while_running(core: Core, run: Run) -> None:
+    """Plan ahead, and put into the votes what should happen at the next boundary."""
+    job = run.job
+    hold, checkpoint = job.paused, run.want_checkpoint >= 0
+    if job.dead:
+        if len(core.candidates(job)) >= job.n0 and not job.paused:
+            _proposal(core, run, situation(core, run))
+        return  # the decision already holds everybody at the boundary
+    if _wants_change(core, run):
+        nodes = core.candidates(job)
+        if len(nodes) >= job.n0:
+            hold |= _has_use_for(core, run)
+        elif _leaving(core, run):
+            hold = checkpoint = True
+    _flag(core, run, Flags(hold, checkpoint))
+
+
+def _flag(core: Core, run: Run, flags: Flags) -> None:
+    """Say ``flags`` to all devices; again in every round, since a vote may have been cast already."""
+    said = (run.flags, run.flagged_round) == (flags, run.job.counters.round)
+    if said or flags == Flags():
+        run.flags = flags
+        return
+    run.flags, run.flagged_round = flags, run.job.counters.round
+    for device in run.job.survivors():
+        core.tell(device, Flag(device, run.job.epoch, flags))
+
+
+def _wants_change(core: Core, run: Run) -> bool:
+    """Whether the plan was made for other nodes than there are now (those that just join may bring more)."""
+    nodes = core.candidates(run.job)
+    if nodes in {run.job.offered, run.satisfied}:
+        return False
+    joining = set(nodes) - set(run.job.offered)
+    return not joining or core.now >= core.joined_at + core.config.batch_s
+
+
+def _has_use_for(core: Core, run: Run) -> bool:
+    """Whether a plan for the present nodes is here and differs from the one in force."""
+    found = _proposal(core, run, situation(core, run))
+    if found is not None and _changes_nothing(run, found[1]):
+        run.satisfied, run.proposal = found[0].nodes, None
+        return False
+    return found is not None
+
+
+def _leaving(core: Core, run: Run) -> list[str]:
+    """Nodes of the layout that are to leave it."""
+    inside = {node_of(device) for device in run.job.survivors()}
+    return sorted(inside - set(core.candidates(run.job)))
+
+
+# ---------------------------------------------------------------------- all devices hold
+
+
+def _at_boundary(core: Core, run: Run) -> None:
+    job = run.job
+    if run.finished():
+        if job.checkpoint_counters.step >= job.spec.train.steps and job.checkpoint:
+            jobs.end(core, run, "finish")
+        return
+    checkpoints.abandon_incomplete(core, run)
+    if job.paused:
+        if run.incident is not None and not job.dead:
+            incidents.close(core, run)
+        if job.state != "paused":
+            core.move(job, "hold")
+        return
+    if job.dead or _wants_change(core, run):
+        _change_plan(core, run)
+    else:
+        _go_on(core, run)
+
+
+def _go_on(core: Core, run: Run) -> None:
+    """Run the layout in force from this boundary."""
+    if run.job.state in {"waiting", "planning"}:
+        if run.job.state == "waiting":
+            core.move(run.job, "feed")
+        core.move(run.job, "planned")
+    if run.job.state in {"deploying", "recovering"}:
+        core.move(run.job, "deployed")
+    incidents.enter(core, run, "resume")
+    deploy.resume(core, run, run.job.survivors())
+    _while_running(core, run)
+
+
+def _change_plan(core: Core, run: Run) -> None:
+    job = run.job
+    nodes = core.candidates(job)
+    if len(nodes) < job.n0:
+        _starve(core, run, nodes)
+        return
+    if job.state == "waiting":
+        core.move(job, "feed")
+    asked = situation(core, run)
+    found = _proposal(core, run, asked)
+    if found is None:
+        if run.refused == asked and not job.dead:
+            run.satisfied = nodes
+            _go_on(core, run)
+        return
+    if _changes_nothing(run, found[1]):
+        run.satisfied = found[0].nodes
+        _go_on(core, run)
+    else:
+        deploy.deploy(core, run, *found)
+
+
+def _starve(core: Core, run: Run, nodes: tuple[str, ...]) -> None:
+    """Too few nodes are left: wait, with the state where it is safest."""
+    job = run.job
+    saved = bool(job.checkpoint) and job.checkpoint_counters.step == job.counters.step
+    if _leaving(core, run) and not saved and not job.dead:
+        _go_on(core, run)  # one step more, whose votes bear hold and checkpoint
+        return
+    if saved:
+        jobs.release(core, run)
+        core.record(Released(job.id, job.checkpoint, core.now))
+        run.forget("off")
+    core.move(job, "starve", _too_few(run, nodes))
+
+
+def _changes_nothing(run: Run, proposal: Proposal) -> bool:
+    """Whether ``proposal`` is the plan in force (nodes came that it has no use for)."""
+    plan = run.job.plan
+    return not run.job.dead and plan is not None and plan.pipelines == proposal.plan.pipelines
+
+
+# ---------------------------------------------------------------------- plans
+
+
+def situation(core: Core, run: Run) -> Situation:
+    """The moment, as the policy is asked about it."""
+    job = run.job
+    holdings = job.layout.holdings if job.layout is not None else {}
+    pipelines = job.plan.pipelines if job.plan is not None else ()
+    return Situation(
+        core.candidates(job),
+        {device: holdings[device] for device in job.survivors()},
+        tuple(pipeline.nodes for pipeline in pipelines),
+    )
+
+
+def _proposal(core: Core, run: Run, wanted: Situation) -> tuple[Situation, Proposal] | None:
+    """The answer of the policy, asking for it if need be.
+
+    A plan for fewer nodes than there are by now is still good: the others get theirs afterwards.
+    """
+    if run.proposal is not None:
+        asked, proposal = run.proposal
+        if asked.holdings == wanted.holdings and set(asked.nodes) <= set(wanted.nodes):
+            return asked, proposal
+    if wanted == run.refused:
+        return None
+    job = run.job
+    assert job.setup is not None
+    if run.asked is None or run.asked.situation != wanted:
+        ticket = core.ask_plan(job.spec.fault_tolerance.policy, job.setup, wanted)
+        run.asked = Asked(ticket, job.setup, wanted)
+    return None
+
+
+def on_planned(core: Core, event: Planned) -> None:
+    """The planner's answer; one to an older question is dropped."""
+    run = core.run
+    if run is None or run.asked is None or run.asked.ticket != event.ticket:
+        return
+    asked, run.asked = run.asked, None
+    if asked.situation is None:
+        if event.error:
+            jobs.fail(core, run.job, event.error, event.hint)
+        else:
+            jobs.on_templates(core, run, asked.setup, event.templates)
+    elif event.proposal is not None:
+        run.proposal = (asked.situation, event.proposal)
+    else:
+        _refused(core, run, asked.situation, event)
+
+
+def _refused(core: Core, run: Run, asked: Situation, event: Planned) -> None:
+    """No plan for this situation: wait for another one if there is no plan in force."""
+    run.refused = asked
+    reason = f"{event.error} ({event.hint})" if event.hint else event.error
+    if run.phase == "off" or (run.job.dead and run.all_held()):
+        core.move(run.job, "starve", reason)
+    else:
+        core.announce("plan", f"{run.job.id}: no new plan: {reason}", (f"job:{run.job.id}",), level="warn")

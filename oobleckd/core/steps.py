@@ -1,0 +1,87 @@
+"""Committed rounds as devices tell them: recorded once, compared, acknowledged; and who holds.
+
+Every device tells every round, so that none is lost with a device; the first word is recorded and the
+others must agree with it to the bit.
+"""
+
+from __future__ import annotations
+
+from oobleckd.core import checkpoints, incidents
+from oobleckd.core.context import Core
+from oobleckd.core.entries import StepEntry
+from oobleckd.core.events import Announce
+from oobleckd.core.state import JobRecord
+from oobleckd.protocol.messages import Ack, Held, StepDone
+from planner.plan import node_of
+
+
+def on_step_done(core: Core, message: StepDone) -> None:
+    """A device committed a round."""
+    job = core.state.jobs.get(message.job)
+    if job is None or job.final:
+        core.tell(message.device, Ack(message.job, message.counters.round))
+        return
+    known = job.losses.get(message.counters.round)
+    if message.counters.round >= job.counters.round:
+        _record(core, job, message)
+    elif known is not None and known != message.loss and not both_nan(known, message.loss):
+        _conflict(core, job, message, known)
+    run = core.run
+    incident = run.incident if run is not None and run.job is job else None
+    if incident is not None and message.counters.round >= incident.round:
+        incident.layer_gradients += message.layer_gradients
+    checkpoints.ack(core, job, message.device)
+
+
+def both_nan(a: float, b: float) -> bool:
+    """Whether two losses are no number, which is an agreement too."""
+    return a != a and b != b  # noqa: PLR0124 - the definition of a NaN
+
+
+def _record(core: Core, job: JobRecord, message: StepDone) -> None:
+    data = {
+        "job": job.id,
+        "step": message.counters.step,
+        "loss": message.loss,
+        "outcome": message.outcome,
+        "epoch": message.epoch,
+    }
+    text = f"{job.id}: step {message.counters.step} {message.outcome}, loss {message.loss:.6g}"
+    change = core.change("step", text, (), "info" if message.outcome == "applied" else "warn", data)
+    core.record(
+        StepEntry(
+            job.id,
+            message.counters,
+            message.outcome,
+            message.epoch,
+            message.loss,
+            message.grad_norm,
+            message.lr,
+            message.samples,
+            message.ledger,
+            message.step_s,
+            core.now,
+            change.seq,
+        )
+    )
+    core.outbox.append(Announce(change))
+    if core.run is not None and core.run.job is job:
+        incidents.committed(core, core.run)
+
+
+def _conflict(core: Core, job: JobRecord, message: StepDone, known: float) -> None:
+    text = (
+        f"{job.id}: silent corruption: {message.device} says loss {message.loss!r} for round "
+        f"{message.counters.round}, another device said {known!r}; the first is kept"
+    )
+    story = (f"job:{job.id}", f"node:{node_of(message.device)}")
+    core.announce("step", text, story, level="error", device=message.device)
+
+
+def on_held(core: Core, message: Held) -> None:
+    """A device stopped at a boundary."""
+    run = core.run
+    if run is None or run.phase != "run" or message.epoch != run.job.epoch:
+        return
+    if message.device in run.job.survivors():
+        run.held[message.device] = message

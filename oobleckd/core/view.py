@@ -1,0 +1,241 @@
+"""The machine as people see it: pure views over ``Core``, in the structs of the API."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections import Counter
+
+import msgspec
+
+from oobleckd.core.context import Core
+from oobleckd.core.membership import Node
+from oobleckd.core.state import JobRecord
+from oobleckd.protocol.api import (
+    Change,
+    IncidentView,
+    JobView,
+    LayerRange,
+    NodeState,
+    NodeView,
+    PipelineView,
+    Status,
+    StepView,
+    TemplateView,
+)
+from oobleckd.protocol.job import Job
+from planner.plan import node_of
+
+
+def digest(spec: Job) -> str:
+    """Names what a job computes: SHA-256 of its specification without the name."""
+    nameless = msgspec.structs.replace(spec, name="job")
+    return hashlib.sha256(msgspec.json.encode(nameless, order="deterministic")).hexdigest()
+
+
+def in_layout(core: Core, name: str) -> bool:
+    """Whether a live life of the node holds layers of the active job."""
+    return core.run is not None and any(node_of(d) == name for d in core.run.job.survivors())
+
+
+# ---------------------------------------------------------------------- nodes
+
+
+def node_state(core: Core, node: Node) -> NodeState:
+    """The one word for a node."""
+    inside = in_layout(core, node.name)
+    if node.left:
+        return "left"
+    if not node.alive:
+        return "lost"
+    if not node.connected:
+        return "disconnected"
+    if node.name in core.state.drained:
+        return "draining" if inside else "drained"
+    if inside:
+        return "active"
+    return "standby" if node.ready else "joining"
+
+
+def node_views(core: Core) -> list[NodeView]:
+    """Every node, in name order; after a restart also those of the plan that have not said Hello yet."""
+    found = [_node_view(core, node) for _, node in sorted(core.members.nodes.items())]
+    inside = {node_of(d) for d in core.run.job.survivors()} if core.run is not None else set()
+    missing = sorted(inside - core.members.nodes.keys())
+    found += [
+        NodeView(name, "disconnected", "", "", (), (), (), 0.0, (), "not heard since the daemon's restart")
+        for name in missing
+    ]
+    return sorted(found, key=lambda view: view.name)
+
+
+def _node_view(core: Core, node: Node) -> NodeView:
+    state = node_state(core, node)
+    layout = core.run.job.layout if core.run is not None else None
+    layers: tuple[LayerRange, ...] = ()
+    if layout is not None and state in {"active", "draining", "disconnected"}:
+        layers = tuple(
+            LayerRange(device, held.start, held.stop)
+            for device, held in sorted(layout.holdings.items())
+            if node_of(device) == node.name
+        )
+    return NodeView(
+        name=node.name,
+        state=state,
+        incarnation=node.incarnation,
+        host=node.host,
+        devices=tuple(d.device for d in node.devices),
+        kinds=tuple(d.kind for d in node.devices),
+        pids=tuple(d.pid for d in node.devices),
+        beat_age_s=max(0.0, core.now - node.heard_at),
+        layers=layers,
+        reason=_node_reason(core, node, state),
+    )
+
+
+def _node_reason(core: Core, node: Node, state: NodeState) -> str:
+    if state in {"lost", "left"}:
+        return node.cause
+    if state in {"draining", "drained"}:
+        return core.state.drained[node.name]
+    run = core.run
+    if state != "standby" or run is None or run.job.plan is None:
+        return ""
+    unused = node.name in run.job.plan.idle or node.name not in core.candidates(run.job)
+    return (run.job.plan.reason or "the plan has no use for it") if unused else ""
+
+
+# ---------------------------------------------------------------------- jobs
+
+
+def job_views(core: Core) -> list[JobView]:
+    """Every job, in order of submission."""
+    return [job_view(core, job) for job in core.state.jobs.values()]
+
+
+def job_view(core: Core, job: JobRecord) -> JobView:
+    """One job."""
+    step_s = statistics.median(job.step_s) if job.step_s else 0.0
+    last = job.steps[-1] if job.steps else None
+    incidents = [view for view in core.state.incidents.values() if view.job == job.id]
+    return JobView(
+        id=job.id,
+        name=job.spec.name,
+        state=job.state,
+        reason=job.reason,
+        step=job.counters.step,
+        steps=job.spec.train.steps,
+        epoch=job.epoch,
+        loss=last.loss if last else None,
+        tolerance=node_tolerance(job),
+        f=job.spec.fault_tolerance.f,
+        policy=job.spec.fault_tolerance.policy,
+        nodes=tuple(sorted({node_of(device) for device in job.survivors()})) if not job.final else (),
+        pipelines=tuple(pipeline_views(job)) if not job.final else (),
+        samples_per_s=job.spec.train.global_batch / step_s if step_s else 0.0,
+        step_s=step_s,
+        submitted_at=job.submitted_at,
+        finished_at=job.finished_at,
+        incidents=len(incidents),
+        steps_lost=job.steps_lost,
+        checkpoint=job.checkpoint,
+        digest=digest(job.spec),
+        spec=job.spec,
+    )
+
+
+def node_tolerance(job: JobRecord) -> int:
+    """How many nodes may be lost at once with a copy of every layer left (-1: not deployed)."""
+    if job.layout is None or job.final:
+        return -1
+    fewest = min(
+        len({node_of(device) for device in job.layout.holders(layer)} - {node_of(d) for d in job.dead})
+        for layer in range(job.layout.num_layers)
+    )
+    return fewest - 1
+
+
+def pipeline_views(job: JobRecord) -> list[PipelineView]:
+    """The pipelines of the plan in force."""
+    if job.plan is None:
+        return []
+    return [
+        PipelineView(
+            index,
+            pipeline.nodes,
+            tuple(LayerRange(s.device, s.layers.start, s.layers.stop) for s in pipeline.segments),
+            pipeline.micro_batches,
+        )
+        for index, pipeline in enumerate(job.plan.pipelines)
+    ]
+
+
+def template_views(job: JobRecord) -> list[TemplateView]:
+    """The templates made for the job, and how often each one is used now."""
+    used = Counter(len(pipeline.nodes) for pipeline in job.plan.pipelines) if job.plan else Counter[int]()
+    return [
+        TemplateView(
+            template.num_nodes,
+            tuple((stage.layers.start, stage.layers.stop) for stage in template.stages),
+            template.fill_s,
+            template.period_s,
+            tuple(stage.memory_bytes for stage in template.stages),
+            used[template.num_nodes],
+        )
+        for template in job.templates
+    ]
+
+
+def step_views(job: JobRecord, since: int = 0) -> list[StepView]:
+    """Committed steps from ``since`` on, one each: tries that were repeated do not count."""
+    return [
+        StepView(
+            s.step, s.loss, s.loss.hex(), s.grad_norm, s.lr, s.samples, s.ledger, s.outcome, s.epoch, s.at
+        )
+        for s in job.steps
+        if s.step >= since
+    ]
+
+
+# ---------------------------------------------------------------------- the rest
+
+
+def incident_views(core: Core) -> list[IncidentView]:
+    """Every incident in order; the open one as it stands now."""
+    views = dict(core.state.incidents)
+    if core.run is not None and core.run.incident is not None:
+        views[core.run.incident.id] = core.run.incident.view(core.now)
+    return list(views.values())
+
+
+def story(core: Core, key: str) -> list[Change]:
+    """The changes that concern ``key`` (``node:n3``, ``incident:inc-2``, ``job:…``), oldest first."""
+    return [change for change in core.state.history if key in change.story]
+
+
+def status(core: Core) -> Status:
+    """The headline."""
+    config = core.config
+    return Status(
+        version=config.version,
+        daemon=config.daemon,
+        state_dir=config.state_dir,
+        up_s=core.now - core.started_at,
+        nodes=sum(node.alive for node in core.members.nodes.values()),
+        jobs=sum(not job.final for job in core.state.jobs.values()),
+        line=_line(core),
+        endpoint=config.endpoint,
+        allow_injection=config.allow_injection,
+    )
+
+
+def _line(core: Core) -> str:
+    nodes = sum(node.alive for node in core.members.nodes.values())
+    if core.run is None:
+        return f"{nodes} nodes, no job"
+    job = core.run.job
+    words = [f"{nodes} nodes", f"{job.id} {job.state}", f"step {job.counters.step}/{job.spec.train.steps}"]
+    tolerance = node_tolerance(job)
+    if tolerance >= 0:
+        words.append(f"can lose {tolerance}")
+    return ", ".join(words)
