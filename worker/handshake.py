@@ -2,8 +2,8 @@
 
 Owns the handshake. Both ends know the secret of the job (it came over the CURVE link of their agents)
 and show it with HMAC-SHA256 over a transcript with both nonces, both names and the protocol version.
-After that the stream is as it is: neither encrypted nor authenticated byte by byte. Networks between
-nodes are trusted to that degree; see docs/security.md.
+After that the stream is as it is, neither encrypted nor authenticated byte by byte: the network between
+nodes is trusted to that degree.
 
 The connecting end speaks first::
 

@@ -343,12 +343,7 @@ class Transport:
         try:
             while (letter := reader.read()) is not None:
                 self._mailbox.put(letter)
-        except (
-            OSError,
-            EOFError,
-            wire.WireError,
-            RuntimeError,
-        ) as error:  # RuntimeError: torch has no memory
+        except (OSError, EOFError, wire.WireError) as error:
             why = str(error) or type(error).__name__
         with self._changed:
             if why is None:

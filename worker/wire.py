@@ -8,7 +8,6 @@ and a receiver reads straight into fresh ones (64-byte aligned by torch's CPU al
 from __future__ import annotations
 
 import ctypes
-import math
 import socket
 import struct
 from collections import deque
@@ -147,8 +146,11 @@ class LetterReader:
         if kind == _GOODBYE:
             return None
         body = _decode(self._take(body_bytes))
-        tensors = _empty_tensors(body, payload_bytes)
-        self._fill([_bytes_of(tensor) for tensor in tensors if tensor.numel()])
+        tensors = _empty_tensors(body)
+        views = [_bytes_of(tensor) for tensor in tensors if tensor.numel()]
+        if sum(map(len, views)) != payload_bytes:
+            raise WireError("a frame's payload does not have the size of its tensors")
+        self._fill(views)
         return Letter(body.key, self._source, body.meta, tensors)
 
     def _more(self) -> bool:
@@ -187,13 +189,14 @@ def _decode(data: memoryview) -> _Body:
         raise WireError(f"damaged frame: {error}") from error
 
 
-def _empty_tensors(body: _Body, payload_bytes: int) -> list[Tensor]:
-    if len(body.dtypes) != len(body.shapes) or any(not 0 <= n < len(_DTYPES) for n in body.dtypes):
-        raise WireError("damaged frame: dtypes and shapes do not fit")
-    forms = [(shape, _DTYPES[number]) for number, shape in zip(body.dtypes, body.shapes, strict=True)]
-    if sum(dtype.itemsize * math.prod(shape) for shape, dtype in forms) != payload_bytes:
-        raise WireError("a frame's payload does not have the size of its tensors")
-    return [torch.empty(shape, dtype=dtype) for shape, dtype in forms]
+def _empty_tensors(body: _Body) -> list[Tensor]:
+    try:
+        return [
+            torch.empty(shape, dtype=_DTYPES[number])
+            for number, shape in zip(body.dtypes, body.shapes, strict=True)
+        ]
+    except (IndexError, ValueError, RuntimeError) as error:
+        raise WireError(f"a frame's tensors cannot be made: {error}") from error
 
 
 def _advance(views: deque[memoryview], num_bytes: int) -> None:

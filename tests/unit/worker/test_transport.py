@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -320,6 +321,26 @@ def test_a_damaged_frame_is_a_loss(make: Make) -> None:
         sock.sendall(b"\0" * 64)
         b.until(lambda: bool(b.lost))
     assert b.lost == [("a/0", "damaged frame header")]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "shapes", "why"),
+    [
+        ((0,), ((2**60,),), "cannot be made"),
+        ((99,), ((1,),), "cannot be made"),
+        ((0, 0), ((1,),), "cannot be made"),
+        ((0,), ((3,),), "does not have the size"),
+    ],
+)
+def test_a_letter_that_contradicts_itself_is_damage(
+    dtypes: tuple[int, ...], shapes: tuple[tuple[int, ...], ...], why: str
+) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        body = msgspec.msgpack.encode((("f",), b"", dtypes, shapes))
+        one.sendall(struct.pack("<4sBxxxIQ", b"OBLK", 1, len(body), 8) + body + bytes(8))
+        with pytest.raises(wire.WireError, match=why):
+            wire.LetterReader(other, "a/0").read()
 
 
 # ---------------------------------------------------------------------- framing
