@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
-from tests.helpers.models import small_job
+from tests.helpers.models import CPU, all_layers, all_params, layered_step, small_job
+from worker import sums
+from worker.models import load_spec
 from worker.optimizer import adamw_, clip_scale, lr_at
 
 HYPER = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.05}
@@ -91,3 +96,43 @@ def test_clipping() -> None:
     assert clip_scale(4.0, 1.0) == 0.25
     assert clip_scale(4.0, 0.0) == 1.0
     assert clip_scale(0.0, 1.0) == 1.0
+
+
+def test_training_follows_a_plain_loop() -> None:
+    """Layers, exact sums, clipping and update together against Hugging Face and torch's own loop."""
+    job = small_job("gpt2", train={"steps": 5}, optimizer={"lr": 1e-2, "clip_norm": 0.5})
+    spec = load_spec(job)
+    params = all_params(spec)
+    model = AutoModelForCausalLM.from_config(spec.config, dtype=torch.float32).train()
+    model.load_state_dict({key: param.detach() for key, param in params.items()}, strict=False)
+    plain = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-8, weight_decay=0.01)
+    layers, keys = all_layers(spec, params), list(params)
+    moments = [[torch.zeros_like(params[key].detach()) for key in keys] for _ in range(2)]
+    exponents = (sums.START_EXPONENT,) * len(keys)
+    total = sums.Sum([tuple(params[key].shape) for key in keys], True, CPU)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(5):
+        total.zero_()
+        plain.zero_grad()
+        for _ in range(2):
+            tokens = torch.randint(0, 64, (2, 8), generator=generator)
+            loss, found = layered_step(spec, layers, tokens)
+            assert total.add([found[key] for key in keys], exponents, 2) == (False, False)
+            expected = model(input_ids=tokens, labels=tokens).loss
+            (expected / 2).backward()
+            torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+        grads = sums.mean_grads(total.tensors, exponents, 2, True)
+        norm = math.sqrt(sum(sums.squared_norms(grads)))
+        assert norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)), rel=1e-5)
+        assert norm > 0.5
+        lr = lr_at(step, job)
+        clipped = [grad * clip_scale(norm, 0.5) for grad in grads]
+        leaves = [params[key] for key in keys]
+        adamw_(
+            leaves, clipped, *moments, applied=step, lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01
+        )
+        plain.param_groups[0]["lr"] = lr
+        plain.step()
+        exponents = sums.next_exponents(total.tensors, exponents, 2)
+    for key, param in model.named_parameters():
+        torch.testing.assert_close(params[key].detach(), param.detach(), rtol=0, atol=2e-5)
