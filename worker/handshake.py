@@ -38,6 +38,10 @@ class HandshakeError(ConnectionError):
     """The other end did not prove that it knows the secret, or did not accept that we do."""
 
 
+class NotYet(HandshakeError):
+    """The other end is alive and does not know the secret, perhaps not yet: ask again."""
+
+
 class Greeting(msgspec.Struct, frozen=True, array_like=True):
     """First words: ``source`` in its ``life`` wants to reach ``target``, with the secret called ``key``."""
 
@@ -53,6 +57,7 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
     nonce: bytes = b""
     proof: bytes = b""
     refused: str = ""
+    not_yet: bool = False
 
 
 def key_name(secret: bytes) -> bytes:
@@ -67,7 +72,7 @@ def connect(sock: socket.socket, *, source: str, life: str, target: str, secret:
     write_frame(sock, hello)
     answer = _decode(_read(sock), _Answer)
     if answer.refused:
-        raise HandshakeError(f"{target} refused: {answer.refused}")
+        raise (NotYet if answer.not_yet else HandshakeError)(f"{target} refused: {answer.refused}")
     expected = _proof(secret, b"acceptor", hello, answer.nonce)
     if not hmac.compare_digest(answer.proof, expected):
         raise HandshakeError(f"{target} does not know the secret of this job")
@@ -90,7 +95,7 @@ def accept(sock: socket.socket, *, device: str, find_secret: Callable[[Greeting]
         _refuse(sock, f"this is {device}, not {greeting.target}")
     secret = find_secret(greeting)
     if secret is None:
-        _refuse(sock, "it does not know the secret that you mean")
+        _refuse(sock, "it does not know the secret that you mean", not_yet=True)
     nonce = secrets.token_bytes(_NONCE_BYTES)
     answer = _Answer(nonce, _proof(secret, b"acceptor", hello, nonce))
     write_frame(sock, msgspec.msgpack.encode(answer))
@@ -122,6 +127,6 @@ def _decode(data: bytes, kind: type[_T]) -> _T:
         raise HandshakeError(f"no handshake: {error}") from error
 
 
-def _refuse(sock: socket.socket, why: str) -> NoReturn:
-    write_frame(sock, msgspec.msgpack.encode(_Answer(refused=why)))
+def _refuse(sock: socket.socket, why: str, *, not_yet: bool = False) -> NoReturn:
+    write_frame(sock, msgspec.msgpack.encode(_Answer(refused=why, not_yet=not_yet)))
     raise HandshakeError(why)

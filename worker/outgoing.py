@@ -18,10 +18,11 @@ from contextlib import suppress
 
 from oobleckd.protocol.messages import Peer
 from worker import sockets, wire
-from worker.handshake import HandshakeError
+from worker.handshake import HandshakeError, NotYet
 from worker.wire import Frame
 
 _RETRY_S = (0.02, 1.0)
+_PATIENCE_S = 600.0  # with a peer that answers: it may be loading a model before it hears of our layout
 
 
 class Outgoing:
@@ -129,30 +130,35 @@ class Outgoing:
 
     def _dial(self) -> None:
         """Connect and shake hands; repeats while the peer is there but not ready. Raises OSError."""
-        deadline = time.monotonic() + self._timeout_s
+        now = time.monotonic()
+        deadline, last_deadline = now + self._timeout_s, now + _PATIENCE_S
         delay_s, max_delay_s = _RETRY_S
-        while not self._try_once():
-            if time.monotonic() > deadline:
-                raise HandshakeError("the peer is there but no handshake succeeded")
+        while (why := self._try_once()) is not None:
+            now = time.monotonic()
+            if isinstance(why, NotYet):
+                deadline = min(now + self._timeout_s, last_deadline)
+            if now > deadline:
+                raise HandshakeError(f"the peer is there but no handshake succeeded: {why}")
             if self._stopped.wait(delay_s):
                 raise HandshakeError("stopped")
             delay_s = min(2 * delay_s, max_delay_s)
 
-    def _try_once(self) -> bool:
+    def _try_once(self) -> OSError | None:
+        """None: open. Else why it may work later. Raises OSError when nobody is there."""
         try:
             sock = self._connect()
-        except BlockingIOError:
-            return False
+        except BlockingIOError as error:
+            return error
         try:
             self._greet(sock)
-        except OSError:
+        except OSError as error:
             if self._stopped.is_set():
                 raise
-            return False
+            return error
         sock.settimeout(None)
         with self._lock:
             self._open = True
-        return True
+        return None
 
     def _connect(self) -> socket.socket:
         try:

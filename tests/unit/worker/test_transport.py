@@ -152,6 +152,17 @@ def test_an_early_letter_waits_for_the_receiver_to_be_configured(make: Make) -> 
     assert torch.equal(b.receive(("f",)).tensors[0], torch.ones(2))
 
 
+def test_a_receiver_that_takes_long_to_be_configured_is_not_lost(make: Make) -> None:
+    a, b = make("a/0", handshake_s=0.1), make("b/0", handshake_s=0.02)
+    a.transport.configure({"b/0": b.transport.peer}, SECRET)
+    assert a.transport.send("b/0", ("f",), [torch.ones(2)])
+    while b.transport.counts.refused < 5:  # by then more than a's 0.1 s are over
+        threading.Event().wait(0.001)
+    b.transport.configure({"a/0": a.transport.peer}, SECRET)
+    b.receive(("f",))
+    assert a.lost == []
+
+
 def test_a_new_secret_leaves_old_links_open(make: Make) -> None:
     a, b = make("a/0"), make("b/0")
     introduce(a, b)
