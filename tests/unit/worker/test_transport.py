@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.messages import PROTOCOL, Peer
-from worker import handshake, sockets, wire
+from worker import handshake, outgoing, sockets, wire
 from worker.framing import FrameBuffer, FrameError, frame, read_frame, write_frame
 from worker.mailbox import Key, Letter, Mailbox
 from worker.transport import Transport
@@ -152,12 +152,15 @@ def test_an_early_letter_waits_for_the_receiver_to_be_configured(make: Make) -> 
     assert torch.equal(b.receive(("f",)).tensors[0], torch.ones(2))
 
 
-def test_a_receiver_that_takes_long_to_be_configured_is_not_lost(make: Make) -> None:
-    a, b = make("a/0", handshake_s=0.1), make("b/0", handshake_s=0.02)
+def test_a_receiver_that_takes_long_to_be_configured_is_not_lost(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing, "_RETRY_S", (0.6, 0.6))
+    a, b = make("a/0", handshake_s=1.5), make("b/0", handshake_s=0.02)
     a.transport.configure({"b/0": b.transport.peer}, SECRET)
     assert a.transport.send("b/0", ("f",), [torch.ones(2)])
-    while b.transport.counts.refused < 5:  # by then more than a's 0.1 s are over
-        threading.Event().wait(0.001)
+    while b.transport.counts.refused < 4:  # by then more than a's 1.5 s are over
+        threading.Event().wait(0.01)
     b.transport.configure({"a/0": a.transport.peer}, SECRET)
     b.receive(("f",))
     assert a.lost == []
