@@ -12,8 +12,8 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -97,13 +97,25 @@ def end(processes: Iterable[Process], grace_s: float) -> int:
 
     Returns how many had to be killed. Those that have ended before are no error.
     """
-    handles = [handle for process in processes if (handle := _open(process)) is not None]
-    try:
+    with _opened(processes) as handles:
         _signal(handles, signal.SIGTERM)
         left = _still_there(handles, grace_s)
         _signal(left, signal.SIGKILL)
         _still_there(left, grace_s)
         return len(left)
+
+
+def outlive(processes: Iterable[Process], wait_s: float) -> int:
+    """How many of these have not ended after ``wait_s`` at most. Nobody is signalled."""
+    with _opened(processes) as handles:
+        return len(_still_there(handles, wait_s))
+
+
+@contextmanager
+def _opened(processes: Iterable[Process]) -> Iterator[list[int]]:
+    handles = [handle for process in processes if (handle := _open(process)) is not None]
+    try:
+        yield handles
     finally:
         for handle in handles:
             os.close(handle)

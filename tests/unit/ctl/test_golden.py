@@ -1,0 +1,58 @@
+"""What scripts rely on: the documents of ``-o json``, word for word.
+
+A change here is a change of the API. ``python -m tests.unit.ctl.test_golden`` writes the file anew.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from oobleckd.protocol.api import Change, LayerRange, PipelineView, TemplateView
+from tests.helpers.api_server import Api, job_view, node_view, serving, status_view
+from tests.unit.ctl.conftest import Ctl
+from tests.unit.ctl.test_verbs import INCIDENT
+
+GOLDEN = Path(__file__).with_name("golden.json")
+COMMANDS = (
+    "status", "get jobs", "get nodes", "get pipelines", "get templates", "get incidents",
+    "describe job small", "describe node node-1", "describe incident inc-1", "events", "story node:node-1",
+    "wait small --for state=done", "pause small",
+)  # fmt: skip
+
+
+def filled(api: Api) -> None:
+    stages = (LayerRange("node-1/0", 0, 4), LayerRange("node-2/0", 4, 5))
+    pipeline = PipelineView(0, ("node-1", "node-2"), stages, (0, 1))
+    api.jobs = [job_view(pipelines=(pipeline,))]
+    api.nodes = [node_view("node-1", layers=stages[:1])]
+    api.pipelines = [pipeline]
+    api.templates = [TemplateView(2, ((0, 4), (4, 5)), 0.02, 0.01, (1 << 20, 1 << 21), 1)]
+    api.incidents = [INCIDENT]
+    api.changes = [Change(1, 100.0, "node", "info", "node-1 joined", ("node:node-1",))]
+
+
+def documents(ctl: Ctl) -> dict[str, Any]:
+    filled(ctl.api)
+    return {command: ctl.json(*command.split()) for command in COMMANDS}
+
+
+def test_documents_are_what_scripts_rely_on(ctl: Ctl) -> None:
+    found = documents(ctl)
+    found["status"]["state_dir"] = ""
+    assert found == json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+def write() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        socket = Path(folder) / "s"
+        with serving(socket, Api(status_view(Path()))) as api:
+            found = documents(Ctl(api, socket))
+    found["status"]["state_dir"] = ""
+    GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
