@@ -14,6 +14,7 @@ Errors::
 from __future__ import annotations
 
 import http.client
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -113,7 +114,8 @@ class Client:
 
     def steps(self, job: str, since: int = 0) -> tuple[StepView, ...]:
         """Committed steps of a job from step number ``since`` on, in order."""
-        return self._get(f"/v1/jobs/{quote(job, safe='')}/steps", Items[StepView], since=since).items
+        rows = self._get(f"/v1/jobs/{quote(job, safe='')}/steps", Items[_StepRow], since=since).items
+        return tuple(row.view() for row in rows)
 
     def nodes(self) -> tuple[NodeView, ...]:
         """All nodes the daemon has ever heard of, by name."""
@@ -293,6 +295,21 @@ class Events(Iterator[Change]):
     def _tell(self, *, up: bool) -> None:
         if self._on_link is not None and not self._closed.is_set():
             self._on_link(up)
+
+
+class _StepRow(StepView, frozen=True):
+    """JSON has no NaN and no infinity: they arrive as null."""
+
+    loss: float | None  # type: ignore[assignment]
+    grad_norm: float | None  # type: ignore[assignment]
+
+    def view(self) -> StepView:
+        fields = msgspec.structs.asdict(self)
+        if self.loss is None:
+            fields["loss"] = float.fromhex(self.loss_hex)
+        if self.grad_norm is None:
+            fields["grad_norm"] = math.nan
+        return StepView(**fields)
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -40,20 +40,20 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of one daemon. Empty paths are found under ``state``; see the ``*_path`` properties."""
+    """Settings of one daemon. Empty paths have defaults, which the ``*_path`` properties know."""
 
-    state: Annotated[str, Meta(description="Folder of journal, keys and default checkpoints.")] = ""
+    state_dir: Annotated[str, Meta(description="Folder of journal, secrets and default checkpoints.")] = ""
     socket: Annotated[str, Meta(description="Unix socket of the HTTP API.")] = ""
     endpoint: Annotated[str, Meta(description="Where agents connect; port 0 takes a free one.")] = (
         "tcp://127.0.0.1:7077"
     )
     curve: Annotated[bool, Meta(description="Encrypt and authenticate the links of agents.")] = True
-    keys: Annotated[str, Meta(description="Key folder.")] = ""
+    keys_dir: Annotated[str, Meta(description="Key folder, as made by oobleckctl keygen.")] = ""
     group: Annotated[str, Meta(description="Unix group whose members may act.")] = "oobleck"
     allow_injection: Annotated[bool, Meta(description="Allow kill-node.")] = False
     beat_s: Annotated[Seconds, Meta(description="Seconds between signs of life of an agent.")] = 0.5
     lease_s: Annotated[Seconds, Meta(description="Silence after which a node is lost.")] = 5.0
-    grace_s: Annotated[Seconds, Meta(description="Seconds after a restart in which no node is lost.")] = 10.0
+    grace_s: Annotated[Seconds, Meta(description="Seconds after a restart in which no node is lost.")] = 5.0
     history: Annotated[int, Meta(ge=100, description="Changes kept for the event stream.")] = 10_000
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Log level.")] = (
         "info"
@@ -61,26 +61,27 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def state_path(self) -> Path:
-        """The state folder."""
-        if self.state:
-            return Path(self.state).expanduser()
+        """The state folder: /var/lib/oobleck for root, else below XDG_STATE_HOME or ~/.local/state."""
+        if self.state_dir:
+            return Path(self.state_dir).expanduser().absolute()
         if os.geteuid() == 0:
             return Path("/var/lib/oobleck")
-        return Path("~/.local/state/oobleck").expanduser()
+        base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+        return Path(base).expanduser() / "oobleck"
 
     @property
     def socket_path(self) -> Path:
-        """The socket: as told, else under /run for root's default state, else under the state folder."""
+        """The socket: under /run for root's default state, else under the state folder."""
         if self.socket:
-            return Path(self.socket).expanduser()
-        if not self.state and os.geteuid() == 0:
+            return Path(self.socket).expanduser().absolute()
+        if not self.state_dir and os.geteuid() == 0:
             return Path("/run/oobleck/oobleckd.sock")
         return self.state_path / "run" / "oobleckd.sock"
 
     @property
     def keys_path(self) -> Path:
         """The key folder."""
-        return Path(self.keys).expanduser() if self.keys else self.state_path / "keys"
+        return Path(self.keys_dir).expanduser().absolute() if self.keys_dir else self.state_path / "keys"
 
 
 @dataclass(frozen=True, slots=True)

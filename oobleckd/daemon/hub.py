@@ -69,21 +69,13 @@ class _Peer:
 
 
 class Hub:
-    """All agents' connections. ``on_heard`` and ``on_lost`` are called on the event loop.
+    """All agents' connections.
 
     ``pair`` is the daemon's key pair, None for no CURVE; ``allowed`` maps public keys to nodes. The
     constructor binds (so that ``endpoint`` is known), ``start`` begins to listen. Raises HubError.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        *,
-        pair: KeyPair | None,
-        allowed: Mapping[str, str],
-        on_heard: Callable[[str, FromWorker], None],
-        on_lost: Callable[[str], None],
-    ) -> None:
+    def __init__(self, endpoint: str, *, pair: KeyPair | None, allowed: Mapping[str, str]) -> None:
         if pair is None and not is_loopback(endpoint):
             raise HubError(
                 f"{endpoint} reaches beyond this machine, and there is no key",
@@ -92,8 +84,6 @@ class Hub:
         self.counters = Counters()
         self._curve = pair is not None
         self._allowed = dict(allowed)
-        self._on_heard = on_heard
-        self._on_lost = on_lost
         self._peers: dict[bytes, _Peer] = {}
         self._nodes: dict[str, _Peer] = {}
         # Connections by descriptor, oldest first: the kernel gives a closed one's number to the next.
@@ -117,8 +107,9 @@ class Hub:
         """Connections that the door did not let in."""
         return self._door.num_refused
 
-    def start(self) -> None:
-        """Begin to listen, on the running event loop."""
+    def start(self, on_heard: Callable[[str, FromWorker], None], on_lost: Callable[[str], None]) -> None:
+        """Begin to listen, on the running event loop, where both are called with a node's name."""
+        self._on_heard, self._on_lost = on_heard, on_lost
         self._door.open()
         self._messages.start()
         self._closings.start()

@@ -1,6 +1,6 @@
 """CURVE key pairs as files, and the allow-list of nodes.
 
-Owns the key folder::
+Owns the transport secret of the state folder, and the key folder::
 
     server.key          public key of the daemon, for every node
     server.key_secret   its secret (0600)
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +82,14 @@ def make_node_keys(keys: Path, node: str) -> KeyPair:
     return pair
 
 
+def job_secret(folder: Path) -> str:
+    """The key (hex, 256 bits) from which transport secrets of jobs are derived; made once, in a 0600 file."""
+    path = folder / "transport.secret"
+    if not path.exists():
+        _write_whole(path, f"{secrets.token_hex(32)}\n", 0o600)
+    return path.read_text(encoding="ascii").strip()
+
+
 def load_pair(path: Path) -> KeyPair:
     """The pair in a secret file. Raises KeyFileError."""
     public, secret = _load(path)
@@ -141,13 +150,16 @@ def _load_or_make(path: Path) -> KeyPair:
 
 
 def _write(path: Path, pair: KeyPair, *, secret: bool) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lines = ["metadata", "curve", f'    public-key = "{pair.public.decode()}"']
     if secret:
         lines.append(f'    secret-key = "{pair.secret.decode()}"')
-    # Written whole or not at all: a node that starts meanwhile must not read half a key.
+    _write_whole(path, "\n".join(lines) + "\n", 0o600 if secret else 0o644)
+
+
+def _write_whole(path: Path, text: str, mode: int) -> None:
+    """Whole or not at all: a program that starts meanwhile must not read half a key."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    mode = 0o600 if secret else 0o644
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="ascii") as file:
-        file.write("\n".join(lines) + "\n")
+        file.write(text)
     part.replace(path)

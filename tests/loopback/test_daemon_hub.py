@@ -40,10 +40,11 @@ class World:
             "tcp://127.0.0.1:0",
             pair=self.server if self.curve else None,
             allowed=keys.load_authorized(self.folder),
+        )
+        self.hub.start(
             on_heard=lambda node, message: self.passed_on.put_nowait((node, message)),
             on_lost=lambda node: self.passed_on.put_nowait((node, None)),
         )
-        self.hub.start()
         return self.hub
 
     def agent(self, node: str, *, identity: bytes = b"") -> Agent:
@@ -266,7 +267,7 @@ async def test_without_curve_the_first_hello_names_the_node(world: World) -> Non
 
 def test_beyond_loopback_there_must_be_keys() -> None:
     with pytest.raises(HubError, match="beyond this machine") as caught:
-        Hub("tcp://0.0.0.0:0", pair=None, allowed={}, on_heard=print, on_lost=print)
+        Hub("tcp://0.0.0.0:0", pair=None, allowed={})
     assert "keygen" in caught.value.hint
 
 
@@ -274,5 +275,5 @@ def test_beyond_loopback_there_must_be_keys() -> None:
 async def test_a_taken_port_is_an_error_with_a_hint(world: World) -> None:
     hub = world.open()
     with pytest.raises(HubError, match="cannot listen") as caught:
-        Hub(hub.endpoint, pair=None, allowed={}, on_heard=print, on_lost=print)
+        Hub(hub.endpoint, pair=None, allowed={})
     assert "--endpoint" in caught.value.hint

@@ -33,7 +33,7 @@ def test_flag_over_environment_over_files(tmp_path: Path) -> None:
         near,
         tmp_path / "none.toml",
         far,
-        flags={"group": "flag", "state": None},
+        flags={"group": "flag", "state_dir": None},
         env={"OOBLECK_LEASE_S": "30"},
     )
     config = loaded.config
@@ -42,7 +42,7 @@ def test_flag_over_environment_over_files(tmp_path: Path) -> None:
     assert loaded.origins["lease_s"] == "OOBLECK_LEASE_S"
     assert loaded.origins["grace_s"] == str(far)
     assert loaded.origins["group"] == "--group"
-    assert loaded.origins["state"] == "default"
+    assert loaded.origins["state_dir"] == "default"
 
 
 def test_files_in_order(tmp_path: Path) -> None:
@@ -96,10 +96,10 @@ def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_paths_follow_the_state_folder(tmp_path: Path) -> None:
-    config = load(flags={"state": str(tmp_path)}).config
+    config = load(flags={"state_dir": str(tmp_path)}).config
     assert config.socket_path == tmp_path / "run/oobleckd.sock"
     assert config.keys_path == tmp_path / "keys"
-    assert load(flags={"socket": "/x/y.sock", "keys": "/k"}).config.socket_path == Path("/x/y.sock")
+    assert load(flags={"socket": "/x/y.sock", "keys_dir": "/k"}).config.socket_path == Path("/x/y.sock")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,207 @@
+"""The ``oobleckd`` command: configuration in, one life of the daemon, an exit code out.
+
+Owns the command line, logging, signals and what systemd hears. Exit codes: 0 ended in order, 1 failed, 2 usage
+or configuration, 5 refused because another daemon is there. It runs in the foreground; SIGTERM and SIGINT
+end it (workers go on training), SIGHUP reads configuration and allow-list anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_type_hints
+
+import click
+import msgspec
+from aiohttp import web
+
+from oobleckd import __version__
+from oobleckd.daemon import sd
+from oobleckd.daemon.config import Config, ConfigError, Loaded, config_files, load_config
+from oobleckd.daemon.http import Api, status_of
+from oobleckd.daemon.hub import HubError
+from oobleckd.daemon.journal import JournalError, JournalLocked
+from oobleckd.daemon.keys import KeyFileError
+from oobleckd.daemon.service import Service, open_service
+
+FAILED, USAGE, REFUSED = 1, 2, 5
+_STATUS_EVERY_S = 1.0
+_STREAMS_END_S = 1.0
+_log = logging.getLogger("oobleckd")
+
+
+class SocketTaken(Exception):
+    """Another daemon answers on the API's socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.problem = f"another daemon answers on {path}"
+        self.hint = "stop that one first, or name another socket with --socket"
+        super().__init__(self.problem)
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    """One option for every field of ``Config``, so that neither can be forgotten."""
+    for field in reversed(msgspec.structs.fields(Config)):
+        hint = get_type_hints(Config, include_extras=True)[field.name]
+        meta = next(extra for extra in hint.__metadata__ if extra.description)
+        flag = "--" + field.name.replace("_", "-")
+        plain = hint.__origin__
+        if plain is bool:
+            flag, kind = f"{flag}/--no{flag[1:]}", None
+        elif plain in {int, float, str}:
+            kind = plain
+        else:
+            kind = click.Choice(get_args(plain))
+        default = f" [{field.default}]" if field.default not in {"", True, False} else ""
+        command = click.option(flag, field.name, type=kind, default=None, help=meta.description + default)(
+            command
+        )
+    return command
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="oobleckd")
+@_options
+def main(**flags: Any) -> None:
+    """Coordinate training that keeps going when machines die.
+
+    Values also come from OOBLECK_* variables, ./oobleck.toml, ~/.config/oobleck/config.toml and
+    /etc/oobleck/config.toml ([daemon]), in this order.
+    """
+
+    def load() -> Loaded:
+        return load_config(flags, os.environ, config_files(Path.home(), Path.cwd()))
+
+    try:
+        loaded = load()
+        _set_up_logging(loaded.config.log_level)
+        _raise_file_limit()
+        asyncio.run(_serve(loaded.config, load))
+    except ConfigError as error:
+        _end(str(error), error.hint, USAGE)
+    except (JournalLocked, SocketTaken) as error:
+        _end(error.problem, error.hint, REFUSED)
+    except (JournalError, KeyFileError, HubError) as error:
+        _end(error.problem, error.hint, FAILED)
+    except OSError as error:
+        _end(str(error), "", FAILED)
+
+
+def _end(problem: str, hint: str, code: int) -> NoReturn:
+    click.echo(f"error: {problem}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    sys.exit(code)
+
+
+def _set_up_logging(level: str) -> None:
+    """One line an entry on stderr: time (UTC), level, who, what."""
+    formatter = logging.Formatter(
+        "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
+    )
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def _raise_file_limit() -> None:
+    """One descriptor for every agent: as many as we are allowed."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _serve(config: Config, load: Callable[[], Loaded]) -> None:
+    """One life."""
+    service = open_service(config)
+    try:
+        runner = await _open_api(service)
+        try:
+            await _live(service, load)
+        finally:
+            sd.notify("STOPPING=1")
+            service.history.close()
+            await runner.cleanup()
+    finally:
+        await service.close()
+    _log.info("ended; workers go on training")
+
+
+async def _live(service: Service, load: Callable[[], Loaded]) -> None:
+    """From ready until a signal, or a fault of the core (which is raised)."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    running = service.start()
+    running.add_done_callback(lambda _task: ended.set())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    loop.add_signal_handler(signal.SIGHUP, _reload, service, load)
+    beat = asyncio.create_task(_tell_systemd(service))
+    _log.info("ready: api on %s", service.config.socket_path)
+    sd.notify("READY=1")
+    await ended.wait()
+    beat.cancel()
+    if running.done():
+        running.result()
+
+
+def _reload(service: Service, load: Callable[[], Loaded]) -> None:
+    sd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+    try:
+        service.reload(load().config)
+    except (ConfigError, KeyFileError) as error:
+        _log.error("not reloaded: %s; %s", error, error.hint)
+    else:
+        _log.info("reloaded")
+    sd.notify("READY=1")
+
+
+async def _tell_systemd(service: Service) -> None:
+    """The status line, and the watchdog's sign of life: it comes from the loop that does the work."""
+    if not os.environ.get("NOTIFY_SOCKET"):
+        return
+    watchdog_s = sd.watchdog_s()
+    every_s = min(_STATUS_EVERY_S, watchdog_s / 3) if watchdog_s else _STATUS_EVERY_S
+    while True:
+        sd.notify(f"STATUS={status_of(service).line}", "WATCHDOG=1")
+        await asyncio.sleep(every_s)
+
+
+async def _open_api(service: Service) -> web.AppRunner:
+    """Serve on systemd's socket, or on our own. Raises SocketTaken, OSError."""
+    app = Api(service).application()
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_STREAMS_END_S)
+    await runner.setup()
+    given = sd.listen_sockets()
+    if given:
+        for sock in given:
+            await web.SockSite(runner, sock).start()
+        return runner
+    path = service.config.socket_path
+    _check_free(path)
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    await web.UnixSite(runner, str(path)).start()
+    # Everybody may connect and read; who may act is decided by the kernel's word on the peer.
+    path.chmod(0o666)
+    return runner
+
+
+def _check_free(path: Path) -> None:
+    """Whether nobody answers there (a socket file left over from a kill is fine)."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return
+    raise SocketTaken(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""The loop: feeds events to the core, and performs its commands in order.
+
+Owns the durability rule: a ``Record`` is on disk before anything that the core said after it leaves the
+process. Commands that gather while the disk syncs share the next sync. Plans are asked for at once, as a
+plan tells nobody anything. Owns no decision: that is the core's, and no wire: hub and HTTP call in here.
+
+A fault of the core ends the loop (and the daemon, which is restarted and reads its journal): going on
+with a state that nobody understands could lose steps, standing still for a second cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Protocol, assert_never
+
+from oobleckd.core.events import (
+    Announce,
+    Asked,
+    Command,
+    Event,
+    Heard,
+    LinkLost,
+    MakePlan,
+    Planned,
+    Record,
+    Reply,
+    Tell,
+    Tick,
+    WriteManifest,
+)
+from oobleckd.daemon.clock import Clock
+from oobleckd.daemon.history import History
+from oobleckd.daemon.journal import Journal, JournalClosed
+from oobleckd.protocol import checkpoint
+from oobleckd.protocol.api import Request, Response
+from oobleckd.protocol.messages import FromWorker, ToWorker
+
+_MANIFEST_RETRY_S = (1.0, 5.0, 15.0, 60.0)
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
+_log = logging.getLogger(__name__)
+
+
+class Machine(Protocol):
+    """What the loop needs of the core."""
+
+    def handle(self, event: Event, now: float) -> Sequence[Command]:
+        """Take an event, give commands."""
+
+    def next_deadline(self) -> float | None:
+        """When ``Tick`` is due, in the time of ``handle``."""
+
+
+class Planner(Protocol):
+    """What the loop needs of the pool."""
+
+    async def plan(self, request: MakePlan) -> Planned:
+        """Answer a request."""
+
+
+class Stopped(Exception):
+    """The daemon stops; the question was not answered and may be asked again."""
+
+
+class Loop:
+    """One core at work. ``run`` performs until ``stop`` or a fault; feed it from the same event loop."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        journal: Journal,
+        history: History,
+        planner: Planner,
+        tell: Callable[[str, ToWorker], None],
+        clock: Clock,
+    ) -> None:
+        self.num_events = 0
+        self.num_manifest_errors = 0
+        self._machine = machine
+        self._journal = journal
+        self._history = history
+        self._planner = planner
+        self._tell = tell
+        self._clock = clock
+        self._queue: list[Command] = []
+        self._news = asyncio.Event()
+        self._fault: Exception | None = None
+        self._stopping = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._tickets = 0
+        self._asked: dict[int, asyncio.Future[Response]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._files = asyncio.Lock()
+
+    # ------------------------------------------------------------------- in
+
+    def heard(self, node: str, message: FromWorker) -> None:
+        """A node said something."""
+        self.feed(Heard(node, message))
+
+    def lost(self, node: str) -> None:
+        """A node's connection closed."""
+        self.feed(LinkLost(node))
+
+    async def ask(self, request: Request) -> Response:
+        """The core's answer, once what it rests on is durable. Raises Stopped."""
+        self._tickets += 1
+        ticket = self._tickets
+        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._asked[ticket] = answer
+        try:
+            self.feed(Asked(ticket, request))
+            return await answer
+        finally:
+            del self._asked[ticket]
+
+    def feed(self, event: Event) -> None:
+        """Hand an event to the core now; its commands are performed soon, in order."""
+        if self._stopping:
+            if isinstance(event, Asked):
+                self._asked[event.ticket].set_exception(Stopped())
+            return
+        self.num_events += 1
+        try:
+            commands = self._machine.handle(event, self._clock.now())
+        except Exception as error:  # noqa: BLE001 - the core's boundary, logged with the event that caused it
+            _log.exception("the core failed at %r", event)
+            self._fail(error)
+            return
+        for command in commands:
+            if isinstance(command, MakePlan):
+                self._spawn(self._plan(command))
+            else:
+                self._queue.append(command)
+        self._news.set()
+        self._arm()
+
+    # ------------------------------------------------------------------- life
+
+    async def run(self) -> None:
+        """Perform until ``stop``. Raises what the core raised."""
+        self._arm()
+        try:
+            while self._queue or not self._stopping:
+                if not self._queue:
+                    self._news.clear()
+                    await self._news.wait()
+                commands, self._queue = self._queue, []
+                await self._perform(commands)
+        except JournalClosed as error:
+            _log.error("%s", error)
+        finally:
+            self._end()
+        if self._fault is not None:
+            raise self._fault
+
+    def stop(self) -> None:
+        """Take no more events; ``run`` ends when what was taken is performed."""
+        self._stopping = True
+        self._news.set()
+
+    def _fail(self, error: Exception) -> None:
+        self._fault = error
+        self.stop()
+
+    def _end(self) -> None:
+        self._stopping = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for task in self._tasks:
+            task.cancel()
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(Stopped())
+
+    def _arm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        due = self._machine.next_deadline()
+        if due is not None:
+            delay_s = max(due - self._clock.now(), 0.0)
+            self._deadline = asyncio.get_running_loop().call_later(delay_s, self.feed, Tick())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ------------------------------------------------------------------- out
+
+    async def _perform(self, commands: Sequence[Command]) -> None:
+        first = next((i for i, one in enumerate(commands) if isinstance(one, Record)), len(commands))
+        for command in commands[:first]:
+            self._do(command)
+        entries = [command.entry for command in commands if isinstance(command, Record)]
+        if entries:
+            await asyncio.wrap_future(self._journal.append(entries))
+        for command in commands[first:]:
+            self._do(command)
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case Record() | MakePlan():
+                pass  # done already
+            case Tell(node, message):
+                self._tell(node, message)
+            case Reply(ticket, response):
+                answer = self._asked.get(ticket)
+                if answer is not None and not answer.done():
+                    answer.set_result(response)
+            case Announce(change):
+                _log.log(_LEVELS[change.level], "%s: %s", change.kind, change.text)
+                self._history.publish(change)
+            case WriteManifest():
+                self._spawn(self._write_manifest(command))
+            case _:
+                assert_never(command)
+
+    async def _plan(self, request: MakePlan) -> None:
+        self.feed(await self._planner.plan(request))
+
+    async def _write_manifest(self, command: WriteManifest) -> None:
+        """Complete a checkpoint, as often as it takes: the file system may be full or away for a while."""
+        directory = Path(command.directory)
+        async with self._files:
+            for attempt in itertools.count():
+                try:
+                    await asyncio.to_thread(checkpoint.complete, directory, command.manifest, command.keep)
+                except OSError as error:
+                    self._manifest_failed(directory, f"{error}; trying again", say=attempt == 0)
+                except (ValueError, AssertionError) as error:
+                    self._manifest_failed(directory, str(error), say=True)
+                    return
+                else:
+                    return
+                await asyncio.sleep(_MANIFEST_RETRY_S[min(attempt, len(_MANIFEST_RETRY_S) - 1)])
+
+    def _manifest_failed(self, directory: Path, why: str, *, say: bool) -> None:
+        self.num_manifest_errors += 1
+        if say:
+            text = f"the checkpoint {directory} cannot be completed: {why}"
+            _log.error("%s", text)
+            self._history.notice(text, "error")

@@ -1,0 +1,56 @@
+"""Who is at the other end of the API's unix socket, and whether they may act.
+
+Owns the rule: root, the daemon's own user, and members of its group act; everybody else reads.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Protocol
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class PeerSocket(Protocol):
+    """A connected unix socket."""
+
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes:
+        """As in ``socket``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A process as the kernel knows it (SO_PEERCRED)."""
+
+    pid: int
+    uid: int
+    gid: int
+
+    def __str__(self) -> str:
+        try:
+            return pwd.getpwuid(self.uid).pw_name
+        except KeyError:
+            return f"uid {self.uid}"
+
+
+def peer_of(sock: PeerSocket) -> Peer:
+    """The process that connected."""
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return Peer(*_CREDENTIALS.unpack(data))
+
+
+def may_act(peer: Peer, group: str) -> bool:
+    """Whether ``peer`` may change anything."""
+    if peer.uid in {0, os.geteuid()}:
+        return True
+    try:
+        wanted = grp.getgrnam(group).gr_gid
+        user = pwd.getpwuid(peer.uid)
+    except KeyError:
+        return False
+    return wanted == peer.gid or wanted in os.getgrouplist(user.pw_name, user.pw_gid)
