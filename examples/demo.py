@@ -21,8 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from oobleckd.client import Client
-from oobleckd.ctl.connect import socket_of
+from oobleckd.client import Client, socket_of
 from oobleckd.protocol.api import JobView
 
 JOB = Path(__file__).with_name("gpt2-stdlib.toml")

@@ -1,7 +1,7 @@
 """Client of the daemon's HTTP API on its unix socket: synchronous, typed, cheap to import.
 
-Owns requests, their errors and the event stream with its reconnects. Owns no printing and no waiting
-for conditions (``ctl``), and knows neither aiohttp nor zmq.
+Owns where the socket is looked for, requests, their errors and the event stream with its reconnects.
+Owns no printing and no waiting for conditions (``ctl``), and knows neither aiohttp nor zmq.
 
 Errors::
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import http.client
 import math
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -44,12 +45,36 @@ Answer = TypeVar("Answer")
 Act = Literal["pause", "resume", "cancel", "checkpoint"]
 How = Literal["sigkill", "device", "agent-only", "sigterm"]
 
+SERVICE_SOCKET = Path("/run/oobleck/oobleckd.sock")
 TIMEOUT_S = 10.0
 # The daemon sends a comment every ten seconds; three missed ones are a dead stream.
 STREAM_TIMEOUT_S = 30.0
 _RETRY_FIRST_S = 0.1
 _RETRY_MOST_S = 2.0
 _START_HINT = "start it with `oobleckctl up`, or `systemctl start oobleckd` where it is a service"
+
+
+def state_dir() -> Path:
+    """Where ``up`` keeps a local cluster: OOBLECK_STATE, or below XDG_STATE_HOME or ~/.local/state."""
+    if named := os.environ.get("OOBLECK_STATE"):
+        return Path(named).absolute()
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "oobleck"
+
+
+def socket_of(state: Path) -> Path:
+    """The daemon's socket of the local cluster under ``state``."""
+    return state / "run" / "oobleckd.sock"
+
+
+def find_socket(flag: str | None) -> Path:
+    """--socket, OOBLECK_SOCKET, the local cluster's socket, or the service's where only that exists."""
+    if named := flag or os.environ.get("OOBLECK_SOCKET"):
+        return Path(named)
+    local = socket_of(state_dir())
+    if not local.exists() and "OOBLECK_STATE" not in os.environ and SERVICE_SOCKET.exists():
+        return SERVICE_SOCKET
+    return local
 
 
 class ClientError(Exception):

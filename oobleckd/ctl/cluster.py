@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from oobleckd.client import Client, ClientError
+from oobleckd.client import Client, ClientError, state_dir
 from oobleckd.ctl import processes
-from oobleckd.ctl.connect import output_option, state_dir, wants_json
+from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.local import DAEMON, Cluster, Home, free_endpoint
 from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, USAGE, emit_json, fail, note
 from oobleckd.ctl.processes import Process

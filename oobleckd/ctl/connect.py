@@ -1,49 +1,23 @@
 """How a verb finds the daemon, and what its errors mean for the exit code.
 
-Owns the options that every verb has (``--socket``, ``-o``), the places where a socket is looked for, and the
-translation of client errors.
+Owns the options that every verb has (``--socket``, ``-o``) and the translation of client errors. Where a
+socket is looked for is the client's matter.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from oobleckd.client import ApiProblem, Client, ClientError, Unreachable
+from oobleckd.client import ApiProblem, Client, ClientError, Unreachable, find_socket
 from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, UNREACHABLE, USAGE, Failure
 
-SERVICE_SOCKET = Path("/run/oobleck/oobleckd.sock")
 _CODES = {404: NOT_FOUND, 403: REFUSED, 409: REFUSED, 422: USAGE}
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])
-
-
-def state_dir() -> Path:
-    """Where ``up`` keeps a local cluster: OOBLECK_STATE, or below XDG_STATE_HOME or ~/.local/state."""
-    if named := os.environ.get("OOBLECK_STATE"):
-        return Path(named).absolute()
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "oobleck"
-
-
-def socket_of(state: Path) -> Path:
-    """The daemon's socket of the local cluster under ``state``."""
-    return state / "run" / "oobleckd.sock"
-
-
-def find_socket(flag: str | None) -> Path:
-    """--socket, OOBLECK_SOCKET, the local cluster's socket, or the service's where only that exists."""
-    if named := flag or os.environ.get("OOBLECK_SOCKET"):
-        return Path(named)
-    local = socket_of(state_dir())
-    if not local.exists() and "OOBLECK_STATE" not in os.environ and SERVICE_SOCKET.exists():
-        return SERVICE_SOCKET
-    return local
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from oobleckd.client import socket_of
 from oobleckd.ctl import processes
-from oobleckd.ctl.connect import socket_of
 from oobleckd.ctl.output import FAILED, USAGE, fail
 from oobleckd.ctl.processes import Process
 

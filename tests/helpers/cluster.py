@@ -20,8 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from oobleckd.client import Client, ClientError
-from oobleckd.ctl.connect import socket_of
+from oobleckd.client import Client, ClientError, socket_of
 from oobleckd.ctl.local import DAEMON, Home
 from oobleckd.ctl.processes import Process, is_alive
 from oobleckd.protocol.api import JobView, NodeView
