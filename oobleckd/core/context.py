@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
 from oobleckd.core.config import Config
-from oobleckd.core.entries import AnyEntry, JobStateChanged, Noted, apply
+from oobleckd.core.entries import AnyEntry, JobStateChanged, apply, note
 from oobleckd.core.events import Announce, Command, MakePlan, Record, Tell
 from oobleckd.core.membership import Membership, Node
 from oobleckd.core.run import Run
@@ -24,8 +25,7 @@ from oobleckd.protocol.messages import ToWorker
 from planner.plan import node_of
 from planner.policy import Setup, Situation
 
-Level = str
-_LEVELS = ("debug", "info", "warn", "error")
+Level = Literal["debug", "info", "warn", "error"]
 
 
 @dataclass(slots=True)
@@ -64,16 +64,15 @@ class Core:
     ) -> None:
         """Publish a change, and keep it for ``story``."""
         change = self.change(kind, text, story, level, data)
-        self.record(Noted(change))
+        self.record(note(change))
         self.outbox.append(Announce(change))
 
     def change(
         self, kind: str, text: str, story: Iterable[str], level: Level, data: Mapping[str, object]
     ) -> Change:
         """The next change of the event stream."""
-        assert level in _LEVELS
         raw = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in data.items()}
-        return Change(self.state.seq + 1, self.now, kind, level, text, tuple(story), raw)  # type: ignore[arg-type]
+        return Change(self.state.seq + 1, self.now, kind, level, text, tuple(story), raw)
 
     # ------------------------------------------------------------------ small common acts
 
@@ -86,7 +85,7 @@ class Core:
         self.record(JobStateChanged(job.id, state, reason, self.now))
         if changed:
             text = f"{job.id} is {state}" + (f": {reason}" if reason else "")
-            level = "error" if state == "failed" else "info"
+            level: Level = "error" if state == "failed" else "info"
             self.announce("job", text, (f"job:{job.id}",), level=level, job=job.id, state=state)
 
     def next_epoch(self) -> int:

@@ -7,7 +7,7 @@ the state before it. Owns the facts; the living state they build is in ``state``
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 import msgspec
 
@@ -157,9 +157,24 @@ class NodeDrained(Entry, frozen=True):
 
 
 class Noted(Entry, frozen=True):
-    """A change that was announced, for ``story`` and for sequence numbers that go on after a restart."""
+    """A change that was announced, for ``story`` and for sequence numbers that go on after a restart.
 
-    change: Change
+    ``data``: key -> JSON, as bytes, since the raw JSON of a ``Change`` fits into no other encoding.
+    """
+
+    seq: int
+    at: float
+    kind: str
+    level: Literal["debug", "info", "warn", "error"]
+    text: str
+    story: tuple[str, ...]
+    data: dict[str, bytes]
+
+
+def note(change: Change) -> Noted:
+    """The entry of an announced change."""
+    data = {key: bytes(raw) for key, raw in change.data.items()}
+    return Noted(change.seq, change.at, change.kind, change.level, change.text, change.story, data)
 
 
 AnyEntry = (
@@ -198,8 +213,10 @@ def apply(state: State, entry: AnyEntry) -> None:
         case IncidentOpened() | IncidentClosed():
             state.incidents[entry.incident.id] = entry.incident
         case Noted():
-            state.seq = max(state.seq, entry.change.seq)
-            state.history.append(entry.change)
+            state.seq = max(state.seq, entry.seq)
+            data = {key: msgspec.Raw(raw) for key, raw in entry.data.items()}
+            change = Change(entry.seq, entry.at, entry.kind, entry.level, entry.text, entry.story, data)
+            state.history.append(change)
         case EpochRaised():
             state.epoch = max(state.epoch, entry.epoch)
             state.jobs[entry.job].epoch = entry.epoch

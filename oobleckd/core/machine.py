@@ -11,7 +11,7 @@ from typing import assert_never
 
 from oobleckd.core import checkpoints, deploy, jobs, recovery, requests, steer, steps
 from oobleckd.core.config import Config
-from oobleckd.core.context import Core
+from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import AnyEntry, NodeDrained, apply
 from oobleckd.core.events import Asked, Command, Event, Heard, LinkLost, Planned, Tick
 from oobleckd.core.membership import Membership
@@ -130,7 +130,7 @@ class Machine:
         for name in names:
             node = core.members.nodes[name]
             text = node.cause if node.left else f"lost: {node.cause}"
-            level = "info" if node.left else "warn"
+            level: Level = "info" if node.left else "warn"
             core.announce("node", f"{name} {text}", (f"node:{name}",), level=level, node=name)
 
     # ------------------------------------------------------------------ agents

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from oobleckd.core import jobs, view
-from oobleckd.core.context import Core
+from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import JobStateChanged, JobSubmitted, NodeDrained, PauseAsked
 from oobleckd.core.events import Asked, Reply
 from oobleckd.core.state import JobRecord
@@ -45,7 +45,7 @@ def _answer(core: Core, request: Request) -> Response:
             raise TypeError(f"no such request: {request!r}")
 
 
-def _audit(core: Core, who: str, text: str, *story: str, level: str = "info") -> None:
+def _audit(core: Core, who: str, text: str, *story: str, level: Level = "info") -> None:
     core.announce("audit", f"{who or 'someone'}: {text}", story, level=level, who=who)
 
 

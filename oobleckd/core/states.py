@@ -34,6 +34,7 @@ TABLE: dict[tuple[JobState, Trigger], JobState] = {
     ("deploying", "deployed"): "running",
     ("deploying", "loss"): "recovering",
     ("deploying", "replan"): "planning",
+    ("deploying", "starve"): "waiting",
     ("running", "replan"): "deploying",
     ("running", "loss"): "recovering",
     ("running", "hold"): "paused",

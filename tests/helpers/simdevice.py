@@ -59,11 +59,13 @@ class SimDevice:
     def __init__(self, world: World, node: SimNode, name: str) -> None:
         self.world, self.node, self.name = world, node, name
         self.alive = True
+        # Copies may arrive before the Deploy that they belong to.
+        self.transfers: list[tuple[int, int, State]] = []
         self.drop()
 
     def drop(self) -> None:
         """Release: no job."""
-        self.job = ""
+        self.job, self.spec = "", None
         self.layout = Layout(0, 0, {}, ())
         self.dead: frozenset[str] = frozenset()
         self.store: dict[int, State] = {}
@@ -72,6 +74,8 @@ class SimDevice:
         self.commit = Commit(self.name)
         self.deployment: SimDeployment | None = None
         self.routes: dict[int, Route] = {}
+        self.expected: dict[int, set[int]] = {}
+        self.tasks: list[tuple[Task, Segment, Route]] = []
         self.done: dict[int, set[int]] = {}
         self.reduced: set[int] = set()
         self.contributed: set[int] = set()
@@ -83,7 +87,6 @@ class SimDevice:
         self.busy: Task | None = None
         self.work = getattr(self, "work", 0) + 1
         self.gradients = 0
-        self.transfers: list[tuple[int, int, State]] = []
 
     # ------------------------------------------------------------------ what it holds
 
@@ -110,7 +113,8 @@ class SimDevice:
 
     @property
     def finished(self) -> bool:
-        return self.counters.step >= self.world.steps(self.job)
+        assert self.spec is not None
+        return self.counters.step >= self.spec.train.steps
 
     # ------------------------------------------------------------------ controls
 
@@ -148,7 +152,7 @@ class SimDevice:
             return
         if message.job != self.job:
             self.drop()
-            self.job = message.job
+            self.job, self.spec = message.job, message.spec
         deployment = self.deployment = SimDeployment(message)
         for transfer in message.transfers:
             if transfer.source == self.name:
@@ -227,6 +231,7 @@ class SimDevice:
         for route in self.layout.routes:
             if route.touches(self.dead):
                 self.routes.pop(route.micro_batch, None)
+        self._expect()
         self.tell(
             Progress(
                 self.name,
@@ -257,6 +262,7 @@ class SimDevice:
         self.hold_next, self.holding = message.hold, False
         for route in message.routes:
             self.routes[route.micro_batch] = route
+        self._expect()
         if self.commit.own is not None:
             self._send_vote()
 
@@ -264,6 +270,7 @@ class SimDevice:
 
     def _begin(self) -> None:
         self.routes = {r.micro_batch: r for r in self.layout.routes if not r.touches(self.dead)}
+        self._expect()
         self.done = {layer: set() for layer in self.held.layers()}
         self.reduced, self.ran, self.busy, self.gradients = set(), set(), None, 0
         self.work += 1
@@ -308,17 +315,25 @@ class SimDevice:
                 self._settle(bucket)
         self.letters = later
 
-    def _expected(self, layer: int) -> set[int]:
-        return {
-            mb
-            for mb, route in self.routes.items()
-            if route.wants(layer) and any(s.device == self.name and layer in s.layers for s in route.segments)
-        }
+    def _expect(self) -> None:
+        """The routes have changed: what this device is expected to add to which layer, and its tasks."""
+        self.expected = {layer: set() for layer in self.held.layers()}
+        self.tasks = []
+        for mb, route in sorted(self.routes.items()):
+            for position, segment in enumerate(route.segments):
+                if segment.device == self.name:
+                    for layer in segment.layers.layers():
+                        if route.wants(layer):
+                            self.expected[layer].add(mb)
+                    self.tasks += [
+                        ((kind, mb, route.attempt, position), segment, route) for kind in ("B", "F")
+                    ]
+        self.tasks.sort(key=lambda item: item[0])
 
     def _may_contribute(self, bucket: int) -> bool:
         if bucket in self.donors:
             return self.donors[bucket] == self.name
-        return all(self._expected(use) <= self.done[use] for use in self.my_uses(bucket))
+        return all(self.expected[use] <= self.done[use] for use in self.my_uses(bucket))
 
     def _contribute(self, bucket: int) -> None:
         self.contributed.add(bucket)
@@ -379,7 +394,7 @@ class SimDevice:
             was.round + 1, was.step + (outcome != "repeated"), was.applied + (outcome == "applied")
         )
         hold = self.hold_next or vote.flags.hold or self.finished
-        every = self.world.every
+        every = self.spec.checkpoint.every
         periodic = bool(every) and self.counters.step % every == 0 and outcome != "repeated"
         self.commit.advance(vote)
         self.flags, self.hold_next = Flags(), False
@@ -428,18 +443,10 @@ class SimDevice:
             self.arrived.add((*what[:1], kind, *what[1:]))
         self.poke()
 
-    def _tasks(self) -> list[tuple[Task, Segment, Route]]:
-        found = []
-        for mb, route in sorted(self.routes.items()):
-            for position, segment in enumerate(route.segments):
-                if segment.device == self.name:
-                    found += [((kind, mb, route.attempt, position), segment, route) for kind in ("B", "F")]
-        return sorted(found, key=lambda item: item[0])
-
     def _start_task(self) -> None:
         if self.busy is not None:
             return
-        for task, segment, route in self._tasks():
+        for task, segment, route in self.tasks:
             if task not in self.ran and self._can_run(task, route):
                 self.busy = task
                 seconds = self.world.layer_s * len(segment.layers) * self.world.random.uniform(0.8, 1.2)

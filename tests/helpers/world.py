@@ -182,7 +182,7 @@ class World:
         self.num_layers, self.num_devices, self.num_micro_batches = num_layers, num_devices, 8
         self.profile = profile(num_layers)
         self.buckets = self.profile.buckets
-        self.layer_s, self.overflows, self.nans, self.every = 0.002, overflows, nans, 0
+        self.layer_s, self.overflows, self.nans = 0.002, overflows, nans
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.order = itertools.count()
         self.config = Config(daemon="d0", state_dir="state", allow_injection=True, **config)
@@ -194,6 +194,7 @@ class World:
         self.links: dict[str, tuple[SimNode, int]] = {}
         self.lives = itertools.count(1)
         self.fifo: dict[tuple[int, int], float] = {}
+        self.last_copy_lost = False
         self.replies: list[Response] = []
         self.changes: list[Change] = []
         self.partial: dict[str, dict[int, State]] = {}
@@ -253,6 +254,7 @@ class World:
         node.alive = node.connected = False
         for device in node.devices.values():
             device.alive = False
+        self._note_lost_copies()
         if silent:
             return
         if was_connected:
@@ -277,8 +279,8 @@ class World:
         old = node.incarnation
         for device in node.devices.values():
             device.alive = False
-        node.ready = False
-        node.kept, node.last = node.kept, {}
+        self._note_lost_copies()
+        node.ready, node.last = False, {}
         node.to_daemon(DeviceLost(old, victim, "signal 9"))
         node.life = next(self.lives)
         node.hello()
@@ -297,6 +299,17 @@ class World:
         node.alive = node.connected = False
         for device in node.devices.values():
             device.alive = False
+
+    def _note_lost_copies(self) -> None:
+        """Only where this finds a layer without a copy may the job go back."""
+        held = {
+            layer
+            for node in self.nodes.values()
+            for d in node.devices.values()
+            if d.alive
+            for layer in d.store
+        }
+        self.last_copy_lost |= held != set(range(self.num_layers))
 
     # ------------------------------------------------------------------ messages
 
@@ -449,20 +462,10 @@ class World:
 
     def submit(self, job: Job | None = None, **spec: Any) -> str:
         job = job or make_job(**spec)
-        self.every = job.checkpoint.every
         response = self.ask(Submit(job, who="tester"))
         return getattr(response, "id", "")
 
     # ------------------------------------------------------------------ training state outside the devices
-
-    def steps(self, job_id: str) -> int:
-        return self.specs[job_id].train.steps
-
-    @property
-    def specs(self) -> dict[str, Job]:
-        if self.machine is not None:
-            self._specs = {job.id: job.spec for job in self.machine.core.state.jobs.values()}
-        return self._specs
 
     def write(self, directory: str, bucket: int, state: State) -> None:
         self.partial.setdefault(directory, {})[bucket] = state
@@ -512,6 +515,8 @@ class World:
         job = self.job(job_id)
         assert job.state == "done", (job.state, job.reason)
         assert [step.step for step in job.steps] == list(range(job.spec.train.steps))
+        assert self.last_copy_lost or job.steps_lost == 0
+        assert not any(incident.open for incident in self.incidents())
         for step in job.steps:
             losses = [loss_of(step.step, mb) for mb in range(self.num_micro_batches)]
             assert step.loss == sum(losses) / len(losses)
