@@ -136,7 +136,7 @@ def _await(
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     said = [line for line in lines if line.strip()]
-    errors = [line for line in said if line.startswith("error: ")]
+    errors = [line for line in said if line.lower().startswith("error: ")]
     return (errors or said or ["it said nothing"])[-1].removeprefix("error: ")
 
 

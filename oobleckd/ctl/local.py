@@ -95,8 +95,8 @@ class Home:
         """Start the daemon."""
         allow = "--allow-injection" if cluster.allow_injection else "--no-allow-injection"
         command = [
-            program("oobleckd"), "--state", str(self.state / "daemon"), "--socket", str(self.socket),
-            "--endpoint", cluster.endpoint, "--keys", str(self.keys), allow,
+            program("oobleckd"), "--state-dir", str(self.state / "daemon"), "--socket", str(self.socket),
+            "--endpoint", cluster.endpoint, "--keys-dir", str(self.keys), allow,
         ]  # fmt: skip
         return self._start(DAEMON, command)
 

@@ -47,12 +47,13 @@ def emit_json(kind: str, fields: Mapping[str, Any]) -> None:
 
 def emit_items(kind: str, items: Sequence[msgspec.Struct]) -> None:
     """A list document."""
-    emit_json(f"{kind}List", {"items": [msgspec.to_builtins(item) for item in items]})
+    emit_json(f"{kind}List", {"items": items})
 
 
 def emit_item(kind: str, item: msgspec.Struct) -> None:
     """A document of one thing."""
-    fields = msgspec.to_builtins(item)
+    # By way of JSON, because only there the raw parts of an event are values.
+    fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(item))
     emit_json(kind, {key: value for key, value in fields.items() if key != "apiVersion"})
 
 

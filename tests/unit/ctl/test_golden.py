@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from oobleckd.protocol.api import Change, LayerRange, PipelineView, TemplateView
 from tests.helpers.api_server import Api, job_view, node_view, serving, status_view
 from tests.unit.ctl.conftest import Ctl
@@ -31,7 +33,9 @@ def filled(api: Api) -> None:
     api.pipelines = [pipeline]
     api.templates = [TemplateView(2, ((0, 4), (4, 5)), 0.02, 0.01, (1 << 20, 1 << 21), 1)]
     api.incidents = [INCIDENT]
-    api.changes = [Change(1, 100.0, "node", "info", "node-1 joined", ("node:node-1",))]
+    api.changes = [
+        Change(1, 100.0, "node", "info", "node-1 joined", ("node:node-1",), {"pid": msgspec.Raw(b"7")})
+    ]
 
 
 def documents(ctl: Ctl) -> dict[str, Any]:
