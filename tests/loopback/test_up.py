@@ -1,0 +1,111 @@
+"""``up`` and ``down`` with the real programs: a cluster stands, is used, and leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from oobleckd.ctl import processes
+from oobleckd.ctl.local import DAEMON, Home
+from oobleckd.ctl.processes import Process
+
+OOBLECKCTL = Path(sys.executable).with_name("oobleckctl")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A folder for a cluster, and the command line on it."""
+
+    home: Home
+
+    def ctl(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [OOBLECKCTL, *words], capture_output=True, text=True, check=False, env=self.environ
+        )
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {**os.environ, "OOBLECK_STATE": str(self.home.state)}
+
+    def family(self) -> set[Process]:
+        """Every living process that belongs to the cluster: its sessions are those of its programs."""
+        leaders = {process.pid for process in processes.recall(self.home.run).values()}
+        members = [processes.identify(pid) for pid in _pids() if _session(pid) in leaders]
+        return {member for member in members if member}
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return -1
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(Home(tmp_path / "c"))
+    yield cluster
+    cluster.ctl("down", "--grace", "5")
+
+
+def test_a_cluster_from_up_to_down(cluster: Cluster) -> None:
+    up = cluster.ctl("up", "--nodes", "2")
+    assert up.returncode == 0, up.stderr
+    assert [line.split()[0] for line in up.stdout.splitlines()] == [DAEMON, "node-1", "node-2"]
+
+    nodes = json.loads(cluster.ctl("get", "nodes", "-o", "json").stdout)["items"]
+    assert [(node["name"], node["state"]) for node in nodes] == [("node-1", "standby"), ("node-2", "standby")]
+    assert cluster.ctl("up", "--nodes", "2").returncode == 5
+
+    # A node that dies by itself is no trouble for anybody, and comes back by its name.
+    agent = processes.recall(cluster.home.run)["node-2"]
+    before = cluster.family()
+    os.kill(agent.pid, signal.SIGKILL)
+    back = cluster.ctl("start-node", "node-2")
+    assert back.returncode == 0, back.stderr
+    assert processes.recall(cluster.home.run)["node-2"] != agent
+
+    family = before | cluster.family()
+    assert len(family) > 5  # daemon, planner processes, two agents and their devices
+    down = cluster.ctl("down")
+    assert down.returncode == 0, down.stderr
+    assert "node-1, node-2, oobleckd" in down.stderr
+    assert "SIGKILL" not in down.stderr
+    assert not processes.outlive(family, 10.0)
+    assert cluster.ctl("get", "nodes").returncode == 4
+
+
+def test_up_that_is_interrupted_leaves_nothing(cluster: Cluster) -> None:
+    with subprocess.Popen(
+        [OOBLECKCTL, "up", "--nodes", "2", "--foreground"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=cluster.environ,
+    ) as up:  # fmt: skip
+        assert up.stdout
+        assert up.stdout.readline().startswith(DAEMON)
+        family = cluster.family()
+        up.send_signal(signal.SIGTERM)
+        assert up.wait() == 130
+    assert not processes.outlive(family, 10.0)
+    assert not cluster.home.alive()
+
+
+def test_a_program_that_cannot_start_is_named_with_its_log(cluster: Cluster) -> None:
+    cluster.home.run.mkdir(parents=True)
+    (cluster.home.state / "daemon").write_text("a file where the daemon wants a folder")
+    up = cluster.ctl("up", "--nodes", "1")
+    assert up.returncode == 1
+    assert "error: oobleckd ended at its start: " in up.stderr
+    assert f"hint: its log: {cluster.home.log(DAEMON)}" in up.stderr
+    assert not cluster.home.alive()
