@@ -1,82 +1,91 @@
 """Random failures at random times, from a seed: nothing is lost, nothing is stuck.
 
-``pytest tests/sim/test_chaos.py --co -q`` lists the seeds; a failing one names itself in its test's id.
+A failing seed repeats with the command that the failure prints.
 """
 
+from __future__ import annotations
+
 import random
+from dataclasses import dataclass
 
 import pytest
 
 from oobleckd.protocol.api import Control, Drain
 from tests.helpers.world import World
 
+SEEDS = 200
 
-def storm(world: World, dice: random.Random, start: float, num_events: int, *, copies: int) -> None:
-    """Schedule failures; at least ``copies`` nodes are left alive by all of them."""
-    when = start
 
-    def kill(silent: bool) -> None:
-        live = world.live()
-        if len(live) > copies:
-            world.kill(dice.choice(live), silent=silent)
+@dataclass
+class Storm:
+    """Failures of a world. ``copies``: at least so many nodes are left alive by kills."""
 
-    def kill_two() -> None:
-        for _ in range(2):
-            kill(silent=False)
+    world: World
+    dice: random.Random
+    copies: int
 
-    def kill_device() -> None:
-        live = world.live()
-        if len(live) > copies:
-            world.kill_device(dice.choice(live), restart_s=dice.uniform(0.05, 1.0))
+    def kill(self) -> None:
+        live = self.world.live()
+        if len(live) > self.copies:
+            self.world.kill(self.dice.choice(live))
 
-    def revive() -> None:
-        dead = [name for name, node in sorted(world.nodes.items()) if not node.alive]
+    def vanish(self) -> None:
+        live = self.world.live()
+        if len(live) > self.copies:
+            self.world.kill(self.dice.choice(live), silent=True)
+
+    def kill_two(self) -> None:
+        self.kill()
+        self.kill()
+
+    def kill_device(self) -> None:
+        live = self.world.live()
+        if len(live) > self.copies:
+            self.world.kill_device(self.dice.choice(live), restart_s=self.dice.uniform(0.05, 1.0))
+
+    def revive(self) -> None:
+        dead = [name for name, node in sorted(self.world.nodes.items()) if not node.alive]
         if dead:
-            world.add(dice.choice(dead))
+            self.world.add(self.dice.choice(dead))
 
-    def drain(undo: bool) -> None:
-        if world.machine is not None and world.nodes:
-            world.ask(Drain(dice.choice(sorted(world.nodes)), undo=undo))
+    def break_link(self) -> None:
+        self.world.break_link(self.dice.choice(sorted(self.world.nodes)))
 
-    def control(act: str) -> None:
-        if world.machine is not None:
-            world.ask(Control("job-1", act))
+    def restart_daemon(self) -> None:
+        self.world.restart_daemon(self.dice.uniform(0.05, 1.0))
 
-    acts = [
-        (5, lambda: kill(silent=False)),
-        (2, lambda: kill(silent=True)),
-        (2, kill_two),
-        (3, kill_device),
-        (7, revive),
-        (3, lambda: world.restart_daemon(dice.uniform(0.05, 1.0))),
-        (2, lambda: world.break_link(dice.choice(sorted(world.nodes)))),
-        (1, lambda: drain(undo=False)),
-        (2, lambda: drain(undo=True)),
-        (1, lambda: control("checkpoint")),
-        (1, lambda: control("pause")),
-        (2, lambda: control("resume")),
-    ]
-    weights = [weight for weight, _ in acts]
-    for _ in range(num_events):
-        when += dice.choice([dice.uniform(0, 0.03), dice.uniform(0, 0.3), dice.uniform(0, 2.0)])
-        world.at(when, dice.choices(acts, weights)[0][1])
-    world.at(when + 1.0, lambda: calm_down(world))
+    def ask(self) -> None:
+        node = self.dice.choice(sorted(self.world.nodes))
+        acts = ["pause", "resume", "resume", "checkpoint"]
+        requests = [Control("job-1", act) for act in acts]
+        requests += [Drain(node), Drain(node, undo=True), Drain(node, undo=True)]
+        if self.world.machine is not None:
+            self.world.ask(self.dice.choice(requests))
 
+    def blow(self, num_events: int) -> None:
+        """Schedule everything; afterwards all that can be started is."""
+        acts = {
+            self.kill: 5, self.vanish: 2, self.kill_two: 2, self.kill_device: 3, self.revive: 7,
+            self.restart_daemon: 3, self.break_link: 2, self.ask: 6,
+        }  # fmt: skip
+        when = self.world.now
+        for _ in range(num_events):
+            when += self.dice.uniform(0, self.dice.choice([0.03, 0.3, 2.0]))
+            self.world.at(when, self.dice.choices(list(acts), list(acts.values()))[0])
+        self.world.at(when + 1.0, self.calm)
 
-def calm_down(world: World) -> None:
-    """The storm is over: everything that can be started is."""
-    if world.machine is None:
-        world.after(0.5, calm_down, world)
-        return
-    for name, node in sorted(world.nodes.items()):
-        if not node.alive:
-            world.add(name)
-        world.ask(Drain(name, undo=True))
-    world.ask(Control("job-1", "resume"))
+    def calm(self) -> None:
+        if self.world.machine is None:
+            self.world.after(0.5, self.calm)
+            return
+        for name, node in sorted(self.world.nodes.items()):
+            if not node.alive:
+                self.world.add(name)
+            self.world.ask(Drain(name, undo=True))
+        self.world.ask(Control("job-1", "resume"))
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_storm(seed):
+def stormy(seed: int) -> None:
     dice = random.Random(f"storm {seed}")
     world = World(
         seed,
@@ -90,6 +99,15 @@ def test_storm(seed):
     )
     world.run_for(1.0)
     world.submit(steps=25, f=dice.randrange(3), memory=350, every=dice.choice([0, 4]))
-    storm(world, dice, world.now, dice.randrange(1, 14), copies=dice.choice([0, 1, 3]))
+    Storm(world, dice, dice.choice([0, 1, 3])).blow(dice.randrange(1, 14))
     world.run(lambda: world.state() in {"done", "failed"}, limit_s=120)
     world.check_done()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_storm(seed):
+    try:
+        stormy(seed)
+    except AssertionError as error:
+        command = f".venv/bin/pytest 'tests/sim/test_chaos.py::test_storm[{seed}]'"
+        raise AssertionError(f"{error}\nrepeat with: {command}") from error

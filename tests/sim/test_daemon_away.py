@@ -1,0 +1,86 @@
+"""kill -9 of the daemon at any moment: training goes on, nothing it missed is lost, nobody is mourned wrongly."""
+
+import pytest
+
+from oobleckd.protocol.api import Control
+from tests.helpers.world import World
+
+
+def running(seed, num_nodes=6, **spec):
+    world = World(seed, num_nodes, lease_s=1.5, grace_s=2.0)
+    world.run_for(1.0)
+    world.submit(**{"steps": 40, "f": 1, "memory": 350} | spec)
+    world.until_step(5)
+    return world
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_training_is_undisturbed(seed):
+    world = running(seed)
+    epoch = world.job().epoch
+    before = world.job().counters.step
+    world.restart_daemon(down_s=0.2 + 0.05 * seed)
+    world.run(lambda: world.machine is None)
+    world.run(lambda: world.machine is not None)
+    rounds = max(d.counters.step for node in world.nodes.values() for d in node.devices.values())
+    assert rounds > before
+    world.until_state("done")
+    world.check_done()
+    assert world.job().epoch == epoch
+    assert world.incidents() == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_node_dies_while_it_is_away(seed):
+    world = running(seed)
+    world.stop_daemon()
+    world.run_for(0.1)
+    world.kill("n03")
+    world.run_for(0.2)
+    world.start_daemon()
+    world.until_state("done")
+    world.check_done()
+    (incident,) = world.incidents()
+    assert incident.nodes == ("n03",)
+    assert "did not come back" in incident.cause
+
+
+@pytest.mark.parametrize("phase", ["report", "run", "deploy"])
+@pytest.mark.parametrize("seed", range(8))
+def test_killed_in_the_middle_of_a_recovery(phase, seed):
+    world = running(seed)
+    world.kill("n03")
+    world.until_state("recovering")
+    world.run(lambda: world.machine.core.run.phase == phase)
+    world.restart_daemon()
+    world.run_for(0.1)
+    world.until_state("done")
+    world.check_done()
+    (incident,) = world.incidents()
+    assert not incident.open
+    assert world.job().steps_lost == 0
+
+
+@pytest.mark.parametrize("state", ["profiling", "planning", "deploying"])
+def test_killed_before_the_first_step(state):
+    world = World(2, 4, grace_s=1.0)
+    world.run_for(1.0)
+    world.submit(steps=6, memory=350)
+    world.until_state(state)
+    world.restart_daemon()
+    world.run_for(0.1)
+    world.until_state("done")
+    world.check_done()
+
+
+def test_a_paused_and_a_waiting_job_stay_so():
+    world = running(1)
+    world.ask(Control("job-1", "pause"))
+    world.until_state("paused")
+    world.restart_daemon()
+    world.run_for(4.0)
+    assert world.state() == "paused"
+    world.ask(Control("job-1", "resume"))
+    world.until_state("done")
+    world.check_done()
+    assert world.incidents() == []

@@ -1,0 +1,186 @@
+"""Nodes that come and go: every number of them from twelve to n0 and back, drains, joins, too few."""
+
+from oobleckd.core import view
+from oobleckd.protocol.api import Control, Drain, Submit
+from tests.helpers.world import World, make_job
+
+
+def settled(world, names):
+    """Whether the plan uses exactly ``names`` and runs."""
+    return world.state() == "running" and set(world.view().nodes) == set(names)
+
+
+def test_twelve_down_to_n0_and_back_up():
+    world = World(3, 12)
+    world.run_for(1.0)
+    world.submit(steps=5000, f=2, memory=350, every=50)
+    names = sorted(world.nodes)
+    world.run(lambda: settled(world, names))
+    gone = []
+    while len(names) > world.job().n0:
+        victim = names.pop(len(names) // 2)
+        gone.append(victim)
+        copies = world.view().tolerance
+        if copies >= 1:
+            world.kill(victim)
+        else:
+            world.ask(Drain(victim))  # a single copy is handed over, not killed
+        world.run(lambda: settled(world, names))
+        most = min(2, len(names) // 2 - 1)
+        assert world.view().tolerance >= most, (len(names), world.view().tolerance)
+    assert world.job().steps_lost == 0
+    assert world.job().n0 == 2
+    # One fewer: the job waits with its state in a checkpoint, and nothing is lost.
+    world.ask(Drain(names[0]))
+    world.until_state("waiting")
+    step = world.job().counters.step
+    assert f"step {step} is in" in world.job().reason
+    assert world.node(names[0]).state == "drained"
+    world.kill(names[0])
+    world.ask(Drain(names[0], undo=True))
+    for name in [names[0], *reversed(gone)]:
+        if not world.nodes[name].alive:
+            world.add(name)
+        else:
+            world.ask(Drain(name, undo=True))
+        if name != names[0]:
+            names.append(name)
+        world.run(lambda: settled(world, names))
+    assert len(world.view().nodes) == 12
+    assert world.job().steps_lost == 0
+    assert world.job().counters.step > step
+
+
+def test_joins_are_batched_and_training_goes_on_meanwhile():
+    world = World(1, 3)
+    world.run_for(1.0)
+    world.submit(steps=400, f=1, memory=350)
+    world.until_step(3)
+    epoch = world.job().epoch
+    for name in ("n04", "n05", "n06"):
+        world.add(name)
+    world.run(lambda: settled(world, sorted(world.nodes)))
+    assert world.job().epoch == epoch + 1
+    assert world.incidents() == []
+
+
+def test_max_nodes_leaves_the_others_on_standby():
+    world = World(1, 6)
+    world.run_for(1.0)
+    world.submit(steps=30, f=1, memory=350, max_nodes=4)
+    world.until_step(5)
+    assert len(world.view().nodes) == 4
+    assert world.node("n06").state == "standby"
+    assert world.node("n06").reason
+    world.kill("n01")
+    world.until_state("recovering")
+    world.until_state("done")
+    world.check_done()
+
+
+def test_a_drained_node_serves_as_a_source_and_leaves():
+    world = World(1, 2)
+    world.run_for(1.0)
+    world.submit(steps=60, f=0, memory=350)
+    world.until_step(3)
+    world.add("n03")
+    world.ask(Drain("n01", "old disk"))
+    assert world.node("n01").state == "draining"
+    world.run(lambda: world.node("n01").state == "drained")
+    assert world.node("n01").reason == "old disk"
+    world.leave("n01")
+    world.until_state("done")
+    world.check_done()
+    assert world.node("n01").state == "left"
+    assert world.incidents() == []
+
+
+def test_pause_resume_and_a_loss_in_between():
+    world = World(1, 6)
+    world.run_for(1.0)
+    world.submit(steps=12, f=1, memory=350)
+    world.until_step(3)
+    world.ask(Control("job-1", "pause", "kim"))
+    world.until_state("paused")
+    step = world.job().counters.step
+    world.run_for(3.0)
+    assert world.job().counters.step == step
+    world.kill("n02")
+    world.run(lambda: bool(world.incidents()))
+    world.until_state("paused")
+    world.ask(Control("job-1", "resume"))
+    world.until_state("done")
+    world.check_done()
+    assert any(change.kind == "audit" and change.text == "kim: pause job-1" for change in world.changes)
+
+
+def test_a_checkpoint_on_demand():
+    world = World(1, 4)
+    world.run_for(1.0)
+    world.submit(steps=12, f=1, memory=350)
+    world.until_step(3)
+    world.ask(Control("job-1", "checkpoint"))
+    world.run(lambda: bool(world.job().checkpoint))
+    assert world.job().counters.step < 12
+    assert world.complete[world.job().checkpoint][0] == world.job().checkpoint_counters.step
+    world.until_state("done")
+    world.check_done()
+
+
+def test_the_queue():
+    world = World(1, 4)
+    world.run_for(1.0)
+    world.submit(make_job("one", steps=4, memory=350))
+    world.submit(make_job("two", steps=4, memory=350))
+    assert world.job("two-2").state == "queued"
+    assert world.job("two-2").reason == "waits for one-1 to end"
+    world.until_state("done", job_id="two-2")
+    world.check_done("one-1")
+    world.check_done("two-2")
+    assert len(world.machine.core.state.profiles) == 1  # measured once
+    assert len(view.job_views(world.machine.core)) == 2
+
+
+def test_cancel_gives_the_place_to_the_next():
+    world = World(1, 4)
+    world.run_for(1.0)
+    world.submit(make_job("one", steps=400, memory=350))
+    world.submit(make_job("two", steps=4, memory=350))
+    world.until_step(2, "one-1")
+    world.ask(Control("one-1", "cancel"))
+    world.until_state("done", job_id="two-2")
+    world.check_done("two-2")
+
+
+def test_a_job_that_comes_before_any_node():
+    world = World(1, 0)
+    world.run_for(0.1)
+    world.submit(steps=4, memory=350)
+    assert "no" in world.job().reason
+    world.add("n01")
+    world.until_state("waiting")
+    assert "needs 2 nodes and has 1" in world.job().reason
+    world.add("n02")
+    world.until_state("done")
+    world.check_done()
+
+
+def test_a_model_that_fits_nowhere_fails_with_a_hint():
+    world = World(1, 4)
+    world.run_for(1.0)
+    world.submit(steps=4, memory=50)
+    world.until_state("failed")
+    assert world.job().reason
+    assert world.machine.core.run is None
+
+
+def test_resume_from_a_checkpoint_of_an_older_job():
+    world = World(1, 4)
+    world.run_for(1.0)
+    world.submit(steps=4, memory=350)
+    world.until_state("done")
+    world.ask(Submit(make_job(steps=9, memory=350), resume="latest"))
+    world.until_state("done", job_id="job-2")
+    job = world.job("job-2")
+    assert [step.step for step in job.steps] == [4, 5, 6, 7, 8]
+    assert world.complete[job.checkpoint][0] == 9
