@@ -30,6 +30,11 @@ LOOK_EVERY_S = 0.3
 console = Console(highlight=False)
 
 
+def show(data: str) -> None:
+    """What a command printed, as it is."""
+    console.print(data, end="", markup=False, soft_wrap=True)
+
+
 class DemoFailed(Exception):
     """Something did not go as it should have; the message says what."""
 
@@ -41,6 +46,7 @@ class Demo:
     state: Path
     job: str = ""
     dead: list[str] = field(default_factory=list)
+    revived: set[str] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
     said_step: int = 0
 
@@ -75,24 +81,24 @@ class Demo:
     def bring_one_back(self, _view: JobView) -> None:
         """One of the dead starts again and is taken in at a step's boundary."""
         node = self.dead.pop(0)
+        self.revived.add(node)
         console.print(f"\n[green]{node} comes back[/green]")
-        console.print(self.ctl("start-node", node), end="", markup=False)
+        show(self.ctl("start-node", node))
 
     def kill_another(self, view: JobView) -> None:
-        """One more, of the deepest pipeline."""
+        """One more, of the deepest pipeline, and not the one that has just come back."""
         deepest = max(view.pipelines, key=lambda pipeline: len(pipeline.nodes))
-        self._kill(deepest.nodes[0])
+        self._kill(next(node for node in deepest.nodes if node not in self.revived))
 
     def _kill(self, *nodes: str) -> None:
         console.print(f"\n[red]{' and '.join(nodes)} will be killed[/red]")
-        for node in nodes:
-            self.ctl("kill-node", node)
+        self.ctl("kill-node", *nodes)
         self.dead += nodes
 
     def heal(self) -> None:
         """Start the dead again, for the run without failures."""
         while self.dead:
-            console.print(self.ctl("start-node", self.dead.pop()), end="", markup=False)
+            show(self.ctl("start-node", self.dead.pop()))
 
     # ------------------------------------------------------------------- watching
 
@@ -109,7 +115,7 @@ class Demo:
         for incident in incidents:
             if not incident.open and incident.id not in self.told:
                 self.told.add(incident.id)
-                console.print(self.ctl("describe", "incident", incident.id), markup=False)
+                show(self.ctl("describe", "incident", incident.id))
         return any(incident.open for incident in incidents)
 
     def train(self) -> None:
@@ -162,10 +168,10 @@ def _show(progress: Progress, bar: TaskID, view: JobView) -> None:
 
 def run(demo: Demo) -> None:
     """The whole demo. Raises DemoFailed."""
-    console.print(demo.ctl("up", "--nodes", str(NUM_NODES)), markup=False)
+    show(demo.ctl("up", "--nodes", str(NUM_NODES)))
     demo.job = demo.ctl("submit", str(JOB)).strip()
     demo.train()
-    console.print(demo.ctl("get", "incidents"), markup=False)
+    show(demo.ctl("get", "incidents"))
     demo.heal()
     # Not through rich: the last line must be verify's own.
     print(demo.ctl("verify", demo.job), end="", flush=True)

@@ -19,7 +19,7 @@ def told(answer: Accepted) -> None:
 
 
 @click.command("kill-node")
-@click.argument("node")
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE…")
 @click.option(
     "--how",
     type=click.Choice(["sigkill", "device", "agent-only", "sigterm"]),
@@ -32,11 +32,12 @@ def told(answer: Accepted) -> None:
 )
 @click.option("--round", "round_", default=-1, metavar="N", help="With --at: in this round and no other.")
 @connected
-def kill_node(client: Client, node: str, how: How, at: str, round_: int) -> None:
-    """Inject a failure into NODE, where the daemon allows injection."""
+def kill_node(client: Client, nodes: tuple[str, ...], how: How, at: str, round_: int) -> None:
+    """Inject a failure into NODE, or into several at once, where the daemon allows injection."""
     if round_ >= 0 and not at:
         raise click.UsageError("--round needs --at: it says in which round the fault point counts")
-    told(client.kill(node, how, at=at, round=round_))
+    for answer in [client.kill(node, how, at=at, round=round_) for node in nodes]:
+        told(answer)
 
 
 @click.command()

@@ -1,7 +1,8 @@
 """Waiting for a job: the verb ``wait`` and the loop that ``submit --wait`` and ``verify`` share.
 
-The event stream says when to look; the job's view says what is so. A daemon that goes away meanwhile
-is waited for, because training goes on without it.
+The job's view is asked for a few times a second: it alone says what is so, it costs a millisecond, and a
+change between two looks cannot be missed as one between a look and a subscription can. A daemon that goes away
+meanwhile is waited for, because training goes on without it.
 """
 
 from __future__ import annotations

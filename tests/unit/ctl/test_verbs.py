@@ -204,6 +204,12 @@ def test_acts(ctl: Ctl, words: tuple[str, ...], path: str, body: dict[str, Any])
     assert ctl.api.asked == [(path, body)]
 
 
+def test_several_nodes_die_at_once(ctl: Ctl) -> None:
+    assert ctl("kill-node", "node-1", "node-2").exit_code == 0
+    assert [path for path, _ in ctl.api.asked] == ["/v1/nodes/node-1/kill", "/v1/nodes/node-2/kill"]
+    assert ctl("kill-node").exit_code == 2
+
+
 def test_checkpoint_waits_for_its_folder(ctl: Ctl) -> None:
     ctl.api.jobs = [job_view(state="running", checkpoint="/a")]
 
