@@ -183,7 +183,8 @@ def _interrupted(_number: int, _frame: object) -> None:
 
 def main() -> int:
     """Run the demo and clean up, whatever happens."""
-    signal.signal(signal.SIGTERM, _interrupted)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupted)
     demo = Demo(Path(tempfile.mkdtemp(prefix="oobleck-demo-")))
     code = 1
     try:

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -53,7 +54,7 @@ def start(name: str, command: Sequence[str], run: Path, logs: Path, environ: Map
     Raises OSError when it cannot be started.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    with (logs / f"{name}.log").open("ab") as log:
+    with _undisturbed(), (logs / f"{name}.log").open("ab") as log:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -63,11 +64,29 @@ def start(name: str, command: Sequence[str], run: Path, logs: Path, environ: Map
             close_fds=True,
             env={**os.environ, **environ},
         )
-    # It is our child and not yet waited for, so its entry in /proc is there even if it has ended.
-    process = identify(child.pid) or Process(child.pid, -1, "")
-    child.returncode = 0  # It outlives this command: Popen must neither wait for it nor warn.
-    remember(name, process, run)
+        # It is our child and not yet waited for, so its entry in /proc is there even if it has ended.
+        process = identify(child.pid) or Process(child.pid, -1, "")
+        child.returncode = 0  # It outlives this command: Popen must neither wait for it nor warn.
+        remember(name, process, run)
     return process
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Between the start of a process and its pid file no Ctrl-C: nobody would know the process. It comes after."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda got, _frame: caught.append(got)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for got in caught:
+        signal.raise_signal(got)
 
 
 def remember(name: str, process: Process, run: Path) -> None:

@@ -57,6 +57,20 @@ def test_who_ignores_sigterm_is_killed(home: Path) -> None:
     assert not processes.is_alive(willing)
 
 
+def test_ctrl_c_waits_until_the_pid_file_is_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(pid: int) -> Process | None:
+        signal.raise_signal(signal.SIGINT)
+        return identify(pid)
+
+    identify = processes.identify
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "identify", late)
+        with pytest.raises(KeyboardInterrupt):
+            processes.start("a", [sys.executable, "-c", WILLING], home / "run", home / "log", {})
+    (process,) = processes.recall(home / "run").values()
+    assert processes.is_alive(process)
+
+
 def test_a_recycled_pid_is_left_alone(home: Path) -> None:
     stranger = begin(home, "stranger", WILLING)
     for forged in (
