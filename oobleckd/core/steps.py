@@ -41,12 +41,12 @@ def both_nan(a: float, b: float) -> bool:
 def _record(core: Core, job: JobRecord, message: StepDone) -> None:
     data = {
         "job": job.id,
-        "step": message.counters.step,
+        "step": message.counters.step + 1,
         "loss": message.loss,
         "outcome": message.outcome,
         "epoch": message.epoch,
     }
-    text = f"{job.id}: step {message.counters.step} {message.outcome}, loss {message.loss:.6g}"
+    text = f"{job.id}: step {message.counters.step + 1} {message.outcome}, loss {message.loss:.6g}"
     change = core.change("step", text, (), "info" if message.outcome == "applied" else "warn", data)
     core.record(
         StepEntry(

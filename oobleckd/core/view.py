@@ -187,13 +187,13 @@ def template_views(job: JobRecord) -> list[TemplateView]:
 
 
 def step_views(job: JobRecord, since: int = 0) -> list[StepView]:
-    """Committed steps from ``since`` on, one each: tries that were repeated do not count."""
+    """Committed steps from number ``since`` (the first is 1) on, one each: tries that were repeated do not count."""
     return [
         StepView(
-            s.step, s.loss, s.loss.hex(), s.grad_norm, s.lr, s.samples, s.ledger, s.outcome, s.epoch, s.at
+            s.step + 1, s.loss, s.loss.hex(), s.grad_norm, s.lr, s.samples, s.ledger, s.outcome, s.epoch, s.at
         )
         for s in job.steps
-        if s.step >= since
+        if s.step + 1 >= since
     ]
 
 

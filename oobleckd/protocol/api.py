@@ -200,7 +200,7 @@ class JobView(msgspec.Struct, frozen=True):
 
 
 class StepView(msgspec.Struct, frozen=True):
-    """One committed step. ``loss`` round-trips exactly through JSON; ``loss_hex`` is its bits for people."""
+    """One committed step, numbered from 1. ``loss`` round-trips exactly through JSON; ``loss_hex`` is its bits for people."""
 
     step: int
     loss: float
