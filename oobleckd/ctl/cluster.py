@@ -194,7 +194,11 @@ def start_node(node: str, home: Home, timeout_s: float) -> None:
     if node not in known:
         fail(f"no node {node!r} in this cluster", f"known: {', '.join(known)}", NOT_FOUND)
     if node in home.alive():
-        fail(f"{node} runs already", "", REFUSED)
+        fail(
+            f"{node} runs already",
+            "an agent starts lost devices by itself; see `oobleckctl get nodes`",
+            REFUSED,
+        )
     client = Client(home.socket)
     if node == DAEMON:
         process, holds = home.start_daemon(cluster), lambda: _answers(client)
