@@ -1,0 +1,135 @@
+"""oobleckd for the benchmarks: a local cluster by ``oobleckctl up``, the benchmarks' job in a wanted shape, waits.
+
+Owns what it starts and ends it. Drives the service as a user does, through its commands and its API.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from benchmarks.peers import shape
+from oobleckd.client import Client, ClientError
+from oobleckd.protocol.api import JobView
+from oobleckd.protocol.job import Job, parse_job
+
+T = TypeVar("T")
+_CTL = Path(sys.executable).parent / "oobleckctl"
+_TIMEOUT_S = 180.0
+
+
+class ClusterFailed(Exception):
+    """The service did not do what the benchmark needs; the message says what."""
+
+
+class Cluster:
+    """``shape.NUM_PROCESSES`` nodes of one CPU device each, with their state under ``state``."""
+
+    def __init__(self, state: Path) -> None:
+        self._environment = {**os.environ, "OOBLECK_STATE": str(state)}
+        self.pids: tuple[int, ...] = ()
+        self.client = Client("")
+
+    def __enter__(self) -> Self:
+        up = json.loads(
+            self._ctl("up", "--nodes", str(shape.NUM_PROCESSES), "--allow-injection", "--output", "json")
+        )
+        self.pids, self.client = tuple(up["pids"].values()), Client(up["socket"])
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(*([ClusterFailed] if error else [])):
+            self._ctl("down")
+
+    def caps(self) -> dict[int, int]:
+        """Memory cap in bytes that makes pipelines of n nodes the smallest, for every n that there is.
+
+        From the templates of a job without a cap. The stages of a larger pipeline are smaller, so the largest
+        stage of n is what n-1 nodes cannot hold.
+        """
+        job = self.submit(job_of("templates", steps=10**6, f=0))
+        self.in_state(job, "running")
+        templates = self.client.templates(job)
+        self.end(job)
+        return {template.num_nodes: max(template.memory_bytes) for template in templates}
+
+    def submit(self, job: Job) -> str:
+        """Submit; returns the job's id."""
+        return self.client.submit(job).id
+
+    def end(self, job: str) -> None:
+        """Cancel a job and wait for its end."""
+        self.client.control(job, "cancel")
+        self.in_state(job, "cancelled")
+
+    def in_state(self, job: str, *states: str) -> JobView:
+        """Wait until the job is in one of ``states``. Raises ClusterFailed at any other end of it."""
+
+        def check() -> JobView | None:
+            view = self.client.job(job)
+            if view.state in {"done", "failed", "cancelled"} - set(states):
+                raise ClusterFailed(f"{view.name} is {view.state}: {view.reason}")
+            return view if view.state in states else None
+
+        return self.until(check, f"{job} to be {' or '.join(states)}")
+
+    def until(self, check: Callable[[], T | None], what: str) -> T:
+        """The first result of ``check`` that is not None, asked anew at every event of the daemon."""
+        with self.client.events() as events:
+            timer = threading.Timer(_TIMEOUT_S, events.close)
+            timer.start()
+            try:
+                while True:
+                    with contextlib.suppress(ClientError):
+                        if (found := check()) is not None:
+                            return found
+                    if next(events, None) is None:
+                        raise ClusterFailed(f"waited {_TIMEOUT_S:g} s for {what}; {self._jobs()}")
+            finally:
+                timer.cancel()
+
+    def _jobs(self) -> str:
+        try:
+            jobs = self.client.jobs()
+        except ClientError as error:
+            return str(error)
+        return "; ".join(f"{job.name} is {job.state} at step {job.step}: {job.reason}" for job in jobs)
+
+    def _ctl(self, *args: str) -> str:
+        done = subprocess.run(
+            [_CTL, *args], env=self._environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise ClusterFailed(f"oobleckctl {args[0]}: {(done.stderr or done.stdout).strip()}")
+        return done.stdout
+
+
+def job_of(name: str, *, steps: int, f: int, cap_bytes: int = 0, exact: bool = True) -> Job:
+    """The benchmarks' model and batch as a job: constant work a step, no clipping, as the peers have none."""
+    raw: dict[str, Any] = {
+        "name": name,
+        "model": {"family": "gpt2", "config": shape.gpt2_config()},
+        "train": {
+            "steps": steps, "global_batch": shape.GLOBAL_BATCH, "micro_batch": shape.MICRO_BATCH,
+            "sequence": shape.SEQUENCE, "exact": exact,
+        },
+        "optimizer": {"lr": shape.LEARNING_RATE, "clip_norm": 0.0},
+        "fault_tolerance": {"f": f, "policy": "oobleck"},
+        "resources": {"device_memory": cap_bytes},
+    }  # fmt: skip
+    return parse_job(raw)
+
+
+def depths(view: JobView) -> list[int]:
+    """Stages of every pipeline of a deployed job."""
+    return sorted(len(pipeline.stages) for pipeline in view.pipelines)

@@ -1,0 +1,72 @@
+"""What the loss of a process cost, and sums over several: pure, the same for every system."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One kill. All times in seconds, from the kill; definitions in benchmarks/README.md.
+
+    ``step_s`` is the normal step before it. ``samples_short``: samples missing from the batches of committed
+    steps until the job was whole again after ``whole_s``. ``redone_share``: of the interrupted step's work,
+    what was computed again; 1 where whole attempts are thrown away.
+    """
+
+    step_s: float
+    next_step_s: float
+    steps_redone: int
+    attempts_discarded: int
+    samples_lost: int
+    samples_short: int
+    whole_s: float
+    redone_share: float | None = None
+
+    @property
+    def in_steps(self) -> float:
+        """Time to the next committed step, in normal steps."""
+        return self.next_step_s / self.step_s
+
+    @property
+    def stall_s(self) -> float:
+        """Time lost: beyond the step that would have been committed anyhow."""
+        return max(0.0, self.next_step_s - self.step_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Several kills of one system; counts are sums, ``median_*`` medians, ``worst_*`` the largest."""
+
+    kills: int
+    median_step_s: float
+    median_next_step_s: float
+    median_in_steps: float
+    worst_in_steps: float
+    median_stall_s: float
+    worst_stall_s: float
+    median_whole_s: float
+    steps_redone: int
+    attempts_discarded: int
+    samples_lost: int
+    samples_short: int
+
+
+def summarise(costs: Sequence[Cost]) -> Summary:
+    """Over at least one kill."""
+    return Summary(
+        kills=len(costs),
+        median_step_s=statistics.median(cost.step_s for cost in costs),
+        median_next_step_s=statistics.median(cost.next_step_s for cost in costs),
+        median_in_steps=statistics.median(cost.in_steps for cost in costs),
+        worst_in_steps=max(cost.in_steps for cost in costs),
+        median_stall_s=statistics.median(cost.stall_s for cost in costs),
+        worst_stall_s=max(cost.stall_s for cost in costs),
+        median_whole_s=statistics.median(cost.whole_s for cost in costs),
+        steps_redone=sum(cost.steps_redone for cost in costs),
+        attempts_discarded=sum(cost.attempts_discarded for cost in costs),
+        samples_lost=sum(cost.samples_lost for cost in costs),
+        samples_short=sum(cost.samples_short for cost in costs),
+    )
