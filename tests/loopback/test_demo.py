@@ -11,27 +11,9 @@ from pathlib import Path
 import pytest
 
 from oobleckd.ctl import processes
-from oobleckd.ctl.processes import Process
+from tests.helpers.family import members
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def members(folder: Path) -> list[Process]:
-    """Every living process that was started, directly or not, with its state under ``folder``."""
-    mark = f"OOBLECK_STATE={folder}".encode()
-    found = [
-        processes.identify(int(path.name))
-        for path in Path("/proc").iterdir()
-        if path.name.isdigit() and mark in _environ(path)
-    ]
-    return [process for process in found if process]
-
-
-def _environ(path: Path) -> bytes:
-    try:
-        return (path / "environ").read_bytes()
-    except OSError:  # it has ended, or is a stranger's
-        return b""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])

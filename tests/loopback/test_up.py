@@ -15,7 +15,7 @@ import pytest
 
 from oobleckd.ctl import processes
 from oobleckd.ctl.local import DAEMON, Home
-from oobleckd.ctl.processes import Process
+from tests.helpers.family import members
 
 OOBLECKCTL = Path(sys.executable).with_name("oobleckctl")
 
@@ -34,23 +34,6 @@ class Cluster:
     @property
     def environ(self) -> dict[str, str]:
         return {**os.environ, "OOBLECK_STATE": str(self.home.state)}
-
-    def family(self) -> set[Process]:
-        """Every living process that belongs to the cluster: its sessions are those of its programs."""
-        leaders = {process.pid for process in processes.recall(self.home.run).values()}
-        members = [processes.identify(pid) for pid in _pids() if _session(pid) in leaders]
-        return {member for member in members if member}
-
-
-def _pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-
-
-def _session(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return -1
 
 
 @pytest.fixture
@@ -71,14 +54,14 @@ def test_a_cluster_from_up_to_down(cluster: Cluster) -> None:
 
     # A node that dies by itself is no trouble for anybody, and comes back by its name.
     agent = processes.recall(cluster.home.run)["node-2"]
-    before = cluster.family()
+    before = members(cluster.home.state)
     os.kill(agent.pid, signal.SIGKILL)
     back = cluster.ctl("start-node", "node-2")
     assert back.returncode == 0, back.stderr
     assert processes.recall(cluster.home.run)["node-2"] != agent
 
-    family = before | cluster.family()
-    assert len(family) > 5  # daemon, planner processes, two agents and their devices
+    family = before | members(cluster.home.state)
+    assert len(family) >= 1 + 2 * 3  # the daemon; an agent and its device for three lives of nodes, at least
     down = cluster.ctl("down")
     assert down.returncode == 0, down.stderr
     assert "node-1, node-2, oobleckd" in down.stderr
@@ -94,7 +77,7 @@ def test_up_that_is_interrupted_leaves_nothing(cluster: Cluster) -> None:
     ) as up:  # fmt: skip
         assert up.stdout
         assert up.stdout.readline().startswith(DAEMON)
-        family = cluster.family()
+        family = members(cluster.home.state)
         up.send_signal(signal.SIGTERM)
         assert up.wait() == 130
     assert not processes.outlive(family, 10.0)
