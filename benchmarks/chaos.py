@@ -9,9 +9,6 @@ python benchmarks/chaos.py --daemon --seeds 20 kill -9 of the daemon in the midd
 from __future__ import annotations
 
 import argparse
-import os
-import random
-import signal
 import sys
 import tempfile
 import time
@@ -19,67 +16,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.helpers.cluster import Cluster, tiny_job
-from tests.helpers.matrix import all_cells, run_cell, survivable
+from tests.helpers.chaos import daemon_seed, random_seed
+from tests.helpers.cluster import Cluster
+from tests.helpers.matrix import all_cells, run_cell
 
 NODES = 5
-
-
-def one_seed(cluster: Cluster, seed: int) -> str:
-    """A job during which one or two devices or nodes die at random times. Returns what was done."""
-    rng = random.Random(seed)
-    cluster.heal()
-    cluster.usable(NODES)
-    job = cluster.client.submit(tiny_job(f"chaos-{seed}", train={"steps": 40})).id
-    story = []
-    for _ in range(rng.choice([1, 1, 2])):
-        view = cluster.at_step(job, 2 + len(story))
-        time.sleep(rng.random() * 1.5)
-        view = cluster.client.job(job)
-        if view.state != "running":
-            break
-        wanted = rng.choice([1, 1, 2])
-        doomed: list[str] = []
-        nodes = [n for p in view.pipelines for n in p.nodes]
-        for node in rng.sample(nodes, len(nodes)):
-            if len(doomed) < wanted and survivable(view, {*doomed, node}):
-                doomed.append(node)
-        how = rng.choice(["device", "device", "sigkill", "agent-only"])
-        story.append(f"step {view.step}: {how} {'+'.join(doomed)}")
-        for node in doomed:
-            cluster.kill(node, how)
-    done = cluster.job_in(job, "done")
-    assert done.steps_lost == 0, f"{done.steps_lost} steps lost"
-    cluster.verify(job)
-    return "; ".join(story) or "nothing killed"
-
-
-def one_daemon_seed(cluster: Cluster, seed: int, *, with_node: bool) -> str:
-    """kill -9 of the daemon in the middle of training; with ``with_node`` a node dies while it is away."""
-    rng = random.Random(seed)
-    cluster.heal()
-    cluster.usable(NODES)
-    incidents = len(cluster.client.incidents())
-    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train={"steps": 80})).id
-    cluster.at_step(job, 3)
-    time.sleep(rng.random())
-    before = cluster.client.job(job)
-    cluster.kill_daemon()
-    story = f"daemon at step {before.step}"
-    if with_node:
-        nodes = [n for p in before.pipelines for n in p.nodes]
-        victim = rng.choice([n for n in nodes if survivable(before, {n})])
-        os.kill(cluster.device_pids(victim)[0], signal.SIGKILL)
-        story += f", {victim} while it was away"
-    time.sleep(0.3 + rng.random())
-    cluster.start_daemon()
-    done = cluster.job_in(job, "done")
-    steps = cluster.client.steps(job)
-    assert [s.step for s in steps] == list(range(1, done.steps + 1)), "steps are missing"
-    opened = len(cluster.client.incidents()) - incidents
-    assert opened == (1 if with_node else 0), f"{opened} incidents"
-    cluster.verify(job)
-    return story
 
 
 def main() -> int:
@@ -95,9 +36,6 @@ def main() -> int:
         "--with-node", action="store_true", help="with --daemon: a node dies while it is away"
     )
     args = parser.parse_args()
-    threading.excepthook = lambda hook: sys.__excepthook__(
-        hook.exc_type, hook.exc_value or Exception(), hook.exc_traceback
-    )
     with (
         tempfile.TemporaryDirectory(prefix="oobleck-chaos-") as state,
         Cluster(Path(state), NODES) as cluster,
@@ -136,9 +74,9 @@ def seeds(cluster: Cluster, args: argparse.Namespace) -> tuple[int, int]:
         total += 1
         try:
             story = (
-                one_daemon_seed(cluster, seed, with_node=args.with_node)
+                daemon_seed(cluster, seed, with_node=args.with_node)
                 if args.daemon
-                else one_seed(cluster, seed)
+                else random_seed(cluster, seed)
             )
             print(f"seed {seed}: identical ({story})", flush=True)
         except AssertionError as error:

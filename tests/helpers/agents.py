@@ -17,7 +17,7 @@ from oobleckd.daemon.keys import KeyPair, load_pair, load_public
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import PROTOCOL, DeviceInfo, Hello, ToWorker
 
-WAIT_MS = 20_000
+WAIT_MS = 120_000
 
 
 def hello(node: str, *, protocol: int = PROTOCOL, incarnation: str = "life.1") -> Hello:

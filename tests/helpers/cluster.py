@@ -64,7 +64,7 @@ class Cluster:
         assert not check or done.returncode == 0, f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
-    # ------------------------------------------------------------------ breaking and mending
+    # ------------------------------------------------------------------ failures and repairs
 
     def device_pids(self, node: str) -> tuple[int, ...]:
         """Device processes of ``node`` as the daemon knows them."""

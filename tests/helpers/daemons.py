@@ -40,7 +40,7 @@ class Daemon:
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal; the exit code."""
         self.process.send_signal(how)
-        return self.process.wait(20)
+        return self.process.wait(120)
 
 
 def command(folder: Path, *flags: str) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from oobleckd.protocol.api import JobView
 from planner.plan import node_of
@@ -86,44 +87,62 @@ def survivable(job: JobView, dead: set[str]) -> bool:
 
 def run_cell(cluster: Cluster, cell: Cell) -> JobView:
     """Carry out ``cell``; returns the finished job. AssertionError says what broke."""
-    nodes = cluster.usable(cluster.num_nodes)
+    cluster.usable(cluster.num_nodes)
+    moving = cell.phase in MOVE_PHASES
     before = len(cluster.fired())
-    job = cluster.client.submit(tiny_job(f"cell-{cell.name}")).id
+    job = cluster.client.submit(tiny_job(f"cell-{cell.name}", train={"steps": 60 if moving else 16})).id
     view = cluster.at_step(job, 2)
     doomed = victims(view, cell)
-    if cell.phase in MOVE_PHASES:
-        _kill_in_move(cluster, view, cell, doomed)
-    else:
-        for node in doomed:
-            cluster.client.kill(node, "device", at=cell.phase, round=view.step + AHEAD)
+    for node in doomed:
+        cluster.client.kill(node, "device", at=cell.phase, round=0 if moving else view.step + AHEAD)
+    if moving:
+        _move_until_fired(cluster, view, cell, doomed, before)
     done = cluster.job_in(job, "done")
     hits = cluster.fired()[before:]
-    dead = {node_of(str(hit["device"])) for hit in hits if hit["point"] == cell.phase}
-    assert set(doomed) <= dead, f"{cell.name}: {doomed} were to die in {cell.phase}, but {hits}"
+    assert set(doomed) <= _died(hits, cell), f"{cell.name}: {doomed} were to die, but only {hits} fired"
     assert done.steps_lost == 0, done
     assert done.step == done.steps
     cluster.verify(job)
-    _check_redone(cluster, done, len(nodes))
+    if not moving:
+        _check_redone(cluster, view, doomed)
     return done
 
 
-def _kill_in_move(cluster: Cluster, view: JobView, cell: Cell, doomed: list[str]) -> None:
-    """Deploy and copy happen when the plan changes: a drained node makes it change."""
-    for node in doomed:
-        cluster.client.kill(node, "device", at=cell.phase, round=0)
-    spare = next(
+def _died(hits: Sequence[dict[str, Any]], cell: Cell) -> set[str]:
+    return {node_of(str(hit["device"])) for hit in hits if hit["point"] == cell.phase}
+
+
+def _move_until_fired(
+    cluster: Cluster, view: JobView, cell: Cell, doomed: Sequence[str], before: int
+) -> None:
+    """Deploy and copy happen when the plan changes: draining one node after the other makes it change."""
+
+    def over(node: str, *states: str) -> bool | None:
+        if set(doomed) <= _died(cluster.fired()[before:], cell):
+            return True
+        now = {n.name: n.state for n in cluster.client.nodes()}
+        return False if now[node] in states else None
+
+    spares = [
         n for p in view.pipelines for n in p.nodes if n not in doomed and survivable(view, {*doomed, n})
-    )
-    cluster.client.drain(spare, "matrix")
-    cluster.until(lambda: True if len(cluster.fired()) else None, "the fault points")
-    cluster.client.undrain(spare, "matrix")
+    ]
+    for spare in spares * 3:
+        cluster.client.drain(spare, "matrix")
+        fired = cluster.until(lambda spare=spare: over(spare, "drained"), f"{spare} to drain")
+        cluster.client.undrain(spare, "matrix")
+        fired = fired or cluster.until(lambda spare=spare: over(spare, "active"), f"{spare} to be back")
+        if fired:
+            return
 
 
-def _check_redone(cluster: Cluster, job: JobView, _nodes: int) -> None:
+def _check_redone(cluster: Cluster, view: JobView, doomed: Sequence[str]) -> None:
     """Only what died with the victims, or was routed over them, was computed again."""
-    for incident in cluster.client.incidents():
-        if incident.job == job.id and incident.step_layer_gradients:
-            assert incident.layer_gradients <= incident.step_layer_gradients, incident
+    hit = [p for p in view.pipelines if set(p.nodes) & set(doomed)]
+    layers = max(stage.stop for p in view.pipelines for stage in p.stages)
+    most = sum(len(p.micro_batches) for p in hit) * layers
+    incidents = [i for i in cluster.client.incidents() if i.job == view.id]
+    assert incidents, "no incident was opened"
+    assert all(i.layer_gradients <= most for i in incidents), (most, incidents)
 
 
 __all__ = ["Cell", "all_cells", "pairwise", "run_cell", "survivable"]

@@ -1,0 +1,68 @@
+"""Random failures by seed on a real cluster: what dies, when, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+from tests.helpers.cluster import Cluster, tiny_job
+from tests.helpers.matrix import survivable
+
+
+def random_seed(cluster: Cluster, seed: int) -> str:
+    """A job during which one or two devices or nodes die at random times. Returns what was done."""
+    rng = random.Random(seed)
+    cluster.heal()
+    cluster.usable(cluster.num_nodes)
+    job = cluster.client.submit(tiny_job(f"chaos-{seed}", train={"steps": 40})).id
+    story = []
+    for _ in range(rng.choice([1, 1, 2])):
+        view = cluster.at_step(job, 2 + len(story))
+        time.sleep(rng.random() * 1.5)
+        view = cluster.client.job(job)
+        if view.state != "running":
+            break
+        wanted = rng.choice([1, 1, 2])
+        doomed: list[str] = []
+        nodes = [n for p in view.pipelines for n in p.nodes]
+        for node in rng.sample(nodes, len(nodes)):
+            if len(doomed) < wanted and survivable(view, {*doomed, node}):
+                doomed.append(node)
+        how = rng.choice(["device", "device", "sigkill", "agent-only"])
+        story.append(f"step {view.step}: {how} {'+'.join(doomed)}")
+        for node in doomed:
+            cluster.kill(node, how)
+    done = cluster.job_in(job, "done")
+    assert done.steps_lost == 0, f"{done.steps_lost} steps lost"
+    cluster.verify(job)
+    return "; ".join(story) or "nothing killed"
+
+
+def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool) -> str:
+    """kill -9 of the daemon in the middle of training; with ``with_node`` a node dies while it is away."""
+    rng = random.Random(seed)
+    cluster.heal()
+    cluster.usable(cluster.num_nodes)
+    incidents = len(cluster.client.incidents())
+    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train={"steps": 80})).id
+    cluster.at_step(job, 3)
+    time.sleep(rng.random())
+    before = cluster.client.job(job)
+    cluster.kill_daemon()
+    story = f"daemon at step {before.step}"
+    if with_node:
+        nodes = [n for p in before.pipelines for n in p.nodes]
+        victim = rng.choice([n for n in nodes if survivable(before, {n})])
+        os.kill(cluster.device_pids(victim)[0], signal.SIGKILL)
+        story += f", {victim} while it was away"
+    time.sleep(0.3 + rng.random())
+    cluster.start_daemon()
+    done = cluster.job_in(job, "done")
+    steps = cluster.client.steps(job)
+    assert [s.step for s in steps] == list(range(1, done.steps + 1)), "steps are missing"
+    opened = len(cluster.client.incidents()) - incidents
+    assert opened == (1 if with_node else 0), f"{opened} incidents"
+    cluster.verify(job)
+    return story
