@@ -228,6 +228,8 @@ def remind(core: Core, run: Run, device: str, *, back: bool) -> None:
     """Say again what ``device`` may have missed; ``back``: its agent was away."""
     info = core.members.device(device)
     assert info is not None
+    if back and run.measuring == device:
+        run.measuring = ""  # the question or its answer may be lost: ask again
     life = core.members.nodes[node_of(device)].incarnation
     inside = device in run.job.survivors() and run.job.lives.get(node_of(device)) == life
     coming = run.candidate is not None and device in run.candidate.deploys

@@ -116,9 +116,10 @@ def test_without_a_checkpoint_the_way_back_leads_to_fresh_weights():
 
 def test_too_few_wanted_nodes_but_live_copies_wait_and_go_on():
     world = running(4, f=1, steps=20)
+    world.kill("n04")
+    world.until_state("recovering")
     for name in ("n01", "n02", "n03"):
         world.ask(Drain(name))
-    world.kill("n04")
     world.until_state("waiting")
     step = world.job().counters.step
     assert world.job().reason == f"needs 2 nodes and has 0; step {step} is held by 3 nodes"
