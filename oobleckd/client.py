@@ -13,12 +13,13 @@ Errors::
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -231,7 +232,8 @@ class Events(Iterator[Change]):
     A ``Change`` with ``kind == "gap"`` says that changes were missed (its ``seq`` is the last one that
     is gone): fetch a snapshot, then go on reading. ``on_link`` hears True and False as the daemon comes
     and goes. ``close`` may be called from another thread and ends the iteration. With ``follow=False``
-    the iteration ends with the newest change, and an absent daemon raises Unreachable.
+    the iteration ends with the newest change, and an absent daemon raises Unreachable. Without ``since``
+    the daemon is called at once, so nothing that happens after the constructor is missed.
     """
 
     def __init__(
@@ -248,6 +250,8 @@ class Events(Iterator[Change]):
         self._on_link = on_link
         self._closed = threading.Event()
         self._connection: _UnixConnection | None = None
+        # "From now on" means from this call, not from the first ``next``.
+        self._opened = self._open_now() if since is None else None
         self._changes = self._run()
 
     def __next__(self) -> Change:
@@ -270,8 +274,13 @@ class Events(Iterator[Change]):
         connection = self._connection
         if connection is not None:
             connection.hang_up()
+        if self._opened is not None:  # never iterated: nobody else closes it
+            _close(*self._opened)
+            self._opened = None
+        with contextlib.suppress(ValueError):  # another thread is inside, and is being woken up
+            self._changes.close()
 
-    def _run(self) -> Iterator[Change]:
+    def _run(self) -> Generator[Change, None, None]:
         retry_s = _RETRY_FIRST_S
         while not self._closed.is_set():
             try:
@@ -288,34 +297,50 @@ class Events(Iterator[Change]):
             self._closed.wait(retry_s)
             retry_s = min(2 * retry_s, _RETRY_MOST_S)
 
-    def _stream(self) -> Iterator[Change]:
-        connection = _UnixConnection(self._socket_path, STREAM_TIMEOUT_S)
-        self._connection = connection
+    def _open_now(self) -> tuple[_UnixConnection, http.client.HTTPResponse] | None:
         try:
-            response = self._open(connection)
-            self._tell(up=True)
-            if self.last is None:
-                # Known before the first change, so that a reconnect misses nothing in between.
-                self.last = int(response.headers.get("Oobleck-Seq", "0"))
+            return self._open()
+        except Unreachable:
+            if not self._follow:
+                raise
+            return None
+
+    def _stream(self) -> Iterator[Change]:
+        connection, response = self._opened or self._open()
+        self._opened = None
+        self._tell(up=True)
+        try:
             yield from _parse(response)
         except (OSError, http.client.HTTPException, ValueError) as error:
             # ValueError: http.client's word for a socket that another thread has closed.
             raise _unreachable(self._socket_path, error) from error
         finally:
             self._connection = None
-            connection.close()
+            _close(connection, response)
 
-    def _open(self, connection: _UnixConnection) -> http.client.HTTPResponse:
+    def _open(self) -> tuple[_UnixConnection, http.client.HTTPResponse]:
+        """Connect, and know the newest number before the first change, so that a reconnect misses nothing."""
+        connection = _UnixConnection(self._socket_path, STREAM_TIMEOUT_S)
+        self._connection = connection
         query: dict[str, str | int] = {} if self._follow else {"follow": 0}
         if self.last is not None:
             query["since"] = self.last
-        connection.request("GET", f"/v1/events?{urlencode(query)}", headers={"Accept": "text/event-stream"})
-        if self._closed.is_set():
-            raise OSError("closed")
-        response = connection.getresponse()
-        if response.status >= http.client.BAD_REQUEST:
-            raise _problem(response.status, response.reason, response.read())
-        return response
+        try:
+            connection.request("GET", f"/v1/events?{urlencode(query)}")
+            if self._closed.is_set():
+                raise ConnectionAbortedError("the stream was closed")
+            response = connection.getresponse()
+            if response.status >= http.client.BAD_REQUEST:
+                raise _problem(response.status, response.reason, response.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            connection.close()
+            raise _unreachable(self._socket_path, error) from error
+        except ApiProblem:
+            connection.close()
+            raise
+        if self.last is None:
+            self.last = int(response.headers.get("Oobleck-Seq", "0"))
+        return connection, response
 
     def _tell(self, *, up: bool) -> None:
         if self._on_link is not None and not self._closed.is_set():
@@ -355,6 +380,12 @@ class _UnixConnection(http.client.HTTPConnection):
                 self._raw.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return  # it was not connected, or is closed already
+
+
+def _close(connection: _UnixConnection, response: http.client.HTTPResponse) -> None:
+    """Both: a response may own the socket alone."""
+    response.close()
+    connection.close()
 
 
 def _parse(response: http.client.HTTPResponse) -> Iterator[Change]:

@@ -107,6 +107,7 @@ class Journal:
         try:
             self._database = _open(self.path)
             self._next_seq = int(self._database.execute(_NEWEST).fetchone()[0] or 0) + 1
+            self._inode = self.path.stat().st_ino
         except (OSError, sqlite3.Error, JournalError) as error:
             os.close(self._lock_fd)
             raise _unusable(self.path, error) from error
@@ -191,6 +192,7 @@ class Journal:
                 return
 
     def _transact(self, batches: list[_Batch]) -> None:
+        self._check_in_place()
         if self._database.in_transaction:
             self._database.execute("ROLLBACK")  # the last attempt failed even in this
         with self._database:
@@ -198,6 +200,15 @@ class Journal:
             for batch in batches:
                 for sql, values in batch.rows:
                     self._database.execute(sql, values)
+
+    def _check_in_place(self) -> None:
+        """A file that was removed under us still takes writes, and nobody would ever read them."""
+        try:
+            found = self.path.stat().st_ino
+        except OSError as error:
+            raise sqlite3.OperationalError(f"it was removed while in use: {error}") from error
+        if found != self._inode:
+            raise sqlite3.OperationalError("another file was put in its place while in use")
 
     def _failed(self, error: sqlite3.Error) -> None:
         self.num_errors += 1

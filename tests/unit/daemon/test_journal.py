@@ -17,7 +17,7 @@ import pytest
 
 from oobleckd.daemon.journal import Journal, JournalClosed, JournalError, JournalLocked, StepRow
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True):
@@ -188,3 +188,17 @@ def test_entries_of_another_version_are_an_error(tmp_path: Path) -> None:
             database.execute("UPDATE meta SET value = 99 WHERE key = 'format'")
     with pytest.raises(JournalError, match="format 99"):
         Journal(tmp_path, step_of=step_of, on_trouble=Troubles())
+
+
+def test_a_journal_that_is_removed_under_it_acknowledges_nothing(tmp_path: Path) -> None:
+    troubles = Troubles()
+    journal = Journal(tmp_path / "state", step_of=step_of, on_trouble=troubles)
+    journal.append([Fact("before")]).result(WAIT_S)
+    (tmp_path / "state").rename(tmp_path / "moved")
+    held = journal.append([Fact("held")])
+    troubles.wait_for(1)
+    assert "removed while in use" in troubles.said[0]
+    assert not held.done()
+    (tmp_path / "moved").rename(tmp_path / "state")
+    held.result(WAIT_S)
+    journal.close()

@@ -1,0 +1,295 @@
+"""The HTTP API over its real socket, through the real client and with bare bytes."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import pwd
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from oobleckd.client import ApiProblem, BadAnswer, Client, Unreachable
+from oobleckd.daemon import keys
+from oobleckd.protocol.job import Job, parse_job
+from tests.helpers.agents import Agent, hello
+from tests.helpers.daemons import Daemon, daemon
+
+
+def job(name: str = "small") -> Job:
+    return parse_job(
+        {"name": name, "train": {"steps": 3, "global_batch": 4, "micro_batch": 2, "sequence": 8}}
+    )
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("api")
+    keys.make_node_keys(folder / "keys", "node-1")
+    # The tests' agent sends no beats: its lease must outlast them.
+    with daemon(folder, "--lease-s", "3600") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def agent(running: Daemon) -> Iterator[Agent]:
+    made = running.agent("node-1")
+    made.say(hello("node-1"))
+    made.listen()
+    yield made
+    made.close()
+
+
+def raw(running: Daemon, method: str, path: str, body: bytes | None = None) -> tuple[int, str, Any]:
+    """(status, content type, decoded body) of a request that our client would not send."""
+    connection = http.client.HTTPConnection("localhost", timeout=120)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(str(running.client.socket_path))
+    try:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        return response.status, response.headers["Content-Type"], msgspec.json.decode(response.read())
+    finally:
+        connection.close()
+
+
+def test_views(running: Daemon, agent: Agent) -> None:
+    client = running.client
+    assert client.healthy()
+    status = client.status()
+    assert (status.nodes, status.allow_injection) == (1, False)
+    assert status.endpoint == running.endpoint
+    (node,) = client.nodes()
+    assert (node.name, node.state, node.pids) == ("node-1", "standby", (1,))
+    assert 0 <= node.beat_age_s < status.up_s + 1
+    assert client.pipelines() == client.templates() == client.incidents() == ()
+
+
+def test_a_jobs_life_by_requests(running: Daemon, agent: Agent) -> None:
+    client = running.client
+    accepted = client.submit(job("life"))
+    view = client.job(accepted.id)
+    assert view.spec == job("life")
+    assert client.job("life") == view, "found by name as well"
+    assert view in client.jobs()
+    assert client.steps(accepted.id) == ()
+    assert client.pipelines(accepted.id) == ()
+    client.control("life", "cancel")
+    assert client.job(accepted.id).state == "cancelled"
+    texts = [change.text for change in client.story(f"job:{accepted.id}")]
+    assert any("submitted" in text for text in texts)
+    with pytest.raises(ApiProblem) as caught:
+        client.control("life", "pause")
+    assert (caught.value.status, caught.value.title) == (409, "conflict")
+
+
+def test_drain_and_undrain(running: Daemon, agent: Agent) -> None:
+    client = running.client
+    client.drain("node-1", "repair")
+    assert client.nodes()[0].state == "drained"
+    assert client.nodes()[0].reason == "repair"
+    client.undrain("node-1")
+    assert client.nodes()[0].state == "standby"
+    audited = client.story("node:node-1")[-1]
+    assert audited.kind == "audit"
+    assert audited.text.startswith(f"{pwd.getpwuid(os.getuid()).pw_name}: "), "the kernel's word on who asked"
+
+
+def test_refusals_are_problems_with_hints(running: Daemon, agent: Agent) -> None:
+    client = running.client
+    for status, ask in (
+        (404, lambda: client.job("nonesuch")),
+        (404, lambda: client.drain("nonesuch")),
+        (403, lambda: client.kill("node-1")),
+        (422, lambda: client.submit(job(), resume="/nonesuch")),
+    ):
+        with pytest.raises(ApiProblem) as caught:
+            ask()
+        assert caught.value.status == status
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "detail"),
+    [
+        ("POST", "/v1/jobs", {"job": {"name": "x", "trian": {}}}, 422, "trian: unknown key"),
+        ("POST", "/v1/jobs", {"job": {"name": "x"}, "extra": 1}, 422, "unknown field `extra`"),
+        ("POST", "/v1/jobs", {}, 422, "missing required field `job`"),
+        ("POST", "/v1/nodes/node-1/kill", {"how": "kindly"}, 422, "kindly"),
+        ("GET", "/v1/story", None, 422, "key is missing"),
+        ("GET", "/v1/events?since=x", None, 422, "no number"),
+        ("GET", "/nowhere", None, 404, "Not Found"),
+        ("DELETE", "/v1/jobs", None, 405, "Method Not Allowed"),
+    ],
+)
+def test_what_a_client_may_get_wrong(
+    running: Daemon, method: str, path: str, body: Any, status: int, detail: str
+) -> None:
+    data = None if body is None else msgspec.json.encode(body)
+    found, kind, answer = raw(running, method, path, data)
+    assert (found, answer["status"], kind) == (status, status, "application/problem+json")
+    assert detail in answer["detail"]
+
+
+def test_answers_name_their_version(running: Daemon) -> None:
+    for path in ("/v1/status", "/v1/jobs", "/v1/nodes", "/v1/story?key=x"):
+        assert raw(running, "GET", path)[2]["apiVersion"] == "oobleck/v1"
+
+
+def test_events_are_resumed_by_number(running: Daemon, agent: Agent) -> None:
+    client = running.client
+    client.drain("node-1")
+    client.undrain("node-1")
+    all_of_it = list(client.events(0, follow=False))
+    assert [change.seq for change in all_of_it] == list(range(1, len(all_of_it) + 1))
+    assert list(client.events(all_of_it[2].seq, follow=False)) == all_of_it[3:]
+    assert list(client.events(None, follow=False)) == []
+    (gap,) = client.events(10**6, follow=False)
+    assert gap.kind == "gap"
+
+
+def test_last_event_id_resumes_like_a_browser(running: Daemon, agent: Agent) -> None:
+    running.client.drain("node-1")
+    running.client.undrain("node-1")
+    newest = list(running.client.events(0, follow=False))[-1].seq
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(120)
+        sock.connect(str(running.client.socket_path))
+        sock.sendall(b"GET /v1/events?follow=0 HTTP/1.0\r\nLast-Event-ID: %d\r\n\r\n" % (newest - 1))
+        data = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert re.findall(rb"^id: (\d+)", data, re.MULTILINE) == [b"%d" % newest]
+    assert b"Content-Type: text/event-stream" in data
+
+
+def test_a_stream_is_followed_and_ends_when_closed(running: Daemon, agent: Agent) -> None:
+    links: list[bool] = []
+    connected = threading.Event()
+
+    def on_link(up: bool) -> None:
+        links.append(up)
+        connected.set()
+
+    stream = running.client.events(on_link=on_link)
+    heard: list[str] = []
+    reader = threading.Thread(target=lambda: heard.extend(change.kind for change in stream))
+    reader.start()
+    assert connected.wait(120)
+    running.client.drain("node-1")
+    running.client.undrain("node-1")
+    seen = list(running.client.events(0, follow=False))[-1].seq
+    with running.client.events(seen - 2) as other:
+        assert [next(other).kind, next(other).kind] == ["audit", "audit"]
+    stream.close()
+    reader.join(120)
+    assert not reader.is_alive()
+    assert links[0] is True
+
+
+def test_a_closed_stream_leaves_no_socket(running: Daemon, agent: Agent) -> None:
+    def num_sockets() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = num_sockets()
+    unread, half_read = running.client.events(), running.client.events(0)
+    next(half_read)
+    assert num_sockets() > before
+    unread.close()
+    half_read.close()
+    assert num_sockets() == before
+    assert list(half_read) == []
+
+
+def test_a_stream_outlives_the_daemon(tmp_path: Path) -> None:
+    keys.make_node_keys(tmp_path / "keys", "node-1")
+    links: list[bool] = []
+    with daemon(tmp_path, "--lease-s", "3600") as first:
+        stream = first.client.events(0, on_link=links.append)
+        agent = first.agent("node-1")
+        agent.say(hello("node-1"))
+        assert "node-1 is here" in next(stream).text
+        agent.close()
+        assert "closed" in next(stream).text
+        assert first.stop() == 0
+    with daemon(tmp_path, "--lease-s", "3600") as second:
+        agent = second.agent("node-1")
+        agent.say(hello("node-1"))
+        change = next(stream)
+        assert "node-1 is here" in change.text
+        assert change.seq == 3, "nothing missed, nothing twice"
+        stream.close()
+        agent.close()
+    assert links[0] is True
+    assert False in links
+    assert links[-1] is True
+
+
+SAMPLE = re.compile(
+    r'(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(\{(?P<labels>([a-z_]+="([^"\\\n]|\\["\\n])*",?)+)\})? (?P<value>\S+)'
+)
+
+
+def test_metrics_are_prometheus_text(running: Daemon, agent: Agent) -> None:
+    families: dict[str, str] = {}
+    samples: dict[str, float] = {}
+    text = running.client.metrics()
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name not in families
+            assert kind in {"gauge", "counter", "histogram"}
+            families[name] = kind
+        elif not line.startswith("# HELP "):
+            found = SAMPLE.fullmatch(line)
+            assert found, line
+            family = re.sub(r"_(bucket|sum|count)$", "", found["name"])
+            assert family in families or found["name"] in families, "every sample follows its TYPE"
+            key = f"{found['name']}{{{found['labels'] or ''}}}"
+            assert key not in samples
+            samples[key] = float(found["value"])
+    assert samples['oobleck_nodes{state="standby"}'] == 1
+    assert samples["oobleck_journal_errors_total{}"] == 0
+    assert samples["oobleck_unknown_messages_total{}"] == 0
+    assert (
+        samples['oobleck_recovery_seconds_bucket{le="+Inf"}'] == samples["oobleck_recovery_seconds_count{}"]
+    )
+    assert all(kind != "counter" or name.endswith("_total") for name, kind in families.items())
+
+
+def test_an_absent_daemon_and_a_strange_one(tmp_path: Path) -> None:
+    client = Client(tmp_path / "none.sock")
+    with pytest.raises(Unreachable, match="does not exist") as caught:
+        client.nodes()
+    assert "oobleckctl up" in caught.value.hint
+    with pytest.raises(Unreachable):
+        next(client.events(0, follow=False))
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "dead.sock"))
+        with pytest.raises(Unreachable, match="no daemon listens"):
+            Client(tmp_path / "dead.sock").status()
+        dead.listen()
+        with pytest.raises(Unreachable, match="does not answer in time"):
+            Client(tmp_path / "dead.sock", timeout_s=0.05).status()
+
+    def answer_strangely() -> None:
+        for _ in range(2):  # the one that gave up is still in the queue
+            connection, _ = dead2.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n[]")
+
+    with socket.socket(socket.AF_UNIX) as dead2:
+        dead2.bind(str(tmp_path / "strange.sock"))
+        dead2.listen()
+        server = threading.Thread(target=answer_strangely)
+        server.start()
+        for _ in range(2):
+            with pytest.raises(BadAnswer, match="cannot be read"):
+                Client(tmp_path / "strange.sock").status()
+        server.join(120)

@@ -1,0 +1,157 @@
+"""The daemon as a process: it starts, refuses a second one, survives a full disk, and ends in order."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from oobleckd.client import ApiProblem, Unreachable
+from oobleckd.daemon import keys
+from oobleckd.protocol.messages import Refused, Welcome
+from tests.helpers.agents import hello
+from tests.helpers.daemons import command, daemon
+
+
+def test_it_starts_refuses_a_second_and_ends_in_order(tmp_path: Path) -> None:
+    with daemon(tmp_path) as first:
+        assert first.client.healthy()
+        second = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False, timeout=120)
+        assert second.returncode == 5
+        errors = [line for line in second.stderr.splitlines() if line.startswith("error:")]
+        assert errors == [f"error: another oobleckd (pid {first.process.pid}) works on {tmp_path}/state"]
+        elsewhere = command(tmp_path, "--state-dir", str(tmp_path / "other"))
+        third = subprocess.run(elsewhere, capture_output=True, text=True, check=False, timeout=120)
+        assert third.returncode == 5
+        assert "another daemon answers on" in third.stderr
+        assert first.client.healthy()
+        assert first.stop() == 0
+    with pytest.raises(Unreachable) as caught:
+        first.client.status()
+    assert "oobleckctl up" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "problem"),
+    [
+        (["--endpoint", "tcp://0.0.0.0:0", "--no-curve"], 2, "beyond this machine"),
+        (["--lease-s", "0.1"], 2, "shorter than two beats"),
+        (["--nonsense"], 2, "No such option"),
+        (["--endpoint", "tcp://192.0.2.1:1"], 1, "cannot listen"),
+    ],
+)
+def test_wrong_settings_are_one_clear_error(
+    tmp_path: Path, flags: list[str], code: int, problem: str
+) -> None:
+    done = subprocess.run(command(tmp_path, *flags), capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == code
+    assert problem in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_state_and_numbers_go_on_after_kill_9(tmp_path: Path) -> None:
+    keys.make_node_keys(tmp_path / "keys", "node-1")
+    with daemon(tmp_path, "--lease-s", "3600") as first:
+        agent = first.agent("node-1")
+        agent.say(hello("node-1"))
+        agent.listen()
+        first.client.drain("node-1", "repair")
+        seen = list(first.client.events(0, follow=False))
+        first.stop(signal.SIGKILL)
+        agent.close()
+    with daemon(tmp_path, "--lease-s", "3600") as second:
+        assert [change.seq for change in second.client.events(0, follow=False)] == [c.seq for c in seen]
+        agent = second.agent("node-1")
+        agent.say(hello("node-1"))
+        agent.listen()
+        (node,) = second.client.nodes()
+        assert (node.state, node.reason) == ("drained", "repair")
+        agent.close()
+        assert second.stop(signal.SIGINT) == 0
+
+
+def test_a_reload_lets_a_new_key_in_and_throws_an_old_one_out(tmp_path: Path) -> None:
+    with daemon(tmp_path) as running:
+        keys.make_node_keys(tmp_path / "keys", "node-1")
+        running.process.send_signal(signal.SIGHUP)
+        assert running.log_until("reloaded")
+        agent = running.agent("node-1")
+        agent.say(hello("node-1"))
+        assert isinstance(agent.listen(), Welcome)
+        keys.authorized_path(tmp_path / "keys", "node-1").unlink()
+        running.process.send_signal(signal.SIGHUP)
+        assert running.log_until("reloaded")
+        agent.say(hello("node-1"))
+        assert isinstance(agent.listen(), Refused)
+        agent.close()
+
+
+def test_a_full_disk_holds_answers_back_and_loses_none(tmp_path: Path) -> None:
+    keys.make_node_keys(tmp_path / "keys", "node-1")
+    with daemon(tmp_path, "--lease-s", "3600") as running:
+        client, pid = running.client, running.process.pid
+        agent = running.agent("node-1")
+        agent.say(hello("node-1"))
+        agent.listen()
+        stream = client.events()
+        client.drain("node-1", "before")
+        assert any("before" in change.text for change in stream), "told when it was durable"
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        with pytest.raises(ApiProblem) as caught:
+            client.undrain("node-1", "held")
+        assert caught.value.status == 503
+        assert "cannot be written" in caught.value.problem
+        assert not client.healthy()
+        assert "cannot be written" in client.status().line
+        notice = next(stream)
+        assert (notice.kind, notice.level) == ("daemon", "error")
+        assert "oobleck_journal_failing 1.0" in client.metrics()
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        texts = [next(stream).text, next(stream).text]
+        assert any("can be written again" in text for text in texts)
+        assert any("undrain node-1 held" in text for text in texts)
+        assert client.healthy()
+        stream.close()
+        agent.close()
+        assert running.stop() == 0
+
+
+def test_systemd_hears_of_it(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "notify"))
+        sock.settimeout(120)
+        env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "3000000"}
+        with daemon(tmp_path, env=env) as running:
+            assert sock.recv(1000) == b"READY=1"
+            assert sock.recv(1000) == b"STATUS=0 nodes, no job\nWATCHDOG=1"
+            assert running.stop() == 0
+        said = b""
+        while said != b"STOPPING=1":
+            said = sock.recv(1000)
+
+
+def test_a_socket_of_systemd_is_served(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "d.sock"))
+        listening.listen()
+        # What systemd does between fork and exec: the socket becomes number 3, and the pid is the child's own.
+        script = 'exec 3<&"$0"; export LISTEN_FDS=1 LISTEN_PID=$$; exec "$@"'
+        words = ["bash", "-c", script, str(listening.fileno()), *command(tmp_path)]
+        process = subprocess.Popen(words, pass_fds=[listening.fileno()], stderr=subprocess.PIPE)
+        try:
+            client = socket.socket(socket.AF_UNIX)
+            with client:
+                client.settimeout(120)
+                client.connect(str(tmp_path / "d.sock"))
+                client.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+                assert b" 200 " in client.recv(100)
+            os.kill(process.pid, signal.SIGTERM)
+            assert process.wait(120) == 0
+        finally:
+            process.kill()
+            process.communicate()

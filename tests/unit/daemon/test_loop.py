@@ -1,0 +1,191 @@
+"""The loop over a tiny core and a real journal: durable first, then told, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import pytest
+
+from oobleckd.core.events import (
+    Announce,
+    Asked,
+    Command,
+    Event,
+    Heard,
+    LinkLost,
+    MakePlan,
+    Planned,
+    Record,
+    Reply,
+    Tell,
+    Tick,
+    WriteManifest,
+)
+from oobleckd.daemon.clock import Clock
+from oobleckd.daemon.history import History
+from oobleckd.daemon.journal import Journal
+from oobleckd.daemon.loop import Loop, Stopped
+from oobleckd.protocol.api import Accepted, Change, Drain
+from oobleckd.protocol.messages import Ack, Beat, Release
+from planner.policy import Setup
+from planner.profile import Profile
+
+WAIT_S = 120.0
+REQUEST = Drain("node-1")
+
+
+class Fact(msgspec.Struct, frozen=True, tag=True):
+    number: int
+
+
+@dataclass
+class TinyCore:
+    """Answers each event by a function of the test."""
+
+    answer: Callable[[Event], Sequence[Command]]
+    deadline: float | None = None
+    seen: list[Event] = field(default_factory=list)
+
+    def handle(self, event: Event, now: float) -> Sequence[Command]:
+        self.seen.append(event)
+        return self.answer(event)
+
+    def next_deadline(self) -> float | None:
+        return self.deadline
+
+
+class World:
+    """A loop with everything real but the core and the wire."""
+
+    def __init__(self, folder: Path, answer: Callable[[Event], Sequence[Command]]) -> None:
+        self.core = TinyCore(answer)
+        self.clock = Clock()
+        self.journal = Journal(folder, step_of=lambda _: None, on_trouble=lambda _: None)
+        self.history = History(100)
+        self.told: asyncio.Queue[tuple[str, Any, list[Fact]]] = asyncio.Queue()
+        self.loop = Loop(self.core, self.journal, self.history, self, self.tell, self.clock)
+
+    def tell(self, node: str, message: Any) -> None:
+        self.told.put_nowait((node, message, self.journal.read(Fact)))
+
+    async def plan(self, request: MakePlan) -> Planned:
+        return Planned(request.ticket, error="no plan")
+
+    async def __aenter__(self) -> Self:
+        self.running = asyncio.create_task(self.loop.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.loop.stop()
+        await asyncio.wait({self.running}, timeout=WAIT_S)
+        self.journal.close()
+
+
+def change(seq: int) -> Change:
+    return Change(seq, 0.0, "node", "info", f"change {seq}", ())
+
+
+@pytest.mark.asyncio
+async def test_what_is_told_is_durable_and_in_order(tmp_path: Path) -> None:
+    def answer(event: Event) -> Sequence[Command]:
+        assert isinstance(event, Heard)
+        number = int(event.message.incarnation)  # type: ignore[union-attr]
+        return [Record(Fact(2 * number)), Tell("n", Ack("j", number)), Record(Fact(2 * number + 1))]
+
+    async with World(tmp_path, answer) as world:
+        for number in range(50):
+            world.loop.heard("n", Beat(str(number)))
+        for number in range(50):
+            _, message, on_disk = await asyncio.wait_for(world.told.get(), WAIT_S)
+            assert message == Ack("j", number)
+            assert Fact(2 * number) in on_disk
+            assert on_disk == [Fact(i) for i in range(len(on_disk))]
+
+
+@pytest.mark.asyncio
+async def test_replies_and_announcements_wait_for_the_record_before_them(tmp_path: Path) -> None:
+    commands: list[Command] = [Announce(change(1)), Record(Fact(1)), Announce(change(2))]
+
+    async with World(tmp_path, lambda e: [*commands, Reply(e.ticket, Accepted("x"))]) as world:  # type: ignore[union-attr]
+        asking = asyncio.create_task(world.loop.ask(REQUEST))
+        assert await asyncio.wait_for(asking, WAIT_S) == Accepted("x")
+        assert world.journal.read(Fact) == [Fact(1)]
+        assert world.history.last == 2
+
+
+@pytest.mark.asyncio
+async def test_a_plan_is_asked_for_at_once_and_comes_back_as_an_event(tmp_path: Path) -> None:
+    setup = Setup(Profile("k", "cpu", ()), 1, 0, 0, 1, 1)
+
+    def answer(event: Event) -> Sequence[Command]:
+        match event:
+            case LinkLost():
+                return [MakePlan(7, "oobleck", setup)]
+            case Planned():
+                return [Tell("n", Release("n/0", event.error))]
+            case _:
+                return []
+
+    async with World(tmp_path, answer) as world:
+        world.loop.lost("n")
+        assert (await asyncio.wait_for(world.told.get(), WAIT_S))[1] == Release("n/0", "no plan")
+
+
+@pytest.mark.asyncio
+async def test_a_deadline_becomes_a_tick(tmp_path: Path) -> None:
+    ticked = asyncio.Event()
+
+    def answer(event: Event) -> Sequence[Command]:
+        world.core.deadline = None
+        if isinstance(event, Tick):
+            ticked.set()
+        return []
+
+    world = World(tmp_path, answer)
+    world.core.deadline = world.clock.now()
+    async with world:
+        await asyncio.wait_for(ticked.wait(), WAIT_S)
+    assert world.core.seen == [Tick()]
+
+
+@pytest.mark.asyncio
+async def test_a_fault_of_the_core_ends_the_loop_and_leaves_no_question_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(event: Event) -> Sequence[Command]:
+        if isinstance(event, Asked):
+            return []
+        raise AssertionError("cannot be")
+
+    async with World(tmp_path, answer) as world:
+        asking = asyncio.create_task(world.loop.ask(REQUEST))
+        await asyncio.sleep(0)
+        world.loop.lost("n")
+        with pytest.raises(AssertionError, match="cannot be"):
+            await asyncio.wait_for(world.running, WAIT_S)
+        with pytest.raises(Stopped):
+            await asking
+        with pytest.raises(Stopped):
+            await world.loop.ask(REQUEST)
+    assert "LinkLost(node='n')" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_a_checkpoint_that_cannot_be_completed_is_told_and_stops_nothing(tmp_path: Path) -> None:
+    def answer(event: Event) -> Sequence[Command]:
+        return [WriteManifest(str(tmp_path / "step-00000001.partial"), {}, 1), Tell("n", Ack("j", 1))]
+
+    async with World(tmp_path / "state", answer) as world:
+        cursor = world.history.cursor(None)
+        world.loop.lost("n")
+        await asyncio.wait_for(world.told.get(), WAIT_S)
+        assert await cursor.wait(WAIT_S)
+        (notice,) = cursor.take()
+        assert notice.level == "error"
+        assert "cannot be completed" in notice.text
+    assert world.loop.num_manifest_errors == 1
