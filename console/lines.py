@@ -1,0 +1,184 @@
+"""Lines as panels draw them: spans of text with a role, and the words for numbers. Pure, no Textual.
+
+A role says what a text means ("bad", "dim"); which colour that is belongs to ``widgets.panel``. Whatever a role
+says, the text or its glyph says as well, so that a picture without colours tells the same.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Literal
+
+Role = Literal[
+    "", "dim", "strong", "good", "warn", "bad", "note",
+    "detect", "plan", "reconfigure", "copy", "resume", "bar", "banner-bad", "banner-warn", "banner-dim",
+]  # fmt: skip
+Span = tuple[str, Role]
+Line = tuple[Span, ...]
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+# --------------------------------------------------------------------------- text
+
+
+def clean(text: str) -> str:
+    """``text`` without what a terminal would obey: control characters become spaces, wide ones ``?``."""
+    return "".join(map(_clean, text)) if not text.isascii() or not text.isprintable() else text
+
+
+def _clean(char: str) -> str:
+    if not char.isprintable():
+        return " "
+    wide = unicodedata.east_asian_width(char) in "WF" or unicodedata.combining(char)
+    return "?" if wide else char
+
+
+def cut(text: str, width: int) -> str:
+    """``text`` in at most ``width`` cells; an ellipsis stands for the rest."""
+    text = clean(text)
+    if len(text) <= width:
+        return text
+    return text[: width - 1] + "…" if width > 0 else ""
+
+
+def wrapped(text: str, width: int, most: int) -> list[str]:
+    """``text`` in at most ``most`` lines of ``width`` cells, broken between words."""
+    lines: list[str] = []
+    rest = clean(text).strip()
+    while rest and len(lines) < most and width > 0:
+        if len(lines) == most - 1 or len(rest) <= width:
+            lines.append(cut(rest, width))
+            break
+        at = rest.rfind(" ", 0, width + 1)
+        at = at if at > 0 else width
+        lines.append(rest[:at].rstrip())
+        rest = rest[at:].lstrip()
+    return lines
+
+
+def length(line: Line) -> int:
+    """Cells of a line."""
+    return sum(len(text) for text, _ in line)
+
+
+def clipped(line: Line, width: int) -> Line:
+    """A line in at most ``width`` cells."""
+    spans, left = [], width
+    for text, role in line:
+        if left <= 0:
+            break
+        spans.append((cut(text, left), role))
+        left -= len(spans[-1][0])
+    return tuple(spans)
+
+
+def framed(lines: Iterable[Line], width: int, height: int) -> list[Line]:
+    """What of ``lines`` has room in a frame."""
+    return [clipped(line, width) for line in lines][: max(0, height)]
+
+
+def plain(line: Line) -> str:
+    """The text alone."""
+    return "".join(text for text, _ in line).rstrip()
+
+
+def flow(fields: Iterable[Line], width: int, gap: str = "   ") -> list[Line]:
+    """Fields side by side, a new line where one does not fit any more."""
+    lines: list[Line] = []
+    for field in fields:
+        if lines and length(lines[-1]) + len(gap) + length(field) <= width:
+            lines[-1] = (*lines[-1], (gap, ""), *field)
+        else:
+            lines.append(clipped(field, width))
+    return lines
+
+
+def more(what: str, count: int) -> Line:
+    """The line that stands for what has no room."""
+    return ((f"… {count} more {what}", "dim"),)
+
+
+# --------------------------------------------------------------------------- numbers
+
+
+def ms(value_s: float) -> str:
+    """Milliseconds of a phase: three digits below 100 ms, whole ones from there on."""
+    value = value_s * 1e3
+    if value < 100:
+        return f"{value:.3g} ms"
+    return f"{value:,.0f} ms"
+
+
+def seconds(value_s: float) -> str:
+    """``"38 ms"``, ``"2.13 s"``, ``"4 min 10 s"``, ``"3 h 5 min"``."""
+    if value_s < 1:
+        return f"{value_s * 1e3:.3g} ms"
+    if value_s < 60:
+        return f"{value_s:.3g} s"
+    minutes, rest = divmod(round(value_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def age(value_s: float) -> str:
+    """Whole seconds: an age changes once a second and not with every frame."""
+    return f"{int(value_s)} s" if value_s < 60 else seconds(int(value_s))
+
+
+def size(num_bytes: float) -> str:
+    """``"12.5 MiB"``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.3g} TiB"
+
+
+def rate(value: float) -> str:
+    """``"812.4"``, ``"4,118"``."""
+    return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def count(number: int, what: str) -> str:
+    """``"1 step"``, ``"2 steps"``."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def layers(start: int, stop: int) -> str:
+    """Layers ``[start, stop)`` for people: ``"3-5"``."""
+    return f"{start}" if stop == start + 1 else f"{start}-{stop - 1}"
+
+
+def clock(at: float, *, tenths: bool = False) -> str:
+    """Local time of day of POSIX seconds."""
+    text = datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S.%f")
+    return text[: 10 if tenths else 8]
+
+
+# --------------------------------------------------------------------------- bars
+
+
+def bar(start: float, stop: float, width: int) -> str:
+    """A bar over the part ``[start, stop]`` of ``width`` cells (both 0 to 1); never without a mark."""
+    first, last = start * width, stop * width
+    lead = int(min(first, width - 1))
+    eighths = round((last - lead) * 8)
+    full, part = divmod(max(1, min(eighths, (width - lead) * 8)), 8)
+    return " " * lead + "█" * full + (EIGHTHS[part] if part else "")
+
+
+def curve(values: Sequence[float | None], low: float, high: float, height: int) -> list[str]:
+    """A curve of one column a value in ``height`` rows, the top one first; None leaves its column empty."""
+    span = (high - low) or 1.0
+    steps = [
+        None if value is None else max(1, min(8 * height, round((value - low) / span * 8 * height)))
+        for value in values
+    ]
+    return [
+        "".join(" " if step is None else LEVELS[max(0, min(8, step - 8 * row))] for step in steps)
+        for row in reversed(range(height))
+    ]

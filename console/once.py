@@ -1,0 +1,35 @@
+"""The overview as plain text, for scripts and logs: the same painters, no terminal needed."""
+
+from __future__ import annotations
+
+from console.feed import fetch_once
+from console.lines import framed, plain
+from console.model import View, fold
+from console.widgets import events, nodes, pipelines, recovery, templates, training, verdict
+from oobleckd.client import Client
+
+_ROWS = {"events": 20, "training": 6, "recovery": 20}
+_MOST_ROWS = 60
+_SECTIONS = (
+    ("nodes", nodes.paint),
+    ("pipelines", pipelines.paint),
+    ("templates", templates.paint),
+    ("training", training.paint),
+    ("last incident", recovery.paint),
+    ("events", events.paint),
+)
+
+
+def overview(client: Client, now: float, width: int) -> str:
+    """What the console would show at ``now``. Raises what ``Client`` raises."""
+    return render(fold(View(), fetch_once(client, now)), now, width)
+
+
+def render(view: View, now: float, width: int) -> str:
+    """``view`` in lines of ``width`` cells."""
+    lines = [plain(line) for line in verdict.paint(view, now, width)]
+    for title, paint in _SECTIONS:
+        rows = _ROWS.get(title, _MOST_ROWS)
+        painted = framed(paint(view, now, width - 2, rows), width - 2, rows)
+        lines += ["", title.upper(), *("  " + plain(line) for line in painted)]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,1 @@
+"""Screens: which panels, and where."""

@@ -1,0 +1,38 @@
+"""What happened, newest last."""
+
+from __future__ import annotations
+
+from console.lines import Line, Role, clipped, clock
+from console.model import View
+from oobleckd.protocol.api import Change
+
+_MARKS: dict[str, tuple[str, Role]] = {
+    "debug": (" ", "dim"),
+    "info": (" ", ""),
+    "warn": ("!", "warn"),
+    "error": ("✗", "bad"),
+}
+_WITH_KIND = 48
+
+
+def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
+    """The newest events that have room."""
+    if not view.events:
+        return [(("nothing yet", "dim"),)]
+    job = view.job.id if view.job is not None else ""
+    return [_row(change, job, width) for change in view.events[-height:]] if height > 0 else []
+
+
+def _row(change: Change, job: str, width: int) -> Line:
+    mark, role = _MARKS[change.level]
+    roomy = width >= _WITH_KIND
+    kind = f"{change.kind:<10} " if roomy else ""
+    return clipped(
+        (
+            (clock(change.at, tenths=roomy), "dim"),
+            (f" {mark} ", role),
+            (kind, "note"),
+            (change.text.removeprefix(f"{job}: "), role if change.level != "debug" else "dim"),
+        ),
+        width,
+    )

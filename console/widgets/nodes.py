@@ -1,0 +1,100 @@
+"""The nodes: a line each while there is room, else a cell each, else a cell for several. Glyphs say the state."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from console.lines import Line, Role, Span, clipped, cut, layers, seconds
+from console.model import View
+from oobleckd.protocol.api import NodeState, NodeView
+
+# In order of how much they matter: a cell that stands for several nodes shows the worst of them.
+STATES: dict[NodeState, tuple[str, Role]] = {
+    "lost": ("✗", "bad"),
+    "disconnected": ("?", "warn"),
+    "draining": ("↓", "warn"),
+    "joining": ("+", "note"),
+    "drained": ("_", "dim"),
+    "active": ("■", "good"),
+    "standby": ("□", "note"),
+    "left": ("·", "dim"),
+}
+_RANK: dict[NodeState, int] = {state: rank for rank, state in enumerate(STATES)}
+
+
+def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
+    """The nodes in name order, and how many are in which state."""
+    nodes = sorted(view.nodes, key=lambda node: natural(node.name))
+    if not nodes:
+        return [(("no nodes yet", "dim"),)]
+    if len(nodes) < height:
+        name = min(20, max(len(node.name) for node in nodes))
+        state = max(len(node.state) for node in nodes)
+        body = [_row(node, name, state, width) for node in nodes]
+    else:
+        body = _named_grid(nodes, width, height - 1) or _grid(nodes, width, height - 1)
+    return [*body, _counts(nodes, width)][:height]
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sorts node-2 before node-10."""
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))
+
+
+def _row(node: NodeView, name: int, state: int, width: int) -> Line:
+    glyph, role = STATES[node.state]
+    held = ", ".join(layers(held.start, held.stop) for held in node.layers)
+    what = node.reason or (f"layers {held}" if held else "")
+    beat = f"  {seconds(node.beat_age_s):>7}" if node.state not in {"lost", "left"} else ""
+    left = f" {cut(node.name, name):<{name}}  {node.state:<{state}}  "
+    room = max(0, width - 1 - len(left) - len(beat))
+    return ((glyph, role), (left, ""), (cut(what, room).ljust(room), "dim"), (beat, "dim"))
+
+
+def _named_grid(nodes: Sequence[NodeView], width: int, height: int) -> list[Line]:
+    """Glyph and name; nothing where not all have room."""
+    cell = max(len(node.name) for node in nodes) + 4
+    columns = width // cell
+    if columns == 0 or len(nodes) > columns * height:
+        return []
+    lines = []
+    for first in range(0, len(nodes), columns):
+        spans: list[Span] = []
+        for node in nodes[first : first + columns]:
+            glyph, role = STATES[node.state]
+            spans += [(glyph, role), (f" {node.name}".ljust(cell - 1), "")]
+        lines.append(tuple(spans))
+    return lines
+
+
+def _grid(nodes: Sequence[NodeView], width: int, height: int) -> list[Line]:
+    """One glyph for a node, or for as many as it takes to fit."""
+    per_cell = math.ceil(len(nodes) / max(1, width * height))
+    worst: list[NodeState] = [
+        min((node.state for node in nodes[first : first + per_cell]), key=_RANK.__getitem__)
+        for first in range(0, len(nodes), per_cell)
+    ]
+    return [_run_lengths(worst[first : first + width]) for first in range(0, len(worst), width)]
+
+
+def _run_lengths(states: Sequence[NodeState]) -> Line:
+    spans: list[Span] = []
+    for state in states:
+        glyph, role = STATES[state]
+        if spans and spans[-1][1] == role and spans[-1][0][0] == glyph:
+            spans[-1] = (spans[-1][0] + glyph, role)
+        else:
+            spans.append((glyph, role))
+    return tuple(spans)
+
+
+def _counts(nodes: Sequence[NodeView], width: int) -> Line:
+    found = Counter(node.state for node in nodes)
+    spans: list[Span] = []
+    for state, (glyph, role) in STATES.items():
+        if found[state]:
+            spans += [(f"{glyph} ", role), (f"{found[state]} {state}  ", "")]
+    return clipped(tuple(spans), width)

@@ -1,0 +1,100 @@
+"""The pipelines of the plan in force: stages with their layers and devices, shares of the micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from console.lines import Line, Span, bar, clipped, layers, more
+from console.model import View
+from oobleckd.protocol.api import LayerRange, PipelineView
+
+_GONE = frozenset({"lost", "left"})
+
+
+def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
+    """A line for each stage where all have room, else one for each pipeline."""
+    if not view.pipelines:
+        return [(("no plan is deployed", "dim"),)]
+    gone = {node.name for node in view.nodes if node.state in _GONE}
+    num_micro_batches = sum(len(pipeline.micro_batches) for pipeline in view.pipelines)
+    full = [
+        line
+        for pipeline in view.pipelines
+        for line in _full(pipeline, num_micro_batches, _num_layers(view.pipelines), gone, width)
+    ]
+    if len(full) <= height:
+        return full
+    rows = [_short(pipeline, num_micro_batches, gone, width) for pipeline in view.pipelines]
+    if len(rows) <= height:
+        return rows
+    # Those that lost a stage first: they are what one looks for.
+    rows = [
+        row for _, row in sorted(zip(view.pipelines, rows, strict=True), key=lambda p: not _hurt(p[0], gone))
+    ]
+    return [*rows[: height - 1], more("pipelines", len(rows) - height + 1)]
+
+
+def node_of(device: str) -> str:
+    """The node of device ``"<node>/<index>"``."""
+    return device.rpartition("/")[0]
+
+
+def _hurt(pipeline: PipelineView, gone: set[str]) -> bool:
+    return any(node in gone for node in pipeline.nodes)
+
+
+def _num_layers(pipelines: Sequence[PipelineView]) -> int:
+    return max((stage.stop for pipeline in pipelines for stage in pipeline.stages), default=1)
+
+
+def _full(pipeline: PipelineView, total: int, num_layers: int, gone: set[str], width: int) -> list[Line]:
+    count = len(pipeline.micro_batches)
+    head: Line = (
+        (f"P{pipeline.index}", "strong"),
+        (f"  {len(pipeline.nodes)} nodes, {len(pipeline.stages)} stages   ", "dim"),
+        (f"{count} of {total} micro-batches", ""),
+        (f"   {_numbers(pipeline.micro_batches)}", "dim"),
+    )
+    name = max((len(stage.device) for stage in pipeline.stages), default=0)
+    stages = [
+        _stage(index, stage, name, num_layers, gone, width) for index, stage in enumerate(pipeline.stages)
+    ]
+    return [clipped(line, width) for line in (head, *stages)]
+
+
+def _stage(index: int, stage: LayerRange, name: int, num_layers: int, gone: set[str], width: int) -> Line:
+    dead = node_of(stage.device) in gone
+    text = f" s{index:<2} {stage.device:<{name}}  layers {layers(stage.start, stage.stop):<7} "
+    room = max(4, width - len(text) - len(" ✗ lost"))
+    drawn = bar(stage.start / num_layers, stage.stop / num_layers, room)
+    if dead:
+        return (
+            (text, "bad"),
+            ("".join(" " if cell == " " else "x" for cell in drawn), "bad"),
+            (" ✗ lost", "bad"),
+        )
+    return ((text, ""), (drawn, "bar"))
+
+
+def _numbers(micro_batches: Sequence[int]) -> str:
+    """``"0-3, 6"``."""
+    runs: list[list[int]] = []
+    for number in sorted(micro_batches):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(layers(run[0], run[-1] + 1) for run in runs)
+
+
+def _short(pipeline: PipelineView, total: int, gone: set[str], width: int) -> Line:
+    spans: list[Span] = [
+        (f"P{pipeline.index}".ljust(4), "strong"),
+        (f"{len(pipeline.micro_batches)}/{total} mb ", ""),
+    ]
+    for stage in pipeline.stages:
+        node = node_of(stage.device)
+        held = layers(stage.start, stage.stop)
+        spans.append((f" ✗{node} {held}", "bad") if node in gone else (f" {node} {held}", "dim"))
+        spans.append((" │", "dim"))
+    return clipped(tuple(spans[:-1]), width)

@@ -1,0 +1,28 @@
+"""The templates made for the job, the ones in use marked; where not all have room, the used ones stay."""
+
+from __future__ import annotations
+
+from console.lines import Line, Role, clipped, layers, more, seconds
+from console.model import View
+from oobleckd.protocol.api import TemplateView
+
+
+def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
+    """A line for each template, smallest first."""
+    if not view.templates:
+        return [(("none made yet", "dim"),)]
+    head: Line = clipped((("  nodes  used  micro-batch  layers of each stage", "dim"),), width)
+    rows = list(view.templates)
+    if len(rows) < height:
+        return [head, *(_row(template, width) for template in rows)]
+    used_first = sorted(rows, key=lambda template: (not template.instances, template.num_nodes))
+    kept = sorted(used_first[: max(1, height - 2)], key=lambda template: template.num_nodes)
+    lines = [head, *(_row(template, width) for template in kept), more("templates", len(rows) - len(kept))]
+    return lines[:height]
+
+
+def _row(template: TemplateView, width: int) -> Line:
+    role: Role = "" if template.instances else "dim"
+    split = "│".join(layers(*stage) for stage in template.stages)
+    text = f"{template.num_nodes:>5}  {template.instances:>4}  {seconds(template.period_s):>11}  {split}"
+    return clipped((("▸ " if template.instances else "  ", "good"), (text, role)), width)

@@ -1,0 +1,146 @@
+"""Throughput over time and loss over steps, as curves."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+from console.lines import Line, Role, Span, clipped, curve, rate
+from console.model import Point, View
+from oobleckd.protocol.api import JobView
+
+SPAN_S = 60.0
+_SPAN_STEPS = 60
+
+
+def paint(view: View, now: float, width: int, height: int) -> list[Line]:
+    """Two curves with a headline each; in little room, each beside its headline."""
+    job = view.job
+    if job is None or not view.points:
+        return [(("no step is committed yet", "dim"),)]
+    if height < 4:
+        return _beside(view, job, now, width)[:height]
+    rows = (height - 2) // 2
+    upper, lower = height - 2 - rows, rows
+    rates, losses = _rates(view, job, now, width), _losses(view.points, width)
+    return [
+        _throughput_head(view, job, rates, width),
+        *_curve(rates, 0.0, _most(rates), upper, "good"),
+        _loss_head(view, width),
+        *_curve(losses, *_limits(losses), lower, "note"),
+    ]
+
+
+def _beside(view: View, job: JobView, now: float, width: int) -> list[Line]:
+    loss = view.points[-1].loss
+    labels = (f"{rate(job.samples_per_s)} samples/s ", f"loss {_number(loss)} ")
+    room = max(1, width - max(map(len, labels)))
+    rates, losses = _rates(view, job, now, room), _losses(view.points, room)
+    steps = f"{_span(job)}, steps {view.points[0].step:,} to {view.points[-1].step:,}"
+    return [
+        ((labels[0].ljust(width - room), "strong"), *_curve(rates, 0.0, _most(rates), 1, "good")[0]),
+        (
+            (labels[1].ljust(width - room), "strong" if math.isfinite(loss) else "bad"),
+            *_curve(losses, *_limits(losses), 1, "note")[0],
+        ),
+        clipped(((steps, "dim"),), width),
+    ]
+
+
+def _throughput_head(view: View, job: JobView, rates: Sequence[float | None], width: int) -> Line:
+    at_work = view.link == "live" and job.state in {"running", "recovering"}
+    spans: list[Span] = [(rate(job.samples_per_s), "strong"), (" samples/s", "")]
+    spans.append((f"   peak {rate(_most(rates))}, {_span(job)}", "dim"))
+    if not at_work:
+        spans.append((f"   {job.state}", "dim"))
+    return clipped(tuple(spans), width)
+
+
+def _loss_head(view: View, width: int) -> Line:
+    first, last = view.points[0], view.points[-1]
+    spans: list[Span] = [("loss ", ""), (_number(last.loss), "strong" if math.isfinite(last.loss) else "bad")]
+    spans.append((f"   steps {first.step:,} to {last.step:,}", "dim"))
+    return clipped(tuple(spans), width)
+
+
+def _number(loss: float) -> str:
+    return f"{loss:.4f}" if math.isfinite(loss) else "NaN" if math.isnan(loss) else "infinite"
+
+
+def _curve(values: Sequence[float | None], low: float, high: float, height: int, role: Role) -> list[Line]:
+    return [((row, role),) for row in curve(values, low, high, height)]
+
+
+def _most(values: Sequence[float | None]) -> float:
+    return max((value for value in values if value is not None), default=0.0)
+
+
+def _limits(values: Sequence[float | None]) -> tuple[float, float]:
+    known = [value for value in values if value is not None]
+    return (min(known, default=0.0), max(known, default=1.0))
+
+
+# --------------------------------------------------------------------------- throughput
+
+
+def _span(job: JobView) -> str:
+    return f"last {round(_span_s(job) / 60)} min"
+
+
+def _span_s(job: JobView) -> float:
+    return max(1, math.ceil(_SPAN_STEPS * job.step_s / SPAN_S)) * SPAN_S
+
+
+def _rates(view: View, job: JobView, now: float, width: int) -> list[float | None]:
+    end = _end(view, job, now)
+    begin = end - _span_s(job)
+    return rates(view.points, job.spec.train.global_batch, begin, end, width)
+
+
+def _end(view: View, job: JobView, now: float) -> float:
+    """The right edge: the last step, unless the next one is overdue; then the gap is part of the picture."""
+    last = view.points[-1].at
+    at_work = job.state in {"running", "recovering", "deploying"}
+    clock = view.clock(now)
+    return clock if at_work and clock > last + 0.5 + 2 * job.step_s else last
+
+
+def rates(points: Sequence[Point], batch: int, begin: float, end: float, width: int) -> list[float | None]:
+    """Samples per second in ``width`` equal parts of ``[begin, end]``; None before the first known step.
+
+    A step's samples are spread evenly over the time since the step before, so that a stall is a dip as wide
+    as the stall was long, and no column is high or empty by where its edge falls.
+    """
+    times = [point.at for point in points]
+    edges = [begin + (end - begin) * column / width for column in range(width + 1)]
+    done = [_done(times, edge) for edge in edges]
+    return [
+        None if before is None or after is None else (after - before) * batch * width / (end - begin)
+        for before, after in pairwise(done)
+    ]
+
+
+def _done(times: Sequence[float], at: float) -> float | None:
+    """Steps done by ``at``, fractions included; None before the first."""
+    after = bisect_right(times, at)
+    if after == 0:
+        return None
+    if after == len(times):
+        return float(after)
+    return after + (at - times[after - 1]) / (times[after] - times[after - 1])
+
+
+# --------------------------------------------------------------------------- loss
+
+
+def _losses(points: Sequence[Point], width: int) -> list[float | None]:
+    """Mean loss in ``width`` equal parts of the steps; None where none of a part is a number."""
+    width = min(width, len(points))
+    columns: list[float | None] = []
+    for column in range(width):
+        part = points[column * len(points) // width : (column + 1) * len(points) // width]
+        known = [point.loss for point in part if math.isfinite(point.loss)]
+        columns.append(sum(known) / len(known) if known else None)
+    return columns

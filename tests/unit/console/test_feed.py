@@ -1,0 +1,89 @@
+"""The feed, over a real socket."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeVar
+
+from console.feed import ALL, PERIODS_S, TOUCHES, Feed, fetch_once
+from console.model import AnyFact, Away, Fetched, Heard, History, View, fold
+from oobleckd.client import Client
+from tests.helpers.api_server import Api, serving, status_view
+from tests.unit.console import build
+
+WAIT_S = 20.0
+Kind = TypeVar("Kind", bound=AnyFact)
+
+
+def api(tmp_path: Path) -> Api:
+    return Api(
+        status_view(tmp_path), [build.job()], list(build.nodes()), [build.incident()], list(build.PIPELINES),
+        list(build.templates()), {"job-1": [build.step(number) for number in range(1, 21)]},
+        [build.change(1, "node", "node-1 is here"), build.change(2, "plan", "start")],
+    )  # fmt: skip
+
+
+class Facts:
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[AnyFact] = SimpleQueue()
+
+    def first(self, kind: type[Kind]) -> Kind:
+        while True:
+            fact = self.queue.get(timeout=WAIT_S)
+            if isinstance(fact, kind):
+                return fact
+
+
+@contextmanager
+def running(socket: Path) -> Iterator[Facts]:
+    facts = Facts()
+    feed = Feed(Client(socket, timeout_s=WAIT_S), facts.queue.put)
+    threads = [threading.Thread(target=thread) for thread in feed.threads]
+    for thread in threads:
+        thread.start()
+    try:
+        yield facts
+    finally:
+        feed.close()
+        for thread in threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+
+
+def test_first_everything_is_fetched_and_the_stream_told_from_its_beginning(tmp_path: Path) -> None:
+    with serving(tmp_path / "s", api(tmp_path)), running(tmp_path / "s") as facts:
+        told = facts.first(Fetched)
+        assert (told.jobs, told.nodes) == ((build.job(),), build.nodes())
+        assert None not in (told.status, told.pipelines, told.templates, told.incidents)
+        assert len(facts.first(History).steps) == 20
+    with serving(tmp_path / "t", api(tmp_path)), running(tmp_path / "t") as facts:
+        assert [facts.first(Heard).change.seq for _ in range(2)] == [1, 2]
+
+
+def test_without_a_daemon_it_waits_and_finds_it_when_it_comes_and_comes_back(tmp_path: Path) -> None:
+    socket = tmp_path / "s"
+    with running(socket) as facts, ExitStack() as daemon:
+        assert "does not exist" in facts.first(Away).problem
+        daemon.enter_context(serving(socket, api(tmp_path)))
+        facts.first(Fetched)
+        daemon.close()
+        facts.first(Away)
+        socket.unlink()
+        daemon.enter_context(serving(socket, api(tmp_path)))
+        facts.first(Fetched)
+
+
+def test_every_part_is_fetched_now_and_then_and_every_kind_touches_known_parts() -> None:
+    assert set(PERIODS_S) <= set(Fetched.__struct_fields__)
+    assert all(touched <= ALL for touched in TOUCHES.values())
+    assert TOUCHES["step"] == frozenset()
+
+
+def test_once_is_the_same_picture_without_threads(tmp_path: Path) -> None:
+    with serving(tmp_path / "s", api(tmp_path)):
+        view = fold(View(), fetch_once(Client(tmp_path / "s"), build.NOW))
+    assert (view.link, view.job, len(view.points), len(view.events)) == ("live", build.job(), 20, 2)

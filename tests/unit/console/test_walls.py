@@ -1,0 +1,36 @@
+"""Who may import whom inside the console, and from the rest of the house."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import console
+from tests.unit.test_imports import loaded_by
+
+HOME = Path(console.__file__).parent
+ALLOWED = ("oobleckd.protocol", "oobleckd.client")
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", sorted(HOME.rglob("*.py")), ids=lambda path: str(path.relative_to(HOME)))
+def test_of_the_house_the_console_knows_protocol_and_client(path: Path) -> None:
+    for name in imported(path):
+        top = name.partition(".")[0]
+        assert top not in {"planner", "worker", "torch", "zmq", "aiohttp"}, name
+        assert top != "oobleckd" or name.startswith(ALLOWED) or name == "oobleckd.__version__", name
+
+
+@pytest.mark.parametrize("module", ["console.app", "console.model", "console.feed", "console.once"])
+def test_what_needs_no_terminal_loads_no_textual(module: str) -> None:
+    assert loaded_by(module).isdisjoint({"textual", "rich", "asyncio", "torch", "numpy", "zmq", "aiohttp"})
