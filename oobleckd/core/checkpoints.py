@@ -28,7 +28,10 @@ def on_part(core: Core, message: CheckpointPart) -> None:
     if job is None or run is None or run.job is not job:
         core.tell(message.device, Ack(message.job, message.counters.round))
         return
-    if job.checkpoint and message.counters.round <= job.checkpoint_counters.round:
+    known = job.checkpoint and message.counters.round <= job.checkpoint_counters.round
+    # A device tells a step before the parts that follow it: others are of a history that was given up.
+    stale = message.counters.round > job.counters.round or message.counters.step > job.counters.step
+    if known or stale:
         ack(core, job, message.device)
         return
     parts = run.parts.setdefault(message.directory, {})

@@ -250,6 +250,7 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             job.undeploy(entry.source)
             job.counters = entry.counters
             job.steps_lost += entry.steps_lost
+            job.fence = job.epoch
             job.steps = [step for step in job.steps if step.step < entry.counters.step]
         case Released():
             job.undeploy(entry.source)

@@ -164,9 +164,11 @@ def go_back(core: Core, run: Run, lost: LostLayers) -> None:
     target, source = job.start, job.source
     if job.checkpoint:
         target, source = job.checkpoint_counters, job.checkpoint
-    steps_lost = job.counters.step - target.step
-    # Rounds are never used twice: a survivor may be up to a round ahead of what was reported.
-    counters = Counters(job.counters.round + 2, target.step, target.applied)
+    infos = [info for device in job.survivors() if (info := core.members.device(device)) is not None]
+    steps_lost = max(job.counters.step, *(info.step for info in infos), 0) - target.step
+    # Rounds are not used twice: the dead may have been a round ahead of what anybody else reached.
+    reached = max(job.counters.round, *(info.round for info in infos), 0)
+    counters = Counters(reached + 2, target.step, target.applied)
     jobs.release(core, run)
     run.forget("off")
     run.parts.clear()

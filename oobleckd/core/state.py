@@ -39,6 +39,7 @@ class JobRecord:
 
     ``source``: where the state comes from when no device holds it. ``dead``: lost devices of ``layout``.
     ``losses``: round -> loss, of every round ever committed, for the check of late and double reports.
+    ``fence``: rounds told under an epoch up to it are of a history that was given up.
     """
 
     id: str
@@ -63,6 +64,7 @@ class JobRecord:
     losses: dict[int, float] = field(default_factory=dict)
     step_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     steps_lost: int = 0
+    fence: int = 0
     checkpoint: str = ""
     checkpoint_counters: Counters = field(default_factory=Counters)
 

@@ -22,6 +22,9 @@ def on_step_done(core: Core, message: StepDone) -> None:
         core.tell(message.device, Ack(message.job, message.counters.round))
         return
     known = job.losses.get(message.counters.round)
+    if message.epoch <= job.fence:
+        checkpoints.ack(core, job, message.device)
+        return
     if message.counters.round >= job.counters.round:
         _record(core, job, message)
     elif known is not None and known != message.loss and not both_nan(known, message.loss):

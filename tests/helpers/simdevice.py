@@ -167,7 +167,7 @@ class SimDevice:
             coming = {t.layer for t in message.transfers if t.target == self.name}
             assert deployment.awaited <= coming, f"{self.name}: no source for {deployment.awaited - coming}"
         else:
-            state = self.world.load(message.source, message.counters)
+            state = self.world.load(message.source, message.counters, message.epoch)
             deployment.incoming = dict.fromkeys(needed, state)
         self._advance()
 

@@ -200,6 +200,7 @@ class World:
         self.partial: dict[str, dict[int, State]] = {}
         self.complete: dict[str, State] = {}
         self.outcomes: dict[tuple[str, int], tuple[Counters, str]] = {}
+        self.history = 0
         self.plan_s = (0.002, 0.03)
         self.prepared: dict[bytes, tuple[Template, ...]] = {}
         self.after(0.0, self._feed, 0, Tick())
@@ -470,7 +471,10 @@ class World:
     def write(self, directory: str, bucket: int, state: State) -> None:
         self.partial.setdefault(directory, {})[bucket] = state
 
-    def load(self, source: str, counters: Counters) -> State:
+    def load(self, source: str, counters: Counters, epoch: int) -> State:
+        """State from outside the devices: a history begins, whose rounds only it must agree on."""
+        self.outcomes = self.outcomes if epoch == self.history else {}
+        self.history = epoch
         if source == "init":
             assert counters.applied == 0
             return (0, 0)

@@ -1,0 +1,153 @@
+"""Single events that worlds meet rarely."""
+
+import msgspec
+import pytest
+
+from oobleckd.core import view
+from oobleckd.core.config import Config
+from oobleckd.core.entries import AnyEntry
+from oobleckd.core.events import Asked, Heard, Planned, Tell, Tick
+from oobleckd.core.machine import Machine
+from oobleckd.core.steps import both_nan
+from oobleckd.protocol.messages import (
+    Ack,
+    CheckpointPart,
+    Counters,
+    DeviceFailed,
+    Hello,
+    LinkDown,
+    Refused,
+    StepDone,
+)
+from tests.helpers.world import World, make_job
+
+
+@pytest.fixture
+def world():
+    world = World(1, 4)
+    world.run_for(1.0)
+    world.submit(steps=200, memory=350)
+    world.until_step(3)
+    return world
+
+
+def step_done(world, device="n01/0", job="job-1", **more):
+    fields = {"round": 1, "loss": 0.0} | more
+    counters = Counters(fields["round"], fields["round"], fields["round"])
+    return StepDone(device, job, 1, counters, "applied", fields["loss"], 1.0, 0.1, 8, "x", 0.1, 0.1)
+
+
+def hear(world, message, node="n01"):
+    return world.machine.handle(Heard(node, message), world.now)
+
+
+def acks(commands):
+    return [c.message for c in commands if isinstance(c, Tell) and isinstance(c.message, Ack)]
+
+
+def test_another_protocol_version_is_refused():
+    machine = Machine(Config())
+    (tell,) = machine.handle(Heard("n1", Hello(99, "n1", "1", "host", True, ())), 1.0)
+    assert isinstance(tell.message, Refused)
+    assert "install the same version" in tell.message.hint
+    assert not machine.core.members.nodes
+
+
+def test_devices_that_disagree_on_a_loss_are_silent_corruption(world):
+    commands = hear(world, step_done(world, loss=123.0))
+    texts = [c.change.text for c in commands if hasattr(c, "change")]
+    assert any("silent corruption" in text for text in texts)
+    assert world.job().losses[1] != 123.0
+    assert both_nan(float("nan"), float("nan"))
+
+
+def test_what_nobody_waits_for_is_acknowledged(world):
+    assert acks(hear(world, step_done(world, job="gone-7", round=5))) == [Ack("gone-7", 5)]
+    part = CheckpointPart("n01/0", "gone-7", Counters(6, 6, 6), "d", 0, 1, "f", 1, "00", {})
+    assert acks(hear(world, part)) == [Ack("gone-7", 6)]
+
+
+def test_parts_hold_back_acknowledgements_until_the_checkpoint_is_whole(world):
+    counters = world.job().counters
+    part = CheckpointPart("n01/0", "job-1", counters, "d.partial", 0, 2, "f", 1, "00", {})
+    assert acks(hear(world, part)) == []
+    late = step_done(world, loss=world.job().losses[1])
+    assert acks(hear(world, late)) == [Ack("job-1", counters.round - 1)]
+    commands = hear(world, msgspec.structs.replace(part, bucket=1))
+    assert world.job().checkpoint == "d"
+    assert len(acks(commands)) == len(world.view().nodes)
+    ahead = msgspec.structs.replace(part, counters=Counters(999, 999, 999))
+    hear(world, ahead)
+    assert world.machine.core.run.parts == {}
+
+
+def test_a_device_that_cannot_fails_the_job_with_its_hint(world):
+    hear(world, DeviceFailed("n01/0", "job-1", "no corpus", "name a folder"))
+    assert world.state() == "failed"
+    assert world.job().reason == "n01/0: no corpus (name a folder)"
+    assert world.machine.core.run is None
+    hear(world, DeviceFailed("n02/0", "job-1", "again"))
+    assert "no corpus" in world.job().reason
+
+
+def test_a_link_outside_the_layout_is_nobodys_evidence(world):
+    hear(world, LinkDown("n01/0", "n09/0", "reset"))
+    assert not world.machine.core.members.nodes["n01"].accused
+
+
+def test_answers_to_old_questions_are_dropped(world):
+    epoch = world.job().epoch
+    assert world.machine.handle(Planned(999, error="late"), world.now) == []
+    assert world.job().epoch == epoch
+
+
+def test_a_plan_that_is_refused_leaves_the_present_one_in_force(world):
+    world._plan = lambda life, command: world._feed(life, Planned(command.ticket, error="no", hint="why"))
+    world.add("n05")
+    world.run(lambda: any("no new plan: no (why)" in change.text for change in world.changes))
+    world.until_step(30)
+    assert "n05" not in world.view().nodes
+
+
+def test_a_daemon_that_slept_mourns_nobody(world):
+    commands = world.machine.handle(Tick(), world.now + 60.0)
+    assert all(node.alive for node in world.machine.core.members.nodes.values())
+    assert not any(isinstance(c, Tell) for c in commands)
+
+
+def test_unknown_requests_are_a_bug():
+    with pytest.raises(TypeError):
+        Machine(Config()).handle(Asked(1, object()), 0.0)
+
+
+def test_the_journal_rebuilds_the_state(world):
+    world.kill("n02")
+    world.until_state("recovering")
+    world.until_state("running")
+    decoder = msgspec.msgpack.Decoder(AnyEntry)
+    again = Machine.restore([decoder.decode(entry) for entry in world.journal], world.now, world.config)
+    ours, theirs = world.machine.core.state, again.core.state
+    assert theirs.jobs == ours.jobs
+    assert theirs.incidents == ours.incidents
+    assert (theirs.epoch, theirs.seq, theirs.drained) == (ours.epoch, ours.seq, ours.drained)
+    assert list(theirs.history) == list(ours.history)
+    assert {node.state for node in view.node_views(again.core)} == {"disconnected"}
+
+
+def test_views(world):
+    core = world.machine.core
+    assert view.status(core).line.startswith("4 nodes, job-1 running, step ")
+    assert view.status(core).line.endswith("can lose 1")
+    assert sum(template.instances for template in view.template_views(world.job())) == 2
+    assert {node.state for node in view.node_views(core)} == {"active"}
+    assert view.digest(make_job("one")) == view.digest(make_job("two"))
+    assert view.digest(make_job(steps=1)) != view.digest(make_job(steps=2))
+    world.kill("n02")
+    world.until_state("recovering")
+    assert world.incidents()[0].open
+    world.until_state("running")
+    world.run(lambda: not world.incidents()[0].open)
+    assert view.story(core, "incident:inc-1")[0].kind == "incident"
+    assert view.story(core, "node:n02")
+    assert view.status(Machine(Config()).core).line == "0 nodes, no job"
+    assert len(view.pipeline_views(world.job())) == len(world.view().pipelines)

@@ -1,0 +1,86 @@
+"""Answers to users: what is refused, with which kind, and that every act is audited."""
+
+import pytest
+
+from oobleckd.protocol.api import Accepted, Control, Denied, Drain, Kill, Submit
+from oobleckd.protocol.job import Train
+from oobleckd.protocol.messages import Inject
+from tests.helpers.world import World, make_job
+
+
+@pytest.fixture
+def world():
+    world = World(1, 3)
+    world.run_for(1.0)
+    return world
+
+
+def denied(world, request, kind):
+    answer = world.ask(request)
+    assert isinstance(answer, Denied)
+    assert answer.kind == kind
+    return answer
+
+
+def test_submit_checks_the_job(world):
+    bad = make_job()
+    bad = bad.__class__(name="bad", train=Train(steps=1, global_batch=8, micro_batch=3, sequence=8))
+    assert "does not divide" in denied(world, Submit(bad), "invalid").problem
+
+
+def test_submit_starts_or_queues(world):
+    assert world.ask(Submit(make_job(memory=350))) == Accepted("job-1", "job-1 starts now")
+    second = world.ask(Submit(make_job(memory=350)))
+    assert second == Accepted("job-2", "job-2 is queued: waits for job-1 to end")
+    assert isinstance(world.ask(Control("job-2", "cancel")), Accepted)
+    assert world.job("job-2").state == "cancelled"
+    assert "over" in denied(world, Control("job-2", "cancel"), "conflict").problem
+
+
+def test_resume_needs_a_checkpoint_that_can_be_read(world):
+    assert "no job named job" in denied(world, Submit(make_job(), resume="latest"), "invalid").problem
+    assert "manifest.json" in denied(world, Submit(make_job(), resume="some/where"), "invalid").problem
+    world.complete["some/where"] = (6, 0)
+    world.ask(Submit(make_job(steps=9, memory=350), resume="some/where", counters=(7, 6)))
+    world.nans = (6,)  # one of the seven steps of that history was skipped
+    world.until_state("done")
+    assert [step.step for step in world.job().steps] == [7, 8]
+
+
+def test_controls_that_make_no_sense_now(world):
+    denied(world, Control("job-9", "pause"), "not-found")
+    world.submit(steps=100, memory=350)
+    assert "does not train yet" in denied(world, Control("job-1", "pause"), "conflict").problem
+    denied(world, Control("job-1", "checkpoint"), "conflict")
+    denied(world, Control("job-1", "resume"), "conflict")
+    world.until_step(2)
+    assert isinstance(world.ask(Control("job-1", "pause")), Accepted)
+    denied(world, Control("job-1", "pause"), "conflict")
+    denied(world, Control("job-1", "checkpoint"), "conflict")
+    # Taken back before the boundary: the job does not stand still for long.
+    assert isinstance(world.ask(Control("job-1", "resume")), Accepted)
+    world.until_step(10)
+
+
+def test_drain_and_its_undo(world):
+    denied(world, Drain("n09"), "not-found")
+    denied(world, Drain("n01", undo=True), "conflict")
+    assert "kept out of plans" in world.ask(Drain("n01", "fan", who="kim")).message
+    denied(world, Drain("n01"), "conflict")
+    assert world.node("n01").state == "drained"
+    assert isinstance(world.ask(Drain("n01", undo=True)), Accepted)
+    assert any(change.text == "kim: drain n01 fan" for change in world.changes)
+
+
+def test_kill_only_where_it_is_allowed(world):
+    denied(world, Kill("n09"), "not-found")
+    told = []
+    world._tell = told.append
+    assert isinstance(world.ask(Kill("n02", "device", "backward", 4)), Accepted)
+    assert Inject("device", "n02/0", "backward", 4) in [tell.message for tell in told]
+    world.kill("n02", silent=True)
+    world.run(lambda: world.node("n02").state == "lost")
+    denied(world, Kill("n02"), "conflict")
+    guarded = World(1, 1)
+    guarded.machine.core.config = guarded.config.__class__(allow_injection=False)
+    denied(guarded, Kill("n01"), "forbidden")
