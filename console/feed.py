@@ -31,6 +31,8 @@ TOUCHES: dict[str, frozenset[str]] = {
     "daemon": frozenset(),
     "gap": ALL,
 }
+# From so many nodes on all but the status is fetched less often, so that a large cluster costs no more bytes.
+NODES_AT_FULL_RATE = 250
 SETTLE_S = 0.2  # Events come in bursts: one fetch for all of them.
 OPEN_INCIDENT_S = 0.25  # The phases of an open incident grow while one looks.
 RETRY_S = 0.5
@@ -66,6 +68,7 @@ class Feed:
         self._lock = threading.Lock()
         self._due = dict.fromkeys(ALL, 0.0)
         self._history_of = ""
+        self._stretch = 1.0
         self._events: Events = client.events(0, on_link=self._on_link)
 
     @property
@@ -141,16 +144,21 @@ class Feed:
         now = self._clock()
         with self._lock:
             due = [name for name in PERIODS_S if self._due[name] <= now]
-            self._due |= {name: now + PERIODS_S[name] for name in due}
+            self._due |= {name: now + self._period_s(name) for name in due}
         answers: dict[str, Any] = {name: getattr(self._client, name)() for name in due}
         if not due:
             return
         self._deliver(Fetched(self._clock(), **answers))
+        if "nodes" in answers:
+            self._stretch = max(1.0, len(answers["nodes"]) / NODES_AT_FULL_RATE)
         if "jobs" in answers:
             self._fetch_history(shown_job(answers["jobs"]))
         if any(incident.open for incident in answers.get("incidents", ())):
             with self._lock:
                 self._due["incidents"] = min(self._due["incidents"], now + OPEN_INCIDENT_S)
+
+    def _period_s(self, name: str) -> float:
+        return PERIODS_S[name] * (1.0 if name == "status" else self._stretch)
 
     def _fetch_history(self, job: JobView | None) -> None:
         """The curves of a job that is new here, or after changes were missed."""

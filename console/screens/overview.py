@@ -37,12 +37,12 @@ class Overview(Screen[None]):
         """The panels; where they lie is decided when the size is known."""
         with Container(id="body"):
             yield Panel(self._verdict, id="verdict", keeps_warnings=True)
-            yield Panel(nodes.paint, "Nodes", id="nodes")
-            yield Panel(templates.paint, "Templates", id="templates")
+            yield Panel(nodes.paint, "Nodes", id="nodes", depends=nodes.DEPENDS)
+            yield Panel(templates.paint, "Templates", id="templates", depends=templates.DEPENDS)
             yield Panel(training.paint, "Training", id="training")
-            yield Panel(pipelines.paint, "Pipelines", id="pipelines")
+            yield Panel(pipelines.paint, "Pipelines", id="pipelines", depends=pipelines.DEPENDS)
             yield Panel(recovery.paint, "Last incident", id="recovery")
-            yield Panel(events_panel.paint, "Events", id="events")
+            yield Panel(events_panel.paint, "Events", id="events", depends=events_panel.DEPENDS)
         yield Footer(show_command_palette=False)
 
     def panels(self) -> Iterator[Panel]:

@@ -13,6 +13,7 @@ _MARKS: dict[str, tuple[str, Role]] = {
     "error": ("✗", "bad"),
 }
 _WITH_KIND = 48
+DEPENDS = ("events", "job")
 
 
 def paint(view: View, _now: float, width: int, height: int) -> list[Line]:

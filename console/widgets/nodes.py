@@ -11,6 +11,7 @@ from console.lines import Line, Role, Span, clipped, cut, layers, seconds
 from console.model import View
 from oobleckd.protocol.api import NodeState, NodeView
 
+DEPENDS = ("nodes",)
 # In order of how much they matter: a cell that stands for several nodes shows the worst of them.
 STATES: dict[NodeState, tuple[str, Role]] = {
     "lost": ("✗", "bad"),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
+from textual.geometry import Size
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -44,25 +45,42 @@ _KEPT_WHEN_STALE = frozenset({"banner-bad", "banner-warn", "banner-dim", "warn"}
 
 
 class Panel(Widget):
-    """Shows what ``painter`` makes of the view. ``keeps_warnings``: they stay bright when all else is greyed."""
+    """Shows what ``painter`` makes of the view.
+
+    ``depends``: the fields of the view that the painter looks at, where it does not look at the time; it is not
+    called while they are what they were. ``keeps_warnings``: they stay bright when all else is greyed.
+    """
 
     DEFAULT_CSS = """
     Panel { border: round $panel-lighten-1; border-title-color: $text-muted; padding: 0 1; }
     Panel.bare { border: none; }
     """
 
-    def __init__(self, painter: Painter, title: str = "", *, id: str, keeps_warnings: bool = False) -> None:  # noqa: A002 - Textual's name
+    def __init__(
+        self,
+        painter: Painter,
+        title: str = "",
+        *,
+        id: str,  # noqa: A002 - Textual's name
+        depends: tuple[str, ...] = (),
+        keeps_warnings: bool = False,
+    ) -> None:
         super().__init__(id=id, classes="" if title else "bare")
         self.border_title = title or None
         self._painter = painter
+        self._depends = depends
         self._keeps_warnings = keeps_warnings
         self._view = View()
         self._now = 0.0
         self._lines: list[Line] = []
+        self._painted_for: Size | None = None
 
     def show(self, view: View, now: float) -> None:
         """Paint anew, and refresh if anything looks different."""
-        self._view, self._now = view, now
+        same = bool(self._depends) and self._painted_for == self.size and self._looks_same(view)
+        self._view, self._now, self._painted_for = view, now, self.size
+        if same:
+            return
         width, height = self.size
         lines = framed(self._painter(view, now, width, height), width, height)
         if view.link == "stale":
@@ -70,6 +88,12 @@ class Panel(Widget):
         if lines != self._lines:
             self._lines = lines
             self.refresh()
+
+    def _looks_same(self, view: View) -> bool:
+        before = self._view
+        return view.link == before.link and all(
+            getattr(view, name) is getattr(before, name) for name in self._depends
+        )
 
     def on_resize(self, _event: events.Resize) -> None:
         """Another size shows other things."""

@@ -8,6 +8,7 @@ from console.lines import Line, Span, bar, clipped, layers, more
 from console.model import View
 from oobleckd.protocol.api import LayerRange, PipelineView
 
+DEPENDS = ("pipelines", "nodes")
 _GONE = frozenset({"lost", "left"})
 
 
@@ -16,22 +17,17 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     if not view.pipelines:
         return [(("no plan is deployed", "dim"),)]
     gone = {node.name for node in view.nodes if node.state in _GONE}
-    num_micro_batches = sum(len(pipeline.micro_batches) for pipeline in view.pipelines)
-    full = [
-        line
-        for pipeline in view.pipelines
-        for line in _full(pipeline, num_micro_batches, _num_layers(view.pipelines), gone, width)
-    ]
-    if len(full) <= height:
-        return full
-    rows = [_short(pipeline, num_micro_batches, gone, width) for pipeline in view.pipelines]
-    if len(rows) <= height:
-        return rows
+    total = sum(len(pipeline.micro_batches) for pipeline in view.pipelines)
+    if sum(1 + len(pipeline.stages) for pipeline in view.pipelines) <= height:
+        num_layers = _num_layers(view.pipelines)
+        full = [_full(pipeline, total, num_layers, gone, width) for pipeline in view.pipelines]
+        return [line for lines in full for line in lines]
+    if len(view.pipelines) <= height:
+        return [_short(pipeline, total, gone, width) for pipeline in view.pipelines]
     # Those that lost a stage first: they are what one looks for.
-    rows = [
-        row for _, row in sorted(zip(view.pipelines, rows, strict=True), key=lambda p: not _hurt(p[0], gone))
-    ]
-    return [*rows[: height - 1], more("pipelines", len(rows) - height + 1)]
+    kept = sorted(view.pipelines, key=lambda pipeline: not _hurt(pipeline, gone))[: max(0, height - 1)]
+    rows = [_short(pipeline, total, gone, width) for pipeline in kept]
+    return [*rows, more("pipelines", len(view.pipelines) - len(kept))]
 
 
 def node_of(device: str) -> str:
@@ -89,7 +85,7 @@ def _numbers(micro_batches: Sequence[int]) -> str:
 
 def _short(pipeline: PipelineView, total: int, gone: set[str], width: int) -> Line:
     spans: list[Span] = [
-        (f"P{pipeline.index}".ljust(4), "strong"),
+        (f"P{pipeline.index:<3} ", "strong"),
         (f"{len(pipeline.micro_batches)}/{total} mb ", ""),
     ]
     for stage in pipeline.stages:

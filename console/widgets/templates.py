@@ -6,6 +6,8 @@ from console.lines import Line, Role, clipped, layers, more, seconds
 from console.model import View
 from oobleckd.protocol.api import TemplateView
 
+DEPENDS = ("templates",)
+
 
 def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     """A line for each template, smallest first."""

@@ -66,7 +66,7 @@ def can_lose(job: JobView) -> Line:
 
 def _number_fields(view: View) -> list[Line]:
     if not view.heard_at:
-        return []
+        return [((view.hint, "dim"),)] if view.hint else []
     alive = sum(node.state not in {"lost", "left"} for node in view.nodes)
     fields: list[Line] = [
         ((f"{alive}", "strong"), (f" of {len(view.nodes)} nodes here", "dim")),
@@ -107,5 +107,4 @@ def _banner(view: View, now: float) -> Line:
 def _no_daemon(view: View) -> Line:
     if not view.problem:
         return ((" looking for the daemon ", "banner-dim"),)
-    hint = f"; {view.hint}" if view.hint else ""
-    return ((" no daemon yet ", "banner-warn"), (f" {view.problem}{hint}", ""))
+    return ((" no daemon yet ", "banner-warn"), (f" {view.problem}", ""))

@@ -9,10 +9,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
 
-from console.feed import ALL, PERIODS_S, TOUCHES, Feed, fetch_once
+from console.feed import ALL, NODES_AT_FULL_RATE, OPEN_INCIDENT_S, PERIODS_S, TOUCHES, Feed, fetch_once
 from console.model import AnyFact, Away, Fetched, Heard, History, View, fold
 from oobleckd.client import Client
-from tests.helpers.api_server import Api, serving, status_view
+from tests.helpers.api_server import Api, node_view, serving, status_view
 from tests.unit.console import build
 
 WAIT_S = 20.0
@@ -87,3 +87,25 @@ def test_once_is_the_same_picture_without_threads(tmp_path: Path) -> None:
     with serving(tmp_path / "s", api(tmp_path)):
         view = fold(View(), fetch_once(Client(tmp_path / "s"), build.NOW))
     assert (view.link, view.job, len(view.points), len(view.events)) == ("live", build.job(), 20, 2)
+
+
+def test_a_large_cluster_is_fetched_less_often_but_its_daemon_watched_as_closely(tmp_path: Path) -> None:
+    many = api(tmp_path)
+    many.nodes = [node_view(f"node-{number}") for number in range(4 * NODES_AT_FULL_RATE)]
+    with serving(tmp_path / "s", many):
+        told: list[AnyFact] = []
+        feed = Feed(Client(tmp_path / "s"), told.append, lambda: build.NOW)
+        feed._fetch()
+        feed._hasten(ALL)
+        feed._fetch()
+    due = {name: at - build.NOW for name, at in feed._due.items()}
+    assert (due["status"], due["nodes"]) == (PERIODS_S["status"], 4 * PERIODS_S["nodes"])
+
+
+def test_an_open_incident_is_fetched_while_it_lasts(tmp_path: Path) -> None:
+    at_work = api(tmp_path)
+    at_work.incidents = [build.incident(open=True)]
+    with serving(tmp_path / "s", at_work):
+        feed = Feed(Client(tmp_path / "s"), lambda _fact: None, lambda: build.NOW)
+        feed._fetch()
+    assert feed._due["incidents"] == build.NOW + OPEN_INCIDENT_S

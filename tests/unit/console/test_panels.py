@@ -90,7 +90,8 @@ def test_banners() -> None:
         return plain(verdict.paint(view, now, 160)[-1])
 
     assert "looking for the daemon" in banner(View())
-    assert "no daemon yet  no socket; start it" in banner(fold(View(), [Away(NOW, "no socket", "start it")]))
+    assert "no daemon yet  no socket" in banner(fold(View(), [Away(NOW, "no socket", "start it")]))
+    assert "start it" in said(verdict.paint(fold(View(), [Away(NOW, "no socket", "start it")]), NOW, 80))
     stale = fold(LIVE, [Away(NOW + 1, "no socket")])
     assert "daemon away, training goes on  last word 12 s ago" in banner(stale, NOW + 12)
     is_open = fold(LIVE, [fetched(incidents=(incident(open=True, at=NOW - 0.5),))])
@@ -149,7 +150,7 @@ def test_a_dead_stage_is_struck_out_in_words_too() -> None:
 
 def test_of_many_pipelines_those_with_a_loss_come_first() -> None:
     text = said(pipelines.paint(MANY, NOW, 100, 5)).split("\n")
-    assert text[0].startswith("P174")
+    assert text[0].startswith("P174 1/250 mb")
     assert text[-1] == "… 246 more pipelines"
 
 
