@@ -218,7 +218,8 @@ class Machine:
     def _device_failed(self, message: DeviceFailed) -> None:
         core = self.core
         job = core.state.jobs.get(message.job) or (core.run.job if core.run else None)
-        if job is not None and not job.final:
+        node = core.members.nodes.get(node_of(message.device))
+        if job is not None and not job.final and node is not None and node.alive:
             jobs.fail(core, job, f"{message.device}: {message.error}", message.hint)
 
     def _drop_state(self, name: str) -> None:

@@ -44,11 +44,12 @@ def _before_deployment(core: Core, run: Run) -> None:
         if job.state != "profiling":
             core.move(job, "starve", _too_few(run, nodes))
         return
-    if core.now < core.joined_at + core.config.batch_s:
+    wanted = Situation(nodes, {})
+    if core.now < core.joined_at + core.config.batch_s or wanted == run.refused:
         return
     if job.state == "waiting":
         core.move(job, "feed")
-    found = _proposal(core, run, Situation(nodes, {}))
+    found = _proposal(core, run, wanted)
     if found is not None:
         deploy.deploy(core, run, *found)
 
@@ -164,14 +165,16 @@ def _change_plan(core: Core, run: Run) -> None:
     if len(nodes) < job.n0:
         _starve(core, run, nodes)
         return
-    if job.state == "waiting":
-        core.move(job, "feed")
     asked = situation(core, run)
-    found = _proposal(core, run, asked)
-    if found is None:
-        if run.refused == asked and not job.dead:
+    if asked == run.refused:
+        if not job.dead:
             run.satisfied = nodes
             _go_on(core, run)
+        return
+    if job.state == "waiting":
+        core.move(job, "feed")
+    found = _proposal(core, run, asked)
+    if found is None:
         return
     if _changes_nothing(run, found[1]):
         run.satisfied = found[0].nodes
@@ -254,6 +257,8 @@ def on_planned(core: Core, event: Planned) -> None:
 def _refused(core: Core, run: Run, asked: Situation, event: Planned) -> None:
     """No plan for this situation: wait for another one if there is no plan in force."""
     run.refused = asked
+    if run.job.state == "waiting":
+        return
     reason = f"{event.error} ({event.hint})" if event.hint else event.error
     if run.phase == "off" or (run.job.dead and run.all_held()):
         core.move(run.job, "starve", reason)

@@ -101,8 +101,14 @@ def _node_reason(core: Core, node: Node, state: NodeState) -> str:
     run = core.run
     if state != "standby" or run is None or run.job.plan is None:
         return ""
-    unused = node.name in run.job.plan.idle or node.name not in core.candidates(run.job)
-    return (run.job.plan.reason or "the plan has no use for it") if unused else ""
+    if node.name in run.job.plan.idle:
+        return run.job.plan.reason
+    setup = run.job.setup
+    if setup is not None and len(node.devices) < setup.devices_per_node:
+        return f"has {len(node.devices)} devices, and the plan needs {setup.devices_per_node} of every node"
+    if node.name not in core.candidates(run.job):
+        return f"the job may use {run.job.spec.resources.max_nodes or len(run.job.offered)} nodes at most"
+    return "the plan has no use for it" if node.name in (run.satisfied or ()) else ""
 
 
 # ---------------------------------------------------------------------- jobs

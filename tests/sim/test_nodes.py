@@ -1,6 +1,7 @@
 """Nodes that come and go: every number of them from twelve to n0 and back, drains, joins, too few."""
 
 from oobleckd.core import view
+from oobleckd.core.events import Planned
 from oobleckd.protocol.api import Control, Drain, Submit
 from tests.helpers.world import World, make_job
 
@@ -184,3 +185,97 @@ def test_resume_from_a_checkpoint_of_an_older_job():
     job = world.job("job-2")
     assert [step.step for step in job.steps] == [4, 5, 6, 7, 8]
     assert world.complete[job.checkpoint][0] == 9
+
+
+def test_a_joining_node_that_dies_on_the_way_costs_a_new_plan_only():
+    world = World(1, 4)
+    world.run_for(1.0)
+    world.submit(steps=200, f=1, memory=350)
+    world.until_step(3)
+    world.add("n05")
+    world.run(lambda: world.machine.core.run.candidate is not None)
+    world.kill("n05")
+    world.run(lambda: bool(world.incidents()))
+    world.run(lambda: not world.incidents()[0].open)
+    assert world.incidents()[0].nodes == ("n05",)
+    assert world.incidents()[0].layer_gradients == 0
+    assert settled(world, ["n01", "n02", "n03", "n04"])
+
+
+def test_a_node_that_dies_in_the_first_deployment():
+    world = World(1, 4)
+    world.run_for(1.0)
+    world.submit(steps=12, f=1, memory=350)
+    world.until_state("deploying")
+    world.kill("n01")
+    world.until_state("done")
+    world.check_done()
+    assert world.incidents() == []
+
+
+def test_a_node_without_use_stays_on_standby_and_training_is_not_stopped():
+    world = World(1, 3, num_layers=3)
+    world.run_for(1.0)
+    world.submit(steps=200, f=0, memory=130)
+    world.until_step(3)
+    assert world.job().n0 == 3
+    epoch = world.job().epoch
+    world.add("n04")
+    world.until_step(60)
+    assert world.job().epoch == epoch
+    assert world.node("n04").state == "standby"
+    assert world.node("n04").reason
+
+
+def test_a_checkpoint_that_cannot_become_whole_is_given_up():
+    world = World(1, 6)
+    world.run_for(1.0)
+    world.submit(steps=20, f=1, memory=350, every=4)
+    world.until_step(2)
+    device = world.nodes["n01"].devices["n01/0"]
+    device._checkpoint = lambda: None  # as if killed between the commit and the writing
+    world.until_step(4)
+    world.run_for(0.01)
+    world.kill("n01")
+    world.until_state("done")
+    world.check_done()
+    assert any(
+        "of step 4 in ckpt/job-1/step-00000004.partial stays incomplete" in c.text for c in world.changes
+    )
+
+
+def test_a_job_that_the_policy_refuses_waits_with_its_reason():
+    world = World(1, 3)
+    world.run_for(1.0)
+    plan = world._plan
+
+    def refuse(life, command):
+        if command.situation is None or len(command.situation.nodes) > 3:
+            plan(life, command)
+        else:
+            world._feed(life, Planned(command.ticket, error="no plan for three", hint="add one"))
+
+    world._plan = refuse
+    world.submit(steps=8, f=1, memory=350)
+    world.until_state("waiting")
+    world.run_for(5.0)
+    assert (world.state(), world.job().reason) == ("waiting", "no plan for three (add one)")
+    world.add("n04")
+    world.until_state("done")
+    world.check_done()
+
+
+def test_links_to_agents_that_break_at_every_stage():
+    for stage in ("profiling", "planning", "deploying", "running", "recovering"):
+        for seed in range(4):
+            world = World(seed, 4)
+            world.run_for(1.0)
+            world.submit(steps=15, f=1, memory=350)
+            if stage == "recovering":
+                world.until_step(4)
+                world.kill("n04")
+            world.until_state(stage)
+            for name in ("n01", "n02"):
+                world.break_link(name)
+            world.until_state("done")
+            world.check_done()

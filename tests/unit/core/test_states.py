@@ -1,5 +1,7 @@
 """The job's state table."""
 
+from pathlib import Path
+
 import pytest
 
 from oobleckd.core.states import ACTIVE, FINAL, TABLE, after, mermaid
@@ -27,3 +29,8 @@ def test_the_diagram_names_every_move():
     assert diagram.startswith("stateDiagram-v2\n    [*] --> queued\n")
     assert diagram.count("-->") == len(TABLE) + 1 + len(FINAL)
     assert "    running --> recovering: loss\n" in diagram
+
+
+def test_the_page_shows_the_table_as_it_is():
+    page = Path(__file__).parents[3] / "docs" / "states.md"
+    assert f"```mermaid\n{mermaid()}```" in page.read_text()
