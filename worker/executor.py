@@ -36,7 +36,7 @@ from worker.data import Corpus
 from worker.faults import Faults
 from worker.models import seed_layer
 from worker.post import Post
-from worker.reduce import OVERFLOW_BITS, Contribution, Reducer
+from worker.reduce import Contribution, Reducer
 from worker.snapshot import ledger_digest, write_share
 from worker.store import Store
 from worker.tasks import Board, Task
@@ -275,7 +275,7 @@ class Executor:
             )
         elif outcome == "repeated":
             over = [bucket for bucket, part in self.reducer.reduced.items() if part.what.overflow]
-            self.store.squeeze(over, OVERFLOW_BITS)
+            self.store.squeeze(over)
         self._tell_step_done(vote, outcome, norm, lr)
         self._count(outcome)
         self.faults.reach("updated", self.counters.round - 1)

@@ -24,8 +24,6 @@ from worker.post import Post
 from worker.store import Store
 from worker.tasks import Board
 
-OVERFLOW_BITS = 8
-
 
 class Contribution(msgspec.Struct, frozen=True):
     """What travels with a holder's sums: use -> micro-batches in them, NaN and overflow, losses of the head."""

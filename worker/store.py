@@ -92,8 +92,8 @@ class Store:
         """The layers held here that use ``bucket``."""
         return tuple(layer for layer in self.spec.buckets[bucket].uses if layer in self.layers)
 
-    def squeeze(self, buckets: Iterable[int], smaller: int) -> None:
-        """Fixed-point overflow: ``smaller`` bits less for every key of ``buckets``."""
+    def squeeze(self, buckets: Iterable[int]) -> None:
+        """After an overflow: smaller scales for every key of ``buckets``."""
         for bucket in buckets:
             state = self.buckets[bucket]
-            state.exponents = tuple(exponent - smaller for exponent in state.exponents)
+            state.exponents = sums.smaller_exponents(state.exponents)

@@ -1,9 +1,12 @@
 """Gradient sums that do not depend on the order or grouping of their terms.
 
-A micro-batch's gradient ``g`` (float32) enters a sum as the integer ``round(g * 2**exponent)``; integer
-addition is associative, so any split of the work gives the same bits. One division at the end turns the sum
-into the mean. Exponents are per key, training state, and follow the magnitude of the last committed sum.
-``exact = false`` sums in float32 with the same interface. Owns no ledger: who is counted is the caller's.
+A micro-batch's gradient ``g`` (float32) enters a sum as the integer ``round(g * 2**exponent)``. Sums are kept
+in float64, where every integer below 2**53 is exact: as long as no partial sum reaches that, addition is
+exact and so associative, and any split of the work gives the same bits. (int64 would give ten bits more at
+twice the time on a CPU, whose conversion from float32 is slow; docs/decisions.md.) One division at the end
+turns the sum into the mean. Exponents are per key, training state, and follow the magnitude of the last
+committed sum. ``exact = false`` sums in float32 with the same interface. Owns no ledger: who is counted
+is the caller's.
 """
 
 from __future__ import annotations
@@ -14,74 +17,91 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-START_EXPONENT = 45
-"""Exponent of a fresh key: gradients below 2**18 / contributions fit, and 2**-46 is the rounding error."""
+SUM_BITS = 53
+"""Integers below ``2**SUM_BITS`` are exact in float64."""
 
-HEADROOM_BITS = 8
+START_EXPONENT = 36
+"""Exponent of a fresh key: gradients below 2**17 / contributions fit, and 2**-37 is the rounding error."""
+
+HEADROOM_BITS = 5
 """How much gradients may grow from one step to the next before they overflow, as a power of two."""
 
 _MAX_RISE = 8
 _LARGEST_EXPONENT = 120
-_CPU_CHUNK = 1 << 16
+_CPU_CHUNK = 1 << 17
 _GPU_CHUNK = 1 << 24
 
 
 class Sum:
-    """The sum of one use of one bucket on one device: ``tensors``, int64 (exact) or float32, by key."""
+    """The sum of one use of one bucket on one device, by key: float64 integers (exact) or float32."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], exact: bool, device: torch.device) -> None:
         self.exact = exact
-        kind = torch.int64 if exact else torch.float32
-        self.tensors = [torch.zeros(shape, dtype=kind, device=device) for shape in shapes]
-        self._flat = [tensor.view(-1) for tensor in self.tensors]
+        kind = torch.float64 if exact else torch.float32
+        self._tensors = [torch.empty(shape, dtype=kind, device=device) for shape in shapes]
+        self._flat = [tensor.view(-1) for tensor in self._tensors]
+        self._empty = [True] * len(shapes)
         largest = max((flat.numel() for flat in self._flat), default=0)
         size = min(largest, _chunk(device)) if exact else 0
         self._scaled = torch.empty(size, dtype=torch.float32, device=device)
-        self._rounded = torch.empty(size, dtype=torch.int64, device=device)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The sums by key; zeros where nothing was added."""
+        for key, empty in enumerate(self._empty):
+            if empty:
+                self._flat[key].zero_()
+                self._empty[key] = False
+        return self._tensors
 
     def zero_(self) -> None:
-        """Forget all contributions."""
-        for tensor in self.tensors:
-            tensor.zero_()
+        """Forget all contributions. Costs nothing: the first one overwrites."""
+        self._empty = [True] * len(self._tensors)
 
     def add(
         self, grads: Sequence[Tensor], exponents: Sequence[int], num_contributions: int
     ) -> tuple[bool, bool]:
         """Add one micro-batch's gradients; returns (NaN or infinity seen, overflow seen).
 
-        Overflow: ``|g * 2**exponent| >= 2**63 / num_contributions``, where ``num_contributions`` is how many
+        Overflow: ``|g * 2**exponent| >= 2**53 / num_contributions``, where ``num_contributions`` is how many
         there will be in the whole sum over all devices. The test looks at this contribution alone, so it
         does not depend on the grouping. A gradient that fails either test is not added: a round with such
         a flag is never applied.
         """
         nan = overflow = False
-        for flat, grad, exponent in zip(self._flat, grads, exponents, strict=True):
+        for key, (grad, exponent) in enumerate(zip(grads, exponents, strict=True)):
             largest = _largest(grad)
             if not math.isfinite(largest):
                 nan = True
             elif not self.exact:
-                flat.add_(grad.reshape(-1))
-            elif math.ldexp(largest, exponent) >= 2.0**63 / num_contributions:
+                self._add(key, self._flat[key], grad.reshape(-1))
+            elif math.ldexp(largest, exponent) >= 2.0**SUM_BITS / num_contributions:
                 overflow = True
             else:
-                self._add_rounded(flat, grad.reshape(-1), exponent)
+                self._add_rounded(key, grad.reshape(-1), exponent)
         return nan, overflow
 
-    def _add_rounded(self, flat: Tensor, grad: Tensor, exponent: int) -> None:
+    def _add(self, key: int, into: Tensor, term: Tensor) -> None:
+        if self._empty[key]:
+            into.copy_(term)
+        else:
+            into.add_(term)
+        self._empty[key] = False
+
+    def _add_rounded(self, key: int, grad: Tensor, exponent: int) -> None:
         # One chunk at a time stays in the cache. The product is exact: a power of two.
-        scale = math.ldexp(1.0, exponent)
-        chunk = self._scaled.numel()
-        for part, into in zip(torch.split(grad, chunk), torch.split(flat, chunk), strict=True):
-            scaled, rounded = self._scaled[: part.numel()], self._rounded[: part.numel()]
+        scale, chunk, empty = math.ldexp(1.0, exponent), self._scaled.numel(), self._empty[key]
+        for part, into in zip(torch.split(grad, chunk), torch.split(self._flat[key], chunk), strict=True):
+            scaled = self._scaled[: part.numel()]
             torch.mul(part, scale, out=scaled)
-            rounded.copy_(scaled.round_())
-            into.add_(rounded)
+            self._empty[key] = empty
+            self._add(key, into, scaled.round_())
 
 
 def total(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Sum of one or more parts by key, out of place, in the given order (which matters to float32 alone)."""
     if len(parts) == 1:
-        return [tensor.clone() for tensor in parts[0]]
+        return list(parts[0])
     sums = [torch.add(first, second) for first, second in zip(parts[0], parts[1], strict=True)]
     for part in parts[2:]:
         for into, tensor in zip(sums, part, strict=True):
@@ -103,7 +123,7 @@ def mean_grads(
         for part, into in zip(
             torch.split(tensor.view(-1), chunk), torch.split(grad.view(-1), chunk), strict=True
         ):
-            into.copy_(part.to(torch.float64).div_(divisor))
+            into.copy_(part.div(divisor))
         grads.append(grad)
     return grads
 
@@ -122,7 +142,7 @@ def next_exponents(
     exponent rises by at most 8 a step, since gradients that vanish for one step come back, and a key of
     zeros keeps its own.
     """
-    wanted = 63 - HEADROOM_BITS - (num_contributions - 1).bit_length()
+    wanted = SUM_BITS - HEADROOM_BITS - (num_contributions - 1).bit_length()
     following = []
     for tensor, exponent in zip(sums, exponents, strict=True):
         bits = _magnitude(tensor).bit_length()

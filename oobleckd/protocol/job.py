@@ -75,7 +75,7 @@ class Train(_Table, frozen=True):
     exact: Annotated[
         bool,
         Meta(
-            description="Gradient sums in fixed point, so that any grouping gives the same bits; false: floating point."
+            description="Gradients summed as integers, so that any grouping gives the same bits; false: floating point."
         ),
     ] = True
 

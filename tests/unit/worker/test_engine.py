@@ -133,7 +133,7 @@ def test_overflow_repeats_the_step_and_does_not_show(
     reference, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scales so large that the first rounds overflow, with deaths on top: the same weights in the end."""
-    monkeypatch.setattr(sums, "START_EXPONENT", 68)
+    monkeypatch.setattr(sums, "START_EXPONENT", 60)
     calm = World(reference[0], STAGES, seed, tmp_path)
     calm.run()
     rounds = calm.nodes["a0/0"].executor.counters.round

