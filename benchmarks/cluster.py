@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from benchmarks.peers import shape
+from benchmarks.peers.launch import family_of, send, stop
 from oobleckd.client import Client, ClientError
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job, parse_job
@@ -35,21 +37,30 @@ class Cluster:
 
     def __init__(self, state: Path) -> None:
         self._environment = {**os.environ, "OOBLECK_STATE": str(state)}
-        self.pids: tuple[int, ...] = ()
+        self._pids: tuple[int, ...] = ()
         self.client = Client("")
 
     def __enter__(self) -> Self:
         up = json.loads(
             self._ctl("up", "--nodes", str(shape.NUM_PROCESSES), "--allow-injection", "--output", "json")
         )
-        self.pids, self.client = tuple(up["pids"].values()), Client(up["socket"])
+        self._pids, self.client = tuple(up["pids"].values()), Client(up["socket"])
         return self
 
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        self.resume()
         with contextlib.suppress(*([ClusterFailed] if error else [])):
             self._ctl("down")
+
+    def pause(self) -> None:
+        """Stop daemon and nodes where they are. Only for a cluster without a job: it misses nothing."""
+        stop(family_of(self._pids))
+
+    def resume(self) -> None:
+        """Go on."""
+        send(signal.SIGCONT, family_of(self._pids))
 
     def caps(self) -> dict[int, int]:
         """Memory cap in bytes that makes pipelines of n nodes the smallest, for every n that there is.
@@ -94,16 +105,18 @@ class Cluster:
                         if (found := check()) is not None:
                             return found
                     if next(events, None) is None:
-                        raise ClusterFailed(f"waited {_TIMEOUT_S:g} s for {what}; {self._jobs()}")
+                        raise ClusterFailed(f"waited {_TIMEOUT_S:g} s for {what}; {self._story()}")
             finally:
                 timer.cancel()
 
-    def _jobs(self) -> str:
+    def _story(self) -> str:
+        """Where jobs and nodes stand, for a message."""
         try:
-            jobs = self.client.jobs()
+            jobs, nodes = self.client.jobs(), self.client.nodes()
         except ClientError as error:
             return str(error)
-        return "; ".join(f"{job.name} is {job.state} at step {job.step}: {job.reason}" for job in jobs)
+        lines = [f"{j.name} is {j.state} at step {j.step} with stages {depths(j)} {j.reason}" for j in jobs]
+        return "; ".join([*lines, *(f"{node.name} is {node.state} {node.reason}" for node in nodes)])
 
     def _ctl(self, *args: str) -> str:
         done = subprocess.run(

@@ -25,7 +25,7 @@ from benchmarks.cost import Cost, Summary, summarise
 from benchmarks.goals import Goal, goals_of
 from benchmarks.peers import recovering
 from benchmarks.peers.environments import NotAvailable, torchft_python
-from benchmarks.peers.launch import PeerFailed, Programs, end_on_sigterm, isolate
+from benchmarks.peers.launch import ROOT, PeerFailed, Programs, end_on_sigterm, isolate
 from benchmarks.tables import table
 
 OURS = "oobleckd"
@@ -139,7 +139,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(NAMES), help="systems")
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments")
     parser.add_argument(
-        "--peers", type=Path, default=Path("build/peers"), help="folder for their environments"
+        "--peers", type=Path, default=ROOT / "build" / "peers", help="folder for their environments"
     )
     args = parser.parse_args()
     only, failures, python = args.only.split(","), {}, None

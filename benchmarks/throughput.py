@@ -26,9 +26,7 @@ from benchmarks.peers.attempts import Attempt
 from benchmarks.peers.launch import (
     PeerFailed,
     Programs,
-    cpu_seconds,
     end_on_sigterm,
-    family_of,
     isolate,
     start_ranks,
 )
@@ -87,18 +85,21 @@ def _of_rank_0(attempts: list[Attempt]) -> list[float]:
 
 
 def our_window(cluster: Cluster, layout: str, cap_bytes: int, exact: bool) -> Window:
-    """Windows of ours: each is a job of its own on the same cluster, which is idle between them."""
+    """Windows of ours: each is a job of its own on the same cluster, which stands still between them."""
     f, depth = LAYOUTS[layout]
     name = f"{layout}-{'exact' if exact else 'float'}"
 
     def run(steps: int) -> float:
         spec = job_of(name, steps=WARM_UP + steps + 1, f=f, cap_bytes=cap_bytes, exact=exact)
+        cluster.resume()
         job = cluster.submit(spec)
         found = depths(cluster.in_state(job, "running", "done"))
         if found != [depth] * (shape.NUM_PROCESSES // depth):
             raise ClusterFailed(f"{name}: pipelines of {found} stages, wanted {layout}")
         cluster.in_state(job, "done")
-        return rate([step.at for step in cluster.client.steps(job)][WARM_UP:])
+        steps_done = cluster.client.steps(job)
+        cluster.pause()
+        return rate([step.at for step in steps_done][WARM_UP:])
 
     return run
 
@@ -108,8 +109,8 @@ def rate(ends: list[float]) -> float:
     return shape.GLOBAL_BATCH * (len(ends) - 1) / (ends[-1] - ends[0])
 
 
-def measure(layouts: list[str], pairs: int, steps: int, folder: Path) -> tuple[dict[str, list[float]], float]:
-    """Samples/s of every system, once a round, and the share of the CPU that our idle cluster took meanwhile.
+def measure(layouts: list[str], pairs: int, steps: int, folder: Path) -> dict[str, list[float]]:
+    """Samples/s of every system, once a round; only one system is not stopped at a time.
 
     Every other round goes backwards, so that a machine that becomes slower favours nobody.
     """
@@ -120,11 +121,12 @@ def measure(layouts: list[str], pairs: int, steps: int, folder: Path) -> tuple[d
                 windows[comparison.peer] = _start_peer(stack, folder, comparison.peer)
         cluster = stack.enter_context(Cluster(folder / "ours"))
         caps = cluster.caps()
+        cluster.pause()
         for layout in layouts:
             for exact in (False, True):
                 name = our_name(layout, exact)
                 windows[name] = our_window(cluster, layout, caps[LAYOUTS[layout][1]], exact)
-        return _take_turns(windows, pairs, steps, cluster)
+        return _take_turns(windows, pairs, steps)
 
 
 def our_name(layout: str, exact: bool) -> str:
@@ -140,20 +142,13 @@ def _start_peer(stack: contextlib.ExitStack, folder: Path, peer: str) -> Window:
     return window
 
 
-def _take_turns(
-    windows: dict[str, Window], pairs: int, steps: int, cluster: Cluster
-) -> tuple[dict[str, list[float]], float]:
+def _take_turns(windows: dict[str, Window], pairs: int, steps: int) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = {name: [] for name in windows}
-    idle_cpu_s = idle_s = 0.0
     for turn in range(pairs):
         for name in ordered(list(windows), backwards=turn % 2 == 1):
-            before = cpu_seconds(family_of(cluster.pids))
             rates[name].append(windows[name](steps))
-            if name in PEERS:
-                idle_cpu_s += cpu_seconds(family_of(cluster.pids)) - before
-                idle_s += (steps + WARM_UP + 1) * shape.GLOBAL_BATCH / rates[name][-1]
             print(f"{turn + 1}/{pairs} {name}: {rates[name][-1]:.1f} samples/s", file=sys.stderr, flush=True)
-    return rates, idle_cpu_s / idle_s if idle_s else 0.0
+    return rates
 
 
 def ordered(names: list[str], *, backwards: bool) -> list[str]:
@@ -169,7 +164,7 @@ def _block(layout: str, names: list[str]) -> list[str]:
     return [our_name(layout, False), peers[0], our_name(layout, True), *peers[1:]]
 
 
-def report(rates: dict[str, list[float]], idle_share: float) -> dict[str, object]:
+def report(rates: dict[str, list[float]]) -> dict[str, object]:
     """Print the tables; returns what the JSON line says."""
     medians = {name: median_interval(values).median for name, values in rates.items()}
     print(
@@ -196,7 +191,7 @@ def report(rates: dict[str, list[float]], idle_share: float) -> dict[str, object
             ])  # fmt: skip
     print(table(["ratio", "median", "interval", "confidence", "goal", ""], rows), end="\n\n")
     return {
-        "bench": "throughput", "samples_per_s": medians, "ratios": ratios, "idle_cpu_share": idle_share,
+        "bench": "throughput", "samples_per_s": medians, "ratios": ratios,
         "load1": os.getloadavg()[0], "rates": rates,
     }  # fmt: skip
 
@@ -214,11 +209,11 @@ def main() -> int:
     end_on_sigterm()
     try:
         with tempfile.TemporaryDirectory(prefix="oobleck-bench-") as folder:
-            rates, idle_share = measure(layouts, args.pairs, args.steps, Path(folder))
+            rates = measure(layouts, args.pairs, args.steps, Path(folder))
     except (ClusterFailed, PeerFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(report(rates, idle_share)))
+    print(json.dumps(report(rates)))
     return 0
 
 

@@ -77,11 +77,8 @@ class Programs:
         raise PeerFailed(f"{what}: not within {timeout_s:g} s: {self._last_words()}")
 
     def pause(self) -> None:
-        """Stop everything where it is, and return when it stands: it uses no processor until ``resume``."""
-        family = self._family()
-        send(signal.SIGSTOP, family)
-        while any(state_of(pid) not in {"T", "Z", ""} for pid in family):
-            time.sleep(0.001)
+        """Stop everything where it is; see ``stop``."""
+        stop(self._family())
 
     def resume(self) -> None:
         """Go on."""
@@ -145,14 +142,12 @@ def send(number: signal.Signals, pids: Iterable[int]) -> None:
             os.kill(pid, number)
 
 
-def cpu_seconds(pids: Iterable[int]) -> float:
-    """Processor time that the processes have used so far, in user and kernel mode."""
-    ticks = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+def stop(pids: Iterable[int]) -> None:
+    """SIGSTOP to processes of our own; returns when they stand and use no processor until SIGCONT."""
+    stopped = list(pids)
+    send(signal.SIGSTOP, stopped)
+    while any(state_of(pid) not in {"T", "Z", ""} for pid in stopped):
+        time.sleep(0.001)
 
 
 def end_on_sigterm() -> None:

@@ -32,7 +32,7 @@ def test_rate_is_samples_over_the_time_from_commit_to_commit():
 def test_ratios_are_formed_within_a_round(capsys):
     names = systems("1x4")
     rates = {name: [10.0, 20.0, 40.0] for name in names} | {our_name("1x4", True): [9.0, 18.0, 40.0]}
-    ratios = report(rates, 0.01)["ratios"]
+    ratios = report(rates)["ratios"]
     assert [(r["median"], r["goal"], r["met"]) for r in ratios] == [(1.0, 1.0, True), (0.9, 0.95, False)]
     assert "missed" in capsys.readouterr().out
 
