@@ -10,6 +10,7 @@ import msgspec
 
 from oobleckd.core.context import Core
 from oobleckd.core.membership import Node
+from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.api import (
     Change,
@@ -99,15 +100,22 @@ def _node_reason(core: Core, node: Node, state: NodeState) -> str:
     if state in {"draining", "drained"}:
         return core.state.drained[node.name]
     run = core.run
-    if state != "standby" or run is None or run.job.plan is None:
+    return _why_standby(core, run, node) if state == "standby" and run is not None else ""
+
+
+def _why_standby(core: Core, run: Run, node: Node) -> str:
+    """Why a node that is here has no place in the plan in force; "" while one is being made."""
+    job = run.job
+    if job.plan is None:
         return ""
-    if node.name in run.job.plan.idle:
-        return run.job.plan.reason
-    setup = run.job.setup
-    if setup is not None and len(node.devices) < setup.devices_per_node:
-        return f"has {len(node.devices)} devices, and the plan needs {setup.devices_per_node} of every node"
-    if node.name not in core.candidates(run.job):
-        return f"the job may use {run.job.spec.resources.max_nodes or len(run.job.offered)} nodes at most"
+    if node.name in job.plan.idle:
+        return job.plan.reason
+    if job.setup is not None and len(node.devices) < job.setup.devices_per_node:
+        return (
+            f"has {len(node.devices)} devices, and the plan needs {job.setup.devices_per_node} of every node"
+        )
+    if node.name not in core.candidates(job):
+        return f"the job may use {job.spec.resources.max_nodes or len(job.offered)} nodes at most"
     return "the plan has no use for it" if node.name in (run.satisfied or ()) else ""
 
 
