@@ -329,8 +329,9 @@ class Executor:
     def write_checkpoint(self) -> None:
         """Write this device's share of the state at this boundary."""
         live = frozenset(self.layout.holdings) - self.dead
+        corpus = self.corpus.digest
         for part in write_share(
-            self.device, self.job_id, self.job, self.store, self.layout, live, self.counters
+            self.device, self.job_id, self.job, self.store, self.layout, live, self.counters, corpus
         ):
             self.faults.reach("checkpoint", self.counters.round)
             self.tell(part)

@@ -46,6 +46,7 @@ def write_share(
     layout: Layout,
     live: Collection[str],
     counters: Counters,
+    corpus: str,
 ) -> Iterator[CheckpointPart]:
     """Write the buckets that fall to ``device``, one part each. Raises UserError when the disk refuses."""
     directory = checkpoint_dir(job, job_id, counters)
@@ -57,5 +58,15 @@ def write_share(
             directory, buckets[index], state.params, state.exp_avgs, state.exp_avg_sqs, state.exponents
         )
         yield CheckpointPart(
-            device, job_id, counters, str(directory), index, len(buckets), file, num_bytes, sha256, tensors
+            device,
+            job_id,
+            counters,
+            str(directory),
+            index,
+            len(buckets),
+            file,
+            num_bytes,
+            sha256,
+            tensors,
+            corpus,
         )

@@ -37,13 +37,17 @@ class BucketFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A whole checkpoint. ``model`` is ``model_digest`` of ``spec``, the job that wrote it."""
+    """A whole checkpoint. ``model`` is ``model_digest`` of ``spec``, the job that wrote it.
+
+    ``corpus`` is the digest of the text: two runs on different texts cannot be compared.
+    """
 
     format: int
     model: str
     counters: Counters
     buckets: tuple[BucketFile, ...]
     spec: Job
+    corpus: str = ""
 
 
 def step_name(step: int) -> str:
@@ -65,7 +69,7 @@ def manifest_of(job: Job, parts: Sequence[CheckpointPart]) -> Manifest:
         BucketFile(part.bucket, part.file, part.num_bytes, part.sha256, part.tensors)
         for part in sorted(parts, key=lambda part: part.bucket)
     ]
-    return Manifest(FORMAT, model_digest(job), parts[0].counters, tuple(files), job)
+    return Manifest(FORMAT, model_digest(job), parts[0].counters, tuple(files), job, parts[0].corpus)
 
 
 def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int) -> Path:

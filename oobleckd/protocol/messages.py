@@ -210,8 +210,8 @@ class StepDone(Message, frozen=True):
 class CheckpointPart(Message, frozen=True):
     """One bucket of the checkpoint of ``counters`` is written (and synced) as ``file`` in ``directory``.
 
-    ``tensors``: tensor name -> SHA-256 of its bytes. The daemon completes the checkpoint when every
-    bucket has arrived.
+    ``tensors``: tensor name -> SHA-256 of its bytes. ``corpus``: digest of the text that was trained on.
+    The daemon completes the checkpoint when every bucket has arrived.
     """
 
     device: str
@@ -224,6 +224,7 @@ class CheckpointPart(Message, frozen=True):
     num_bytes: int
     sha256: str
     tensors: dict[str, str]
+    corpus: str = ""
 
 
 class DeviceFailed(Message, frozen=True):
