@@ -282,7 +282,9 @@ class Executor:
         hold = self.hold_next or vote.flags.hold or self.finished
         due = self._checkpoint_due(vote, outcome)
         self.commit.advance(vote)
-        self.flags, self.hold_next, self.clock = Flags(), False, Clock()
+        done, late = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
+        self.flags = Flags(late.hold and not done.hold, late.checkpoint and not done.checkpoint)
+        self.hold_next, self.clock = False, Clock()
         self._begin()
         if due:
             self.write_checkpoint()

@@ -173,9 +173,9 @@ class Cluster:
         return self.ctl("verify", job, "--single").stdout
 
     def fired(self) -> list[dict[str, Any]]:
-        """Every fault point that has fired so far."""
+        """Every fault point that has fired so far, in order of time."""
         lines = [ln for file in self.state.rglob("faults.jsonl") for ln in file.read_text().splitlines()]
-        return [json.loads(line) for line in lines]
+        return sorted(map(json.loads, lines), key=lambda hit: float(hit["at"]))
 
 
 def tiny_job(name: str, **sections: dict[str, Any]) -> Job:

@@ -137,7 +137,7 @@ class World:
         else:
             self.nodes[peer].post.letters[letter.key] = letter
 
-    def _deliver_late(self) -> None:
+    def deliver_late(self) -> None:
         if self.late:
             peer, letter = self.late.pop(self.random.randrange(len(self.late)))
             if peer in self.live():
@@ -156,7 +156,7 @@ class World:
                 device, act = self.controls.pop(0)
                 self._in(device, act)
             elif self.random.random() < 0.3:
-                self._deliver_late()
+                self.deliver_late()
             device = self.random.choice(self.live())
             worked = self._in(device, Executor.advance)
             self._listen()

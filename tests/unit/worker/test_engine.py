@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from oobleckd.protocol.job import Job, parse_job
-from oobleckd.protocol.messages import Counters
+from oobleckd.protocol.messages import Counters, Flags
 from tests.helpers.engine import World
 from worker import sums, twin
 from worker.faults import POINTS
@@ -164,6 +164,19 @@ def test_nan_skips_the_update_and_counts_the_step(
     world.run()
     counters = {world.nodes[device].executor.counters for device in world.live()}
     assert counters == {Counters(round=GOAL, step=GOAL, applied=GOAL - 1)}
+
+
+def test_a_flag_that_comes_after_the_vote_waits_for_the_next_round(reference, tmp_path: Path) -> None:
+    world = World(reference[0], STAGES, 1, tmp_path)
+    executor = world.nodes["a0/0"].executor
+    while executor.commit.own is None:
+        for device in world.live():
+            world.nodes[device].executor.advance()
+            world.deliver_late()
+    executor.flags = Flags(hold=True)
+    world.run()
+    assert world.layout.epoch == 2, "all held once before the end, so they were laid out anew"
+    check(world, reference)
 
 
 def test_a_micro_batch_counted_twice_is_noticed(reference, tmp_path: Path) -> None:
