@@ -12,11 +12,11 @@ import msgspec
 
 from oobleckd.core.context import Core
 from oobleckd.core.entries import CheckpointWritten
-from oobleckd.core.events import WriteManifest
+from oobleckd.core.events import ManifestWritten, WriteManifest
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.checkpoint import manifest_of
-from oobleckd.protocol.messages import Ack, CheckpointPart
+from oobleckd.protocol.messages import Ack, CheckpointPart, Counters
 from planner.plan import node_of
 
 STALE_ROUNDS = 50
@@ -34,32 +34,50 @@ def on_part(core: Core, message: CheckpointPart) -> None:
     if known or stale:
         ack(core, job, message.device)
         return
+    if message.directory in run.completing:
+        return  # acknowledged once the checkpoint is on disk
     parts = run.parts.setdefault(message.directory, {})
     if any(part.counters.round < message.counters.round for part in parts.values()):
         parts.clear()  # an abandoned try at the same step
     parts[message.bucket] = message
     if len(parts) == message.num_buckets:
-        _complete(core, run, message.directory, parts)
+        manifest = manifest_of(job.spec, [parts[bucket] for bucket in sorted(parts)])
+        keep = job.spec.checkpoint.keep
+        run.completing.add(message.directory)
+        core.outbox.append(WriteManifest(message.directory, msgspec.to_builtins(manifest), keep))
 
 
-def _complete(core: Core, run: Run, directory: str, parts: dict[int, CheckpointPart]) -> None:
+def on_manifest(core: Core, event: ManifestWritten) -> None:
+    """A checkpoint is complete on disk: only now does it count, and its parts need be kept no longer."""
+    run = core.run
+    if run is None or event.directory not in run.completing:
+        return
+    run.completing.discard(event.directory)
+    parts = run.parts.pop(event.directory)
+    if event.error:
+        _give_up(core, run, event)
+    else:
+        _completed(core, run, event.directory, parts[min(parts)].counters)
+
+
+def _give_up(core: Core, run: Run, event: ManifestWritten) -> None:
+    text = f"{run.job.id}: the checkpoint in {event.directory} cannot be completed: {event.error}"
+    core.announce("checkpoint", text, (f"job:{run.job.id}",), level="error", job=run.job.id)
+
+
+def _completed(core: Core, run: Run, directory: str, counters: Counters) -> None:
     job = run.job
-    part = parts[min(parts)]
     final = directory.removesuffix(".partial")
-    manifest = manifest_of(job.spec, [parts[bucket] for bucket in sorted(parts)])
-    core.outbox.append(WriteManifest(directory, msgspec.to_builtins(manifest), job.spec.checkpoint.keep))
-    core.record(CheckpointWritten(job.id, part.counters, final, core.now))
+    core.record(CheckpointWritten(job.id, counters, final, core.now))
     run.parts = {
         where: others
         for where, others in run.parts.items()
-        if where != directory and others[min(others)].counters.round > part.counters.round
+        if where in run.completing or others[min(others)].counters.round > counters.round
     }
-    if part.counters.step >= run.want_checkpoint:
+    if counters.step >= run.want_checkpoint:
         run.want_checkpoint = -1
-    text = f"{job.id}: checkpoint of step {part.counters.step} in {final}"
-    core.announce(
-        "checkpoint", text, (f"job:{job.id}",), job=job.id, step=part.counters.step, directory=final
-    )
+    text = f"{job.id}: checkpoint of step {counters.step} in {final}"
+    core.announce("checkpoint", text, (f"job:{job.id}",), job=job.id, step=counters.step, directory=final)
     for node in sorted({node_of(device) for device in job.survivors()}):
         ack(core, job, node)
 
@@ -76,14 +94,15 @@ def first_incomplete(run: Run) -> int:
 
 def abandon_incomplete(core: Core, run: Run) -> None:
     """All devices hold, so every part that will ever be told has been."""
-    for directory, parts in sorted(run.parts.items()):
+    incomplete = {where: parts for where, parts in run.parts.items() if where not in run.completing}
+    for directory, parts in sorted(incomplete.items()):
+        del run.parts[directory]
         part = parts[min(parts)]
         text = (
             f"{run.job.id}: the checkpoint of step {part.counters.step} in {directory} stays incomplete: "
             f"{len(parts)} of {part.num_buckets} parts were written"
         )
         core.announce("checkpoint", text, (f"job:{run.job.id}",), level="warn", job=run.job.id)
-    run.parts.clear()
 
 
 def ack(core: Core, job: JobRecord, device_or_node: str) -> None:

@@ -58,7 +58,15 @@ class Tick:
     """``Machine.next_deadline`` has passed."""
 
 
-Event = Heard | LinkLost | Asked | Planned | Tick
+@dataclass(frozen=True, slots=True)
+class ManifestWritten:
+    """The checkpoint of ``WriteManifest(directory)`` is complete and durable; or never will be: ``error``."""
+
+    directory: str
+    error: str = ""
+
+
+Event = Heard | LinkLost | Asked | Planned | ManifestWritten | Tick
 
 # --------------------------------------------------------------------------- commands
 

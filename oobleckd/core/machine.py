@@ -13,7 +13,7 @@ from oobleckd.core import checkpoints, deploy, jobs, recovery, requests, steer, 
 from oobleckd.core.config import Config
 from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import AnyEntry, NodeDrained, apply
-from oobleckd.core.events import Asked, Command, Event, Heard, LinkLost, Planned, Tick
+from oobleckd.core.events import Asked, Command, Event, Heard, LinkLost, ManifestWritten, Planned, Tick
 from oobleckd.core.membership import Membership
 from oobleckd.core.state import State
 from oobleckd.protocol.messages import (
@@ -75,6 +75,8 @@ class Machine:
                 requests.on_asked(core, event)
             case Planned():
                 steer.on_planned(core, event)
+            case ManifestWritten():
+                checkpoints.on_manifest(core, event)
             case Tick():
                 pass
             case _:

@@ -172,6 +172,7 @@ def go_back(core: Core, run: Run, lost: LostLayers) -> None:
     jobs.release(core, run)
     run.forget("off")
     run.parts.clear()
+    run.completing.clear()
     core.record(RolledBack(job.id, source, counters, steps_lost, core.now))
     where = (
         f"the checkpoint of step {target.step}" if source != "init" else "fresh weights: no checkpoint yet"

@@ -47,7 +47,8 @@ class Run:
     """The active job. ``answers``/``held`` are of the present epoch only.
 
     ``resumed_round``: the round that the last ``Resume`` began. ``want_checkpoint``: a user asked for one
-    at this step or later (-1: nobody did). ``flags``: what was last put into the votes.
+    at this step or later (-1: nobody did). ``completing``: directories all of whose parts are here, whose
+    manifest is being written. ``flags``: what was last put into the votes.
     """
 
     job: JobRecord
@@ -68,6 +69,7 @@ class Run:
     resumed_round: int = -1
     want_checkpoint: int = -1
     parts: dict[str, dict[int, CheckpointPart]] = field(default_factory=dict)
+    completing: set[str] = field(default_factory=set)
 
     def all_held(self) -> bool:
         """Whether every survivor stopped at the same boundary."""

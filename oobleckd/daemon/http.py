@@ -7,6 +7,7 @@ view and no decision: views are ``core.view``'s, requests go to the core and are
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -172,12 +173,13 @@ class Api:
         response = web.StreamResponse(headers=headers)
         response.content_type = "text/event-stream"
         await response.prepare(request)
-        while not history.closed:
-            await response.write(b"".join(map(_sse, cursor.take())))
-            if request.query.get("follow") == "0":
-                break
-            if not await cursor.wait(HEARTBEAT_S) and not history.closed:
-                await response.write(b": beat\n\n")
+        with contextlib.suppress(ConnectionResetError):  # the client has gone, which is how a stream ends
+            while not history.closed:
+                await response.write(b"".join(map(_sse, cursor.take())))
+                if request.query.get("follow") == "0":
+                    break
+                if not await cursor.wait(HEARTBEAT_S) and not history.closed:
+                    await response.write(b": beat\n\n")
         return response
 
     # ------------------------------------------------------------------- acting

@@ -25,6 +25,7 @@ from oobleckd.core.events import (
     Heard,
     LinkLost,
     MakePlan,
+    ManifestWritten,
     Planned,
     Record,
     Reply,
@@ -234,8 +235,10 @@ class Loop:
                     self._manifest_failed(directory, f"{error}; trying again", say=attempt == 0)
                 except (ValueError, AssertionError) as error:
                     self._manifest_failed(directory, str(error), say=True)
+                    self.feed(ManifestWritten(command.directory, str(error)))
                     return
                 else:
+                    self.feed(ManifestWritten(command.directory))
                     return
                 await asyncio.sleep(_MANIFEST_RETRY_S[min(attempt, len(_MANIFEST_RETRY_S) - 1)])
 

@@ -41,6 +41,7 @@ class Cluster:
         self.state, self.num_nodes = state, nodes
         self.env = {**os.environ, "OOBLECK_STATE": str(state), "OMP_NUM_THREADS": "1"}
         self.client = Client(socket_of(state))
+        self._pause = threading.Event()
 
     @property
     def home(self) -> Home:
@@ -111,23 +112,18 @@ class Cluster:
     # ------------------------------------------------------------------ waiting for events
 
     def until(self, check: Callable[[], T | None], what: str, timeout_s: float = 120.0) -> T:
-        """The first result of ``check`` that is not None, asked anew at every event of the daemon."""
-        events = self.client.events()
-        timer = threading.Timer(timeout_s, events.close)
-        timer.start()
-        try:
-            while True:
-                try:
-                    found = check()
-                except ClientError:  # the daemon is away; the stream reconnects
-                    found = None
+        """The first result of ``check`` that is not None, asked anew every 50 ms.
+
+        Asked and not awaited: what is checked may live in files or in a daemon that is away just now.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(ClientError):  # the daemon may be away
+                found = check()
                 if found is not None:
                     return found
-                if next(events, None) is None:
-                    raise TimedOut(f"{what}: not within {timeout_s} s; jobs: {self.describe()}")
-        finally:
-            timer.cancel()
-            events.close()
+            self._pause.wait(0.05)
+        raise TimedOut(f"{what}: not within {timeout_s} s; jobs: {self.describe()}")
 
     def describe(self) -> str:
         """The jobs in one line each, for a message."""

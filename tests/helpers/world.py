@@ -27,6 +27,7 @@ from oobleckd.core.events import (
     Heard,
     LinkLost,
     MakePlan,
+    ManifestWritten,
     Planned,
     Record,
     Reply,
@@ -392,6 +393,9 @@ class World:
                 assert len(states) == 1, f"a checkpoint of mixed states: {states}"
                 assert len(command.manifest["buckets"]) == len(self.buckets)
                 self.complete[command.directory.removesuffix(".partial")] = states.pop()
+                self.after(
+                    self.random.uniform(*self.plan_s), self._manifest_written, self.daemon_life, command
+                )
 
     def _tell(self, command: Tell) -> None:
         node, link = self.links.get(command.node, (None, 0))
@@ -407,6 +411,9 @@ class World:
     def _at_agent(node: SimNode, link: int, message: Any) -> None:
         if node.link == link and node.connected:
             node.from_daemon(message)
+
+    def _manifest_written(self, life: int, command: WriteManifest) -> None:
+        self._feed(life, ManifestWritten(command.directory))
 
     def _plan(self, life: int, command: MakePlan) -> None:
         try:

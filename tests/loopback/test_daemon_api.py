@@ -191,6 +191,17 @@ def test_a_stream_is_followed_and_ends_when_closed(running: Daemon, agent: Agent
     assert links[0] is True
 
 
+def test_a_client_that_hangs_up_leaves_no_traceback(tmp_path: Path) -> None:
+    keys.make_node_keys(tmp_path / "keys", "node-1")
+    with daemon(tmp_path) as made:
+        for _ in range(3):
+            made.client.submit(job())
+            with made.client.events(0) as stream:
+                next(stream)
+        assert made.stop() == 0
+        assert made.log_until("Traceback") == ""
+
+
 def test_a_closed_stream_leaves_no_socket(running: Daemon, agent: Agent) -> None:
     def num_sockets() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))

@@ -6,7 +6,7 @@ import pytest
 from oobleckd.core import view
 from oobleckd.core.config import Config
 from oobleckd.core.entries import AnyEntry
-from oobleckd.core.events import Asked, Heard, Planned, Tell, Tick
+from oobleckd.core.events import Asked, Heard, ManifestWritten, Planned, Tell, Tick, WriteManifest
 from oobleckd.core.machine import Machine
 from oobleckd.core.steps import both_nan
 from oobleckd.protocol.messages import (
@@ -74,10 +74,25 @@ def test_parts_hold_back_acknowledgements_until_the_checkpoint_is_whole(world):
     late = step_done(world, loss=world.job().losses[1])
     assert acks(hear(world, late)) == [Ack("job-1", counters.round - 1)]
     commands = hear(world, msgspec.structs.replace(part, bucket=1))
+    assert [c.directory for c in commands if isinstance(c, WriteManifest)] == ["d.partial"]
+    assert acks(commands) == acks(hear(world, part)) == [], "kept until the checkpoint is on disk"
+    assert world.job().checkpoint == ""
+    commands = world.machine.handle(ManifestWritten("d.partial"), world.now)
     assert world.job().checkpoint == "d"
     assert len(acks(commands)) == len(world.view().nodes)
+    assert world.machine.handle(ManifestWritten("d.partial"), world.now) == []
     ahead = msgspec.structs.replace(part, counters=Counters(999, 999, 999))
     hear(world, ahead)
+    assert world.machine.core.run.parts == {}
+
+
+def test_a_checkpoint_that_cannot_be_completed_does_not_count(world):
+    part = CheckpointPart("n01/0", "job-1", world.job().counters, "d.partial", 0, 1, "f", 1, "00", {})
+    hear(world, part)
+    commands = world.machine.handle(ManifestWritten("d.partial", "no such folder"), world.now)
+    texts = [c.change.text for c in commands if hasattr(c, "change")]
+    assert any("cannot be completed: no such folder" in text for text in texts)
+    assert world.job().checkpoint == ""
     assert world.machine.core.run.parts == {}
 
 
