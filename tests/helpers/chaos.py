@@ -50,12 +50,13 @@ def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool) -> str:
     cluster.at_step(job, 3)
     time.sleep(rng.random())
     before = cluster.client.job(job)
+    pids = {node.name: node.pids[0] for node in cluster.client.nodes()}
     cluster.kill_daemon()
     story = f"daemon at step {before.step}"
     if with_node:
         nodes = [n for p in before.pipelines for n in p.nodes]
         victim = rng.choice([n for n in nodes if survivable(before, {n})])
-        os.kill(cluster.device_pids(victim)[0], signal.SIGKILL)
+        os.kill(pids[victim], signal.SIGKILL)
         story += f", {victim} while it was away"
     time.sleep(0.3 + rng.random())
     cluster.start_daemon()
