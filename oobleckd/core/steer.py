@@ -40,7 +40,7 @@ def _before_deployment(core: Core, run: Run) -> None:
         jobs.prepare(core, run)
         return
     nodes = core.candidates(job)
-    if len(nodes) < job.n0:
+    if len(nodes) < _to_begin(run):
         if job.state != "profiling":
             core.move(job, "starve", _too_few(run, nodes))
         return
@@ -54,9 +54,21 @@ def _before_deployment(core: Core, run: Run) -> None:
         deploy.deploy(core, run, *found)
 
 
-def _too_few(run: Run, nodes: tuple[str, ...]) -> str:
-    """Why the job waits."""
+def _to_begin(run: Run) -> int:
+    """Nodes that the job needs before it is deployed: for all f + 1 copies at its start, for one later on."""
     job = run.job
+    return job.n0 * (job.spec.fault_tolerance.f + 1 if job.epoch == 0 else 1)
+
+
+def _too_few(run: Run, nodes: tuple[str, ...]) -> str:
+    """Why the job waits, and what would help."""
+    job = run.job
+    f, wanted = job.spec.fault_tolerance.f, _to_begin(run)
+    if len(nodes) >= job.n0 and wanted > job.n0:
+        return (
+            f"fault_tolerance.f = {f} needs {f + 1} copies of every layer: {wanted} nodes, and {len(nodes)} are "
+            "here (start more nodes, lower fault_tolerance.f, or raise resources.device_memory)"
+        )
     step = job.counters.step
     if job.layout is None:
         where = (
@@ -187,6 +199,8 @@ def _starve(core: Core, run: Run, nodes: tuple[str, ...]) -> None:
     """Too few nodes are left: wait, with the state where it is safest."""
     job = run.job
     saved = bool(job.checkpoint) and job.checkpoint_counters.step == job.counters.step
+    if run.completing:
+        return  # the state of this boundary is about to be on disk: asked again then
     if _leaving(core, run) and not saved and not job.dead:
         _go_on(core, run)  # one step more, whose votes bear hold and checkpoint
         return

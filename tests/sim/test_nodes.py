@@ -55,7 +55,7 @@ def test_twelve_down_to_n0_and_back_up():
 def test_joins_are_batched_and_training_goes_on_meanwhile():
     world = World(1, 3)
     world.run_for(1.0)
-    world.submit(steps=400, f=1, memory=350)
+    world.submit(steps=400, f=0, memory=350)
     world.until_step(3)
     epoch = world.job().epoch
     for name in ("n04", "n05", "n06"):
@@ -156,7 +156,7 @@ def test_cancel_gives_the_place_to_the_next():
 def test_a_job_that_comes_before_any_node():
     world = World(1, 0)
     world.run_for(0.1)
-    world.submit(steps=4, memory=350)
+    world.submit(steps=4, f=0, memory=350)
     assert "no" in world.job().reason
     world.add("n01")
     world.until_state("waiting")
@@ -164,6 +164,20 @@ def test_a_job_that_comes_before_any_node():
     world.add("n02")
     world.until_state("done")
     world.check_done()
+
+
+def test_too_few_nodes_for_f_wait_at_the_start_and_not_later():
+    world = World(1, 3)
+    world.run_for(1.0)
+    world.submit(steps=400, f=1, memory=350)
+    world.until_state("waiting")
+    assert "f = 1 needs 2 copies of every layer: 4 nodes, and 3 are here" in world.job().reason
+    world.add("n04")
+    world.until_step(3)
+    world.kill("n04")
+    step = world.job().counters.step
+    world.until_step(step + 5)
+    assert world.view().tolerance == 0
 
 
 def test_a_model_that_fits_nowhere_fails_with_a_hint():
@@ -256,7 +270,7 @@ def test_a_job_that_the_policy_refuses_waits_with_its_reason():
             world._feed(life, Planned(command.ticket, error="no plan for three", hint="add one"))
 
     world._plan = refuse
-    world.submit(steps=8, f=1, memory=350)
+    world.submit(steps=8, f=0, memory=350)
     world.until_state("waiting")
     world.run_for(5.0)
     assert (world.state(), world.job().reason) == ("waiting", "no plan for three (add one)")

@@ -41,7 +41,7 @@ def test_resume_needs_a_checkpoint_that_can_be_read(world):
     assert "no job named job" in denied(world, Submit(make_job(), resume="latest"), "invalid").problem
     assert "manifest.json" in denied(world, Submit(make_job(), resume="some/where"), "invalid").problem
     world.complete["some/where"] = (6, 0)
-    world.ask(Submit(make_job(steps=9, memory=350), resume="some/where", counters=(7, 6)))
+    world.ask(Submit(make_job(steps=9, f=0, memory=350), resume="some/where", counters=(7, 6)))
     world.nans = (6,)  # one of the seven steps of that history was skipped
     world.until_state("done")
     assert [step.step for step in world.job().steps] == [7, 8]
@@ -49,7 +49,7 @@ def test_resume_needs_a_checkpoint_that_can_be_read(world):
 
 def test_controls_that_make_no_sense_now(world):
     denied(world, Control("job-9", "pause"), "not-found")
-    world.submit(steps=100, memory=350)
+    world.submit(steps=100, f=0, memory=350)
     assert "does not train yet" in denied(world, Control("job-1", "pause"), "conflict").problem
     denied(world, Control("job-1", "checkpoint"), "conflict")
     denied(world, Control("job-1", "resume"), "conflict")
