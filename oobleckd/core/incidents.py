@@ -54,7 +54,8 @@ def explain(core: Core, run: Run, proposal: Proposal) -> None:
     incident = run.incident
     story = [f"job:{run.job.id}"]
     if incident is not None:
-        incident.reason = proposal.reason
+        back = f"{incident.reason.partition('; then ')[0]}; then " if incident.steps_lost else ""
+        incident.reason = f"{back}{proposal.reason}"
         story.append(f"incident:{incident.id}")
     rejected = [{"what": r.what, "cost_s": r.cost_s, "why": r.why} for r in proposal.rejected]
     text = f"{run.job.id}: {proposal.reason}"

@@ -178,7 +178,8 @@ def go_back(core: Core, run: Run, lost: LostLayers) -> None:
         f"the checkpoint of step {target.step}" if source != "init" else "fresh weights: no checkpoint yet"
     )
     layers = f"layer{'s' if len(lost.layers) > 1 else ''} {', '.join(map(str, lost.layers))}"
-    text = f"{job.id}: {layers} lost the last copy; back {steps_lost} steps to {where}"
+    far = f"{steps_lost} step{'' if steps_lost == 1 else 's'}"
+    text = f"{job.id}: {layers} lost the last copy; back {far} to {where}"
     story = [f"job:{job.id}"]
     if run.incident is not None:
         run.incident.steps_lost += steps_lost

@@ -1,0 +1,80 @@
+"""A real cluster whose nodes go and come: 6 down to n0 = 2 and back, below n0, and the last copy lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oobleckd.protocol.api import JobView
+from tests.helpers.cluster import Cluster, tiny_job
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, 6) as running:
+        yield running
+
+
+def settled(cluster: Cluster, job: str, count: int) -> JobView:
+    """Wait until exactly ``count`` nodes train ``job``."""
+
+    def check() -> JobView | None:
+        view = cluster.client.job(job)
+        assert view.state not in {"done", "failed"}, f"{view.state} too early: {view.reason}"
+        return view if view.state == "running" and len(view.nodes) == count else None
+
+    return cluster.until(check, f"{count} nodes in the plan")
+
+
+def test_six_down_to_two_and_back_without_losing_a_step(cluster: Cluster) -> None:
+    spec = tiny_job("tide", train={"steps": 400}, fault_tolerance={"f": 2})
+    job = cluster.client.submit(spec).id
+    view = settled(cluster, job, 6)
+    assert view.tolerance == 2
+    gone = []
+    for count, tolerance in ((5, 1), (4, 1), (3, 0)):
+        gone.append(view.nodes[0])
+        cluster.kill(view.nodes[0], "sigkill")
+        view = settled(cluster, job, count)
+        assert view.tolerance == tolerance
+    drained = view.nodes[0]
+    cluster.client.drain(drained, "one copy is left: handed over, not killed")
+    view = settled(cluster, job, 2)
+    # Below n0 the job waits with its state in a checkpoint, and goes on when a node is back.
+    last = view.nodes[0]
+    cluster.client.drain(last)
+    waiting = cluster.job_in(job, "waiting")
+    assert "needs 2 nodes and has 1" in waiting.reason
+    cluster.client.undrain(last)
+    settled(cluster, job, 2)
+    cluster.client.undrain(drained)
+    settled(cluster, job, 3)
+    for node in gone:
+        cluster.ctl("start-node", node)
+    view = settled(cluster, job, 6)
+    assert view.tolerance == 2
+    done = cluster.job_in(job, "done")
+    assert done.steps_lost == 0
+    cluster.verify(job)
+
+
+def test_the_last_copy_lost_goes_back_to_the_checkpoint_and_says_how_far(cluster: Cluster) -> None:
+    spec = tiny_job(
+        "back",
+        train={"steps": 40},
+        fault_tolerance={"f": 0},
+        checkpoint={"every": 7},
+        resources={"device_memory": "6MiB"},  # four nodes at least: six make one pipeline
+    )
+    job = cluster.client.submit(spec).id
+    view = cluster.at_step(job, 12)
+    assert view.tolerance == 0
+    cluster.kill(view.nodes[1], "device")
+    done = cluster.job_in(job, "done")
+    (incident,) = [i for i in cluster.client.incidents() if i.job == job]
+    assert 1 <= done.steps_lost == incident.steps_lost < 14
+    assert f"back {done.steps_lost} step" in incident.reason
+    assert "to the checkpoint of step" in incident.reason
+    cluster.verify(job)
