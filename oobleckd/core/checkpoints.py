@@ -54,10 +54,12 @@ def on_manifest(core: Core, event: ManifestWritten) -> None:
         return
     run.completing.discard(event.directory)
     parts = run.parts.pop(event.directory)
+    counters = parts[min(parts)].counters
     if event.error:
         _give_up(core, run, event)
-    else:
-        _completed(core, run, event.directory, parts[min(parts)].counters)
+    elif not run.job.checkpoint or counters.round > run.job.checkpoint_counters.round:
+        _completed(core, run, event.directory, counters)
+    # else: written late, after a newer one; the newer one stays the way back
 
 
 def _give_up(core: Core, run: Run, event: ManifestWritten) -> None:

@@ -98,7 +98,8 @@ def stormy(seed: int) -> None:
         grace_s=dice.choice([1.0, 3.0]),
     )
     world.run_for(1.0)
-    world.submit(steps=25, f=dice.randrange(3), memory=350, every=dice.choice([0, 4]))
+    f = min(dice.randrange(3), len(world.nodes) // 2 - 1)  # n0 is 2: more copies would wait for more nodes
+    world.submit(steps=25, f=f, memory=350, every=dice.choice([0, 4]))
     Storm(world, dice, dice.choice([0, 1, 3])).blow(dice.randrange(1, 14))
     world.run(lambda: world.state() in {"done", "failed"}, limit_s=120)
     world.check_done()

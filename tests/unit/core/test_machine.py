@@ -96,6 +96,16 @@ def test_a_checkpoint_that_cannot_be_completed_does_not_count(world):
     assert world.machine.core.run.parts == {}
 
 
+def test_a_checkpoint_that_is_completed_late_does_not_replace_a_newer_one(world):
+    new = world.job().counters
+    old = Counters(new.round - 1, new.step - 1, new.applied - 1)
+    for name, counters in (("old", old), ("new", new)):
+        hear(world, CheckpointPart("n01/0", "job-1", counters, f"{name}.partial", 0, 1, "f", 1, "00", {}))
+    for name in ("new", "old"):
+        world.machine.handle(ManifestWritten(f"{name}.partial"), world.now)
+    assert (world.job().checkpoint, world.job().checkpoint_counters) == ("new", new)
+
+
 def test_a_device_that_cannot_fails_the_job_with_its_hint(world):
     hear(world, DeviceFailed("n01/0", "job-1", "no corpus", "name a folder"))
     assert world.state() == "failed"
