@@ -24,7 +24,7 @@ def loss(core: Core, run: Run, nodes: Sequence[str], cause: str, evidence_at: fl
             tuple(nodes),
             min(evidence_at, core.now),
             epoch,
-            job.counters.step,
+            job.counters.step + 1,
             job.counters.round,
             layers * job.spec.num_micro_batches,
             [("detect", min(evidence_at, core.now))],

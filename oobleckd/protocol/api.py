@@ -128,7 +128,7 @@ class PhaseView(msgspec.Struct, frozen=True):
 
 
 class IncidentView(msgspec.Struct, frozen=True):
-    """One recovery from evidence to resumed step.
+    """One recovery from evidence to resumed step. ``step`` is the one that was interrupted, numbered from 1.
 
     ``steps_lost`` is 0 unless a layer's last copy died and the job went back to a checkpoint.
     ``layer_gradients`` were computed again, of ``step_layer_gradients`` that one step has.
