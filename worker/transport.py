@@ -94,6 +94,7 @@ class Transport:
         self._left: set[str] = set()
         self._incoming: dict[str, set[socket.socket]] = {}
         self._sockets: set[socket.socket] = set()
+        self._dismissed: set[socket.socket] = set()  # incoming links that we ended ourselves
         self._threads: set[threading.Thread] = set()
         self._strangers = 0
         self._closed = False
@@ -227,6 +228,7 @@ class Transport:
             known.link.stop()
         with self._changed:
             incoming = list(self._incoming.get(known.life, ()))
+            self._dismissed.update(incoming)
         for sock in incoming:
             _say_goodbye(sock)
 
@@ -352,8 +354,12 @@ class Transport:
             links.discard(sock)
             if not links:
                 del self._incoming[greeting.life]
+            # The peer may be configured again by now: an end of our own making is no loss of its new links.
+            dismissed = sock in self._dismissed
+            self._dismissed.discard(sock)
             self._changed.notify_all()
-        self._ended(greeting.source, greeting.life, why)
+        if not dismissed:
+            self._ended(greeting.source, greeting.life, why)
 
 
 def _say_goodbye(sock: socket.socket) -> None:

@@ -173,6 +173,7 @@ def go_back(core: Core, run: Run, lost: LostLayers) -> None:
     run.forget("off")
     run.parts.clear()
     run.completing.clear()
+    run.early.clear()
     core.record(RolledBack(job.id, source, counters, steps_lost, core.now))
     where = (
         f"the checkpoint of step {target.step}" if source != "init" else "fresh weights: no checkpoint yet"

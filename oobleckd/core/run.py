@@ -11,7 +11,7 @@ from typing import Literal
 from oobleckd.core.decide import Decision
 from oobleckd.core.incident import Incident
 from oobleckd.core.state import JobRecord
-from oobleckd.protocol.messages import CheckpointPart, Deploy, Flags, Held, Progress, Ready
+from oobleckd.protocol.messages import CheckpointPart, Deploy, Flags, Held, Progress, Ready, StepDone
 from planner.plan import Layout, Plan
 from planner.policy import Proposal, Setup, Situation
 
@@ -48,7 +48,8 @@ class Run:
 
     ``resumed_round``: the round that the last ``Resume`` began. ``want_checkpoint``: a user asked for one
     at this step or later (-1: nobody did). ``completing``: directories all of whose parts are here, whose
-    manifest is being written. ``flags``: what was last put into the votes.
+    manifest is being written. ``early``: round -> a step told before the ones in front of it.
+    ``flags``: what was last put into the votes.
     """
 
     job: JobRecord
@@ -70,6 +71,7 @@ class Run:
     want_checkpoint: int = -1
     parts: dict[str, dict[int, CheckpointPart]] = field(default_factory=dict)
     completing: set[str] = field(default_factory=set)
+    early: dict[int, StepDone] = field(default_factory=dict)
 
     def all_held(self) -> bool:
         """Whether every survivor stopped at the same boundary."""

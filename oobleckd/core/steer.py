@@ -142,7 +142,8 @@ def _leaving(core: Core, run: Run) -> list[str]:
 def _at_boundary(core: Core, run: Run) -> None:
     job = run.job
     if run.finished():
-        if job.checkpoint_counters.step >= job.spec.train.steps and job.checkpoint:
+        steps = job.spec.train.steps
+        if min(job.counters.step, job.checkpoint_counters.step) >= steps and job.checkpoint:
             jobs.end(core, run, "finish")
         return
     checkpoints.abandon_incomplete(core, run)

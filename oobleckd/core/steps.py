@@ -26,7 +26,7 @@ def on_step_done(core: Core, message: StepDone) -> None:
         checkpoints.ack(core, job, message.device)
         return
     if message.counters.round >= job.counters.round:
-        _record(core, job, message)
+        _in_order(core, job, message)
     elif known is not None and known != message.loss and not both_nan(known, message.loss):
         _conflict(core, job, message, known)
     run = core.run
@@ -34,6 +34,18 @@ def on_step_done(core: Core, message: StepDone) -> None:
     if incident is not None and message.counters.round >= incident.round:
         incident.layer_gradients += message.layer_gradients
     checkpoints.ack(core, job, message.device)
+
+
+def _in_order(core: Core, job: JobRecord, message: StepDone) -> None:
+    """Record rounds without a gap.
+
+    After a daemon's absence an agent's newest step can overtake those that another one, or it itself, has
+    kept: it waits here for them. They come, since nobody drops a step that was not acknowledged.
+    """
+    early = core.run.early if core.run is not None and core.run.job is job else {}
+    early.setdefault(message.counters.round, message)
+    while (following := early.pop(job.counters.round, None)) is not None:
+        _record(core, job, following)
 
 
 def both_nan(a: float, b: float) -> bool:

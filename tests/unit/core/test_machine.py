@@ -86,6 +86,18 @@ def test_parts_hold_back_acknowledgements_until_the_checkpoint_is_whole(world):
     assert world.machine.core.run.parts == {}
 
 
+def test_a_step_that_overtakes_others_waits_for_them(world):
+    """An agent's newest step can come before those that it kept while the daemon was away."""
+    job = world.job()
+    first = job.counters.round
+    for ahead in (2, 1):
+        hear(world, step_done(world, round=first + ahead, loss=ahead))
+        assert job.counters.round == first
+    hear(world, step_done(world, round=first, loss=0.0))
+    assert [job.losses[first + i] for i in range(3)] == [0.0, 1, 2]
+    assert job.counters.round == first + 3
+
+
 def test_a_checkpoint_that_cannot_be_completed_does_not_count(world):
     part = CheckpointPart("n01/0", "job-1", world.job().counters, "d.partial", 0, 1, "f", 1, "00", {})
     hear(world, part)

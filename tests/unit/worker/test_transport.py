@@ -384,3 +384,15 @@ def test_frames_on_a_socket() -> None:
         with pytest.raises(EOFError):
             read_frame(other)
         assert read_frame(other) is None
+
+
+def test_a_peer_that_is_forgotten_and_named_again_is_not_lost(make: Make) -> None:
+    """The end of the links that we closed ourselves may be read only after the peer is back."""
+    a, b = make("a/0"), make("b/0")
+    introduce(a, b)
+    for number in range(40):
+        b.transport.send("a/0", ("f", number), [])
+        a.receive(("f", number))
+        a.transport.forget(["b/0"])
+        introduce(a, b)
+    assert a.lost == []
