@@ -388,11 +388,13 @@ def test_frames_on_a_socket() -> None:
 
 def test_a_peer_that_is_forgotten_and_named_again_is_not_lost(make: Make) -> None:
     """The end of the links that we closed ourselves may be read only after the peer is back."""
-    a, b = make("a/0"), make("b/0")
+    a, b = make("a/0", handshake_s=0.2), make("b/0", handshake_s=0.2)
     introduce(a, b)
-    for number in range(40):
+    for number in range(20):
         b.transport.send("a/0", ("f", number), [])
         a.receive(("f", number))
         a.transport.forget(["b/0"])
+        while b.transport.send("a/0", ("late", number), []):
+            threading.Event().wait(0.0001)
         introduce(a, b)
     assert a.lost == []
