@@ -1,8 +1,9 @@
 """Device processes as children of the agent: start, watch, end.
 
-Owns how a device process is started and how its end is seen. ``PF_EXITING`` in /proc shows a dying
-process within milliseconds, long before its memory is freed and its sockets close; a pidfd is the
-second evidence. The other half runs in the device process: it ends with its agent (``die_with_parent``).
+Owns how a device process is started and how its end is seen. Its life line (``lifeline``) tells within
+milliseconds, long before its memory is freed and its sockets close; a pidfd is the second evidence, and the
+only one before the process holds its line. The other half runs in the device process: it ends with its
+agent (``die_with_parent``).
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PF_EXITING = 0x4
-POLL_S = 0.003
+from worker.lifeline import Lifeline
+
+EXITING = "the process is exiting"
+"""Evidence of an end whose cause the kernel does not tell yet."""
+
 _PR_SET_PDEATHSIG = 1
-_STAT_BYTES = 1024
 
 
 def die_with_parent(expected_ppid: int) -> None:
@@ -36,14 +39,6 @@ def die_with_parent(expected_ppid: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != expected_ppid:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def task_flags(stat: bytes) -> int:
-    """Field 9 of a /proc stat line. The name in field 2 may hold spaces and parentheses, even ") R 1 (".
-
-    Raises ValueError when this is no stat line.
-    """
-    return int(stat[stat.rindex(b")") + 1 :].split()[6])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +55,16 @@ class Setting:
 class Child:
     """A running device process and the agent's end of its socket."""
 
-    __slots__ = ("_stat_fd", "device", "link", "pidfd", "process")
+    __slots__ = ("device", "lifeline", "link", "pidfd", "process")
 
-    def __init__(self, device: str, process: subprocess.Popen[bytes], link: socket.socket) -> None:
+    def __init__(
+        self, device: str, process: subprocess.Popen[bytes], link: socket.socket, lifeline: Lifeline
+    ) -> None:
         self.device = device
         self.process = process
         self.link = link
+        self.lifeline = lifeline
         self.pidfd = os.pidfd_open(process.pid)
-        # The main thread's own file: unlike the process' it does not add up the times of all threads.
-        self._stat_fd = os.open(f"/proc/{process.pid}/task/{process.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-
-    def is_exiting(self) -> bool:
-        """Whether the kernel is taking the process down, or has."""
-        try:
-            return bool(task_flags(os.pread(self._stat_fd, _STAT_BYTES, 0)) & PF_EXITING)
-        except (ProcessLookupError, ValueError):
-            return True
 
     def ending(self) -> str:
         """How the process ended, such as "signal 9" or "exit code 1"; "running" while it has not."""
@@ -96,8 +85,8 @@ class Child:
         """Reap the process (it must have ended or been killed) and close what belongs to it."""
         self.process.wait()
         self.link.close()
+        self.lifeline.close()
         os.close(self.pidfd)
-        os.close(self._stat_fd)
 
 
 def start(device: str, setting: Setting) -> Child:
@@ -105,6 +94,7 @@ def start(device: str, setting: Setting) -> Child:
 
     It gets a session of its own, so that a Ctrl-C meant for the agent does not reach it. Raises OSError.
     """
+    lifeline = Lifeline()
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -117,65 +107,107 @@ def start(device: str, setting: Setting) -> Child:
                 f"--bind={setting.bind}",
                 f"--host={setting.host}",
                 f"--parent={os.getpid()}",
+                *("--lifeline", str(lifeline.fd), str(lifeline.held_fd)),
             ],
             stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), lifeline.fd, lifeline.held_fd],
             start_new_session=True,
             env={"OMP_NUM_THREADS": "1", **os.environ},
         )
-    return Child(device, process, ours)
+    return Child(device, process, ours, lifeline)
 
 
 class Watch:
-    """One thread that sees children end: ``on_exit(child, evidence)`` is called in it, once per child."""
+    """One thread that sees children end: ``on_exit(child, evidence)`` is called in it, once per child.
 
-    def __init__(self, on_exit: Callable[[Child, str], None], poll_s: float = POLL_S) -> None:
+    It sleeps until something happens. A thread more for each child waits at its life line.
+    """
+
+    def __init__(self, on_exit: Callable[[Child, str], None]) -> None:
         self._on_exit = on_exit
-        self._poll_s = poll_s
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._children: list[Child] = []
+        self._held: set[Child] = set()
+        self._exiting: set[Child] = set()
         self._closed = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="children-watch", daemon=True)
         self._thread.start()
 
     def add(self, child: Child) -> None:
         """Begin to watch ``child``."""
-        with self._changed:
+        with self._lock:
             self._children.append(child)
-            self._changed.notify()
+            os.eventfd_write(self._wake, 1)
 
     def discard(self, children: Sequence[Child]) -> None:
         """Watch ``children`` no more; afterwards they may be closed."""
-        with self._changed:
-            self._children = [child for child in self._children if child not in children]
+        with self._lock:
+            for child in children:
+                self._forget(child)
 
     def close(self) -> None:
         """End the thread."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify()
+            os.eventfd_write(self._wake, 1)
         self._thread.join()
+        with self._lock:
+            os.close(self._wake)
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._children or self._closed)
+            with self._lock:
                 if self._closed:
                     return
+                poller = self._poller()
+            ready = {fd for fd, _ in poller.poll()}
+            with self._lock:
+                if self._wake in ready:
+                    os.eventfd_read(self._wake)
+                self._grip(ready)
                 ended = self._look()
-                self._children = [child for child in self._children if child not in ended]
-                pidfds = [child.pidfd for child in self._children]
+                for child in ended:
+                    self._forget(child)
             for child, evidence in ended.items():
                 self._on_exit(child, evidence)
-            poller = select.poll()
-            for pidfd in pidfds:
-                poller.register(pidfd, select.POLLIN)
-            poller.poll(self._poll_s * 1000)
+
+    def _poller(self) -> select.poll:
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        for child in self._children:
+            poller.register(child.pidfd, select.POLLIN)
+            if child not in self._held:
+                poller.register(child.lifeline.held_fd, select.POLLIN)
+        return poller
+
+    def _grip(self, ready: set[int]) -> None:
+        """Wait at the life lines that have just been taken up. Under the lock."""
+        for child in self._children:
+            if child not in self._held and child.lifeline.held_fd in ready and child.lifeline.is_held():
+                self._held.add(child)
+                threading.Thread(
+                    target=self._wait_at, args=(child,), name=f"lifeline-{child.device}", daemon=True
+                ).start()
+
+    def _wait_at(self, child: Child) -> None:
+        child.lifeline.wait()
+        with self._lock:
+            if child in self._children and not self._closed:
+                self._exiting.add(child)
+                os.eventfd_write(self._wake, 1)
 
     def _look(self) -> dict[Child, str]:
         # Under the lock, so that no child is closed while it is looked at.
+        endings = {child: child.ending() for child in self._children}
         return {
-            child: ending if (ending := child.ending()) != "running" else "PF_EXITING"
-            for child in self._children
-            if child.is_exiting()
+            child: EXITING if ending == "running" else ending
+            for child, ending in endings.items()
+            if ending != "running" or child in self._exiting
         }
+
+    def _forget(self, child: Child) -> None:
+        if child in self._children:
+            self._children.remove(child)
+        self._held.discard(child)
+        self._exiting.discard(child)

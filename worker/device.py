@@ -47,6 +47,7 @@ from worker.deploy import Deployment
 from worker.errors import UserError
 from worker.executor import Executor
 from worker.faults import Faults
+from worker.lifeline import hold
 from worker.link import DeviceLink
 from worker.mailbox import Mailbox
 from worker.measure import measure
@@ -294,9 +295,20 @@ def device_memory_bytes(device: torch.device) -> int:
 @click.option("--bind", default="127.0.0.1")
 @click.option("--host", default="")
 @click.option("--parent", type=int, required=True)
-def main(device: str, kind: str, fd: int, run_dir: Path, bind: str, host: str, parent: int) -> None:
+@click.option("--lifeline", type=(int, int), required=True)
+def main(
+    device: str,
+    kind: str,
+    fd: int,
+    run_dir: Path,
+    bind: str,
+    host: str,
+    parent: int,
+    lifeline: tuple[int, int],
+) -> None:
     """Device process of an agent; not meant to be started by hand."""
     die_with_parent(parent)
+    hold(*lifeline)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     try:
         DeviceProcess(Place(device, kind, host, bind, run_dir), fd).run()

@@ -21,6 +21,7 @@ from oobleckd.protocol.messages import (
     StepDone,
 )  # fmt: skip
 from worker.children import die_with_parent
+from worker.lifeline import hold
 from worker.link import DeviceLink
 from worker.mailbox import Mailbox
 
@@ -48,9 +49,20 @@ def answer(device: str, message: object) -> Progress | StepDone | None:
 @click.option("--bind")
 @click.option("--host")
 @click.option("--parent", type=int)
-def main(device: str, kind: str, fd: int, run_dir: str, bind: str, host: str, parent: int) -> None:
+@click.option("--lifeline", type=(int, int))
+def main(
+    device: str,
+    kind: str,
+    fd: int,
+    run_dir: str,
+    bind: str,
+    host: str,
+    parent: int,
+    lifeline: tuple[int, int],
+) -> None:
     """The arguments of a device process."""
     die_with_parent(parent)
+    hold(*lifeline)
     if "STANDIN_CRASH" in os.environ:
         os._exit(9)
     mailbox = Mailbox()

@@ -28,6 +28,7 @@ from oobleckd.protocol.messages import (
     StepDone,
 )  # fmt: skip
 from tests.helpers.stub_daemon import TIMEOUT_S, StubDaemon
+from worker.children import EXITING
 
 Launch = Callable[..., subprocess.Popen[str]]
 
@@ -95,7 +96,7 @@ def test_a_killed_device_takes_the_node_s_life_with_it(daemon: StubDaemon, launc
     os.kill(device_pids(old)[1], signal.SIGKILL)
     lost = daemon.expect(DeviceLost)
     assert (lost.device, lost.incarnation) == ("n1/1", old.incarnation)
-    assert lost.evidence in {"PF_EXITING", "signal 9"}
+    assert lost.evidence in {EXITING, "signal 9"}
     ends.assert_end()
     between = daemon.expect(Hello)
     assert (between.ready, between.devices) == (False, ())
@@ -181,8 +182,8 @@ def test_nothing_outlives_a_killed_agent(daemon: StubDaemon, launch: Launch, how
 @pytest.mark.parametrize(
     ("inject", "evidence"),
     [
-        (Inject("device", device="n1/1"), {"PF_EXITING", "signal 9"}),
-        (Inject("sigkill", device="n1/1", at="exit"), {"PF_EXITING", "exit code 7"}),
+        (Inject("device", device="n1/1"), {EXITING, "signal 9"}),
+        (Inject("sigkill", device="n1/1", at="exit"), {EXITING, "exit code 7"}),
     ],
 )
 def test_injection_into_one_device(

@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import queue
 import select
-import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from worker.children import PF_EXITING, Child, Setting, Watch, start, task_flags
+from worker.children import EXITING, Child, Setting, Watch, start
+from worker.lifeline import Lifeline
 
 TIMEOUT_S = 30.0
-NAMED = """
-import ctypes, sys, time
-ctypes.CDLL(None).prctl(15, b") S 1 (x y", 0, 0, 0)
-print("named", flush=True)
+HOLDER = """
+import socket, sys, time
+from worker.lifeline import hold
+arguments = dict(a.removeprefix("--").split("=", 1) for a in sys.argv[1:] if "=" in a)
+at = sys.argv.index("--lifeline")
+hold(int(sys.argv[at + 1]), int(sys.argv[at + 2]))
+socket.socket(fileno=int(arguments["fd"])).send(b"h")
 time.sleep(600)
 """
 PARENT = """
@@ -42,49 +47,74 @@ def line_of(process: subprocess.Popen[bytes]) -> bytes:
         return stdout.readline()
 
 
-@pytest.mark.parametrize("name", [b"python3", b") R 1 (", b"a b) (c", b""])
-def test_flags_are_found_behind_any_name(name: bytes) -> None:
-    assert task_flags(b"12 (" + name + b") S 1 12 12 0 -1 4194308 345 0") == 4194308
+def started(tmp_path: Path, code: str, device: str = "n/0") -> Child:
+    return start(device, Setting("cpu", tmp_path, "127.0.0.1", "h", (sys.executable, "-c", code)))
 
 
-@pytest.mark.parametrize("stat", [b"", b"12 (python3) S 1"])
-def test_no_stat_line(stat: bytes) -> None:
-    with pytest.raises((ValueError, IndexError)):
-        task_flags(stat)
-
-
-def test_flags_of_a_real_process_with_a_bad_name() -> None:
-    process = run_python(NAMED)
-    assert line_of(process) == b"named\n"
-    ours, theirs = socket.socketpair()
-    child = Child("n/0", process, ours)
-    assert b") S 1 (x y)" in Path(f"/proc/{process.pid}/stat").read_bytes()
-    assert not child.is_exiting()
+def test_a_life_line_tells_before_the_process_is_reaped(tmp_path: Path) -> None:
+    child = started(tmp_path, HOLDER)
+    select.select([child.lifeline.held_fd], [], [], TIMEOUT_S)
+    assert child.lifeline.is_held()
+    assert not child.lifeline.is_held(), "told twice"
+    waiter = threading.Thread(target=child.lifeline.wait)
+    waiter.start()
     assert child.ending() == "running"
     child.kill()
-    process.wait()
-    assert child.is_exiting()
+    waiter.join(TIMEOUT_S)
+    assert not waiter.is_alive()
+    child.process.wait()
     assert child.ending() == "signal 9"
     child.close()
-    theirs.close()
+
+
+def test_a_life_line_let_go_by_a_living_process_is_an_error() -> None:
+    lifeline = Lifeline()
+    with pytest.raises(OSError, match="let go"):
+        lifeline.wait()
+    lifeline.close()
+
+
+def test_a_big_process_is_known_to_die_long_before_its_memory_is_freed(tmp_path: Path) -> None:
+    ended: queue.Queue[str] = queue.Queue()
+    watch = Watch(lambda _, evidence: ended.put(evidence))
+    child = started(tmp_path, f"memory = b'x' * {500 << 20}\n" + HOLDER)
+    watch.add(child)
+    select.select([child.link], [], [], TIMEOUT_S)
+    assert child.link.recv(1) == b"h"
+    child.kill()
+    assert ended.get(timeout=TIMEOUT_S) == EXITING
+    watch.close()
+    child.close()
+
+
+def test_the_watch_does_not_look_again_and_again(tmp_path: Path) -> None:
+    watch = Watch(lambda *_: None)
+    child = started(tmp_path, HOLDER)
+    watch.add(child)
+    assert child.link.recv(1) == b"h"
+    with mock.patch.object(Child, "ending", return_value="running") as look:
+        assert not select.select([child.pidfd], [], [], 0.3)[0]
+    assert look.call_count <= 1  # it may not have seen yet that the line is held
+    watch.discard([child])
+    child.kill()
+    watch.close()
+    child.close()
 
 
 def test_the_watch_tells_of_each_end_once(tmp_path: Path) -> None:
     ended: queue.Queue[tuple[Child, str]] = queue.Queue()
     watch = Watch(lambda child, evidence: ended.put((child, evidence)))
-    program = (sys.executable, "-c", "raise SystemExit(1)")
-    sleeper = (sys.executable, "-c", "import time; time.sleep(600)")
-    quick = start("n/0", Setting("cpu", tmp_path, "127.0.0.1", "h", program))
-    others = [start(f"n/{i}", Setting("cpu", tmp_path, "127.0.0.1", "h", sleeper)) for i in (1, 2, 3)]
+    quick = started(tmp_path, "raise SystemExit(1)")
+    others = [started(tmp_path, "import time; time.sleep(600)", f"n/{i}") for i in (1, 2, 3)]
     for child in (quick, *others):
         watch.add(child)
     child, evidence = ended.get(timeout=TIMEOUT_S)
     assert child is quick
-    assert evidence in {"PF_EXITING", "exit code 1"}
+    assert evidence in {EXITING, "exit code 1"}
     others[1].kill()
     child, evidence = ended.get(timeout=TIMEOUT_S)
     assert child is others[1]
-    assert evidence in {"PF_EXITING", "signal 9"}
+    assert evidence in {EXITING, "signal 9"}
     watch.discard([others[0]])
     for other in others:
         other.kill()
@@ -93,10 +123,6 @@ def test_the_watch_tells_of_each_end_once(tmp_path: Path) -> None:
     assert ended.empty()
     for child in (quick, *others):
         child.close()
-
-
-def test_flag_is_the_kernel_s() -> None:
-    assert PF_EXITING == 4
 
 
 def test_a_device_dies_with_its_parent() -> None:
