@@ -1,12 +1,17 @@
 """Gradient sums that do not depend on the order or grouping of their terms.
 
-A micro-batch's gradient ``g`` (float32) enters a sum as the integer ``round(g * 2**exponent)``. Sums are kept
-in float64, where every integer below 2**53 is exact: as long as no partial sum reaches that, addition is
-exact and so associative, and any split of the work gives the same bits. (int64 would give ten bits more at
-twice the time on a CPU, whose conversion from float32 is slow; docs/decisions.md.) One division at the end
-turns the sum into the mean. Exponents are per key, training state, and follow the magnitude of the last
-committed sum. ``exact = false`` sums in float32 with the same interface. Owns no ledger: who is counted
-is the caller's.
+A micro-batch's gradient ``g`` (float32) enters a sum as an integer, ``g * 2**exponent`` rounded. Sums are kept
+in float64, where addition of integers is exact, and so associative, as long as no partial sum grows too
+large; so any split of the work gives the same bits. One division at the end turns the sum into the mean.
+Exponents are per key, training state, and follow the magnitude of the last committed sum. ``exact = false``
+sums in float32 with the same interface. Owns no ledger: who is counted is the caller's.
+
+Rounding costs nothing, the addition does it: a sum that gathers terms lies between 2**52 and 2**53 (``_BASE`` is
+added to it), where float64 has no fractions. A tie would be rounded to the even *sum*, which depends on the
+order; so the factor is a hair more than a power of two, and half an integer lies a hair beyond the tie: a
+term is rounded to the nearest integer, half of one away from zero, whatever it is added to. (int64
+would give more bits at more than twice the time on a CPU, whose conversion from float32 is slow;
+docs/decisions.md.)
 """
 
 from __future__ import annotations
@@ -17,18 +22,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-SUM_BITS = 53
-"""Integers below ``2**SUM_BITS`` are exact in float64."""
+SUM_BITS = 51
+"""Sums stay below ``2**SUM_BITS``: what fits on both sides of ``_BASE``."""
 
-START_EXPONENT = 36
-"""Exponent of a fresh key: gradients below 2**17 / contributions fit, and 2**-37 is the rounding error."""
+START_EXPONENT = 34
+"""Exponent of a fresh key: gradients below 2**17 / contributions fit, and 2**-35 is the rounding error."""
 
 HEADROOM_BITS = 5
 """How much gradients may grow from one step to the next before they overflow, as a power of two."""
 
+_BASE = 1.5 * 2.0**52
+_NO_TIES = 1.0 + 2.0**-50
+_TERM_BITS = 48
+"""Terms stay below ``2**_TERM_BITS``, so that what ``_NO_TIES`` adds to one is less than a quarter."""
+
 _MAX_RISE = 8
 _LARGEST_EXPONENT = 120
-_CPU_CHUNK = 1 << 17
+_CPU_CHUNK = 1 << 16
 _GPU_CHUNK = 1 << 24
 
 
@@ -41,17 +51,20 @@ class Sum:
         self._tensors = [torch.empty(shape, dtype=kind, device=device) for shape in shapes]
         self._flat = [tensor.view(-1) for tensor in self._tensors]
         self._empty = [True] * len(shapes)
+        self._gathers = [False] * len(shapes)  # _BASE is in it
         largest = max((flat.numel() for flat in self._flat), default=0)
         size = min(largest, _chunk(device)) if exact else 0
-        self._scaled = torch.empty(size, dtype=torch.float32, device=device)
+        self._wide = torch.empty(size, dtype=torch.float64, device=device)
 
     @property
     def tensors(self) -> list[Tensor]:
         """The sums by key; zeros where nothing was added."""
-        for key, empty in enumerate(self._empty):
-            if empty:
-                self._flat[key].zero_()
-                self._empty[key] = False
+        for key, flat in enumerate(self._flat):
+            if self._empty[key]:
+                flat.zero_()
+            elif self._gathers[key]:
+                flat.sub_(_BASE)
+            self._empty[key] = self._gathers[key] = False
         return self._tensors
 
     def zero_(self) -> None:
@@ -63,39 +76,44 @@ class Sum:
     ) -> tuple[bool, bool]:
         """Add one micro-batch's gradients; returns (NaN or infinity seen, overflow seen).
 
-        Overflow: ``|g * 2**exponent| >= 2**53 / num_contributions``, where ``num_contributions`` is how many
-        there will be in the whole sum over all devices. The test looks at this contribution alone, so it
-        does not depend on the grouping. A gradient that fails either test is not added: a round with such
-        a flag is never applied.
+        Overflow: ``|g * 2**exponent| >= 2**51 / num_contributions``, where ``num_contributions`` is how many
+        there will be in the whole sum over all devices (8, if there will be fewer). The test looks at this
+        contribution alone, so it does not depend on the grouping. A gradient that fails either test is not
+        added: a round with such a flag is never applied.
         """
         nan = overflow = False
+        limit = min(2.0**SUM_BITS / num_contributions, 2.0**_TERM_BITS)
         for key, (grad, exponent) in enumerate(zip(grads, exponents, strict=True)):
             largest = _largest(grad)
             if not math.isfinite(largest):
                 nan = True
             elif not self.exact:
-                self._add(key, self._flat[key], grad.reshape(-1))
-            elif math.ldexp(largest, exponent) >= 2.0**SUM_BITS / num_contributions:
+                self._add_float(key, grad.reshape(-1))
+            elif math.ldexp(largest, exponent) >= limit:
                 overflow = True
             else:
                 self._add_rounded(key, grad.reshape(-1), exponent)
         return nan, overflow
 
-    def _add(self, key: int, into: Tensor, term: Tensor) -> None:
+    def _add_float(self, key: int, grad: Tensor) -> None:
         if self._empty[key]:
-            into.copy_(term)
+            self._flat[key].copy_(grad)
         else:
-            into.add_(term)
+            self._flat[key].add_(grad)
         self._empty[key] = False
 
     def _add_rounded(self, key: int, grad: Tensor, exponent: int) -> None:
-        # One chunk at a time stays in the cache. The product is exact: a power of two.
-        scale, chunk, empty = math.ldexp(1.0, exponent), self._scaled.numel(), self._empty[key]
+        # One chunk at a time stays in the cache. The product is exact but for bits far below a half.
+        factor, chunk = math.ldexp(_NO_TIES, exponent), self._wide.numel()
+        empty, rises = self._empty[key], not self._gathers[key]
         for part, into in zip(torch.split(grad, chunk), torch.split(self._flat[key], chunk), strict=True):
-            scaled = self._scaled[: part.numel()]
-            torch.mul(part, scale, out=scaled)
-            self._empty[key] = empty
-            self._add(key, into, scaled.round_())
+            wide = self._wide[: part.numel()].copy_(part)
+            if empty:
+                into.fill_(_BASE)
+            elif rises:
+                into.add_(_BASE)
+            into.add_(wide, alpha=factor)
+        self._empty[key], self._gathers[key] = False, True
 
 
 def total(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -142,7 +160,7 @@ def next_exponents(
     exponent rises by at most 8 a step, since gradients that vanish for one step come back, and a key of
     zeros keeps its own.
     """
-    wanted = SUM_BITS - HEADROOM_BITS - (num_contributions - 1).bit_length()
+    wanted = min(SUM_BITS - (num_contributions - 1).bit_length(), _TERM_BITS) - HEADROOM_BITS
     following = []
     for tensor, exponent in zip(sums, exponents, strict=True):
         bits = _magnitude(tensor).bit_length()
