@@ -6,15 +6,18 @@ Started by the agent (``children``); ends with it. Training itself is in ``execu
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
 import click
 import torch
+from torch import Tensor
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
@@ -47,9 +50,11 @@ from worker.deploy import Deployment
 from worker.errors import UserError
 from worker.executor import Executor
 from worker.faults import Faults
+from worker.groups.choose import choose
+from worker.groups.plane import Plane
 from worker.lifeline import hold
 from worker.link import DeviceLink
-from worker.mailbox import Mailbox
+from worker.mailbox import Key, Mailbox
 from worker.measure import measure
 from worker.models import load_spec
 from worker.post import TransportPost
@@ -57,6 +62,7 @@ from worker.store import Store
 from worker.transport import Transport
 
 SDC_HINT = "a device computes wrong bits: find it with a memory and burn-in test; resume from a checkpoint"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +82,21 @@ class DeviceProcess:
     def __init__(self, place: Place, fd: int) -> None:
         self.place = place
         self.mailbox = Mailbox()
+        self.torch_device = torch_device(place)
+        backend, road = choose(self.torch_device)
+        _log.info("%s: letters take %s", place.device, road)
         self.link = DeviceLink(fd, self.mailbox)
+        self.plane = Plane(place.device, self.mailbox, backend, self._send)
         self.transport = Transport(
             place.device,
             place.host,
-            self.mailbox,
+            self.plane,
             bind=place.bind,
             local_dir=place.run_dir,
             on_peer_lost=self._peer_lost,
         )
-        self.post = TransportPost(self.transport, self.mailbox)
+        self.post = TransportPost(self.transport, self.plane, self.mailbox, self.torch_device)
         self.faults = Faults(place.device, place.run_dir)
-        self.torch_device = torch_device(place)
         self.executor: Executor | None = None
         self.deployment: Deployment | None = None
         self.job_id = ""
@@ -163,6 +172,7 @@ class DeviceProcess:
         executor = self.executor or self._begin_job(message.job, message.spec)
         self.faults.reach("deploy", message.counters.round)
         self.transport.configure(message.peers, bytes.fromhex(message.secret))
+        self.plane.enter(message.epoch, message.layout.holdings)
         self.deployment = Deployment(message, executor.store, self.post, self.faults)
         self.deployment.start()
         if self.deployment.advance():
@@ -192,7 +202,7 @@ class DeviceProcess:
             return
         self.executor.store.adopt(deployment.layers, deployment.incoming)
         gone = self.transport.peers() - deployment.message.layout.holdings.keys()
-        self.transport.forget(gone)
+        self._forget(gone)
         if deployment.layers is None:
             self._release()
         else:
@@ -208,7 +218,7 @@ class DeviceProcess:
     def _report(self, message: Report) -> None:
         if self.deployment is not None and message.epoch > self.deployment.message.epoch:
             self._adopt(message.layout)
-        self.transport.forget(message.dead)
+        self._forget(message.dead)
         if self.executor is not None and self.executor.layout.epoch == message.layout:
             self.executor.report(message.epoch, message.dead)
 
@@ -226,7 +236,12 @@ class DeviceProcess:
     def _release(self) -> None:
         self.executor, self.deployment, self.job_id = None, None, ""
         self.post.purge(lambda _: True)
-        self.transport.forget(self.transport.peers())
+        self.plane.leave()
+        self._forget(self.transport.peers())
+
+    def _forget(self, peers: Collection[str]) -> None:
+        self.plane.forget(peers)
+        self.transport.forget(peers)
 
     # ------------------------------------------------------------------ to the agent
 
@@ -237,6 +252,9 @@ class DeviceProcess:
     def _fail(self, problem: str, hint: str) -> None:
         self.tell(DeviceFailed(self.place.device, self.job_id, problem, hint))
         self._release()
+
+    def _send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes) -> bool:
+        return self.transport.send(peer, key, tensors, meta)
 
     def _peer_lost(self, peer: str, why: str) -> None:
         self.link.send(LinkDown(self.place.device, peer, why))
@@ -310,8 +328,12 @@ def main(
     die_with_parent(parent)
     hold(*lifeline)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         DeviceProcess(Place(device, kind, host, bind, run_dir), fd).run()
+    except UserError as error:
+        print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr, flush=True)
+        os._exit(1)
     except Exception:  # noqa: BLE001 - the process's boundary: a failed device is a dead device
         traceback.print_exc()
         sys.stderr.flush()

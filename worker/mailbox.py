@@ -20,7 +20,10 @@ Key = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """What ``source`` sent under ``key``: ``tensors`` in CPU memory, owned by the receiver, and ``meta``."""
+    """What ``source`` sent under ``key``: ``tensors``, owned by the receiver, and ``meta``.
+
+    The tensors are in CPU memory if they came by the transport, and where they were if they came by a group.
+    """
 
     key: Key
     source: str

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from worker.groups.plane import Plane
 from worker.mailbox import Key, Letter, Mailbox
 from worker.transport import Transport
 
@@ -35,19 +37,28 @@ class Post(Protocol):
 
 
 class TransportPost:
-    """The real post: letters go out by the transport and come in through its mailbox."""
+    """The real post: letters go out by a group or by the transport, and come in through the mailbox.
 
-    def __init__(self, transport: Transport, mailbox: Mailbox) -> None:
+    Their tensors are on ``device`` when they are taken, whichever road they came.
+    """
+
+    def __init__(self, transport: Transport, plane: Plane, mailbox: Mailbox, device: torch.device) -> None:
         self._transport = transport
+        self._plane = plane
         self._mailbox = mailbox
+        self._device = device
 
     def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> bool:
-        """Hand a letter to the peer's writer thread; False if the peer is gone."""
-        return self._transport.send(peer, key, tensors, meta)
+        """Hand a letter to a lane or to the peer's writer thread; False if the peer is gone."""
+        return self._plane.offer(peer, key, tensors, meta) or self._transport.send(peer, key, tensors, meta)
 
     def take(self, key: Key) -> Letter | None:
         """Take a letter out of the mailbox."""
-        return self._mailbox.take(key)
+        letter = self._mailbox.take(key)
+        if letter is None or all(tensor.device == self._device for tensor in letter.tensors):
+            return letter
+        tensors = [tensor.to(self._device) for tensor in letter.tensors]
+        return Letter(letter.key, letter.source, letter.meta, tensors)
 
     def has(self, key: Key) -> bool:
         """Whether the mailbox has the letter."""

@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
 from oobleckd.protocol.messages import Peer
 from worker import handshake, sockets, wire
 from worker.handshake import Greeting
-from worker.mailbox import Key, Mailbox
+from worker.mailbox import Key, Letter
 from worker.outgoing import Outgoing
 
 _HANDSHAKE_S = 10.0
@@ -35,6 +36,13 @@ _ACCEPT_PAUSE_S = 0.05
 _MAX_STRANGERS = 64  # connections that have not proved themselves yet
 _KEPT_SECRETS = 2  # the present one, and the one before it for peers that hear of the new one later
 _log = logging.getLogger(__name__)
+
+
+class Inbox(Protocol):
+    """Where letters go, from any number of threads: a mailbox, or what sorts letters before it."""
+
+    def put(self, letter: Letter) -> None:
+        """Take a letter; never blocks. Raises WireError for one that nobody can have meant to send."""
 
 
 @dataclass(slots=True)
@@ -64,7 +72,7 @@ def _life(address: str, local: str) -> str:
 class Transport:
     """The transport of device ``device`` on host ``host``.
 
-    Letters land in ``mailbox``. ``on_peer_lost(peer, why)`` is called, from one of the transport's
+    Letters land in ``inbox``. ``on_peer_lost(peer, why)`` is called, from one of the transport's
     threads, once for each life of a configured peer whose link broke without a goodbye, after what it
     had sent lies in the mailbox. ``handshake_s`` bounds how long a peer may take to become ready.
     Raises OSError when ``bind`` is no address of this host or ``local_dir`` cannot be used.
@@ -74,7 +82,7 @@ class Transport:
         self,
         device: str,
         host: str,
-        mailbox: Mailbox,
+        inbox: Inbox,
         *,
         bind: str = "127.0.0.1",
         local_dir: Path,
@@ -84,7 +92,7 @@ class Transport:
         self.device = device
         self.host = host
         self.counts = Counts()
-        self._mailbox = mailbox
+        self._inbox = inbox
         self._on_peer_lost = on_peer_lost
         self._handshake_s = handshake_s
         self._changed = threading.Condition()
@@ -344,7 +352,7 @@ class Transport:
         reader = wire.LetterReader(sock, greeting.source)
         try:
             while (letter := reader.read()) is not None:
-                self._mailbox.put(letter)
+                self._inbox.put(letter)
         except (OSError, EOFError, wire.WireError) as error:
             why = str(error) or type(error).__name__
         with self._changed:

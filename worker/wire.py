@@ -103,14 +103,26 @@ def letter_frame(key: Key, tensors: Sequence[Tensor], meta: bytes) -> Frame:
     Raises WireError for a dtype without a number on the wire.
     """
     hosted, copied = _to_host(tensors)
-    try:
-        dtypes = tuple(_NUMBER_OF[tensor.dtype] for tensor in tensors)
-    except KeyError as error:
-        raise WireError(f"{error.args[0]} tensors cannot be sent") from error
-    body = _encoder.encode(_Body(key, meta, dtypes, tuple(tuple(tensor.shape) for tensor in tensors)))
+    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+    body = _encoder.encode(_Body(key, meta, numbers_of(tensors), shapes))
     payload = [tensor.contiguous() for tensor in hosted if tensor.numel()]
     header = _HEADER.pack(_MAGIC, _LETTER, len(body), sum(tensor.nbytes for tensor in payload))
     return Frame(header + body, payload, copied)
+
+
+def numbers_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """The dtypes of ``tensors`` as they are written on the wire. Raises WireError."""
+    try:
+        return tuple(_NUMBER_OF[tensor.dtype] for tensor in tensors)
+    except KeyError as error:
+        raise WireError(f"{error.args[0]} tensors cannot be sent") from error
+
+
+def dtype_of(number: int) -> torch.dtype:
+    """The dtype that is written as ``number``. Raises WireError."""
+    if not 0 <= number < len(_DTYPES):
+        raise WireError(f"there is no dtype {number}")
+    return _DTYPES[number]
 
 
 def goodbye_frame() -> Frame:
@@ -192,10 +204,10 @@ def _decode(data: memoryview) -> _Body:
 def _empty_tensors(body: _Body) -> list[Tensor]:
     try:
         return [
-            torch.empty(shape, dtype=_DTYPES[number])
+            torch.empty(shape, dtype=dtype_of(number))
             for number, shape in zip(body.dtypes, body.shapes, strict=True)
         ]
-    except (IndexError, ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError) as error:
         raise WireError(f"a frame's tensors cannot be made: {error}") from error
 
 

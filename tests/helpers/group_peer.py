@@ -1,0 +1,167 @@
+"""A real process with a transport and gloo groups, led line by line, for tests that kill and stop it.
+
+Prints its ``Peer``; then reads commands as JSON, one a line, and answers each with one line of JSON. What a letter
+holds is a function of its key, so the receiver knows whether it has the right bits.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from oobleckd.protocol.messages import Peer
+from worker.groups.gloo import GlooBackend
+from worker.groups.plane import Plane
+from worker.mailbox import Key, Mailbox
+from worker.post import TransportPost
+from worker.transport import Transport
+
+CPU = torch.device("cpu")
+SECRET = bytes(range(32))
+KINDS = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool)
+TIMEOUT_S = 60.0
+
+
+class Command(msgspec.Struct, omit_defaults=True):
+    """``do`` and what it needs: see ``GroupPeer``'s methods."""
+
+    do: str
+    peers: dict[str, Peer] = {}
+    epoch: int = 0
+    names: tuple[str, ...] = ()
+    first: int = 0
+    count: int = 0
+    num_bytes: int = 0
+
+
+def tensors_of(key: Key) -> list[Tensor]:
+    """What the letter ``key`` holds: up to three tensors of odd shapes and several dtypes, or one large one."""
+    draw = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
+    if key[0] == "large":
+        return [torch.randint(0, 256, (int(key[3]),), generator=draw, dtype=torch.uint8)]
+    chance = random.Random(repr(key))
+    return [
+        torch.randint(-9, 9, (chance.randrange(1, 40), chance.randrange(1, 300)), generator=draw).to(
+            chance.choice(KINDS)
+        )
+        for _ in range(chance.randrange(1, 4))
+    ]
+
+
+class GroupPeer:
+    """The process's state."""
+
+    def __init__(self, device: str, directory: Path) -> None:
+        self.device = device
+        self.mailbox = Mailbox()
+        self.plane = Plane(device, self.mailbox, GlooBackend(), self._send)
+        self.transport = Transport(
+            device, "here", self.plane, local_dir=directory, on_peer_lost=lambda *lost: None
+        )
+        self.post = TransportPost(self.transport, self.plane, self.mailbox, CPU)
+        self.got: Counter[str] = Counter()
+        self.wrong: list[Key] = []
+
+    def _send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes) -> bool:
+        return self.transport.send(peer, key, tensors, meta)
+
+    def enter(self, command: Command) -> Any:
+        """A new epoch with members ``peers``."""
+        self.transport.configure(command.peers, SECRET)
+        self.plane.enter(command.epoch, command.peers)
+        return None
+
+    def send(self, command: Command) -> Any:
+        """Letters ``first`` to ``first + count`` to each of ``names``, in a random order."""
+        letters = [(n, i) for n in command.names for i in range(command.first, command.first + command.count)]
+        random.Random(self.device).shuffle(letters)
+        for name, index in letters:
+            key = ("letter", self.device, index, name)
+            self.post.send(name, key, tensors_of(key), b"meta")
+        return self.plane.num_letters
+
+    def send_large(self, command: Command) -> Any:
+        """One letter of ``num_bytes`` to each of ``names``; returns whether it went to a lane."""
+        before = self.plane.num_letters
+        for name in command.names:
+            key = ("large", self.device, name, command.num_bytes)
+            self.post.send(name, key, tensors_of(key), b"meta")
+        return self.plane.num_letters - before == len(command.names)
+
+    def open(self, command: Command) -> Any:
+        """Wait until the lanes to ``names`` are open; a first letter must have been sent."""
+        group, changed = self.plane._groups[command.epoch], self.plane._changed
+
+        def is_open() -> bool:
+            return all(name in group._senders and group._senders[name].is_open for name in command.names)
+
+        with changed:
+            deadline = time.monotonic() + TIMEOUT_S
+            while not is_open() and time.monotonic() < deadline:
+                changed.wait(0.01)
+            return is_open()
+
+    def forget(self, command: Command) -> Any:
+        """``names`` are dead; returns how long the group of ``epoch`` took to end, in seconds."""
+        began = time.monotonic()
+        self.plane.forget(command.names)
+        self.transport.forget(command.names)
+        ended = self.plane._groups[command.epoch].ended.wait(TIMEOUT_S)
+        return time.monotonic() - began if ended else None
+
+    def receive(self, command: Command) -> Any:
+        """Take letters until there are ``count`` of each of ``names``; how often each key came, what was wrong."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while any(self._from(name) < command.count for name in command.names):
+            self._take()
+            if not self.mailbox.wait(deadline - time.monotonic()):
+                break
+        self._take()
+        return [self.got, self.wrong]
+
+    def end(self, _command: Command) -> Any:
+        """Say goodbye."""
+        ended = self.plane.close(TIMEOUT_S)
+        self.transport.close()
+        return ended
+
+    def _from(self, name: str) -> int:
+        return sum(times for key, times in self.got.items() if f"'{name}'" in key.split(",")[1])
+
+    def _take(self) -> None:
+        for key in self.mailbox.keys():  # noqa: SIM118 - a mailbox is no dict
+            while (letter := self.post.take(key)) is not None:
+                self.got[repr(key)] += 1
+                wanted = tensors_of(key)
+                same = len(wanted) == len(letter.tensors) and all(
+                    a.dtype == b.dtype and torch.equal(a, b)
+                    for a, b in zip(wanted, letter.tensors, strict=True)
+                )
+                if not same or letter.meta != b"meta" or letter.source != key[1]:
+                    self.wrong.append(key)
+
+
+def main() -> None:
+    """Arguments: device, directory of the Unix sockets."""
+    device, directory = sys.argv[1:]
+    peer = GroupPeer(device, Path(directory))
+    print(msgspec.json.encode(peer.transport.peer).decode(), flush=True)
+    for line in sys.stdin:
+        command = msgspec.json.decode(line, type=Command)
+        print(msgspec.json.encode(getattr(peer, command.do)(command)).decode(), flush=True)
+        if command.do == "end":
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""The two ends of a lane at work: a thread each, which opens its lane and then moves one payload at a time.
+
+Owns what is under way on a lane. Does not decide when a lane ends: any trouble goes to the group, which ends all
+of its lanes together. Everything here that several threads see is guarded by the plane's one condition.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from worker.groups import payload, words
+from worker.groups.backend import RECEIVER, SENDER, Backend, Lane
+from worker.groups.ledger import Received, Sent
+from worker.groups.store import LaneOver, LaneStore
+from worker.mailbox import Key, Letter
+
+
+@dataclass(frozen=True, slots=True)
+class Outbound:
+    """A letter on its way out. ``computed`` waits until its tensors are there."""
+
+    key: Key
+    tensors: Sequence[Tensor]
+    meta: bytes
+    computed: Callable[[], object]
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, key: Key, tensors: Sequence[Tensor], meta: bytes, computed: Callable[[], object]) -> Outbound:
+        """Remember the tensors as they are now."""
+        return cls(key, tuple(tensors), meta, computed, _versions(tensors))
+
+    @property
+    def changed(self) -> bool:
+        """Whether somebody has written into a tensor since: its round is over, and nobody wants the letter."""
+        return _versions(self.tensors) != self.versions
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a lane needs of its group. ``say`` and ``deliver`` never block and may be called under ``changed``.
+
+    ``ready`` is set when the group before this one has ended on this device; ``broke`` takes the blame.
+    """
+
+    epoch: int
+    device: str
+    backend: Backend
+    changed: threading.Condition
+    ready: threading.Event
+    say: Callable[[str, words.Any], object]
+    deliver: Callable[[Letter], None]
+    broke: Callable[[str], None]
+    opened: Callable[[str], None]
+
+
+class End:
+    """What both ends have in common: the lane, its store, the thread, and how it ends."""
+
+    def __init__(self, around: Surroundings, peer: str, rank: int) -> None:
+        sender = rank == SENDER
+        self.around = around
+        self.peer = peer
+        self.over = False
+        self.store = LaneStore(
+            lambda key, value: around.say(peer, words.Stored(around.epoch, sender, key, value))
+        )
+        ends = (around.device, peer) if sender else (peer, around.device)
+        self.name = f"{ends[0]} > {ends[1]}"
+        self.lane: Lane = around.backend.lane(self.store, rank, f"{around.epoch} {self.name}")
+        self.thread = threading.Thread(target=self._run, name=f"lane {self.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to open."""
+        self.thread.start()
+
+    def end(self, why: str) -> None:
+        """Nothing more may happen here; wakes the thread. Under the condition; ``abort`` must follow."""
+        self.over = True
+        self.store.end(why)
+        self.around.changed.notify_all()
+
+    def _run(self) -> None:
+        around = self.around
+        around.ready.wait()
+        try:
+            with around.backend.thread():
+                self.lane.open()
+                self._work()
+        except RuntimeError as error:
+            # Of torch, or LaneOver. Whatever it is, the group ends and its letters go by the transport.
+            if not self.over:
+                around.broke(f"{self.name}: {_first_line(error)}")
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+
+class SenderEnd(End):
+    """Our letters to ``peer``."""
+
+    def __init__(self, around: Surroundings, peer: str) -> None:
+        super().__init__(around, peer, SENDER)
+        self.sent: Sent[Outbound] = Sent()
+        self.is_open = False
+
+    def offer(self, letter: Outbound) -> bool:
+        """Take the letter if the lane is open. Under the condition."""
+        if self.over or not self.is_open:
+            return False
+        self.sent.add(letter)
+        self.around.changed.notify_all()
+        return True
+
+    def _work(self) -> None:
+        around = self.around
+        self.lane.send(around.backend.empty(1).zero_())  # makes the connection
+        with around.changed:
+            self.is_open = True
+        around.opened(self.name)
+        while (found := self._next()) is not None:
+            self._write(*found)
+
+    def _write(self, number: int, letter: Outbound) -> None:
+        letter.computed()
+        if letter.changed:
+            return
+        body = payload.pack(letter.tensors)
+        around = self.around
+        around.say(self.peer, words.header(around.epoch, number, letter.key, letter.meta, letter.tensors))
+        self.lane.send(body)
+
+    def _next(self) -> tuple[int, Outbound] | None:
+        with self.around.changed:
+            self.around.changed.wait_for(lambda: self.over or self.sent.unwritten)
+            return None if self.over else self.sent.unwritten.popleft()
+
+
+class ReceiverEnd(End):
+    """Letters of ``peer`` to us."""
+
+    def __init__(self, around: Surroundings, peer: str) -> None:
+        super().__init__(around, peer, RECEIVER)
+        self.received = Received()
+
+    def announce(self, header: words.Header) -> None:
+        """A header has come. Under the condition. Raises ValueError out of order."""
+        self.received.announce(header)
+        self.around.changed.notify_all()
+
+    def _work(self) -> None:
+        backend = self.around.backend
+        self.lane.receive(backend.empty(1))
+        while (header := self._next()) is not None:
+            body = backend.empty(payload.num_bytes(header.dtypes, header.shapes))
+            self.lane.receive(body)
+            tensors = payload.unpack(body, header.dtypes, header.shapes)
+            self.lane.settle(tensors)
+            self._arrived(tensors)
+
+    def _arrived(self, tensors: list[Tensor]) -> None:
+        """The payload is complete. It counts if this end is still open: else ``Again`` has been said without it."""
+        around = self.around
+        with around.changed:
+            if self.over:
+                raise LaneOver("aborted")
+            header = self.received.arrived()
+            around.deliver(Letter(header.key, self.peer, header.meta, tensors))
+            around.say(self.peer, words.Arrived(around.epoch, header.number))
+
+    def _next(self) -> words.Header | None:
+        with self.around.changed:
+            self.around.changed.wait_for(lambda: self.over or self.received.announced)
+            return None if self.over else self.received.announced[0]
+
+
+def _versions(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple(tensor._version for tensor in tensors)  # noqa: SLF001 - torch's counter of writes
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,164 @@
+"""A device's groups, one an epoch, between its post and its transport.
+
+Owns which group is in force and what is heard about others: about one that is still to come here, it waits; about
+one that is over, it is answered from what is left. Letters come in here from the transport: words are kept, the
+rest goes on to the mailbox. Without a backend every letter takes the transport, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from torch import Tensor
+
+from worker import wire
+from worker.groups import words
+from worker.groups.backend import Backend
+from worker.groups.group import ABORT_S, Group
+from worker.groups.lanes import Outbound
+from worker.mailbox import Key, Letter, Mailbox
+
+STUCK = 4  # exit code
+Send = Callable[[str, Key, Sequence[Tensor], bytes], bool]
+_log = logging.getLogger(__name__)
+
+
+def _end_process(why: str) -> None:
+    # The last resort: nothing else takes a kernel off a GPU. The agent starts a new device.
+    print(f"error: {why}; this device process ends", file=sys.stderr, flush=True)
+    os._exit(STUCK)
+
+
+class Plane:
+    """The groups of ``device``. ``send`` is the transport's; ``stuck(why)`` when an abort exceeds ``abort_s``."""
+
+    def __init__(
+        self,
+        device: str,
+        mailbox: Mailbox,
+        backend: Backend | None,
+        send: Send,
+        *,
+        stuck: Callable[[str], None] = _end_process,
+        abort_s: float = ABORT_S,
+    ) -> None:
+        self._device = device
+        self._mailbox = mailbox
+        self._backend = backend
+        self._send = send
+        self._stuck = stuck
+        self._abort_s = abort_s
+        self._changed = threading.Condition()
+        self._epoch = 0
+        self._groups: dict[int, Group] = {}
+        self._early: list[tuple[str, words.Any]] = []
+        self.num_letters = 0
+        """Letters that were given to a lane."""
+
+    def enter(self, epoch: int, members: Collection[str]) -> None:
+        """The group of ``epoch``, higher than any before, takes the place of the present one."""
+        if self._backend is None or epoch <= self._epoch:
+            return
+        self._abort(f"epoch {epoch} begins")
+        with self._changed:
+            ready = self._groups[self._epoch].ended if self._epoch in self._groups else _set_event()
+            self._groups = {number: group for number, group in self._groups.items() if not group.settled}
+            self._groups[epoch] = self._group(epoch, members, self._backend, ready)
+            self._epoch = epoch
+            early, self._early = self._early, []
+        for source, word in early:
+            self._hear(source, word)
+
+    def offer(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes) -> bool:
+        """Send a letter by the group in force; False: it must take the transport. Raises WireError.
+
+        ``tensors`` must stay as they are until their round is over.
+        """
+        backend = self._backend
+        if backend is None or not backend.carries(tensors):
+            return False
+        wire.numbers_of(tensors)
+        with self._changed:
+            group = self._groups.get(self._epoch)
+            taken = group is not None and group.offer(
+                peer, lambda: Outbound.of(key, tensors, meta, backend.mark(tensors))
+            )
+            self.num_letters += taken
+        return taken
+
+    def forget(self, peers: Collection[str]) -> None:
+        """``peers`` are dead or have left: groups with them are over, and nothing is kept for them."""
+        with self._changed:
+            groups = list(self._groups.values())
+            self._early = [(source, word) for source, word in self._early if source not in peers]
+        for group in groups:
+            group.forget(peers)
+
+    def leave(self) -> None:
+        """The job is over for this device."""
+        self._abort("the job is over here")
+
+    def put(self, letter: Letter) -> None:
+        """A letter from the transport. Raises WireError for a word that makes no sense."""
+        if letter.key != words.KEY:
+            self._mailbox.put(letter)
+            return
+        try:
+            self._hear(letter.source, words.decode(letter.meta))
+        except ValueError as error:
+            raise wire.WireError(str(error)) from error
+
+    def close(self, timeout_s: float) -> bool:
+        """End all groups and wait; whether they ended in time."""
+        self.leave()
+        with self._changed:
+            groups = list(self._groups.values())
+        deadline = time.monotonic() + timeout_s
+        return all(group.ended.wait(max(0.0, deadline - time.monotonic())) for group in groups)
+
+    def _group(self, epoch: int, members: Collection[str], backend: Backend, ready: threading.Event) -> Group:
+        return Group(
+            epoch,
+            self._device,
+            members,
+            backend,
+            self._changed,
+            ready,
+            say=self._say,
+            deliver=self._mailbox.put,
+            stage=lambda peer, letter: self._send(peer, letter.key, letter.tensors, letter.meta),
+            stuck=self._stuck,
+            abort_s=self._abort_s,
+        )
+
+    def _abort(self, why: str) -> None:
+        with self._changed:
+            group = self._groups.get(self._epoch)
+        if group is not None:
+            group.abort(why)
+
+    def _say(self, peer: str, word: words.Any) -> bool:
+        return self._send(peer, words.KEY, (), words.encode(word))
+
+    def _hear(self, source: str, word: words.Any) -> None:
+        with self._changed:
+            group = self._groups.get(word.epoch)
+            if group is None and self._backend is not None and word.epoch > self._epoch:
+                self._early.append((source, word))
+                return
+        if group is not None:
+            group.hear(source, word)
+        elif isinstance(word, words.Open):
+            why = f"{self._device} is in no group of epoch {word.epoch}"
+            self._say(source, words.Refused(word.epoch, why))
+
+
+def _set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event

@@ -1,0 +1,99 @@
+"""What devices say to each other about their groups: small frozen structs in letters of the transport.
+
+A **lane** is one direction between two members of an epoch's group, named by (epoch, sender, receiver).
+Who speaks is told by the link that a word came over. "Sender" below is the lane's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from torch import Tensor
+
+from worker import wire
+from worker.mailbox import Key
+
+KEY: Key = ("~",)
+"""The key of every letter that carries a word."""
+
+
+class Word(msgspec.Struct, frozen=True, tag=True):
+    """Base: ``epoch`` names the group."""
+
+    epoch: int
+
+
+class Open(Word, frozen=True):
+    """Sender: I open a lane to you. ``place`` is the accelerator that I am on."""
+
+    place: str
+
+
+class Stored(Word, frozen=True):
+    """Either end: an entry of the lane's c10d store. ``ours``: the speaker is the lane's sender."""
+
+    ours: bool
+    key: str
+    value: bytes
+
+
+class Header(Word, frozen=True):
+    """Sender: the next payload on the lane is that of letter ``number``, which is ``key`` and ``meta``."""
+
+    number: int
+    key: tuple[str | int, ...]
+    meta: bytes
+    dtypes: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+class Arrived(Word, frozen=True):
+    """Receiver: every payload up to letter ``number`` is here."""
+
+    number: int
+
+
+class Over(Word, frozen=True):
+    """Sender: I have left the group, and wait for your ``Again``."""
+
+    why: str
+
+
+class Again(Word, frozen=True):
+    """Receiver: I have left the group with every letter up to ``number``: send me the rest by the transport."""
+
+    number: int
+    why: str
+
+
+class Refused(Word, frozen=True):
+    """Receiver: there can be no lane between us two; the group goes on without it."""
+
+    why: str
+
+
+Any = Open | Stored | Header | Arrived | Over | Again | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Any)
+
+
+def encode(word: Any) -> bytes:
+    """A word as the meta of a letter."""
+    return _encoder.encode(word)
+
+
+def decode(data: bytes) -> Any:
+    """The inverse. Raises WireError."""
+    try:
+        word: Any = _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise wire.WireError(f"no word about groups: {error}") from error
+    return word
+
+
+def header(epoch: int, number: int, key: Key, meta: bytes, tensors: Sequence[Tensor]) -> Header:
+    """The header of a letter. Raises WireError for a dtype without a number on the wire."""
+    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+    return Header(epoch, number, key, meta, wire.numbers_of(tensors), shapes)
