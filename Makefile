@@ -4,7 +4,7 @@ SEEDS ?= 20
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test check fmt docs bench chaos chaos-matrix soak
+.PHONY: help setup demo test test-gpu check fmt docs bench chaos chaos-matrix soak
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,6 +24,9 @@ demo: setup ## train on seven nodes of this machine, kill some, verify bit for b
 
 test: setup ## every test but the long repetitions
 	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-gpu: setup ## the tests that need an NVIDIA GPU (tests/gpu/README.md)
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 check: setup ## lint, format, types, import contracts
 	$(BIN)/ruff check .

@@ -66,12 +66,12 @@ def prepare(core: Core, run: Run) -> None:
     if run.asked is None:
         nodes = [core.members.nodes[name] for name in core.candidates(run.job)]
         memory = [device.memory_bytes for node in nodes for device in node.devices if device.memory_bytes]
-        cap = run.job.spec.resources.device_memory_bytes
+        cap = run.job.spec.resources.device_memory_bytes  # of the job: the runtime's share comes on top
         setup = Setup(
             profile=profile,
             num_micro_batches=run.job.spec.num_micro_batches,
             f=run.job.spec.fault_tolerance.f,
-            device_memory_bytes=min([*memory, *([cap] if cap else [])], default=0),
+            device_memory_bytes=min([*memory, *([cap + profile.reserve_bytes] if cap else [])], default=0),
             devices_per_node=min(len(node.devices) for node in nodes),
             max_nodes=run.job.spec.resources.max_nodes,
         )

@@ -40,6 +40,13 @@ def _home(text: str | None) -> Home:
 @click.command()
 @click.option("--nodes", "num_nodes", type=click.IntRange(1, 256), default=4, show_default=True)
 @click.option("--devices", type=click.IntRange(1, 64), default=1, show_default=True, help="Per node.")
+@click.option(
+    "--kind",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="What devices compute on; the first one of each node is on the first GPU.",
+)
 @_state_option
 @click.option(
     "--allow-injection/--no-allow-injection", default=True, show_default=True, help="Let kill-node act."
@@ -48,7 +55,13 @@ def _home(text: str | None) -> Home:
 @click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="For all to join.")
 @output_option
 def up(
-    num_nodes: int, devices: int, home: Home, allow_injection: bool, foreground: bool, timeout_s: float
+    num_nodes: int,
+    devices: int,
+    kind: str,
+    home: Home,
+    allow_injection: bool,
+    foreground: bool,
+    timeout_s: float,
 ) -> None:
     """Start a whole cluster on this machine: a daemon and N nodes, each a node of its own."""
     home.check()
@@ -59,7 +72,7 @@ def up(
             REFUSED,
         )
     nodes = tuple(f"node-{index}" for index in range(1, num_nodes + 1))
-    cluster = Cluster(nodes, devices, free_endpoint(), allow_injection)
+    cluster = Cluster(nodes, devices, free_endpoint(), allow_injection, kind)
     with _ended_on_failure(home), _interruptible():
         _start_all(home, cluster, timeout_s)
         _print_nodes(home, cluster)

@@ -30,6 +30,7 @@ class Cluster(msgspec.Struct, frozen=True):
     devices: int
     endpoint: str
     allow_injection: bool
+    kind: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Home:
             program("oobleck-worker"), "--node", node, "--daemon", cluster.endpoint,
             "--key", str(self.keys / "nodes" / f"{node}.key_secret"),
             "--server-key", str(self.keys / "server.key"),
-            "--devices", str(cluster.devices), "--run-dir", str(self.run / node),
+            "--devices", str(cluster.devices), "--kind", cluster.kind, "--run-dir", str(self.run / node),
         ]  # fmt: skip
         return self._start(node, command)
 

@@ -112,7 +112,11 @@ class Resources(_Table, frozen=True):
     """What the job may use."""
 
     device_memory: Annotated[
-        str | int, Meta(description='Cap on the memory of each device, such as "48MiB"; 0: all of it.')
+        str | int,
+        Meta(
+            description='Cap on what the job takes of each device\'s memory, such as "48MiB"; 0: all of it. '
+            "What the runtime itself takes of a GPU is not counted."
+        ),
     ] = 0
     max_nodes: Annotated[int, Meta(ge=0, description="Nodes to use at most; 0: all.")] = 0
 

@@ -35,10 +35,10 @@ class TimedOut(AssertionError):
 
 
 class Cluster:
-    """``nodes`` nodes of one CPU device each, under ``state``."""
+    """``nodes`` nodes of one device of ``kind`` each, under ``state``."""
 
-    def __init__(self, state: Path, nodes: int) -> None:
-        self.state, self.num_nodes = state, nodes
+    def __init__(self, state: Path, nodes: int, kind: str = "cpu") -> None:
+        self.state, self.num_nodes, self.kind = state, nodes, kind
         self.env = {**os.environ, "OOBLECK_STATE": str(state), "OMP_NUM_THREADS": "1"}
         self.client = Client(socket_of(state))
         self._pause = threading.Event()
@@ -49,7 +49,7 @@ class Cluster:
         return Home(self.state)
 
     def __enter__(self) -> Self:
-        self.ctl("up", "--nodes", str(self.num_nodes), "--allow-injection")
+        self.ctl("up", "--nodes", str(self.num_nodes), "--kind", self.kind, "--allow-injection")
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""A real process with a transport and gloo groups, led line by line, for tests that kill and stop it.
+"""A real process with a transport and groups, led line by line, for tests that kill and stop it.
 
 Prints its ``Peer``; then reads commands as JSON, one a line, and answers each with one line of JSON. What a letter
 holds is a function of its key, so the receiver knows whether it has the right bits.
@@ -6,7 +6,9 @@ holds is a function of its key, so the receiver knows whether it has the right b
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 import sys
 import time
 import zlib
@@ -20,13 +22,12 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.messages import Peer
-from worker.groups.gloo import GlooBackend
+from worker.groups.choose import choose
 from worker.groups.plane import Plane
 from worker.mailbox import Key, Mailbox
 from worker.post import TransportPost
 from worker.transport import Transport
 
-CPU = torch.device("cpu")
 SECRET = bytes(range(32))
 KINDS = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool)
 TIMEOUT_S = 60.0
@@ -61,19 +62,29 @@ def tensors_of(key: Key) -> list[Tensor]:
 class GroupPeer:
     """The process's state."""
 
-    def __init__(self, device: str, directory: Path) -> None:
+    def __init__(self, device: str, directory: Path, place: torch.device, road: str) -> None:
         self.device = device
+        self.place = place
+        backend, _ = choose(place, {"OOBLECK_ROAD": road})
         self.mailbox = Mailbox()
-        self.plane = Plane(device, self.mailbox, GlooBackend(), self._send)
+        self.plane = Plane(device, self.mailbox, backend, self._send)
         self.transport = Transport(
             device, "here", self.plane, local_dir=directory, on_peer_lost=lambda *lost: None
         )
-        self.post = TransportPost(self.transport, self.plane, self.mailbox, CPU)
+        self.post = TransportPost(self.transport, self.plane, self.mailbox, place)
         self.got: Counter[str] = Counter()
         self.wrong: list[Key] = []
 
     def _send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes) -> bool:
         return self.transport.send(peer, key, tensors, meta)
+
+    def _post(self, name: str, key: Key) -> None:
+        self.post.send(name, key, [tensor.to(self.place) for tensor in tensors_of(key)], b"meta")
+
+    def clear(self, _command: Command) -> Any:
+        """Forget what has been received."""
+        self.got.clear()
+        return None
 
     def enter(self, command: Command) -> Any:
         """A new epoch with members ``peers``."""
@@ -87,7 +98,7 @@ class GroupPeer:
         random.Random(self.device).shuffle(letters)
         for name, index in letters:
             key = ("letter", self.device, index, name)
-            self.post.send(name, key, tensors_of(key), b"meta")
+            self._post(name, key)
         return self.plane.num_letters
 
     def send_large(self, command: Command) -> Any:
@@ -95,7 +106,7 @@ class GroupPeer:
         before = self.plane.num_letters
         for name in command.names:
             key = ("large", self.device, name, command.num_bytes)
-            self.post.send(name, key, tensors_of(key), b"meta")
+            self._post(name, key)
         return self.plane.num_letters - before == len(command.names)
 
     def open(self, command: Command) -> Any:
@@ -142,7 +153,7 @@ class GroupPeer:
         for key in self.mailbox.keys():  # noqa: SIM118 - a mailbox is no dict
             while (letter := self.post.take(key)) is not None:
                 self.got[repr(key)] += 1
-                wanted = tensors_of(key)
+                wanted = [tensor.to(self.place) for tensor in tensors_of(key)]
                 same = len(wanted) == len(letter.tensors) and all(
                     a.dtype == b.dtype and torch.equal(a, b)
                     for a, b in zip(wanted, letter.tensors, strict=True)
@@ -151,10 +162,46 @@ class GroupPeer:
                     self.wrong.append(key)
 
 
+class Member:
+    """The parent's end of such a process. ``ask`` is ``tell`` and ``hear``; do not ask who is stopped."""
+
+    def __init__(self, name: str, directory: Path, device: str = "cpu", road: str = "gloo") -> None:
+        self.name = name
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.helpers.group_peer", name, str(directory), device, road],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def tell(self, do: str, **what: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode(Command(do, **what)).decode() + "\n")
+        self.process.stdin.flush()
+
+    def hear(self, kind: Any = Any) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"{self.name} ended with {self.process.wait(TIMEOUT_S)}"
+        return msgspec.json.decode(line, type=kind)
+
+    def ask(self, do: str, **what: Any) -> Any:
+        self.tell(do, **what)
+        return self.hear()
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
 def main() -> None:
-    """Arguments: device, directory of the Unix sockets."""
-    device, directory = sys.argv[1:]
-    peer = GroupPeer(device, Path(directory))
+    """Arguments: device, directory of the Unix sockets, torch device, road."""
+    device, directory, place, road = sys.argv[1:]
+    peer = GroupPeer(device, Path(directory), torch.device(place), road)
     print(msgspec.json.encode(peer.transport.peer).decode(), flush=True)
     for line in sys.stdin:
         command = msgspec.json.decode(line, type=Command)

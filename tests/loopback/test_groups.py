@@ -2,59 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from oobleckd.protocol.messages import Peer
-from tests.helpers.group_peer import TIMEOUT_S, Command
+from tests.helpers.group_peer import TIMEOUT_S, Member
 
 NAMES = ("a/0", "b/0", "c/0")
 LARGE = 64 << 20  # far more than a socket takes while its reader stands still
 MANY = 60
-
-
-class Member:
-    """A process of ``tests.helpers.group_peer``."""
-
-    def __init__(self, name: str, directory: Path) -> None:
-        self.name = name
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.group_peer", name, str(directory)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def tell(self, do: str, **what: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(Command(do, **what)).decode() + "\n")
-        self.process.stdin.flush()
-
-    def hear(self, kind: Any = Any) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"{self.name} ended with {self.process.wait(TIMEOUT_S)}"
-        return msgspec.json.decode(line, type=kind)
-
-    def ask(self, do: str, **what: Any) -> Any:
-        self.tell(do, **what)
-        return self.hear()
-
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
 
 
 class Company:

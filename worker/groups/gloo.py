@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-import stat
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -88,16 +87,13 @@ class _GlooLane:
     def abort(self) -> None:
         self._aborted.set()
         for entry in Path("/proc/self/fd").iterdir():
-            # A descriptor may be closed, and its number given away, between two looks: then the duplicate is
-            # of something else, whose address is not ours.
+            # A descriptor may be closed and its number given away under us: what we then look at is another
+            # socket, whose address is not ours.
             with suppress(OSError):
-                duplicate = os.dup(int(entry.name))
-                if not stat.S_ISSOCK(os.fstat(duplicate).st_mode):
-                    os.close(duplicate)
-                    continue
-                with socket.socket(fileno=duplicate) as sock:
-                    if self._is_ours(sock):
-                        sock.shutdown(socket.SHUT_RDWR)
+                if entry.is_socket():
+                    with socket.socket(fileno=os.dup(int(entry.name))) as sock:
+                        if self._is_ours(sock):
+                            sock.shutdown(socket.SHUT_RDWR)
 
     def _finish(self, work: dist.Work) -> None:
         work.wait()

@@ -1,0 +1,132 @@
+"""Exactness on a GPU: sums in any grouping, layers run twice, and the way through pinned memory."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from oobleckd.protocol.job import Job
+from tests.helpers import gpu
+from tests.helpers.models import small_job
+from worker import sums
+from worker.device import Place, torch_device
+from worker.groups.plane import Plane
+from worker.mailbox import Mailbox
+from worker.models import load_spec, seed_layer
+from worker.post import TransportPost
+from worker.transport import Transport
+
+pytestmark = pytest.mark.gpu
+TIMEOUT_S = 60.0
+TERMS = 12
+SHAPES = ((257, 130), (1000,))
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> torch.device:
+    """The device as a device process sets it up."""
+    return torch_device(Place("node-1/0", gpu.KIND, "here", "127.0.0.1", tmp_path))
+
+
+def gradients(device: torch.device) -> list[list[Tensor]]:
+    draw = torch.Generator().manual_seed(7)
+    return [[torch.randn(shape, generator=draw).to(device) for shape in SHAPES] for _ in range(TERMS)]
+
+
+def grouped(terms: list[list[Tensor]], groups: list[list[int]], device: torch.device) -> list[Tensor]:
+    """The total when each of ``groups`` is summed in one place, and the places are added up."""
+    exponents = (sums.START_EXPONENT,) * len(SHAPES)
+    parts = []
+    for group in groups:
+        part = sums.Sum(SHAPES, True, device)
+        for index in group:
+            assert part.add(terms[index], exponents, TERMS) == (False, False)
+        parts.append([tensor.clone() for tensor in part.tensors])
+    return sums.mean_grads(sums.total(parts), exponents, TERMS, True)
+
+
+def test_any_grouping_gives_the_same_bits(device: torch.device) -> None:
+    terms = gradients(device)
+    wanted = grouped(terms, [list(range(TERMS))], device)
+    chance = random.Random(3)
+    for _ in range(8):
+        order = chance.sample(range(TERMS), TERMS)
+        cut = sorted(chance.sample(range(1, TERMS), 2))
+        groups = [order[: cut[0]], order[cut[0] : cut[1]], order[cut[1] :]]
+        assert all(map(torch.equal, grouped(terms, groups, device), wanted))
+
+
+def test_sums_are_those_of_a_cpu(device: torch.device) -> None:
+    whole = [list(range(TERMS))]
+    here = grouped(gradients(device), whole, device)
+    cpu = torch.device("cpu")
+    there = grouped(gradients(cpu), whole, cpu)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(here, there, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_step_computed_twice_has_the_same_bits(device: torch.device, family: str, precision: str) -> None:
+    job = small_job(family, train={"precision": precision})
+    once, again = step(job, device), step(job, device)
+    assert all(torch.isfinite(tensor).all() for tensor in once)
+    assert all(map(torch.equal, once, again))
+
+
+def step(job: Job, device: torch.device) -> list[Tensor]:
+    """Loss and gradients of one micro-batch through the whole model."""
+    spec = load_spec(job)
+    params = {
+        key: value.requires_grad_()
+        for bucket in spec.buckets
+        for key, value in zip(bucket.keys, spec.init(bucket.index, device), strict=True)
+    }
+    tokens = torch.arange(16, device=device).view(2, 8)
+    x: Tensor | None = None
+    for index in range(spec.num_layers):
+        keys = [key for bucket in spec.buckets_of(index) for key in spec.buckets[bucket].keys]
+        layer = spec.layer(index, {key: params[key] for key in keys}, device)
+        seed_layer(job.train.seed, 0, 0, index, device)
+        x = layer(x, tokens)
+    assert x is not None
+    return [x.detach(), *torch.autograd.grad(x, list(params.values()))]
+
+
+def test_staged_letters_come_back_with_the_same_bits(device: torch.device, tmp_path: Path) -> None:
+    arrived = threading.Event()
+
+    class Inbox(Mailbox):
+        def put(self, letter: object) -> None:
+            super().put(letter)  # type: ignore[arg-type]
+            arrived.set()
+
+    boxes = {"a/0": Mailbox(), "b/0": Inbox()}
+    ends = {
+        name: Transport(name, "here", box, local_dir=tmp_path, on_peer_lost=lambda *lost: None)
+        for name, box in boxes.items()
+    }
+    for name, end in ends.items():
+        end.configure({n: other.peer for n, other in ends.items() if n != name}, bytes(32))
+    posts = {
+        name: TransportPost(end, Plane(name, boxes[name], None, end.send), boxes[name], device)
+        for name, end in ends.items()
+    }
+    tensors = [
+        torch.randn(300, 500, device=device).t(),  # not contiguous
+        torch.randn(77, device=device, dtype=torch.float64),
+        torch.randn(2, 3, 5, device=device).to(torch.bfloat16),
+        torch.tensor(3.5, device=device),
+    ]
+    posts["a/0"].send("b/0", ("k", 1), tensors, b"meta")
+    assert arrived.wait(TIMEOUT_S)
+    letter = posts["b/0"].take(("k", 1))
+    assert letter is not None
+    assert all(tensor.device == device for tensor in letter.tensors)
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(tensors, letter.tensors, strict=True))
+    for end in ends.values():
+        end.close()
