@@ -95,8 +95,9 @@ class _NcclLane:
         self._group: Pair | None = None
 
     def open(self) -> None:
-        # The communicator itself is made by the first operation.
-        options = dist.ProcessGroupNCCL.Options()
+        # The communicator itself is made by the first operation. Priority: torch has 32 streams of each kind, and
+        # NCCL's must not be ours, which wait for them.
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options.config.blocking = 0
         options._timeout = _TIMEOUT  # noqa: SLF001 - the only way to say it
         self._check()
