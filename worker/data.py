@@ -24,7 +24,8 @@ from torch import Tensor
 
 from oobleckd.protocol.job import Job
 from worker.errors import UserError
-from worker.models import load_config
+from worker.masking import Masking
+from worker.models import MASKED, Batch, load_config
 
 _Tokens = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 _BLOCK = 1 << 20
@@ -36,7 +37,7 @@ _MASK64 = (1 << 64) - 1
 class Corpus:
     """All tokens of a job's data, in windows of ``sequence`` tokens."""
 
-    def __init__(self, tokens: _Tokens, job: Job, name: str) -> None:
+    def __init__(self, tokens: _Tokens, job: Job, name: str, masking: Masking | None = None) -> None:
         train = job.train
         self._tokens, self._name = tokens, name
         self._sequence, self._micro_batch, self._global_batch = (
@@ -45,8 +46,14 @@ class Corpus:
             train.global_batch,
         )
         self._seed = train.seed
+        self._masking = masking
         self.num_windows = len(tokens) // train.sequence
         self._order: tuple[int, Permutation] | None = None
+
+    def batch(self, step: int, micro_batch: int) -> Batch:
+        """A micro-batch as the model is trained on it: with tokens hidden for a masked language model."""
+        tokens = self.tokens(step, micro_batch)
+        return self._masking(tokens, step, micro_batch) if self._masking else Batch(tokens, tokens)
 
     def tokens(self, step: int, micro_batch: int) -> Tensor:
         """Tokens of a micro-batch, int64 (micro_batch_size, sequence)."""
@@ -133,18 +140,32 @@ def open_corpus(job: Job) -> Corpus:
             f"data.path: {name} has {len(tokens)} tokens, fewer than train.sequence = {job.train.sequence}",
             "name a longer text, or make train.sequence smaller",
         )
-    _check_vocabulary(tokens, name, load_config(job).vocab_size)
-    return Corpus(tokens, job, name)
+    vocab_size = load_config(job).vocab_size
+    masked = job.model.family in MASKED
+    _check_vocabulary(tokens, name, vocab_size, spare=int(masked and job.data.mask_token < 0))
+    return Corpus(tokens, job, name, _masking(job, vocab_size) if masked else None)
 
 
-def _check_vocabulary(tokens: _Tokens, name: str, vocab_size: int) -> None:
-    if vocab_size > np.iinfo(tokens.dtype).max:
+def _masking(job: Job, vocab_size: int) -> Masking:
+    mask_token = job.data.mask_token if job.data.mask_token >= 0 else vocab_size - 1
+    if mask_token >= vocab_size:
+        raise UserError(
+            f"data.mask_token: {mask_token} is not in the model's vocabulary of {vocab_size}",
+            "set it to the mask token's number, or leave it out for the last of the vocabulary",
+        )
+    return Masking(job.train.seed, mask_token, vocab_size)
+
+
+def _check_vocabulary(tokens: _Tokens, name: str, vocab_size: int, spare: int) -> None:
+    """``spare``: how many numbers at the end of the vocabulary are not for data: the mask token's."""
+    if vocab_size - spare > np.iinfo(tokens.dtype).max:
         return
     largest = int(tokens.max())
-    if largest >= vocab_size:
+    if largest >= vocab_size - spare:
+        end = f"the model's vocabulary ends at {vocab_size - 1}" + (", the mask token" if spare else "")
         raise UserError(
-            f"data: {name} has token {largest}, but the model's vocabulary ends at {vocab_size - 1}",
-            f"set model.config.vocab_size to {largest + 1} or more",
+            f"data: {name} has token {largest}, but {end}",
+            f"set model.config.vocab_size to {largest + 1 + spare} or more",
         )
 
 

@@ -202,16 +202,16 @@ class Executor:
         self.faults.reach("forward", self.counters.round)
         micro_batch, low = task.route.micro_batch, task.lowest
         x = None if task.first else self._input(task, "F")
-        tokens = None
+        batch = None
         if task.first or task.last:
-            tokens = self.corpus.tokens(self.counters.step, micro_batch).to(self.store.device)
+            batch = self.corpus.batch(self.counters.step, micro_batch).to(self.store.device)
         graph: Graph = []
         for layer in task.layers.layers():
             needed = layer >= low
             into = None if x is None else x.detach().requires_grad_(layer > low)
             seed_layer(self.job.train.seed, self.counters.step, micro_batch, layer, self.store.device)
             with torch.set_grad_enabled(needed):
-                x = self.store.layers[layer](into, tokens)
+                x = self.store.layers[layer](into, batch)
             if needed:
                 graph.append((into, x))
             self.clock.forwards += task.route.mask is not None

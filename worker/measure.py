@@ -19,7 +19,7 @@ from torch import Tensor
 
 from oobleckd.protocol.job import Job
 from planner.profile import LayerCost, Profile
-from worker.models import Layer, ModelSpec, seed_layer
+from worker.models import Batch, Layer, ModelSpec, seed_layer
 
 _T = TypeVar("_T")
 _NUM_RUNS = 5
@@ -41,6 +41,7 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
     that uses it, since every holder has it. ``reserve_bytes`` is what the runtime holds on a GPU.
     """
     tokens = torch.zeros((job.train.micro_batch, job.train.sequence), dtype=torch.int64, device=device)
+    batch = Batch(tokens, tokens)
     known: dict[Any, _Cost] = {}
     costs: list[LayerCost] = []
     x: Tensor | None = None
@@ -48,7 +49,7 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
         alike = _likeness(spec, index)
         if alike not in known:
             layer = _bind(spec, index, device)
-            known[alike], x = _measure_layer(layer, x, tokens, job, device)
+            known[alike], x = _measure_layer(layer, x, batch, job, device)
         costs.append(_layer_cost(spec, index, known[alike], job.train.exact))
     return Profile(
         key=profile_key(job, device),
@@ -111,7 +112,7 @@ def _layer_cost(spec: ModelSpec, index: int, cost: _Cost, exact: bool) -> LayerC
 
 
 def _measure_layer(
-    layer: Layer, x: Tensor | None, tokens: Tensor, job: Job, device: torch.device
+    layer: Layer, x: Tensor | None, batch: Batch, job: Job, device: torch.device
 ) -> tuple[_Cost, Tensor]:
     """The cost of ``layer`` on ``x``, and its output."""
     inputs = [param for _, _, param in layer.params]
@@ -119,14 +120,14 @@ def _measure_layer(
         x = x.detach().requires_grad_()
         inputs.append(x)
     seed_layer(job.train.seed, 0, 0, layer.index, device)
-    out, activation_bytes = _activations(layer, x, tokens)
+    out, activation_bytes = _activations(layer, x, batch)
     gradient = torch.ones_like(out)
     forward: list[float] = []
     backward: list[float] = []
     began = time.perf_counter()
     torch.autograd.grad(out, inputs, gradient)
     while len(forward) < _NUM_RUNS and (not forward or time.perf_counter() - began < _BUDGET_S):
-        out, forward_s = _timed(lambda: layer(x, tokens), device)
+        out, forward_s = _timed(lambda: layer(x, batch), device)
         run = out
         _, backward_s = _timed(lambda: torch.autograd.grad(run, inputs, gradient), device)  # noqa: B023
         forward.append(forward_s)
@@ -135,7 +136,7 @@ def _measure_layer(
     return cost, out.detach()
 
 
-def _activations(layer: Layer, x: Tensor | None, tokens: Tensor) -> tuple[Tensor, int]:
+def _activations(layer: Layer, x: Tensor | None, batch: Batch) -> tuple[Tensor, int]:
     """One forward pass, and the bytes that it keeps for the backward pass besides the parameters."""
     kept: dict[int, int] = {}
     params = {param.untyped_storage().data_ptr() for _, _, param in layer.params}
@@ -147,7 +148,7 @@ def _activations(layer: Layer, x: Tensor | None, tokens: Tensor) -> tuple[Tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = layer(x, tokens)
+        out = layer(x, batch)
     return out, sum(kept.values())
 
 

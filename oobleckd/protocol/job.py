@@ -37,7 +37,9 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class Model(_Table, frozen=True):
     """What is trained: a Hugging Face architecture from a configuration, or from a local folder."""
 
-    family: Annotated[str, Meta(description="Hugging Face model type, such as gpt2 or llama.")] = "gpt2"
+    family: Annotated[
+        str, Meta(description="Hugging Face model type, such as gpt2, llama or bert (docs/models.md).")
+    ] = "gpt2"
     config: Annotated[
         dict[str, bool | int | float | str | None],
         Meta(description="Fields of that family's configuration class; the others keep their defaults."),
@@ -59,6 +61,14 @@ class Data(_Table, frozen=True):
         ),
     ] = "stdlib"
     path: Annotated[str, Meta(description="File or folder of the source; unused for stdlib.")] = ""
+    mask_token: Annotated[
+        int,
+        Meta(
+            ge=-1,
+            description="Number that stands in for a hidden token, where a masked language model is trained; "
+            "-1: the last of the vocabulary.",
+        ),
+    ] = -1
 
 
 class Train(_Table, frozen=True):

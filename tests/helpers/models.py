@@ -7,23 +7,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from oobleckd.protocol.job import Job, parse_job
-from worker.models import Layer, ModelSpec
+from worker.masking import Masking
+from worker.models import MASKED, Batch, Layer, ModelSpec, seed_layer
 
 CPU = torch.device("cpu")
 
 GPT2 = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 64}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
+DROPOUTS = (
+    "dropout", "hidden_dropout", "attention_dropout", "activation_dropout", "resid_pdrop", "embd_pdrop",
+    "attn_pdrop", "resid_dropout", "embed_dropout", "residual_dropout", "attention_probs_dropout_prob",
+    "hidden_dropout_prob", "embedding_dropout", "mlp_dropout",
+)  # fmt: skip
+
 _SMALL = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 8, "intermediate_size": 48, "ffn_dim": 48, "word_embed_proj_dim": 32, "vocab_size": 64,
-    "max_position_embeddings": 16, "pad_token_id": 0,
-    "dropout": 0.0, "hidden_dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0,
-    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_dropout": 0.0, "embed_dropout": 0.0,
-    "attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0,
+    "max_position_embeddings": 16, "pad_token_id": 0, "rotary_dim": 4, **dict.fromkeys(DROPOUTS, 0.0),
 }  # fmt: skip
 
 
@@ -61,13 +66,33 @@ def all_layers(spec: ModelSpec, params: dict[str, Tensor]) -> list[Layer]:
     return [spec.layer(i, {key: params[key] for key in keys[i]}, CPU) for i in range(spec.num_layers)]
 
 
-def layered_step(spec: ModelSpec, layers: list[Layer], tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and gradients by key, one layer at a time as a device computes them."""
+def some_batch(spec: ModelSpec) -> Batch:
+    """A micro-batch of 2 sequences of 8 tokens, some of them hidden where that is how the family is trained."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, spec.config.vocab_size, (2, 8), generator=generator)
+    if spec.job.model.family in MASKED:
+        return Masking(spec.job.train.seed, spec.config.vocab_size - 1, spec.config.vocab_size)(tokens, 0, 0)
+    return Batch(tokens, tokens)
+
+
+def undivided(spec: ModelSpec, params: dict[str, Tensor]) -> PreTrainedModel:
+    """The model of transformers itself, in training, with copies of ``params``."""
+    auto = AutoModelForMaskedLM if spec.job.model.family in MASKED else AutoModelForCausalLM
+    model: PreTrainedModel = auto.from_config(spec.config, dtype=torch.float32).train()
+    with torch.no_grad():
+        for key, param in params.items():
+            model.get_parameter(key).copy_(param)
+    return model
+
+
+def layered_step(spec: ModelSpec, layers: list[Layer], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and gradients by key, one layer at a time as a device computes them, dropout seeded by layer."""
     x: Tensor | None = None
     passes: list[tuple[Layer, Tensor | None, Tensor]] = []
     for layer in layers:
         into = None if x is None else x.detach().requires_grad_()
-        x = layer(into, tokens)
+        seed_layer(spec.job.train.seed, 0, 0, layer.index, CPU)
+        x = layer(into, batch)
         passes.append((layer, into, x))
     assert x is not None
     gradient: Tensor | None = None

@@ -1,11 +1,21 @@
-"""Models as layers: any proven Hugging Face causal LM, cut into embedding, blocks and head.
+"""Models as layers: any proven Hugging Face language model, cut into embedding, blocks and head.
 
 Owns configuration, structure, fresh weights and the layers that compute. Does not own training state:
 the tensors that layers compute with belong to the caller (``worker.store``).
 """
 
-from worker.models.config import FAMILIES, load_config
-from worker.models.layer import Layer, seed_layer
+from worker.models.config import FAMILIES, MASKED, load_config
+from worker.models.layer import Batch, Layer, seed_layer
 from worker.models.spec import Bucket, ModelSpec, load_spec
 
-__all__ = ["FAMILIES", "Bucket", "Layer", "ModelSpec", "load_config", "load_spec", "seed_layer"]
+__all__ = [
+    "FAMILIES",
+    "MASKED",
+    "Batch",
+    "Bucket",
+    "Layer",
+    "ModelSpec",
+    "load_config",
+    "load_spec",
+    "seed_layer",
+]

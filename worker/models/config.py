@@ -17,18 +17,34 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from oobleckd.protocol.job import Job
 from worker.errors import UserError
 
-FAMILIES = (
-    "biogpt", "bloom", "cohere", "ernie4_5", "falcon", "gemma", "gemma2", "glm", "gpt2", "gpt_neox",
-    "granite", "helium", "llama", "mistral", "mpt", "nemotron", "olmo", "olmo2", "opt", "persimmon", "phi",
-    "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2", "xglm",
+CAUSAL = (
+    "arcee", "biogpt", "bloom", "codegen", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma",
+    "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "granite", "helium",
+    "llama", "ministral", "mistral", "mpt", "nemotron", "olmo", "olmo2", "olmo3", "opt", "persimmon", "phi",
+    "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2", "xglm",
 )  # fmt: skip
-"""Families whose split is proven bit-equal to the undivided model (tests/unit/worker/test_models.py)."""
+"""Families that are trained to name the next token."""
+
+MASKED = (
+    "bert", "camembert", "convbert", "data2vec-text", "distilbert", "electra", "ernie", "eurobert",
+    "modernbert", "rembert", "roberta", "roberta-prelayernorm", "xlm-roberta",
+)  # fmt: skip
+"""Families that are trained to name tokens that were hidden from them (``worker.masking``)."""
+
+FAMILIES = tuple(sorted(CAUSAL + MASKED))
+"""Families whose split is proven bit-equal to the undivided model (tests/unit/worker/test_families.py)."""
+
+_ROBERTAS = frozenset({"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta"})
+"""Their positions are counted from behind the padding token's number."""
+
+TIED = _ROBERTAS | {"bert", "ernie"}
+"""Untied, their heads keep a bias that nothing computes with, so it could not be trained."""
 
 _REFUSED = frozenset(
     {
-        # the engine's own choice, or of no meaning to the training of a causal LM from its configuration
+        # the engine's own choice, or of no meaning to the training of a language model
         "add_cross_attention", "architectures", "chunk_size_feed_forward", "dtype", "id2label",
-        "is_encoder_decoder", "label2id", "output_hidden_states", "problem_type", "return_dict",
+        "is_decoder", "is_encoder_decoder", "label2id", "output_hidden_states", "problem_type", "return_dict",
         "torch_dtype", "transformers_version", "use_cache",
         # drops whole blocks at random, which the cut would not see
         "layerdrop",
@@ -111,7 +127,13 @@ def _out_of_reach(kind: type[PretrainedConfig], fields: dict[str, Any]) -> list[
 def _check_config(job: Job, config: PretrainedConfig) -> None:
     if config.num_hidden_layers < 1:
         raise UserError("model.config: the model has no blocks", "set the number of layers to 1 or more")
-    positions = getattr(config, "max_position_embeddings", None)
+    family = job.model.family
+    if family in TIED and not config.tie_word_embeddings:
+        raise UserError(
+            f"model.config.tie_word_embeddings: {family} is trained with tied embeddings alone",
+            "leave it out, or set it to true",
+        )
+    positions = _num_positions(family, config)
     if positions is not None and job.train.sequence > positions:
         raise UserError(
             f"train.sequence = {job.train.sequence}, but the model has only {positions} positions",
@@ -122,6 +144,19 @@ def _check_config(job: Job, config: PretrainedConfig) -> None:
             raise UserError(
                 f"model.config.{name}: {value} is not in [0, 1)", "0 switches dropout off, 0.1 is usual"
             )
+
+
+def _num_positions(family: str, config: PretrainedConfig) -> int | None:
+    """The longest sequence that the model has positions for; None where there is no such bound."""
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    if positions is None or family not in _ROBERTAS:
+        return positions
+    if config.pad_token_id is None:
+        raise UserError(
+            f"model.config.pad_token_id: {family} counts its positions from it, so it cannot be null",
+            "leave it out, or set it to a number below model.config.vocab_size; 1 is usual",
+        )
+    return positions - int(config.pad_token_id) - 1
 
 
 def _nearest(word: str, known: Iterable[str], what: str) -> str:

@@ -13,6 +13,20 @@ from worker.models.split import Call
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """A micro-batch, int64 (batch, sequence): the tokens that the embedding sees, and those that the head has
+    to name. A causal model is given the same for both, since it names the next token at every position.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on ``device``."""
+        return Batch(self.inputs.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """Layer ``index`` of a model on a device.
 
@@ -28,19 +42,20 @@ class Layer:
     call: Call | None
     is_head: bool
 
-    def __call__(self, x: Tensor | None, tokens: Tensor | None) -> Tensor:
-        """The embedding takes ``tokens`` (batch, sequence); a block takes ``x`` (batch, sequence, hidden); the
-        head takes both and returns the mean loss of the micro-batch, a float32 scalar.
+    def __call__(self, x: Tensor | None, batch: Batch | None) -> Tensor:
+        """The embedding takes ``batch``; a block takes ``x`` (batch, sequence, hidden); the head takes both
+        and returns the mean loss of the micro-batch, a float32 scalar.
         """
         with self._precision():
             if self.call is not None:
                 args, kwargs = self.call
                 out: Tensor | tuple[Tensor, ...] = self.module(x, *args, **kwargs)
                 return out[0] if isinstance(out, tuple) else out
+            assert batch is not None
             if self.is_head:
-                loss: Tensor = self.module(inputs_embeds=x, labels=tokens, use_cache=False).loss
+                loss: Tensor = self.module(inputs_embeds=x, labels=batch.labels).loss
                 return loss
-            embedded: Tensor = self.module(input_ids=tokens, use_cache=False).last_hidden_state
+            embedded: Tensor = self.module(input_ids=batch.inputs).last_hidden_state
             return embedded
 
     def _precision(self) -> AbstractContextManager[object]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from oobleckd.protocol.job import Job
 from worker.models.config import load_config
@@ -54,6 +54,11 @@ class ModelSpec:
     def num_layers(self) -> int:
         """Embedding, blocks and head."""
         return self._split.num_layers
+
+    @property
+    def architecture(self) -> str:
+        """The class in transformers whose parameters the buckets name."""
+        return type(self._split.model).__name__
 
     def buckets_of(self, layer: int) -> tuple[int, ...]:
         """The buckets that ``layer`` uses, ascending."""
@@ -128,11 +133,11 @@ def load_spec(job: Job) -> ModelSpec:
 
 
 def _buckets(cut: Split) -> tuple[Bucket, ...]:
-    first_name: dict[int, str] = {}
+    key_of = _keys(cut.model)
     uses: dict[str, set[int]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, param in cut.model.named_parameters(remove_duplicate=False):
-        key = first_name.setdefault(id(param), name)
+        key = key_of[id(param)]
         uses.setdefault(key, set()).add(cut.layer_of(name))
         shapes[key] = tuple(param.shape)
     own: list[list[str]] = [[] for _ in range(cut.num_layers)]
@@ -147,3 +152,12 @@ def _buckets(cut: Split) -> tuple[Bucket, ...]:
         Bucket(index, keys, layers, tuple(shapes[key] for key in keys))
         for index, (keys, layers) in enumerate(groups)
     )
+
+
+def _keys(model: PreTrainedModel) -> dict[int, str]:
+    """One name for each parameter, by its id: of a tied one the name under which transformers saves it."""
+    keys: dict[int, str] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        if id(param) not in keys or keys[id(param)] in model.all_tied_weights_keys:
+            keys[id(param)] = name
+    return keys

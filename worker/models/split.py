@@ -1,7 +1,7 @@
-"""The generic cut of a Hugging Face causal LM: found by looking at one run, no adapter per family.
+"""The generic cut of a Hugging Face language model: found by looking at one run, no adapter per family.
 
-The whole model is built on the meta device: structure without memory. The *body* is the module that owns
-the list of blocks. It is run once with every block replaced by a recorder and every weight by zeros that
+The whole model is built on the meta device: structure without memory. The *body* is the innermost module
+around the list of blocks that takes tokens. It is run once with every block replaced by a recorder and every weight by zeros that
 take no memory. That run shows what a block is called with besides the hidden states (masks, rotary angles)
 and which modules of the body come after the last block (the *tail*). The embedding layer is then the body
 without blocks and tail, and the head is the model with its body replaced by the tail. Plain arithmetic
@@ -14,6 +14,7 @@ layers compute with the caller's tensors themselves.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +22,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from worker.errors import UserError
+from worker.models.config import MASKED
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -85,9 +87,10 @@ class Split:
 
 def split(config: PretrainedConfig) -> Split:
     """Build the structure of ``config``'s model and find its cut. Raises UserError if it has none."""
+    auto = AutoModelForMaskedLM if config.model_type in MASKED else AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+            model = auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
         raise UserError(
             f"model.config: the model cannot be built: {' '.join(str(error).split())}",
@@ -123,10 +126,24 @@ def _find_blocks(model: PreTrainedModel, count: int) -> tuple[nn.Module, nn.Modu
     if len(found) != 1:
         raise UserError(
             f"{type(model).__name__} has {len(found)} lists of {count} blocks, so it cannot be cut into layers",
-            "use a causal language model with one stack of blocks",
+            "use a language model with one stack of blocks",
         )
     name, blocks = found[0]
-    return model.get_submodule(name.rpartition(".")[0]), blocks
+    return _body_of(model, name), blocks
+
+
+def _body_of(model: PreTrainedModel, name_of_blocks: str) -> nn.Module:
+    """The innermost module around the blocks that takes token numbers."""
+    name = name_of_blocks
+    while name:
+        name = name.rpartition(".")[0]
+        module = model.get_submodule(name)
+        if module is not model and "input_ids" in inspect.signature(module.forward).parameters:
+            return module
+    raise UserError(
+        f"{type(model).__name__} has no part with {name_of_blocks} that takes tokens, so it cannot be cut",
+        "choose another model family",
+    )
 
 
 def _rehearse(
@@ -143,12 +160,15 @@ def _rehearse(
     stage = _real(model, body, params, device, skip=blocks)
     name_of_blocks = next(name for name, module in body.named_modules() if module is blocks)
     calls: list[Call] = []
+    entered: list[Tensor] = []
     after: list[str] = []
 
-    # Families whose blocks return a tuple take item 0 of this tensor; nothing recorded depends on it.
+    # Families whose blocks return a tuple take item 0 of this tensor: of the first one, however many blocks
+    # there are, so that it keeps its width. Nothing recorded depends on it.
     def record(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        entered.append(x)
         calls.append((args, kwargs))
-        return x
+        return entered[0]
 
     def note(name: str, *_: Any) -> None:
         if len(calls) == len(blocks) and not any(name.startswith(f"{outer}.") for outer in after):

@@ -1,4 +1,4 @@
-"""The cut model computes the bits of the undivided one, from weights that do not depend on the cut."""
+"""Buckets, layers and weights of a cut model; that all families are cut right is in test_families."""
 
 from __future__ import annotations
 
@@ -20,53 +20,23 @@ from tests.helpers.models import (
     layered_step,
     small_config,
     small_job,
+    some_batch,
+    undivided,
 )
 from worker.errors import UserError
-from worker.models import FAMILIES, ModelSpec, load_spec, seed_layer
-
-
-def undivided(spec: ModelSpec, params: dict[str, Tensor]) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(spec.config, dtype=torch.float32).train()
-    with torch.no_grad():
-        for key, param in model.named_parameters():
-            param.copy_(params[key])
-    return model
-
-
-def some_tokens(spec: ModelSpec, shape: tuple[int, int] = (2, 8)) -> Tensor:
-    generator = torch.Generator().manual_seed(3)
-    return torch.randint(0, spec.config.vocab_size, shape, generator=generator)
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_layers_compute_the_bits_of_the_undivided_model(family: str, tied: bool) -> None:
-    spec = load_spec(small_job(family, small_config(family, tie_word_embeddings=tied)))
-    params = all_params(spec)
-    tokens = some_tokens(spec)
-    model = undivided(spec, params)
-    expected = model(input_ids=tokens, labels=tokens).loss
-    expected.backward()
-    loss, grads = layered_step(spec, all_layers(spec, params), tokens)
-    assert torch.equal(loss, expected)
-    assert loss.dtype == torch.float32
-    assert grads.keys() == {key for key, _ in model.named_parameters()}
-    for key, param in model.named_parameters():
-        assert torch.equal(grads[key], param.grad), key
-    shared = [bucket.uses for bucket in spec.buckets[spec.num_layers :]]
-    assert shared == ([(0, spec.num_layers - 1)] if tied else [])
+from worker.models import ModelSpec, load_spec, seed_layer
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_bf16_is_the_undivided_model_under_autocast(family: str) -> None:
     spec = load_spec(small_job(family, train={"precision": "bf16"}))
     params = all_params(spec)
-    tokens = some_tokens(spec)
+    batch = some_batch(spec)
     model = undivided(spec, params)
     with torch.autocast("cpu", torch.bfloat16):
-        expected = model(input_ids=tokens, labels=tokens).loss
+        expected = model(input_ids=batch.inputs, labels=batch.labels).loss
     expected.backward()
-    loss, grads = layered_step(spec, all_layers(spec, params), tokens)
+    loss, grads = layered_step(spec, all_layers(spec, params), batch)
     assert torch.equal(loss, expected)
     assert all(torch.equal(grads[key], param.grad) for key, param in model.named_parameters())
     assert all(grad.dtype == torch.float32 for grad in grads.values())
@@ -132,11 +102,11 @@ def test_an_update_in_place_is_seen_by_the_layer() -> None:
     spec = load_spec(small_job("llama"))
     params = all_params(spec)
     layers = all_layers(spec, params)
-    tokens = some_tokens(spec)
-    before = layered_step(spec, layers, tokens)[0]
+    batch = some_batch(spec)
+    before = layered_step(spec, layers, batch)[0]
     with torch.no_grad():
         params["model.norm.weight"].mul_(2)
-    assert not torch.equal(layered_step(spec, layers, tokens)[0], before)
+    assert not torch.equal(layered_step(spec, layers, batch)[0], before)
 
 
 # --------------------------------------------------------------------------- dropout
@@ -156,17 +126,6 @@ def test_dropout_depends_on_step_micro_batch_and_layer_alone() -> None:
     assert torch.equal(run(7, 1, 2, 1), first)
     for other in [(8, 1, 2, 1), (7, 2, 2, 1), (7, 1, 3, 1), (7, 1, 2, 2), (7, 2, 1, 1)]:
         assert not torch.equal(run(*other), first)
-
-
-def test_layers_with_dropout_compute_the_bits_of_the_undivided_model() -> None:
-    spec = load_spec(small_job("gpt2", {**GPT2, "n_layer": 1}))
-    params, tokens = all_params(spec), some_tokens(spec)
-    model = undivided(spec, params)
-    torch.default_generator.manual_seed(5)
-    reference = model(input_ids=tokens, labels=tokens).loss
-    torch.default_generator.manual_seed(5)
-    loss, _ = layered_step(spec, all_layers(spec, params), tokens)
-    assert torch.equal(loss, reference)
 
 
 # --------------------------------------------------------------------------- weights
@@ -293,7 +252,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     ("family", "config", "problem", "hint"),
     [
         ("gpt3", {}, r"model\.family: 'gpt3'", "did you mean 'gpt2'?"),
-        ("zebra", {}, r"model\.family: 'zebra'", "supported families: biogpt"),
+        ("zebra", {}, r"model\.family: 'zebra'", "supported families: arcee, biogpt"),
         ("gpt2", {"n_embdd": 4}, r"model\.config\.n_embdd: gpt2 has no such field", "did you mean 'n_embd'?"),
         ("gpt2", {"use_cache": True}, r"model\.config\.use_cache", "known fields"),
         ("opt", {"layerdrop": 0.1}, r"model\.config\.layerdrop", ""),
@@ -301,6 +260,15 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
         ("gpt2", {"n_embd": 30, "n_head": 7}, "cannot be built.*divisible", "sizes"),
         ("gpt2", {"n_layer": 0}, "no blocks", "1 or more"),
         ("gpt2", {"n_positions": 4}, r"train\.sequence = 8, but the model has only 4 positions", "4 or less"),
+        ("roberta", {"max_position_embeddings": 9}, "the model has only 7 positions", "7 or less"),
+        ("roberta", {"pad_token_id": None}, r"model\.config\.pad_token_id: roberta counts", "1 is usual"),
+        (
+            "bert",
+            {"tie_word_embeddings": False},
+            "bert is trained with tied embeddings alone",
+            "leave it out",
+        ),
+        ("bert", {"is_decoder": True}, r"model\.config\.is_decoder: bert has no such field to set", ""),
         ("gpt2", {"attn_pdrop": 1.5}, r"attn_pdrop: 1\.5 is not in", "dropout off"),
     ],
 )

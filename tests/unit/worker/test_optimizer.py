@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.helpers.models import CPU, all_layers, all_params, layered_step, small_job
 from worker import sums
-from worker.models import load_spec
+from worker.models import Batch, load_spec
 from worker.optimizer import adamw_, clip_scale, lr_at
 
 HYPER = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.05}
@@ -116,7 +116,7 @@ def test_training_follows_a_plain_loop() -> None:
         plain.zero_grad()
         for _ in range(2):
             tokens = torch.randint(0, 64, (2, 8), generator=generator)
-            loss, found = layered_step(spec, layers, tokens)
+            loss, found = layered_step(spec, layers, Batch(tokens, tokens))
             assert total.add([found[key] for key in keys], exponents, 2) == (False, False)
             expected = model(input_ids=tokens, labels=tokens).loss
             (expected / 2).backward()

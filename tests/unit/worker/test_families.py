@@ -1,0 +1,94 @@
+"""Every family, cut into three stages, computes the bits of the undivided model of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from planner.plan import Range
+from tests.helpers.models import (
+    CPU,
+    DROPOUTS,
+    layered_step,
+    small_config,
+    small_job,
+    some_batch,
+    undivided,
+)
+from worker.models import FAMILIES, Layer, ModelSpec, load_spec, seed_layer
+from worker.models.config import TIED
+from worker.store import Store
+
+STAGES = (Range(0, 2), Range(2, 3), Range(3, 5))
+
+
+def three_blocks(family: str, *, tied: bool, dropout: float) -> dict[str, Any]:
+    more = dict.fromkeys(DROPOUTS, dropout)
+    return small_config(family, num_hidden_layers=3, tie_word_embeddings=tied, **more)
+
+
+def stage(spec: ModelSpec, layers: Range) -> list[Layer]:
+    """A device's share: layers with fresh weights of their own, as if there were no other device."""
+    store = Store(spec, CPU)
+    store.adopt(layers, {bucket: store.fresh(bucket) for bucket in store.needed(layers)})
+    return list(store.layers.values())
+
+
+def seed_like_layers(model: PreTrainedModel, spec: ModelSpec) -> None:
+    """Dropout of the undivided model draws what that of the layers draws."""
+
+    def seed(layer: int) -> None:
+        seed_layer(spec.job.train.seed, 0, 0, layer, CPU)
+
+    cut = spec._split
+    names = {id(module): name for name, module in cut.model.named_modules()}
+    model.get_submodule(names[id(cut.body)]).register_forward_pre_hook(lambda *_: seed(0))
+    for index, meta in enumerate(cut.blocks):
+        block = model.get_submodule(names[id(meta)])
+        block.register_forward_pre_hook(lambda *_, layer=index + 1: seed(layer))
+    block.register_forward_hook(lambda *_: seed(spec.num_layers - 1))
+
+
+@pytest.mark.parametrize(("tied", "dropout"), [(False, 0.0), (True, 0.2)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_three_stages_compute_the_bits_of_the_undivided_model(
+    family: str, tied: bool, dropout: float
+) -> None:
+    tied |= family in TIED
+    job = small_job(family, three_blocks(family, tied=tied, dropout=dropout))
+    spec = load_spec(job)
+    assert spec.num_layers == STAGES[-1].stop
+    layers = [layer for layers in STAGES for layer in stage(spec, layers)]
+    batch = some_batch(spec)
+    params = {spec.buckets[b].keys[i]: leaf for layer in layers for b, i, leaf in layer.params}
+    model = undivided(spec, params)
+    assert {id(model.get_parameter(key)) for key in params} == {id(param) for param in model.parameters()}
+    seed_like_layers(model, spec)
+    expected = model(input_ids=batch.inputs, labels=batch.labels).loss
+    expected.backward()
+    loss, grads = layered_step(spec, layers, batch)
+    assert torch.equal(loss, expected)
+    assert loss.dtype == torch.float32
+    for key in params:
+        assert torch.equal(grads[key], model.get_parameter(key).grad), key
+    shared = [bucket.uses for bucket in spec.buckets[spec.num_layers :]]
+    is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert shared == ([(0, spec.num_layers - 1)] if is_tied else [])
+
+
+def test_dropout_shows() -> None:
+    """The test above would be empty where dropout did nothing."""
+    batch, losses = None, set()
+    for dropout in (0.0, 0.2):
+        spec = load_spec(small_job("bert", three_blocks("bert", tied=True, dropout=dropout)))
+        batch = batch or some_batch(spec)
+        losses.add(float(layered_step(spec, stage(spec, Range(0, 5)), batch)[0].detach()))
+    assert len(losses) == 2
+
+
+@pytest.mark.parametrize("family", ["bloom", "gptj", "bert"])
+def test_a_deep_model_is_cut_like_a_shallow_one(family: str) -> None:
+    assert load_spec(small_job(family, small_config(family, num_hidden_layers=7))).num_layers == 9
