@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,15 @@ from oobleckd.protocol.checkpoint import FORMAT, MANIFEST, PARTIAL, Manifest, st
 from worker.errors import UserError
 from worker.models import Bucket
 
-__all__ = ["Loaded", "Manifest", "read_bucket", "read_manifest", "step_name", "write_bucket"]
+__all__ = [
+    "Loaded",
+    "Manifest",
+    "read_bucket",
+    "read_manifest",
+    "read_params",
+    "step_name",
+    "write_bucket",
+]
 
 _KINDS = ("param", "exp_avg", "exp_avg_sq")
 _CHECK_DISK = "check that checkpoint.dir is a folder that every node can write, with space left"
@@ -106,6 +114,22 @@ def read_manifest(directory: Path) -> Manifest:
 
 def read_bucket(directory: Path, manifest: Manifest, bucket: Bucket, device: torch.device) -> Loaded:
     """The state of ``bucket``, checked against ``manifest``. Raises UserError."""
+    with _opened(directory, manifest, bucket) as file:
+        metadata: dict[str, str] = file.metadata()  # type: ignore[no-untyped-call]
+        exponents = msgspec.json.decode(metadata["exponents"], type=tuple[int, ...])
+        params, exp_avgs, exp_avg_sqs = (_read(file, directory, kind, bucket, device) for kind in _KINDS)
+    return Loaded(params, exp_avgs, exp_avg_sqs, exponents)
+
+
+def read_params(directory: Path, manifest: Manifest, bucket: Bucket) -> list[Tensor]:
+    """The weights alone of ``bucket``, in key order on the CPU, checked as a whole. Raises UserError."""
+    with _opened(directory, manifest, bucket) as file:
+        return _read(file, directory, "param", bucket, torch.device("cpu"))
+
+
+@contextmanager
+def _opened(directory: Path, manifest: Manifest, bucket: Bucket) -> Iterator[safe_open]:
+    """The file of ``bucket``, whole and with the right names. Raises UserError, also for what reading raises."""
     entry = next((entry for entry in manifest.buckets if entry.bucket == bucket.index), None)
     if entry is None:
         raise _other_model(directory, f"has no bucket {bucket.index}")
@@ -116,22 +140,19 @@ def read_bucket(directory: Path, manifest: Manifest, bucket: Bucket, device: tor
             wanted = {f"{kind}/{key}" for kind in _KINDS for key in bucket.keys}
             if set(file.keys()) != wanted:
                 raise _other_model(directory, f"has other tensors in {entry.file}")
-            exponents = msgspec.json.decode(file.metadata()["exponents"], type=tuple[int, ...])
-            params, exp_avgs, exp_avg_sqs = (
-                [_read(file, path, kind, bucket, i, device) for i in range(len(bucket.keys))]
-                for kind in _KINDS
-            )
+            yield file
     except (OSError, SafetensorError) as error:
         raise UserError(f"checkpoint: {path} cannot be read: {error}", _USE_OTHER) from error
-    return Loaded(params, exp_avgs, exp_avg_sqs, exponents)
 
 
-def _read(file: safe_open, path: Path, kind: str, bucket: Bucket, index: int, device: torch.device) -> Tensor:
-    name = f"{kind}/{bucket.keys[index]}"
-    value: Tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
-    if tuple(value.shape) != bucket.shapes[index] or value.dtype != torch.float32:
-        raise _other_model(path, f"has {name} as {value.dtype} {tuple(value.shape)}")
-    return torch.empty(value.shape, device=device).copy_(value)
+def _read(file: safe_open, directory: Path, kind: str, bucket: Bucket, device: torch.device) -> list[Tensor]:
+    values = []
+    for key, shape in zip(bucket.keys, bucket.shapes, strict=True):
+        value: Tensor = file.get_tensor(f"{kind}/{key}")  # type: ignore[no-untyped-call]
+        if tuple(value.shape) != shape or value.dtype != torch.float32:
+            raise _other_model(directory, f"has {kind}/{key} as {value.dtype} {tuple(value.shape)}")
+        values.append(torch.empty(shape, device=device).copy_(value))
+    return values
 
 
 def _check_file(path: Path, num_bytes: int, sha256: str) -> None:

@@ -154,24 +154,25 @@ def cancel(client: Client, job: str) -> None:
 @connected
 def checkpoint(client: Client, job: str, wait_: bool, timeout_s: float) -> None:
     """Write a checkpoint of JOB at the next step's boundary."""
-    before = client.job(job)
-    answer = client.control(job, "checkpoint")
     if not wait_:
-        told(answer)
+        told(client.control(job, "checkpoint"))
         return
     try:
-        _await_checkpoint(client, before, timeout_s)
+        view = new_checkpoint(client, client.job(job), timeout_s)
     except TimedOut as error:
         raise Failure(f"{job}: no checkpoint within {timeout_s:g} s", "", TIMED_OUT) from error
+    if wants_json():
+        emit_json("Checkpoint", {"job": view.id, "path": view.checkpoint})
+    else:
+        click.echo(view.checkpoint)
 
 
-def _await_checkpoint(client: Client, before: JobView, timeout_s: float) -> None:
+def new_checkpoint(client: Client, before: JobView, timeout_s: float) -> JobView:
+    """Ask for a checkpoint of a job and wait until there is a newer one than ``before`` had. Raises TimedOut."""
+    client.control(before.id, "checkpoint")
     for view in views(client, before.id, timeout_s):
         if view.checkpoint != before.checkpoint:
-            if wants_json():
-                emit_json("Checkpoint", {"job": view.id, "path": view.checkpoint})
-            else:
-                click.echo(view.checkpoint)
-            return
+            return view
         if view.state in FINAL:
             fail(f"{view.name} is {view.state}, and no checkpoint was written", view.reason)
+    raise AssertionError("views never ends by itself")

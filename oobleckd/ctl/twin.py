@@ -7,8 +7,6 @@ for two calls of ``verify``. Does not own the comparison (``compare``).
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from oobleckd import __version__
 from oobleckd.client import Client
 from oobleckd.ctl.compare import CompareError, Run, StepFact, read_checkpoint, read_manifest, read_steps
 from oobleckd.ctl.output import FAILED, Failure, fail, note
+from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import until_final
 from oobleckd.protocol.api import JobView, StepView
 from oobleckd.protocol.job import Job
@@ -120,13 +119,7 @@ def run_single(job: Job, out: Path) -> Kept:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.toml"
         file.write_text(to_toml(msgspec.to_builtins(job)), encoding="utf-8")
-        command = [sys.executable, "-m", "worker.twin", "--job", str(file), "--out", str(out)]
-        ended = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
-        )
-    if ended.returncode:
-        said = ended.stderr.strip().splitlines()
-        raise Failure(f"the single process failed: {said[-1] if said else 'it said nothing'}", "", FAILED)
+        run_worker("worker.twin", "--job", str(file), "--out", str(out))
     checkpoints = sorted(out.glob("step-*/manifest.json"))
     if not checkpoints:
         raise Failure(f"the single process left no checkpoint in {out}", "", FAILED)

@@ -35,7 +35,7 @@ from oobleckd.protocol.job import Job, parse_job
 
 @dataclass(slots=True)
 class Api:
-    """What the daemon would say. ``on_act`` may change it when something is asked."""
+    """What the daemon would say. ``on_act`` may change it, or refuse, when something is asked."""
 
     status: Status
     jobs: list[JobView] = field(default_factory=list)
@@ -47,7 +47,9 @@ class Api:
     changes: list[Change] = field(default_factory=list)
     problem: Problem | None = None
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    on_act: Callable[[str, dict[str, Any]], Accepted] = lambda _path, _body: Accepted("job-1", "queued")
+    on_act: Callable[[str, dict[str, Any]], Accepted | Problem] = lambda _path, _body: Accepted(
+        "job-1", "queued"
+    )
 
     def read(self, path: str, query: dict[str, list[str]]) -> Any:
         """The answer to a GET: a struct, or a list of them."""
@@ -89,7 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.api.problem:
             self._answer(self.server.api.problem, self.server.api.problem.status)
         else:
-            self._answer(self.server.api.on_act(self.path, body), 200)
+            answer = self.server.api.on_act(self.path, body)
+            self._answer(answer, answer.status if isinstance(answer, Problem) else 200)
 
     def _answer(self, body: Any, status: int) -> None:
         data = msgspec.json.encode(body)

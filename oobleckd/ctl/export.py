@@ -1,0 +1,96 @@
+"""The verb ``export``: a job's model as a folder for transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from oobleckd.client import ApiProblem, Client
+from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.jobs import new_checkpoint
+from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_item, fail, note, size
+from oobleckd.ctl.programs import run_worker
+from oobleckd.ctl.waiting import FINAL, TimedOut
+from oobleckd.protocol.api import JobView
+from oobleckd.protocol.export import Exported, why_not
+from oobleckd.protocol.job import parse_size
+
+_CONFLICT = 409
+
+
+@click.command()
+@click.argument("job")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--shard-size", default="5GB", show_default=True, metavar="SIZE", help="Largest file of weights."
+)
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True,
+              help="What weights are stored as; bfloat16 rounds them.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace a model that was exported to DIR before.")
+@click.option("--timeout", "timeout_s", type=float, default=600.0, show_default=True, metavar="S",
+              help="How long to wait for the checkpoint of a running job.")  # fmt: skip
+@connected
+def export(
+    client: Client, job: str, folder: Path, shard_size: str, dtype: str, overwrite: bool, timeout_s: float
+) -> None:
+    """Write the model of JOB to DIR as transformers' from_pretrained loads it. Prints the folder.
+
+    A running job writes a checkpoint first and goes on; of any other job it is the last checkpoint.
+    """
+    shard_bytes = _bytes_of(shard_size)
+    folder = folder.expanduser().absolute()
+    if refusal := why_not(folder, overwrite=overwrite):
+        fail(*refusal, USAGE)
+    view = _with_checkpoint(client, job, timeout_s)
+    words = ["--checkpoint", view.checkpoint, "--out", str(folder), "--shard-bytes", str(shard_bytes)]
+    told = run_worker("worker.export", *words, "--dtype", dtype, *(["--overwrite"] if overwrite else []))
+    _say(view, msgspec.json.decode(told, type=Exported))
+
+
+def _bytes_of(shard_size: str) -> int:
+    try:
+        shard_bytes = parse_size(shard_size)
+    except ValueError as error:
+        raise Failure(f"--shard-size: {error}", 'write a number with a unit, such as "5GB"', USAGE) from error
+    if not shard_bytes:
+        fail("--shard-size: 0 leaves no room for weights", 'write a number with a unit, such as "5GB"', USAGE)
+    return shard_bytes
+
+
+def _with_checkpoint(client: Client, job: str, timeout_s: float) -> JobView:
+    """``job`` with the checkpoint to export: a new one where it is in training, else its last."""
+    view = client.job(job)
+    if view.state not in FINAL:
+        try:
+            view = new_checkpoint(client, view, timeout_s)
+        except TimedOut as error:
+            raise Failure(
+                f"{view.name}: no checkpoint within {timeout_s:g} s",
+                "try again with a longer --timeout",
+                TIMED_OUT,
+            ) from error
+        except ApiProblem as problem:
+            if problem.status != _CONFLICT:
+                raise
+            view = client.job(view.id)  # it makes no steps now, or has just ended
+    if not view.checkpoint:
+        fail(
+            f"{view.name} is {view.state} at step {view.step} and has no checkpoint to export",
+            f"see `oobleckctl describe job {view.id}`",
+            FAILED if view.state in FINAL else REFUSED,
+        )
+    return view
+
+
+def _say(view: JobView, done: Exported) -> None:
+    if wants_json():
+        emit_item("Export", done)
+        return
+    click.echo(done.path)
+    files = f"{len(done.files)} file{'s' if len(done.files) > 1 else ''}"
+    note(
+        f"{view.name} after step {done.step} of {view.steps}: {done.architecture}, "
+        f"{size(done.num_bytes)} of {done.dtype} in {files}"
+    )

@@ -1,0 +1,24 @@
+"""Programs of the worker that a verb runs on this machine, because they need torch and oobleckctl has none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from oobleckd.ctl.output import FAILED, Failure
+
+
+def run_worker(module: str, *words: str) -> str:
+    """What ``python -m MODULE WORDS…`` prints. Raises Failure with the program's own ``error:`` and ``hint:``."""
+    ended = subprocess.run(
+        [sys.executable, "-m", module, *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        said = ended.stderr.strip().splitlines() or ["it said nothing"]
+        told = dict(line.split(": ", 1) for line in said if line.startswith(("error: ", "hint: ")))
+        raise Failure(told.get("error", f"{module} failed: {said[-1]}"), told.get("hint", ""), FAILED)
+    return ended.stdout

@@ -1,0 +1,146 @@
+"""The verb ``export``: which checkpoint it takes, what it refuses, and what it makes of the worker's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from oobleckd.ctl import export, programs
+from oobleckd.ctl.output import Failure
+from oobleckd.protocol.api import Accepted, Problem
+from oobleckd.protocol.export import Exported
+from tests.helpers.api_server import job_view
+from tests.unit.ctl.conftest import Ctl
+
+
+@pytest.fixture
+def programs_run(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The words of every program of the worker that was run; the real one needs torch (loopback/test_export)."""
+    run: list[tuple[str, ...]] = []
+
+    def run_worker(*words: str) -> str:
+        run.append(words)
+        done = Exported("/out", 3, "BertForMaskedLM", "float32", 2048, ("model.safetensors",))
+        return msgspec.json.encode(done).decode()
+
+    monkeypatch.setattr(export, "run_worker", run_worker)
+    return run
+
+
+def test_a_finished_job_has_its_checkpoint(ctl: Ctl, tmp_path: Path, programs_run: list[Any]) -> None:
+    ctl.api.jobs = [job_view(checkpoint="/c/step-00000003")]
+    result = ctl("export", "small", str(tmp_path / "out"), "--shard-size", "1MiB", "--dtype", "bfloat16")
+    assert (result.exit_code, result.stdout) == (0, "/out\n")
+    assert result.stderr == "small after step 3 of 3: BertForMaskedLM, 2 KiB of float32 in 1 file\n"
+    assert ctl.api.asked == []
+    assert programs_run == [
+        (
+            "worker.export", "--checkpoint", "/c/step-00000003", "--out", str(tmp_path / "out"),
+            "--shard-bytes", str(2**20), "--dtype", "bfloat16",
+        )
+    ]  # fmt: skip
+
+
+def test_a_running_job_writes_a_checkpoint_first(ctl: Ctl, tmp_path: Path, programs_run: list[Any]) -> None:
+    ctl.api.jobs = [job_view(state="running", checkpoint="/a")]
+
+    def act(_path: str, _body: dict[str, Any]) -> Accepted:
+        ctl.api.jobs = [job_view(state="running", checkpoint="/b")]
+        return Accepted("job-1", "asked")
+
+    ctl.api.on_act = act
+    document = ctl.json("export", "small", str(tmp_path / "out"))
+    assert (document["kind"], document["step"], document["path"]) == ("Export", 3, "/out")
+    assert ctl.api.asked == [("/v1/jobs/job-1/checkpoint", {})]
+    assert programs_run[0][2] == "/b"
+
+
+def test_a_job_that_makes_no_steps_has_its_last_checkpoint(
+    ctl: Ctl, tmp_path: Path, programs_run: list[Any]
+) -> None:
+    ctl.api.jobs = [job_view(state="paused", checkpoint="/a")]
+    ctl.api.on_act = lambda _path, _body: Problem("conflict", 409, "it makes none now")
+    assert ctl("export", "small", str(tmp_path / "out"), "--overwrite").exit_code == 0
+    assert programs_run[0][2] == "/a"
+    assert programs_run[0][-1] == "--overwrite"
+
+
+def test_other_refusals_are_passed_on(ctl: Ctl, tmp_path: Path, programs_run: list[Any]) -> None:
+    ctl.api.jobs = [job_view(state="running", checkpoint="/a")]
+    ctl.api.on_act = lambda _path, _body: Problem("forbidden", 403, "not by you")
+    result = ctl("export", "small", str(tmp_path / "out"))
+    assert (result.exit_code, result.stderr) == (5, "error: not by you\n")
+    assert programs_run == []
+
+
+@pytest.mark.parametrize(("state", "code"), [("queued", 5), ("failed", 1)])
+def test_without_a_checkpoint_there_is_nothing(ctl: Ctl, tmp_path: Path, state: str, code: int) -> None:
+    ctl.api.jobs = [job_view(state=state, step=0)]
+    ctl.api.on_act = lambda _path, _body: Problem("conflict", 409, "it makes none now")
+    result = ctl("export", "small", str(tmp_path / "out"))
+    assert result.exit_code == code
+    assert result.stderr.startswith(
+        f"error: small is {state} at step 0 and has no checkpoint to export\nhint: "
+    )
+
+
+def test_a_checkpoint_that_does_not_come(ctl: Ctl, tmp_path: Path) -> None:
+    ctl.api.jobs = [job_view(state="running", checkpoint="/a")]
+    result = ctl("export", "small", str(tmp_path / "out"), "--timeout", "0")
+    assert result.exit_code == 124
+    assert result.stderr.startswith("error: small: no checkpoint within 0 s\n")
+
+
+@pytest.mark.parametrize("size", ["much", "0"])
+def test_sizes_are_checked(ctl: Ctl, tmp_path: Path, size: str) -> None:
+    result = ctl("export", "small", str(tmp_path / "out"), "--shard-size", size)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: --shard-size: ")
+
+
+def test_a_full_folder_is_refused_before_anything_is_asked(ctl: Ctl, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    ctl.api.jobs = [job_view(state="running")]
+    for words, problem in [((), "is not empty"), (("--overwrite",), "holds ")]:
+        result = ctl("export", "small", str(tmp_path), *words)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"error: {tmp_path} {problem}")
+    assert ctl.api.asked == []
+
+
+def test_an_unknown_job(ctl: Ctl, tmp_path: Path) -> None:
+    assert ctl("export", "nobody", str(tmp_path / "out")).exit_code == 3
+
+
+# --------------------------------------------------------------------------- programs of the worker
+
+
+def program(folder: Path, text: str) -> str:
+    (folder / "a_program.py").write_text(text)
+    return "a_program"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "hint"),
+    [
+        ("import sys; sys.exit('error: no space\\nhint: make some')", "no space", "make some"),
+        ("raise ValueError('oh')", "a_program failed: ValueError: oh", ""),
+        ("raise SystemExit(1)", "a_program failed: it said nothing", ""),
+    ],
+)
+def test_a_program_that_fails_is_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, problem: str, hint: str
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(Failure) as raised:
+        programs.run_worker(program(tmp_path, text))
+    assert (raised.value.problem, raised.value.hint) == (problem, hint)
+
+
+def test_a_program_is_given_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    name = program(tmp_path, "import sys; print(sys.argv[1:])")
+    assert programs.run_worker(name, "a", "b c") == "['a', 'b c']\n"
