@@ -1,20 +1,23 @@
 """Who is there: nodes, their lives (incarnations), leases, and the evidence that a life is over.
 
 Owns the judgement whether a node's present life goes on. Does not own what a loss means for a job
-(``recovery``). A life is over at: the agent's word that a device exited, a closed link that a peer's
-broken link confirms, a missed lease, a goodbye, a newer life. A closed link alone is no death.
+(``recovery``), nor how long a lease is (``lease``). A life is over at: the agent's word that a device exited
+or hangs, a closed link that a peer's broken link confirms, a missed lease, a goodbye, a newer life. A closed link
+alone is no death, and silence is none while it may be ours (docs/recovery.md, "Detection").
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from oobleckd.core.lease import Lease
 from oobleckd.protocol.messages import DeviceInfo, Hello, LinkDown
 from planner.plan import node_of
 
 Change = Literal["new", "back", "same"]
+_AGAIN_S = 0.05  # until a silence that may be ours is judged again
 
 
 @dataclass(slots=True)
@@ -22,7 +25,8 @@ class Node:
     """A node. ``accused``: devices of peers whose link to it broke -> when; ``suspect_at``: the first evidence."""
 
     name: str
-    incarnation: str = ""
+    incarnation: str
+    lease: Lease
     host: str = ""
     ready: bool = False
     devices: tuple[DeviceInfo, ...] = ()
@@ -42,24 +46,38 @@ class Node:
 
 @dataclass(slots=True)
 class Membership:
-    """All nodes ever seen in this life of the daemon. ``obituaries``: lives that ended, not yet announced."""
+    """All nodes ever seen in this life of the daemon. ``obituaries``: lives that ended, not yet announced.
+
+    ``lease_s``: the longest lease. ``asleep_s``: how long this daemon did not run although it was due; leases
+    do not run meanwhile. ``look_at``: no lease ends before (waking clock).
+    """
 
     lease_s: float
     link_grace_s: float
     nodes: dict[str, Node] = field(default_factory=dict)
     obituaries: list[str] = field(default_factory=list)
+    asleep_s: float = 0.0
+    look_at: float = float("inf")
+
+    def attend(self, now: float, due: float | None) -> None:
+        """An event is at hand that should have come at ``due`` at the latest: we slept through what lies between."""
+        if due is not None:
+            self.asleep_s += max(0.0, now - due)
 
     def hello(self, message: Hello, now: float) -> Change:
         """An agent introduced itself: a new life, one that is back on a new connection, or news of it."""
         node = self.nodes.get(message.node)
         if node is None or not node.alive or node.incarnation != message.incarnation:
             change: Change = "new"
-            node = self.nodes[message.node] = Node(message.node, message.incarnation)
+            lease = Lease(self.lease_s, self._awake(now))
+            node = self.nodes[message.node] = Node(message.node, message.incarnation, lease)
         else:
             change = "same" if node.connected else "back"
+            node.lease.reconnected(self._awake(now))
         node.host, node.ready, node.devices = message.host, message.ready, message.devices
         node.connected, node.heard_at = True, now
         node.suspect_at = None
+        self._watch(node)
         return change
 
     def beat(self, name: str, incarnation: str, now: float) -> bool:
@@ -70,15 +88,25 @@ class Membership:
         revived = not node.alive and not node.left
         if revived:
             node.alive, node.cause, node.suspect_at, node.accused = True, "", None, {}
+            node.lease = Lease(self.lease_s, self._awake(now))
         node.connected = node.connected or revived
         node.heard_at = now
+        node.lease.beats(self._awake(now))
+        self._watch(node)
         return revived
 
     def heard(self, name: str, now: float) -> None:
         """Any other message of a node."""
         node = self.nodes.get(name)
         if node is not None:
-            node.heard_at = now
+            node.heard_at, node.lease.heard = now, self._awake(now)
+
+    def witness(self, names: Iterable[str], now: float) -> None:
+        """Others prove that these nodes compute: a round was committed, which takes the votes of all."""
+        for name in names:
+            node = self.nodes.get(name)
+            if node is not None:
+                node.lease.witnessed = self._awake(now)
 
     def link_lost(self, name: str, now: float) -> None:
         """The agent's connection closed."""
@@ -119,17 +147,27 @@ class Membership:
         self._over(self.nodes[name], cause, now)
 
     def expire(self, now: float) -> None:
-        """Lives whose lease has run out are over."""
+        """Lives whose lease has run out are over, but not while it may be us who hear nobody."""
+        awake = self._awake(now)
+        if awake < self.look_at:
+            return
+        self.look_at = float("inf")
         for node in self.nodes.values():
-            if node.alive and now >= node.heard_at + self.lease_s:
+            if not node.alive:
+                continue
+            if awake < self._ends(node):
+                self._watch(node)
+            elif awake < node.lease.heard + self.lease_s and not self._hear_others(node, awake):
+                self.look_at = min(self.look_at, awake + _AGAIN_S)
+            else:
+                silence_s, length_s = awake - node.lease.heard, self._ends(node) - node.lease.heard
                 node.suspect_at = node.heard_at if node.suspect_at is None else node.suspect_at
-                self._over(node, f"no sign of life for {self.lease_s:g} s", now)
+                self._over(node, f"no sign of life for {silence_s:.2g} s (its lease: {length_s:.2g} s)", now)
 
-    def forgive(self, now: float) -> None:
-        """The daemon itself was asleep: silence until now is no evidence."""
-        for node in self.nodes.values():
-            if node.alive:
-                node.heard_at = now
+    def silent_s(self, node: Node, now: float) -> float:
+        """For how long a living node is silent, if that is longer than it should be; else 0."""
+        awake = self._awake(now)
+        return awake - node.lease.heard if node.alive and node.lease.late(awake) else 0.0
 
     def quarrel(self, live: Collection[str], now: float) -> str:
         """The node to evict because a link between two live nodes stays down ("" for none).
@@ -146,7 +184,7 @@ class Membership:
 
     def deadline(self, now: float) -> float | None:
         """When ``expire`` or ``quarrel`` may have something new to say after ``now``."""
-        due = [node.heard_at + self.lease_s for node in self.nodes.values() if node.alive]
+        due = [self.look_at + self.asleep_s] if self.look_at != float("inf") else []
         due += [
             at + self.link_grace_s
             for node in self.nodes.values()
@@ -165,6 +203,24 @@ class Membership:
         """What is known of a device."""
         node = self.nodes.get(node_of(name))
         return next((d for d in node.devices if d.device == name), None) if node else None
+
+    def _awake(self, now: float) -> float:
+        return now - self.asleep_s
+
+    def _ends(self, node: Node) -> float:
+        # Whose link closed is reconnecting, which takes as long as it takes: only the longest lease holds.
+        return node.lease.ends() if node.connected else node.lease.heard + self.lease_s
+
+    def _watch(self, node: Node) -> None:
+        self.look_at = min(self.look_at, self._ends(node))
+
+    def _hear_others(self, node: Node, awake: float) -> bool:
+        """Whether some other node is in time: then our ears and the network behind them are."""
+        return any(
+            other.alive and other.connected and not other.lease.late(awake)
+            for other in self.nodes.values()
+            if other is not node
+        )
 
     def _over(self, node: Node, cause: str, now: float) -> None:
         if node.alive:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from oobleckd.core.decide import Decision
 from oobleckd.core.incident import Incident
+from oobleckd.core.pace import Paces
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.messages import CheckpointPart, Deploy, Flags, Held, Progress, Ready, StepDone
 from planner.plan import Layout, Plan
@@ -72,6 +73,7 @@ class Run:
     parts: dict[str, dict[int, CheckpointPart]] = field(default_factory=dict)
     completing: set[str] = field(default_factory=set)
     early: dict[int, StepDone] = field(default_factory=dict)
+    paces: Paces = field(default_factory=Paces)
 
     def all_held(self) -> bool:
         """Whether every survivor stopped at the same boundary."""

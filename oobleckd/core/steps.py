@@ -7,9 +7,11 @@ others must agree with it to the bit.
 from __future__ import annotations
 
 from oobleckd.core import checkpoints, incidents
-from oobleckd.core.context import Core
+from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import StepEntry
 from oobleckd.core.events import Announce
+from oobleckd.core.pace import Paces
+from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.messages import Ack, Held, StepDone
 from planner.plan import node_of
@@ -33,7 +35,22 @@ def on_step_done(core: Core, message: StepDone) -> None:
     incident = run.incident if run is not None and run.job is job else None
     if incident is not None and message.counters.round >= incident.round:
         incident.layer_gradients += message.layer_gradients
+    if run is not None and run.job is job and message.epoch == job.epoch and not job.dead:
+        _note_pace(core, run, message)
     checkpoints.ack(core, job, message.device)
+
+
+def _note_pace(core: Core, run: Run, message: StepDone) -> None:
+    """What the round cost this device, compared with its peers; rounds of a repair are not comparable."""
+    layout, setup = run.job.layout, run.job.setup
+    if layout is None or setup is None or message.layer_forwards:
+        return
+    if run.paces.layout != layout.epoch:
+        run.paces = Paces.of(layout, setup.profile.layers)
+    for device, news in run.paces.note(message.device, message.counters.round, message.busy_s).items():
+        node = node_of(device)
+        level: Level = "warn" if device in run.paces.slow else "info"
+        core.announce("node", f"{device} {news}", (f"node:{node}",), level=level, node=node, device=device)
 
 
 def _in_order(core: Core, job: JobRecord, message: StepDone) -> None:
@@ -81,6 +98,8 @@ def _record(core: Core, job: JobRecord, message: StepDone) -> None:
     )
     core.outbox.append(Announce(change))
     if core.run is not None and core.run.job is job:
+        if message.epoch == job.epoch:
+            core.members.witness({node_of(device) for device in job.survivors()}, core.now)
         incidents.committed(core, core.run)
 
 

@@ -49,7 +49,7 @@ def node_state(core: Core, node: Node) -> NodeState:
         return "left"
     if not node.alive:
         return "lost"
-    if not node.connected:
+    if not node.connected or core.members.silent_s(node, core.now):
         return "disconnected"
     if node.name in core.state.drained:
         return "draining" if inside else "drained"
@@ -99,8 +99,28 @@ def _node_reason(core: Core, node: Node, state: NodeState) -> str:
         return node.cause
     if state in {"draining", "drained"}:
         return core.state.drained[node.name]
+    if state == "disconnected":
+        return _why_disconnected(core, node)
     run = core.run
+    if state == "active" and run is not None:
+        return _pace(run, node)
     return _why_standby(core, run, node) if state == "standby" and run is not None else ""
+
+
+def _pace(run: Run, node: Node) -> str:
+    """What is slow about a node that works."""
+    slow = [
+        (device.device, factor) for device in node.devices if (factor := run.paces.slow.get(device.device))
+    ]
+    return "; ".join(f"{device} is slow: {factor:.1f} times its peers" for device, factor in slow)
+
+
+def _why_disconnected(core: Core, node: Node) -> str:
+    """What is missing of a node that is suspect and not more."""
+    if not node.connected:
+        return "its link closed; it may come back"
+    silent_s = core.members.silent_s(node, core.now)
+    return f"silent for {silent_s:.1f} s; its lease is {node.lease.length_s:.1f} s"
 
 
 def _why_standby(core: Core, run: Run, node: Node) -> str:

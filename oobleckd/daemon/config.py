@@ -51,8 +51,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     keys_dir: Annotated[str, Meta(description="Key folder, as made by oobleckctl keygen.")] = ""
     group: Annotated[str, Meta(description="Unix group whose members may act.")] = "oobleck"
     allow_injection: Annotated[bool, Meta(description="Allow kill-node.")] = False
-    beat_s: Annotated[Seconds, Meta(description="Seconds between signs of life of an agent.")] = 0.5
-    lease_s: Annotated[Seconds, Meta(description="Silence after which a node is lost.")] = 5.0
+    beat_s: Annotated[Seconds, Meta(description="Seconds between signs of life of an agent.")] = 0.25
+    lease_s: Annotated[
+        Seconds, Meta(description="Longest silence of a node; what its beats teach is shorter.")
+    ] = 10.0
     grace_s: Annotated[Seconds, Meta(description="Seconds after a restart in which no node is lost.")] = 5.0
     history: Annotated[int, Meta(ge=100, description="Changes kept for the event stream.")] = 10_000
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Log level.")] = (

@@ -13,7 +13,7 @@ def running(num_nodes=6, seed=0, step=3, **spec):
         key: spec.pop(key) for key in ("num_devices", "overflows", "nans", "link_grace_s") if key in spec
     }
     world = World(seed, num_nodes, **config)
-    world.run_for(1.0)
+    world.run_for(3.0)  # long enough for leases to be learned
     world.submit(make_job(**{"steps": 12, "f": 1, "memory": 350} | spec))
     world.until_step(step)
     return world
@@ -39,7 +39,8 @@ def test_one_node_lost(seed, silent):
     assert not incident.open
     assert incident.nodes == ("n02",)
     assert [phase.phase for phase in incident.phases] == ["detect", "plan", "reconfigure", "copy", "resume"]
-    assert (incident.phases[0].duration_s > 1.0) == silent  # a lease against a closed link
+    assert (incident.phases[0].duration_s > 0.9) == silent  # a lease against a closed link
+    assert incident.phases[0].duration_s < 1.2  # and one that was learned
     assert sum(phase.duration_s for phase in incident.phases) == pytest.approx(incident.total_s)
     assert incident.steps_lost == 0
     assert 0 < incident.committed_s < incident.total_s

@@ -38,7 +38,7 @@ def test_a_closed_link_alone_is_no_death_and_a_lease_ends():
     assert found.deadline(4.9) == 5.0
     found.expire(5.0)
     assert not found.living("a", "1")
-    assert found.nodes["a"].cause == "no sign of life for 5 s"
+    assert found.nodes["a"].cause == "no sign of life for 5 s (its lease: 5 s)"
     assert found.nodes["a"].suspect_at == 1.0
     assert found.obituaries == ["a"]
     assert found.deadline(5.0) is None
@@ -114,8 +114,85 @@ def test_a_link_that_stays_down_evicts_by_a_fixed_rule():
     assert not found.living("a", "1")
 
 
-def test_silence_while_the_daemon_slept_is_no_evidence():
-    found = members("a")
-    found.forgive(100.0)
-    found.expire(104.0)
+def beating(*names, seconds=10.0, beat_s=0.25):
+    """Members whose beats have come on time for ``seconds``; the time after them."""
+    found, now = members(*names), 0.0
+    while now < seconds:
+        now += beat_s
+        for name in names:
+            assert not found.beat(name, "1", now)
+        found.expire(now)
+    return found, now
+
+
+def silence(found, now, *, but=(), until=10.0, tick_s=0.01):
+    """Only the nodes ``but`` beat from ``now`` on; after how many seconds ``a`` is declared lost."""
+    last, due = now, now + 0.25
+    while found.nodes["a"].alive:
+        now += tick_s
+        assert now < last + until, "never declared lost"
+        if now >= due:
+            due += 0.25
+            for name in but:
+                found.beat(name, "1", now)
+        found.expire(now)
+    return now - last
+
+
+def test_a_steady_node_that_falls_silent_is_lost_after_a_few_beats():
+    found, now = beating("a", "b")
+    assert found.deadline(now) < now + 1.2
+    assert 0.9 < silence(found, now, but="b") < 1.2
+    assert "its lease: 1 s" in found.nodes["a"].cause
+
+
+def test_the_suspect_is_named_before_it_is_declared_lost():
+    found, now = beating("a", "b")
+    assert found.silent_s(found.nodes["a"], now + 0.3) == 0.0
+    assert found.silent_s(found.nodes["a"], now + 0.7) > 0.6
     assert found.living("a", "1")
+
+
+def test_silence_of_everybody_is_ours_until_the_longest_lease():
+    found, now = beating("a", "b", "c")
+    assert silence(found, now) >= 5.0
+
+
+def test_a_round_that_needs_its_vote_is_a_sign_of_life():
+    found, now = beating("a", "b")
+    found.witness({"a", "gone"}, now + 0.8)
+    found.beat("b", "1", now + 1.5)
+    found.expire(now + 1.5)
+    assert found.living("a", "1")
+    found.beat("b", "1", now + 2.0)
+    found.expire(now + 2.0)
+    assert not found.living("a", "1")
+
+
+def test_rounds_do_not_excuse_a_dead_agent_for_ever():
+    found, now = beating("a", "b")
+    for tenth in range(1, 50):
+        found.witness({"a"}, now + tenth / 10)
+        found.beat("b", "1", now + tenth / 10)
+        found.expire(now + tenth / 10)
+        assert found.living("a", "1")
+    found.expire(now + 5.0)
+    assert not found.living("a", "1")
+
+
+def test_a_closed_link_is_waited_for_as_long_as_can_be():
+    found, now = beating("a", "b")
+    found.link_lost("a", now)
+    assert silence(found, now, but="b") >= 5.0
+
+
+def test_time_in_which_the_daemon_slept_is_no_silence():
+    found, now = beating("a", "b")
+    found.attend(now + 60.0, now + 0.2)
+    found.beat("b", "1", now + 60.0)
+    found.expire(now + 60.0)
+    assert found.living("a", "1")
+    assert found.deadline(now + 60.0) > now + 60.0
+    found.beat("b", "1", now + 60.9)
+    found.expire(now + 60.9)
+    assert not found.living("a", "1")

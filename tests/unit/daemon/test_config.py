@@ -67,7 +67,7 @@ def test_booleans_of_the_environment(text: str, value: bool) -> None:
         ("[daemon]\nbeat_s = 0\n", "beat_s = 0: expected `float` > 0", ""),
         ("[daemon]\nlog_level = 'loud'\n", "log_level = 'loud': invalid enum value", ""),
         ("[daemon\n", "not TOML", ""),
-        ("[daemon]\nbeat_s = 4\n", "shorter than two beats", "at least 2 * beat_s"),
+        ("[daemon]\nbeat_s = 6\n", "shorter than two beats", "at least 2 * beat_s"),
         ("[daemon]\nendpoint = 'here'\n", "endpoint = 'here' is none", "tcp://"),
         ("[daemon]\nendpoint = 'tcp://127.0.0.1'\n", "has no port", "tcp://"),
         ("[daemon]\nendpoint = 'tcp://0.0.0.0:1'\ncurve = false\n", "beyond this machine", "keygen"),

@@ -1,0 +1,65 @@
+"""How long the silence of one node may last before its life counts as over: learned from its own beats.
+
+Owns the arithmetic of one lease. Pure; its times are those of the daemon's *waking* clock (``membership``),
+which stands still while the daemon itself was asleep. Nobody has to choose the length, so there is one that fits
+a quiet machine and one that fits an overloaded one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_MISSED = 4  # so many beats of the usual distance may be missing
+# What the longest gap had on top of the usual one may come this many times over: TCP doubles its wait when it sends
+# again in vain, so that the next longest gap is a multiple of the longest seen (tests/unit/core/test_lease.py).
+_EXCESS = 8
+_ENOUGH = 8  # gaps that make a lease; before it nothing is known and the longest lease holds
+_GAIN, _FADE = 1 / 8, 1 / 1024
+
+
+@dataclass(slots=True)
+class Lease:
+    """The lease of one life. ``heard``: its last word. ``witnessed``: the last proof of its life by others.
+
+    ``most_s`` bounds every silence: of an agent whose devices are proven to be alive as well.
+    """
+
+    most_s: float
+    heard: float
+    witnessed: float = float("-inf")
+    beat: float | None = None
+    num_gaps: int = 0
+    mean_s: float = 0.0
+    worst_s: float = 0.0
+
+    def beats(self, at: float) -> None:
+        """A beat: a word that comes at regular times, so that the gap before it teaches something."""
+        if self.beat is not None:
+            self._learn(at - self.beat)
+        self.beat = self.heard = at
+
+    def reconnected(self, at: float) -> None:
+        """A word on a new connection: the gap before it says nothing about the beats."""
+        self.beat, self.heard = None, at
+
+    @property
+    def length_s(self) -> float:
+        """The silence that is forgiven: a few beats, and more where beats were late before."""
+        if self.num_gaps < _ENOUGH:
+            return self.most_s
+        excess_s = max(0.0, self.worst_s - self.mean_s)
+        return min(_MISSED * self.mean_s + _EXCESS * excess_s, self.most_s)
+
+    def ends(self) -> float:
+        """When it runs out, unless something is heard before."""
+        last = max(self.heard, self.witnessed)
+        return min(last + self.length_s, self.heard + self.most_s)
+
+    def late(self, at: float) -> bool:
+        """Whether the node is silent for longer than it should: suspect, not more."""
+        return at - self.heard > self.length_s / 2
+
+    def _learn(self, gap_s: float) -> None:
+        self.mean_s += (gap_s - self.mean_s) * (_GAIN if self.num_gaps else 1.0)
+        self.worst_s = max(gap_s, self.worst_s - _FADE * (self.worst_s - self.mean_s))
+        self.num_gaps += 1

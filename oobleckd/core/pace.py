@@ -1,0 +1,69 @@
+"""Which devices are slow: they take much longer for their work than their peers do for theirs. Reported, never evicted.
+
+Pure. Owns the comparison, not what is said of it (``steps``). Work is measured by the profile: what a device
+computes in a round by its routes, in modelled seconds. Busy time over that is its pace; only paces in one layout
+are compared, so that a slow host of all, or a model that errs for all, makes nobody slow.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+
+from planner.plan import Layout
+from planner.profile import LayerCost
+
+_ROUNDS = 8  # whose median counts: one slow step is nothing
+_SLOW, _WELL = 2.0, 1.5  # times the peers' median: from here on slow, and down to here well again
+
+
+@dataclass(slots=True)
+class Paces:
+    """Paces of the devices of the layout of epoch ``layout``.
+
+    ``rounds``: the last rounds of which every device has told: device -> busy over modelled seconds.
+    ``telling``: rounds of which some have. ``slow``: device -> times slower than its peers.
+    """
+
+    layout: int = 0
+    work_s: dict[str, float] = field(default_factory=dict)
+    rounds: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
+    telling: dict[int, dict[str, float]] = field(default_factory=dict)
+    slow: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, layout: Layout, layers: tuple[LayerCost, ...]) -> Paces:
+        """Nothing is known yet of how ``layout`` runs."""
+        work: dict[str, float] = {}
+        for route in layout.routes:
+            for segment in route.segments:
+                costs = [layers[n].forward_s + layers[n].backward_s for n in segment.layers.layers()]
+                work[segment.device] = work.get(segment.device, 0.0) + sum(costs)
+        return cls(layout.epoch, {device: seconds for device, seconds in work.items() if seconds > 0.0})
+
+    def note(self, device: str, round_: int, busy_s: float) -> dict[str, str]:
+        """A device was busy for ``busy_s`` in a round; what is new of which device's pace, for people."""
+        if device not in self.work_s:
+            return {}
+        told = self.telling.setdefault(round_, {})
+        told[device] = busy_s / self.work_s[device]
+        if len(told) < len(self.work_s):
+            return {}
+        self.telling = {later: paces for later, paces in self.telling.items() if later > round_}
+        self.rounds.append(told)
+        if len(self.rounds) < _ROUNDS:
+            return {}
+        typical = {d: statistics.median(paces[d] for paces in self.rounds) for d in sorted(self.work_s)}
+        return {d: news for d in typical if (news := self._judge(d, typical))}
+
+    def _judge(self, device: str, typical: dict[str, float]) -> str:
+        peers = [pace for other, pace in typical.items() if other != device]
+        if not peers or statistics.median(peers) <= 0.0:
+            return ""
+        factor, was_slow = typical[device] / statistics.median(peers), device in self.slow
+        if factor >= (_WELL if was_slow else _SLOW):
+            self.slow[device] = factor
+            return "" if was_slow else f"is slow: {factor:.1f} times its peers; it stays in the plan"
+        self.slow.pop(device, None)
+        return "is as fast as its peers again" if was_slow else ""

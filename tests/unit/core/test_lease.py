@@ -1,0 +1,74 @@
+"""The length of a lease as it is learned from beats: quiet, jittering, lost packets, a slow start."""
+
+import random
+
+import pytest
+
+from oobleckd.core.config import Config
+from oobleckd.core.lease import Lease
+
+BEAT_S = 0.25
+
+
+def taught(gaps, most_s=5.0):
+    lease, now = Lease(most_s, 0.0), 0.0
+    for gap in gaps:
+        now += gap
+        lease.beats(now)
+    return lease
+
+
+def test_nothing_is_known_at_first():
+    assert taught([BEAT_S] * 8).length_s == 5.0  # the first beat ends no gap
+    assert taught([BEAT_S] * 9).length_s < 1.5
+
+
+def test_a_quiet_node_has_a_lease_of_four_beats():
+    lease = taught([BEAT_S] * 100)
+    assert lease.length_s == pytest.approx(4 * BEAT_S, rel=0.01)
+    assert lease.ends() == lease.heard + lease.length_s
+
+
+def test_one_long_gap_is_remembered_for_minutes_and_not_for_ever():
+    lease = taught([BEAT_S] * 50 + [1.4] + [BEAT_S] * 20)
+    assert lease.length_s == 5.0
+    for _ in range(4 * 1200):
+        lease.beats(lease.heard + BEAT_S)
+    assert lease.length_s == pytest.approx(1.0, rel=0.1)
+
+
+def test_never_longer_than_it_may_be():
+    assert taught([BEAT_S] * 20 + [4.0]).length_s == 5.0
+    assert taught([2.0] * 20).length_s == 5.0
+
+
+def test_a_reconnect_teaches_nothing():
+    lease = taught([BEAT_S] * 50)
+    lease.reconnected(lease.heard + 3.0)
+    lease.beats(lease.heard + 0.01)
+    assert lease.worst_s == pytest.approx(BEAT_S)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_thirty_minutes_of_jitter_are_no_death(seed):
+    """Beats as a busy machine sends them: late by an exponential time, now and then by much more."""
+    dice = random.Random(seed)
+    lease, now = Lease(5.0, 0.0), 0.0
+    for _ in range(int(1800 / BEAT_S)):
+        now += BEAT_S + dice.expovariate(1 / 0.02) + (dice.uniform(0.0, 0.7) if dice.random() < 0.01 else 0.0)
+        assert now < lease.ends(), f"seed {seed}: lost at {now:.1f} s"
+        lease.beats(now)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ten_minutes_of_lost_packets_are_no_death(seed):
+    """One in ten packets is lost, also when sent again: after 0.1, 0.3, 0.6 s, and so on. Beats arrive in order."""
+    dice = random.Random(seed)
+    lease, arrived = Lease(Config().lease_s, 0.0), 0.0
+    for number in range(int(600 / BEAT_S)):
+        delay, again = 0.02, 0.1
+        while dice.random() < 0.1:
+            delay, again = delay + again, max(0.3, 2 * again)
+        arrived = max(arrived, number * BEAT_S + delay)
+        assert arrived < lease.ends(), f"seed {seed}: lost at {arrived:.1f} s"
+        lease.beats(arrived)

@@ -1,0 +1,60 @@
+"""Slow devices: told from heavy work, from a slow cluster and from one slow step."""
+
+import itertools
+
+from oobleckd.core.pace import Paces
+from planner.plan import Layout, Range, Route, Segment
+from planner.profile import LayerCost
+
+ROUND = itertools.count()
+LAYERS = tuple(LayerCost("layer", 0.01, 0.02, 1, 1, 1, 1) for _ in range(6))
+
+
+def paces(*cuts):
+    """Pipelines of two devices each, cut at these layers; one micro-batch each."""
+    routes, holdings = [], {}
+    for number, cut in enumerate(cuts):
+        held = {f"a{number}/0": Range(0, cut), f"b{number}/0": Range(cut, 6)}
+        holdings |= held
+        routes.append(Route(number, 0, tuple(Segment(device, part) for device, part in held.items()), None))
+    return Paces.of(Layout(7, 6, holdings, tuple(routes)), LAYERS)
+
+
+def run(found, rounds, **slower):
+    """So many rounds, each device as busy as its work says times its factor; what was said."""
+    said = []
+    for _ in range(rounds):
+        number = next(ROUND)
+        for device, work_s in found.work_s.items():
+            busy_s = work_s * slower.get(device.partition("/")[0], 1.0) * 1.3
+            said += [f"{slow} {news}" for slow, news in found.note(device, number, busy_s).items()]
+    return said
+
+
+def test_more_work_is_not_slow():
+    found = paces(1, 3)
+    assert found.work_s["b0/0"] == 5 * found.work_s["a0/0"]
+    assert run(found, 50) == []
+    assert found.layout == 7
+
+
+def test_a_slow_device_is_named_once_and_again_when_it_is_well():
+    found = paces(3, 3)
+    assert run(found, 20, b1=2.6) == ["b1/0 is slow: 2.6 times its peers; it stays in the plan"]
+    assert 2.5 < found.slow["b1/0"] < 2.7
+    assert run(found, 20) == ["b1/0 is as fast as its peers again"]
+    assert found.slow == {}
+
+
+def test_one_slow_step_a_slow_cluster_and_an_idle_device_are_nothing():
+    found = paces(3, 3)
+    assert run(found, 10) + run(found, 1, a0=50.0) + run(found, 10) == []
+    assert run(found, 20, a0=3.0, b0=3.0, a1=3.0, b1=3.0) == []
+    assert found.note("spare/0", next(ROUND), 1.0) == {}
+
+
+def test_a_round_that_one_device_never_told_is_left_out():
+    found = paces(3, 3)
+    assert found.note("a0/0", next(ROUND), 1.0) == {}
+    assert run(found, 20, b1=3.0) == ["b1/0 is slow: 3.0 times its peers; it stays in the plan"]
+    assert found.telling == {}
