@@ -41,10 +41,10 @@ from oobleckd.protocol.api import (
     TemplateView,
 )
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import How
 
 Answer = TypeVar("Answer")
 Act = Literal["pause", "resume", "cancel", "checkpoint"]
-How = Literal["sigkill", "device", "agent-only", "sigterm"]
 
 SERVICE_SOCKET = Path("/run/oobleck/oobleckd.sock")
 TIMEOUT_S = 10.0
@@ -195,9 +195,17 @@ class Client:
         """Let a drained node be used again."""
         return self._post(f"/v1/nodes/{quote(node, safe='')}/undrain", {"reason": reason})
 
-    def kill(self, node: str, how: How = "sigkill", *, at: str = "", round: int = -1) -> Accepted:  # noqa: A002 - the API's word
+    def kill(
+        self,
+        node: str,
+        how: How = "sigkill",
+        *,
+        at: str = "",
+        round: int = -1,  # noqa: A002 - the API's word
+        seconds: float = 0.0,
+    ) -> Accepted:
         """Inject a failure; ApiProblem 403 unless the daemon allows injection."""
-        body = {"how": how, "at": at, "round": round}
+        body = {"how": how, "at": at, "round": round, "seconds": seconds}
         return self._post(f"/v1/nodes/{quote(node, safe='')}/kill", body)
 
     # ------------------------------------------------------------------- below

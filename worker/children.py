@@ -1,6 +1,6 @@
 """Device processes as children of the agent: start, watch, end.
 
-Owns how a device process is started and how its end is seen. Its life line (``lifeline``) tells within
+Owns how a device process is started and how its end is seen; whether it hangs is ``watchdog``'s. Its life line (``lifeline``) tells within
 milliseconds, long before its memory is freed and its sockets close; a pidfd is the second evidence, and the
 only one before the process holds its line. The other half runs in the device process: it ends with its
 agent (``die_with_parent``).
@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.lifeline import Lifeline
+from worker.pulse import PulseReader
+from worker.watchdog import Watchdog
 
 EXITING = "the process is exiting"
 """Evidence of an end whose cause the kernel does not tell yet."""
@@ -55,16 +57,22 @@ class Setting:
 class Child:
     """A running device process and the agent's end of its socket."""
 
-    __slots__ = ("device", "lifeline", "link", "pidfd", "process")
+    __slots__ = ("device", "lifeline", "link", "pidfd", "process", "watchdog")
 
     def __init__(
-        self, device: str, process: subprocess.Popen[bytes], link: socket.socket, lifeline: Lifeline
+        self,
+        device: str,
+        process: subprocess.Popen[bytes],
+        link: socket.socket,
+        lifeline: Lifeline,
+        pulse: PulseReader,
     ) -> None:
         self.device = device
         self.process = process
         self.link = link
         self.lifeline = lifeline
         self.pidfd = os.pidfd_open(process.pid)
+        self.watchdog = Watchdog(process.pid, pulse)
 
     def ending(self) -> str:
         """How the process ended, such as "signal 9" or "exit code 1"; "running" while it has not."""
@@ -86,6 +94,7 @@ class Child:
         self.process.wait()
         self.link.close()
         self.lifeline.close()
+        self.watchdog.close()
         os.close(self.pidfd)
 
 
@@ -94,7 +103,7 @@ def start(device: str, setting: Setting) -> Child:
 
     It gets a session of its own, so that a Ctrl-C meant for the agent does not reach it. Raises OSError.
     """
-    lifeline = Lifeline()
+    lifeline, pulse = Lifeline(), PulseReader()
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -108,13 +117,14 @@ def start(device: str, setting: Setting) -> Child:
                 f"--host={setting.host}",
                 f"--parent={os.getpid()}",
                 *("--lifeline", str(lifeline.fd), str(lifeline.held_fd)),
+                f"--pulse={pulse.fd}",
             ],
             stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno(), lifeline.fd, lifeline.held_fd],
+            pass_fds=[theirs.fileno(), lifeline.fd, lifeline.held_fd, pulse.fd],
             start_new_session=True,
             env={"OMP_NUM_THREADS": "1", **os.environ},
         )
-    return Child(device, process, ours, lifeline)
+    return Child(device, process, ours, lifeline, pulse)
 
 
 class Watch:

@@ -49,7 +49,7 @@ from worker.data import open_corpus
 from worker.deploy import Deployment
 from worker.errors import UserError
 from worker.executor import Executor
-from worker.faults import Faults
+from worker.faults import ANYWHERE, Faults, hang_for_ever
 from worker.groups.choose import choose
 from worker.groups.plane import Plane
 from worker.lifeline import hold
@@ -58,6 +58,7 @@ from worker.mailbox import Key, Mailbox
 from worker.measure import measure
 from worker.models import load_spec
 from worker.post import TransportPost
+from worker.pulse import LOOK_UP_S, Pulse
 from worker.store import Store
 from worker.transport import Transport
 
@@ -79,8 +80,8 @@ class Place:
 class DeviceProcess:
     """Controls in, training state and answers out."""
 
-    def __init__(self, place: Place, fd: int) -> None:
-        self.place = place
+    def __init__(self, place: Place, fd: int, pulse: Pulse) -> None:
+        self.place, self.pulse = place, pulse
         self.mailbox = Mailbox()
         self.torch_device = torch_device(place)
         backend, road = choose(self.torch_device)
@@ -111,15 +112,20 @@ class DeviceProcess:
             if controls:
                 self._tell_up()
             if not self._work():
-                self.mailbox.wait()
+                self.pulse.wait()
+                while not self.mailbox.wait(LOOK_UP_S):
+                    self.pulse.wait()
 
     def _work(self) -> bool:
         """One piece of work; False when there is none."""
         try:
-            if self.deployment is not None and self.deployment.awaited and self.deployment.advance():
-                self._ready()
-                return True
-            return self.executor is not None and self.executor.advance()
+            if self.deployment is not None and self.deployment.awaited:
+                with self.pulse.doing("copy", units=0):
+                    if self.deployment.advance():
+                        self._ready()
+                        return True
+            with self.pulse.doing("R"):  # forward, backward and update are named inside
+                return self.executor is not None and self.executor.advance()
         except UserError as error:
             self._fail(error.problem, error.hint)
         except ReplicasDisagree as error:
@@ -128,7 +134,8 @@ class DeviceProcess:
 
     def _guarded(self, control: ToWorker) -> None:
         try:
-            self._handle(control)
+            with self.pulse.doing(type(control).__name__, units=0):
+                self._handle(control)
         except UserError as error:
             self._fail(error.problem, error.hint)
 
@@ -150,11 +157,20 @@ class DeviceProcess:
                 if control.job == self.job_id:
                     self._release()
             case Inject():
-                self.faults.arm(control.at, control.round)
+                self._inject(control)
             case Welcome() | Refused() | Ack():
                 pass  # the agent's business
             case _:
                 assert_never(control)
+
+    def _inject(self, message: Inject) -> None:
+        if message.how == "net-drop":
+            self.transport.block(message.seconds)
+        elif message.how == "hang" and not message.at and self.executor is None:
+            self.pulse.wait()
+            hang_for_ever()
+        else:
+            self.faults.arm(message.at or ANYWHERE, message.round, hang=message.how == "hang")
 
     def _measure(self, message: Measure) -> None:
         spec = load_spec(message.spec)
@@ -182,8 +198,9 @@ class DeviceProcess:
         self.job_id = job_id
         store = Store(load_spec(job), self.torch_device)
         self.executor = Executor(
-            self.place.device, job_id, job, store, open_corpus(job), self.post, self.faults, self.tell
-        )
+            self.place.device, job_id, job, store, open_corpus(job), self.post, self.faults, self.tell,
+            self.pulse,
+        )  # fmt: skip
         return self.executor
 
     def _ready(self) -> None:
@@ -314,6 +331,7 @@ def device_memory_bytes(device: torch.device) -> int:
 @click.option("--host", default="")
 @click.option("--parent", type=int, required=True)
 @click.option("--lifeline", type=(int, int), required=True)
+@click.option("--pulse", type=int, required=True)
 def main(
     device: str,
     kind: str,
@@ -323,6 +341,7 @@ def main(
     host: str,
     parent: int,
     lifeline: tuple[int, int],
+    pulse: int,
 ) -> None:
     """Device process of an agent; not meant to be started by hand."""
     die_with_parent(parent)
@@ -330,7 +349,7 @@ def main(
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        DeviceProcess(Place(device, kind, host, bind, run_dir), fd).run()
+        DeviceProcess(Place(device, kind, host, bind, run_dir), fd, Pulse(pulse)).run()
     except UserError as error:
         print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr, flush=True)
         os._exit(1)

@@ -36,6 +36,7 @@ from worker.data import Corpus
 from worker.faults import Faults
 from worker.models import seed_layer
 from worker.post import Post
+from worker.pulse import Pulse
 from worker.reduce import Contribution, Reducer
 from worker.snapshot import ledger_digest, write_share
 from worker.store import Store
@@ -68,9 +69,11 @@ class Executor:
         post: Post,
         faults: Faults,
         tell: Callable[[FromWorker], None],
+        pulse: Pulse | None = None,
     ) -> None:
         self.device, self.job_id, self.job = device, job_id, job
         self.store, self.corpus, self.post, self.faults, self.tell = store, corpus, post, faults, tell
+        self.pulse = pulse or Pulse()
         self.layout = Layout(0, store.spec.num_layers, {}, ())
         self.dead: frozenset[str] = frozenset()
         self.counters = Counters()
@@ -187,10 +190,11 @@ class Executor:
 
     def _run(self, kind: str, task: Task) -> None:
         began = time.perf_counter()
-        if kind == "F":
-            self._forward(task)
-        else:
-            self._backward(task)
+        with self.pulse.doing(kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)):
+            if kind == "F":
+                self._forward(task)
+            else:
+                self._backward(task)
         self.clock.busy_s += time.perf_counter() - began
 
     def _input(self, task: Task, kind: str) -> Tensor:
@@ -266,6 +270,21 @@ class Executor:
 
     def _commit(self, vote: Vote) -> bool:
         """The round's one commit point has passed: roll forward. Returns whether to stop here."""
+        with self.pulse.doing("U", units=max(1, len(self.store.layers))):
+            outcome = self._update(vote)
+        hold = self.hold_next or vote.flags.hold or self.finished
+        due = self._checkpoint_due(vote, outcome)
+        self.commit.advance(vote)
+        done, late = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
+        self.flags = Flags(late.hold and not done.hold, late.checkpoint and not done.checkpoint)
+        self.hold_next, self.clock = False, Clock()
+        self._begin()
+        if due:
+            self.write_checkpoint()
+        return hold
+
+    def _update(self, vote: Vote) -> Outcome:
+        """Update, tell, and count the round."""
         self.faults.reach("commit", self.counters.round)
         outcome = outcome_of(vote)
         norm = lr = 0.0
@@ -279,16 +298,7 @@ class Executor:
         self._tell_step_done(vote, outcome, norm, lr)
         self._count(outcome)
         self.faults.reach("updated", self.counters.round - 1)
-        hold = self.hold_next or vote.flags.hold or self.finished
-        due = self._checkpoint_due(vote, outcome)
-        self.commit.advance(vote)
-        done, late = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
-        self.flags = Flags(late.hold and not done.hold, late.checkpoint and not done.checkpoint)
-        self.hold_next, self.clock = False, Clock()
-        self._begin()
-        if due:
-            self.write_checkpoint()
-        return hold
+        return outcome
 
     def _tell_step_done(self, vote: Vote, outcome: Outcome, norm: float, lr: float) -> None:
         samples, ledger = ledger_digest(self.corpus, self.counters.step, vote.losses)
@@ -332,11 +342,12 @@ class Executor:
         """Write this device's share of the state at this boundary."""
         live = frozenset(self.layout.holdings) - self.dead
         corpus = self.corpus.digest
-        for part in write_share(
-            self.device, self.job_id, self.job, self.store, self.layout, live, self.counters, corpus
-        ):
-            self.faults.reach("checkpoint", self.counters.round)
-            self.tell(part)
+        with self.pulse.doing("checkpoint", units=0):
+            for part in write_share(
+                self.device, self.job_id, self.job, self.store, self.layout, live, self.counters, corpus
+            ):
+                self.faults.reach("checkpoint", self.counters.round)
+                self.tell(part)
 
     # ------------------------------------------------------------------ failures
 

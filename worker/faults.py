@@ -1,14 +1,16 @@
-"""Fault points: places in a device process where a test or drill can make it die by SIGKILL.
+"""Fault points: places in a device process where a test or drill can make it die or hang.
 
-Owns the names of the places. Each firing is written to ``<run dir>/faults.jsonl`` and synced before the
-process dies, so that a test can tell that its kill happened where it meant it to.
+Owns the names of the places. Each firing is written to ``<run dir>/faults.jsonl`` and synced before it
+happens, so that a test can tell that it happened where it was meant to.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,25 +19,31 @@ POINTS = (
     "forward", "backward", "reduce", "reduced", "commit", "update", "updated", "frozen", "deploy", "copy",
     "ready", "checkpoint",
 )  # fmt: skip
+IN_STEP = POINTS[:7]
+ANYWHERE = ""  # whichever of ``IN_STEP`` comes first
 
 
 @dataclass(slots=True)
 class Faults:
-    """Armed fault points of one device process: point -> round (-1: the next time)."""
+    """Armed fault points of one device process: point -> (round or -1 for the next time, whether to hang)."""
 
     device: str
     run_dir: Path
-    armed: dict[str, int] = field(default_factory=dict)
+    armed: dict[str, tuple[int, bool]] = field(default_factory=dict)
 
-    def arm(self, point: str, round_: int) -> None:
-        """Die at ``point`` in round ``round_`` or, if that is over, at the next chance."""
-        self.armed[point] = round_
+    def arm(self, point: str, round_: int, *, hang: bool = False) -> None:
+        """Die (or hang) at ``point`` in round ``round_`` or, if that is over, at the next chance."""
+        self.armed[point] = (round_, hang)
 
     def reach(self, point: str, round_: int) -> None:
-        """The device is at ``point``: die if that was asked for."""
-        wanted = self.armed.get(point)
-        if wanted is None or round_ < wanted:
-            return
+        """The device is at ``point``: die or hang if that was asked for."""
+        anywhere = self.armed.get(ANYWHERE) if point in IN_STEP else None
+        wanted, hang = self.armed.get(point) or anywhere or (sys.maxsize, False)
+        if round_ >= wanted:
+            self.strike(point, round_, hang=hang)
+
+    def strike(self, point: str, round_: int, *, hang: bool) -> None:
+        """Write it down, then die or hang: now."""
         record = {
             "device": self.device,
             "point": point,
@@ -45,4 +53,11 @@ class Faults:
         }
         fd = os.open(self.run_dir / "faults.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_SYNC, 0o600)
         os.write(fd, json.dumps(record).encode() + b"\n")
+        if hang:
+            hang_for_ever()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang_for_ever() -> None:
+    """Hang as a driver call does that never returns: no thread of this process gets the interpreter any more."""
+    ctypes.PyDLL(None).pause()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import signal
 import sys
@@ -36,8 +35,10 @@ from oobleckd.protocol.messages import (
 )
 from worker.children import Child, Setting, Watch, start
 from worker.devicelink import AgentSide
+from worker.injection import inject
 from worker.outbox import Head, Outbox, peek
 from worker.uplink import CurveKeys, Uplink
+from worker.watchdog import LOOK_EVERY_S
 
 EXIT_REFUSED = 5
 _HELLO_AGAIN_S = 2.0  # until the daemon has said Welcome
@@ -60,11 +61,12 @@ class AgentConfig:
 
 @dataclass(slots=True)
 class _Device:
-    """A device process. ``info`` is None until it has said that it is up."""
+    """A device process. ``info`` is None until it has said that it is up; ``verdict``: why the agent ended it."""
 
     child: Child
     link: AgentSide
     info: DeviceInfo | None = None
+    verdict: str = ""
 
 
 class Agent:
@@ -106,6 +108,7 @@ class Agent:
         try:
             self._uplink.connect()
             self._start_devices()
+            self._look_after_devices()
             return await self._done
         finally:
             await self._close()
@@ -132,12 +135,22 @@ class Agent:
         if device is None or device.child is not child or self._renewing is not None or self._done.done():
             return
         device.link.drain()
+        evidence = device.verdict or evidence
         _log.error("device %s (pid %d) ended: %s", child.device, child.process.pid, evidence)
         if device.info is not None:
             self._say(DeviceLost(self.incarnation, child.device, evidence))
         self._failed_starts = 0 if self._all_up() else self._failed_starts + 1
         self._renewing = self._loop.create_task(self._renew())
         self._renewing.add_done_callback(self._renewed)
+
+    def _look_after_devices(self) -> None:
+        """End devices that hang, again and again."""
+        for device in self._devices.values():
+            verdict = "" if device.verdict else device.child.watchdog.look(self._loop.time())
+            if verdict:
+                device.verdict = verdict
+                device.child.kill()
+        self._loop.call_later(LOOK_EVERY_S, self._look_after_devices)
 
     async def _renew(self) -> None:
         """End what is left of this life, start the next."""
@@ -273,24 +286,14 @@ class Agent:
     # ------------------------------------------------------------------ ends
 
     def _inject(self, message: Inject, data: bytes) -> None:
-        """A failure on demand; at a fault point it is the device process that fails."""
-        _log.warning("failure injection: %s %s %s", message.how, message.device, message.at)
-        targets = [d for name, d in self._devices.items() if message.device in {"", name}]
-        if message.at:
-            for device in targets:
-                device.link.send(data)
-        elif message.how == "sigkill":
-            for device in self._devices.values():
-                device.child.kill()
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif message.how == "agent-only":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif message.how == "device" and targets:
-            targets[0].child.kill()
-        elif message.how == "sigterm":
-            self._leave("sigterm was injected")
-        else:
-            _log.warning("ignored an injection of %r", message.how)
+        """A failure on demand."""
+        inject(
+            message,
+            [device.child for device in self._devices.values()],
+            self._uplink,
+            pass_on=lambda child: self._devices[child.device].link.send(data),
+            leave=self._leave,
+        )
 
     def _leave(self, reason: str) -> None:
         if not self._done.done():

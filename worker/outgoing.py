@@ -28,6 +28,8 @@ _PATIENCE_S = 600.0  # with a peer that answers: it may be loading a model befor
 class Outgoing:
     """One outgoing link. ``spawn`` starts its thread, ``greet`` shakes hands on a connected socket.
 
+    While ``road`` is not set nothing goes out and no end is noticed (``Transport.block``).
+
     ``on_end`` is called once, from the writer thread, when the link ended and not by ``stop``: with
     None after the peer's goodbye, else with the reason.
     """
@@ -40,6 +42,7 @@ class Outgoing:
         timeout_s: float,
         spawn: Callable[[Callable[[], None], str], None],
         greet: Callable[[socket.socket], None],
+        road: threading.Event,
         on_end: Callable[[str | None], None],
     ) -> None:
         self._peer = peer
@@ -47,6 +50,7 @@ class Outgoing:
         self._timeout_s = timeout_s
         self._spawn = spawn
         self._greet = greet
+        self._road = road
         self._on_end = on_end
         self._lock = threading.Lock()
         self._written = threading.Condition(self._lock)
@@ -79,7 +83,7 @@ class Outgoing:
         """Drop what is queued, say goodbye unless a letter is half written, close. ``on_end`` is not called."""
         with self._lock:
             self._queue.clear()
-            if self._open and not self._writing and self._socket is not None:
+            if self._open and not self._writing and self._socket is not None and self._road.is_set():
                 with suppress(OSError):
                     wire.goodbye_frame().write_now(self._socket)
             self._end()
@@ -90,6 +94,8 @@ class Outgoing:
 
     def _write_inline(self, frame: Frame) -> bool:
         if not self._open or self._writing or self._queue or not frame.ready() or self._socket is None:
+            return False
+        if not self._road.is_set():
             return False
         try:
             return frame.write_now(self._socket)
@@ -145,6 +151,7 @@ class Outgoing:
 
     def _try_once(self) -> OSError | None:
         """None: open. Else why it may work later. Raises OSError when nobody is there."""
+        self._road.wait()
         try:
             sock = self._connect()
         except BlockingIOError as error:
@@ -189,12 +196,14 @@ class Outgoing:
         poller.register(sock, select.POLLIN)
         poller.register(self._wake, select.POLLIN)
         while not self._stopped.is_set():
+            self._road.wait()
             frame = self._begin()
             if frame is not None:
                 frame.write(sock)
                 self._finish()
                 continue
             ready = {fd for fd, _ in poller.poll()}
+            self._road.wait()
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             if sock.fileno() in ready and wire.LetterReader(sock, "").read() is None:

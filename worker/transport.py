@@ -106,6 +106,8 @@ class Transport:
         self._threads: set[threading.Thread] = set()
         self._strangers = 0
         self._closed = False
+        self._road = threading.Event()  # not set: letters neither leave nor arrive (``block``)
+        self._road.set()
         self._tcp = sockets.listen_tcp(bind)
         self.address = sockets.tcp_address(self._tcp)
         self._unix, self.local = sockets.listen_unix(local_dir, device)
@@ -170,8 +172,20 @@ class Transport:
             links = [known.link for known in self._known.values() if known.link is not None]
         return all(link.flush(deadline) for link in links)
 
+    def block(self, seconds: float) -> None:
+        """Let nothing in or out, as a network does that is gone; for good if ``seconds`` is 0.
+
+        Links stay open and no end of theirs is noticed. Afterwards what was on its way goes on.
+        """
+        self._road.clear()
+        if seconds:
+            timer = threading.Timer(seconds, self._road.set)
+            timer.daemon = True
+            timer.start()
+
     def close(self) -> None:
         """Say goodbye to all peers, so that they report no loss, close everything, end all threads."""
+        self._road.set()
         self.flush(_DRAIN_S)
         with self._changed:
             self._closed = True
@@ -221,6 +235,7 @@ class Transport:
                 timeout_s=self._handshake_s,
                 spawn=self._spawn,
                 greet=lambda sock: self._greet(sock, name),
+                road=self._road,
                 on_end=lambda why: self._outgoing_ended(name, known.life, why),
             )
         return known.link
@@ -352,9 +367,11 @@ class Transport:
         reader = wire.LetterReader(sock, greeting.source)
         try:
             while (letter := reader.read()) is not None:
+                self._road.wait()
                 self._inbox.put(letter)
         except (OSError, EOFError, wire.WireError) as error:
             why = str(error) or type(error).__name__
+        self._road.wait()
         with self._changed:
             if why is None:
                 self._left.add(greeting.life)

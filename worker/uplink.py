@@ -65,6 +65,7 @@ class Uplink:
         self._set_options(keys)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._refusals = 0
+        self._blocked = False
         loop.add_reader(self._socket.fileno(), self._on_readable)
         loop.add_reader(self._monitor.fileno(), self._on_event)
 
@@ -75,6 +76,8 @@ class Uplink:
 
     def send(self, data: bytes) -> bool:
         """Send one message; False when there is no connection (then it is dropped)."""
+        if self._blocked:
+            return False
         try:
             self._socket.send(data, zmq.NOBLOCK)
         except zmq.Again:
@@ -82,6 +85,20 @@ class Uplink:
         # Sending can swallow the readiness signal of the socket's edge-triggered descriptor.
         self._loop.call_soon(self._on_readable)
         return True
+
+    def block(self, seconds: float) -> None:
+        """Drop all that goes out and comes in, as a network does that is gone; for good if ``seconds`` is 0.
+
+        The connection stays: nobody is told. When the network is back it counts as a new one.
+        """
+        self._blocked = True
+        if seconds:
+            self._loop.call_later(seconds, self._unblock)
+
+    def _unblock(self) -> None:
+        if not self._socket.closed:
+            self._blocked = False
+            self._on_connected()
 
     def close(self, linger_s: float = 0.5) -> None:
         """Close; what is on its way gets ``linger_s`` seconds."""
@@ -114,7 +131,8 @@ class Uplink:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_message(frames[-1])
+            if not self._blocked:
+                self._on_message(frames[-1])
         self._loop.call_soon(self._on_readable)
 
     def _on_event(self) -> None:
@@ -129,7 +147,8 @@ class Uplink:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             _log.info("connected to the daemon at %s", self._endpoint)
             self._refusals = 0
-            self._on_connected()
+            if not self._blocked:
+                self._on_connected()
         elif event == zmq.EVENT_DISCONNECTED:
             _log.warning("lost the connection to the daemon at %s; training goes on", self._endpoint)
         else:

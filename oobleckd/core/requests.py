@@ -11,6 +11,7 @@ from oobleckd.core import jobs, view
 from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import JobStateChanged, JobSubmitted, NodeDrained, PauseAsked
 from oobleckd.core.events import Asked, Reply
+from oobleckd.core.membership import Node
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.api import (
     Accepted,
@@ -175,9 +176,21 @@ def _kill(core: Core, request: Kill) -> Response:
         return Denied("not-found", f"no node {request.node}", "oobleckctl get nodes lists them")
     if not (node.alive and node.connected):
         return Denied("conflict", f"{request.node} is not connected")
+    if request.seconds and request.how not in {"sigstop", "net-drop"}:
+        return Denied("invalid", f"{request.how} does not end after a time", "sigstop and net-drop do")
+    victims = [node] if request.how != "host" else _on_host(core, node.host)
+    names = ", ".join(victim.name for victim in victims)
     at = f" at {request.at}" if request.at else ""
-    _audit(core, request.who, f"kill {request.node}: {request.how}{at}", f"node:{request.node}", level="warn")
-    devices = [device.device for device in node.devices]
-    device = devices[0] if devices else ""
-    core.tell(request.node, Inject(request.how, device, request.at, request.round))
-    return Accepted(request.node, f"{request.how} on its way to {request.node}")
+    story = [f"node:{victim.name}" for victim in victims]
+    _audit(core, request.who, f"kill {names}: {request.how}{at}", *story, level="warn")
+    for victim in victims:
+        device = victim.devices[0].device if victim.devices else ""
+        core.tell(victim.name, Inject(request.how, device, request.at, request.round, request.seconds))
+    return Accepted(request.node, f"{request.how} on its way to {names}")
+
+
+def _on_host(core: Core, host: str) -> list[Node]:
+    return [
+        node for _, node in sorted(core.members.nodes.items())
+        if node.alive and node.connected and node.host == host
+    ]  # fmt: skip

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import click
 
-from oobleckd.client import Client, How
+from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.output import emit_item, note
 from oobleckd.protocol.api import Accepted
+from oobleckd.protocol.messages import How
 
 
 def told(answer: Accepted) -> None:
@@ -22,21 +25,31 @@ def told(answer: Accepted) -> None:
 @click.argument("nodes", nargs=-1, required=True, metavar="NODE…")
 @click.option(
     "--how",
-    type=click.Choice(["sigkill", "device", "agent-only", "sigterm"]),
+    type=click.Choice(get_args(How)),
     default="sigkill",
     show_default=True,
-    help="sigkill: the whole node; device: one device process; agent-only: the agent; sigterm: an orderly leave.",
+    help="sigkill, sigstop: agent and devices; sigterm: an orderly leave; hang: a device process, its interpreter "
+    "locked; net-drop: nothing leaves or arrives; agent-only, device: SIGKILL of that process; host: sigkill "
+    "of every node on the host of NODE.",
 )
 @click.option(
     "--at", default="", metavar="POINT", help="Not now, but when a device reaches this fault point."
 )
 @click.option("--round", "round_", default=-1, metavar="N", help="With --at: in this round and no other.")
+@click.option(
+    "--for",
+    "seconds",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="S",
+    help="sigstop and net-drop: they end after so many seconds.",
+)
 @connected
-def kill_node(client: Client, nodes: tuple[str, ...], how: How, at: str, round_: int) -> None:
+def kill_node(client: Client, nodes: tuple[str, ...], how: How, at: str, round_: int, seconds: float) -> None:
     """Inject a failure into NODE, or into several at once, where the daemon allows injection."""
     if round_ >= 0 and not at:
         raise click.UsageError("--round needs --at: it says in which round the fault point counts")
-    for answer in [client.kill(node, how, at=at, round=round_) for node in nodes]:
+    for answer in [client.kill(node, how, at=at, round=round_, seconds=seconds) for node in nodes]:
         told(answer)
 
 

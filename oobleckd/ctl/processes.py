@@ -118,6 +118,7 @@ def end(processes: Iterable[Process], grace_s: float) -> int:
     """
     with _opened(processes) as handles:
         _signal(handles, signal.SIGTERM)
+        _signal(handles, signal.SIGCONT)  # a stopped process hears nothing else but SIGKILL
         left = _still_there(handles, grace_s)
         _signal(left, signal.SIGKILL)
         _still_there(left, grace_s)

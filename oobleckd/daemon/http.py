@@ -71,6 +71,7 @@ class _KillBody(msgspec.Struct, forbid_unknown_fields=True):
     how: str = "sigkill"
     at: str = ""
     round: int = -1
+    seconds: float = 0.0
 
 
 class Api:

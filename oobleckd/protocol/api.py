@@ -11,6 +11,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import How
 
 API_VERSION = "oobleck/v1"
 
@@ -62,9 +63,10 @@ class Kill(Request, frozen=True):
     """Failure injection on a node; see ``messages.Inject``."""
 
     node: str
-    how: Literal["sigkill", "device", "agent-only", "sigterm"] = "sigkill"
+    how: How = "sigkill"
     at: str = ""
     round: int = -1
+    seconds: float = 0.0
     who: str = ""
 
 

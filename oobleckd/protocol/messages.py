@@ -26,6 +26,7 @@ from planner.profile import Profile
 PROTOCOL = 1
 
 Outcome = Literal["applied", "skipped", "repeated"]
+How = Literal["sigkill", "sigterm", "sigstop", "hang", "net-drop", "agent-only", "device", "host"]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -374,15 +375,20 @@ class Ack(Message, frozen=True):
 
 
 class Inject(Message, frozen=True):
-    """Failure injection. ``how``: sigkill (agent and devices), device (SIGKILL of one device process),
-    agent-only, sigterm. ``at`` names a fault point of the device process instead of "now"
-    (docs/recovery.md lists them), optionally at a given ``round``.
+    """Failure injection.
+
+    ``how``: sigkill (agent and devices), sigterm (an orderly leave), sigstop (agent and devices), hang (a
+    device process, its interpreter locked), net-drop (nothing of the node leaves or arrives), agent-only and
+    device (SIGKILL of one process), host (sigkill, told to every node of a host). ``at`` names a fault point
+    of the device process instead of "now" (docs/recovery.md lists them), optionally at a given ``round``.
+    ``seconds``: sigstop and net-drop end after so long (0: never).
     """
 
-    how: str
+    how: How
     device: str = ""
     at: str = ""
     round: int = -1
+    seconds: float = 0.0
 
 
 class Release(Message, frozen=True):
@@ -396,7 +402,7 @@ ToWorker = Welcome | Refused | Measure | Deploy | Resume | Report | Decide | Fla
 
 __all__ = [
     "PROTOCOL", "Ack", "Beat", "CheckpointPart", "Counters", "Decide", "Deploy", "DeviceFailed",
-    "DeviceInfo", "DeviceLost", "DeviceUp", "Flag", "Flags", "FromWorker", "Goodbye", "Held", "Hello", "Inject",
+    "DeviceInfo", "DeviceLost", "DeviceUp", "Flag", "Flags", "FromWorker", "Goodbye", "Held", "Hello", "How", "Inject",
     "LinkDown", "Measure", "Measured", "Message", "Outcome", "Peer", "Progress", "Range", "Ready",
     "Refused", "Release", "Report", "Resume", "StepDone", "ToWorker", "Vote", "Welcome",
 ]  # fmt: skip

@@ -37,10 +37,8 @@ class Died(Exception):
 class RaisingFaults(Faults):
     """Fault points that end the device's present piece of work instead of the process."""
 
-    def reach(self, point: str, round_: int) -> None:
-        wanted = self.armed.get(point)
-        if wanted is not None and round_ >= wanted:
-            raise Died(point)
+    def strike(self, point: str, round_: int, *, hang: bool) -> None:
+        raise Died(point)
 
 
 @dataclass

@@ -21,9 +21,11 @@ from oobleckd.protocol.messages import (
     StepDone,
 )  # fmt: skip
 from worker.children import die_with_parent
+from worker.faults import hang_for_ever
 from worker.lifeline import hold
 from worker.link import DeviceLink
 from worker.mailbox import Mailbox
+from worker.pulse import LOOK_UP_S, Pulse
 
 
 def answer(device: str, message: object) -> Progress | StepDone | None:
@@ -38,6 +40,8 @@ def answer(device: str, message: object) -> Progress | StepDone | None:
             )
         case Inject(at="exit"):
             os._exit(7)
+        case Inject(how="hang"):
+            hang_for_ever()
     return None
 
 
@@ -50,6 +54,7 @@ def answer(device: str, message: object) -> Progress | StepDone | None:
 @click.option("--host")
 @click.option("--parent", type=int)
 @click.option("--lifeline", type=(int, int))
+@click.option("--pulse", type=int)
 def main(
     device: str,
     kind: str,
@@ -59,19 +64,21 @@ def main(
     host: str,
     parent: int,
     lifeline: tuple[int, int],
+    pulse: int,
 ) -> None:
     """The arguments of a device process."""
     die_with_parent(parent)
     hold(*lifeline)
     if "STANDIN_CRASH" in os.environ:
         os._exit(9)
-    mailbox = Mailbox()
+    mailbox, shown = Mailbox(), Pulse(pulse)
     link = DeviceLink(fd, mailbox)
     link.send(
         DeviceUp(DeviceInfo(device, kind, "stand-in", 0, f"{bind}:1", f"{run_dir}/none.sock", os.getpid()))
     )
     while True:
-        mailbox.wait()
+        shown.wait()
+        mailbox.wait(LOOK_UP_S)
         for message in mailbox.controls():
             said = answer(device, message)
             if said is not None:

@@ -191,11 +191,20 @@ def test_submit_wait_ends_as_the_job_ends(ctl: Ctl, job_file: Callable[..., Path
         (("cancel", "small"), "/v1/jobs/small/cancel", {}),
         (("drain", "node-1", "--reason", "disk"), "/v1/nodes/node-1/drain", {"reason": "disk"}),
         (("undrain", "node-1"), "/v1/nodes/node-1/undrain", {"reason": ""}),
-        (("kill-node", "node-1"), "/v1/nodes/node-1/kill", {"how": "sigkill", "at": "", "round": -1}),
+        (
+            ("kill-node", "node-1"),
+            "/v1/nodes/node-1/kill",
+            {"how": "sigkill", "at": "", "round": -1, "seconds": 0.0},
+        ),
+        (
+            ("kill-node", "node-1", "--how", "sigstop", "--for", "3"),
+            "/v1/nodes/node-1/kill",
+            {"how": "sigstop", "at": "", "round": -1, "seconds": 3.0},
+        ),
         (
             ("kill-node", "node-1", "--how", "device", "--at", "reduce", "--round", "4"),
             "/v1/nodes/node-1/kill",
-            {"how": "device", "at": "reduce", "round": 4},
+            {"how": "device", "at": "reduce", "round": 4, "seconds": 0.0},
         ),
     ],
 )

@@ -1,0 +1,87 @@
+"""Every kind of failure on a real cluster: told apart, survived without a step lost, and bit for bit the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from oobleckd.protocol.api import IncidentView, NodeView
+from tests.helpers.cluster import Cluster, tiny_job
+
+NODES = 4
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("faults"), NODES) as running:
+        yield running
+
+
+def begin(cluster: Cluster, name: str, steps: int = 60) -> tuple[str, str]:
+    """A job a few steps in, and a node of it."""
+    cluster.heal()
+    job = cluster.client.submit(tiny_job(name, train={"steps": steps})).id
+    return job, cluster.at_step(job, 5).nodes[-1]
+
+
+def finish(cluster: Cluster, job: str, node: str, cause: str) -> IncidentView:
+    """The job ends as if nothing had been; its one incident names ``node`` and ``cause``."""
+    done = cluster.job_in(job, "done")
+    (incident,) = [i for i in cluster.client.incidents() if i.job == job]
+    assert incident.nodes == (node,)
+    assert cause in incident.cause
+    assert done.steps_lost == 0
+    cluster.verify(job)
+    return incident
+
+
+def in_state(cluster: Cluster, node: str, *states: str) -> NodeView:
+    def check() -> NodeView | None:
+        view = next(view for view in cluster.client.nodes() if view.name == node)
+        return view if view.state in states else None
+
+    return cluster.until(check, f"{node} in {states}")
+
+
+def test_a_stopped_node_is_lost_and_joins_anew_when_it_goes_on(cluster: Cluster) -> None:
+    job, node = begin(cluster, "stopped", steps=80)
+    before = next(view for view in cluster.client.nodes() if view.name == node)
+    cluster.client.kill(node, "sigstop", seconds=4.0)
+    in_state(cluster, node, "disconnected", "lost")
+    in_state(cluster, node, "lost")
+    after = in_state(cluster, node, "standby", "active")
+    assert after.pids == before.pids  # the same processes, and what they held is dropped
+    finish(cluster, job, node, "no sign of life for")
+
+
+@pytest.mark.parametrize("how", ["hang", "stopped"])
+def test_a_hung_device_is_ended_by_its_agent(cluster: Cluster, how: str) -> None:
+    job, node = begin(cluster, f"device-{how}")
+    if how == "hang":
+        cluster.client.kill(node, "hang", at="backward")
+    else:
+        os.kill(cluster.device_pids(node)[0], signal.SIGSTOP)
+    cause = "B" if how == "hang" else "stopped by a signal"
+    incident = finish(cluster, job, node, cause)
+    assert "hung" in incident.cause
+
+
+def test_a_node_without_a_network(cluster: Cluster) -> None:
+    job, node = begin(cluster, "net-drop", steps=80)
+    cluster.client.kill(node, "net-drop", seconds=4.0)
+    in_state(cluster, node, "lost")
+    in_state(cluster, node, "standby", "active")
+    finish(cluster, job, node, "no sign of life for")
+
+
+def test_an_agent_takes_its_devices_with_it(cluster: Cluster) -> None:
+    job, node = begin(cluster, "agent-only")
+    pid = os.pidfd_open(cluster.device_pids(node)[0])
+    cluster.client.kill(node, "agent-only")
+    finish(cluster, job, node, "its link closed")
+    with pytest.raises(ProcessLookupError):
+        signal.pidfd_send_signal(pid, 0)
+    os.close(pid)

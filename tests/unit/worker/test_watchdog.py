@@ -1,0 +1,122 @@
+"""Hung, long, starved, stopped, held by a debugger: what a watchdog says of each."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from worker.pulse import LOOK_UP_S, Pulse, PulseReader, Reading
+from worker.watchdog import LOOK_EVERY_S, ProcessAccount, Suspicion, Watchdog
+
+
+@pytest.fixture
+def page():
+    reader = PulseReader()
+    yield reader
+    reader.close()
+
+
+def looks(reading, seconds, *, state="S", delay_of=lambda _took: 0.0, every=LOOK_EVERY_S):
+    """Look at an unchanging reading for ``seconds``; the first verdict and when it came."""
+    suspicion, now = Suspicion(), reading.since_s
+    while now - reading.since_s <= seconds:
+        verdict = suspicion.look(now, reading, state, delay_of(now - reading.since_s))
+        if verdict:
+            return verdict, now - reading.since_s
+        now += every
+    return "", seconds
+
+
+def forward(longest_s=0.05, limit_s=2.0):
+    return Reading("2F0", 100.0, longest_s, limit_s)
+
+
+def test_work_that_takes_far_longer_than_ever_is_a_hang():
+    verdict, after_s = looks(forward(), 10.0)
+    assert verdict.startswith("hung in 2F0 for 2.")
+    assert verdict.endswith("s (measured: 0.05 s at most)")
+    assert 1.9 < after_s < 2.4
+
+
+def test_a_device_that_waits_and_shows_nothing_hangs_too():
+    verdict, _ = looks(Reading("", 100.0, LOOK_UP_S, 2.5), 10.0)
+    assert verdict.startswith("hung: gave no sign for 2.")
+
+
+def test_progress_is_none_of_it():
+    suspicion = Suspicion()
+    for look in range(1000):
+        reading = Reading("", 100.0 + LOOK_UP_S * (look // 3), LOOK_UP_S, 2.5)
+        assert not suspicion.look(100.0 + look * LOOK_EVERY_S, reading, "S", 0.0)
+
+
+def test_no_processor_time_is_no_hang():
+    assert looks(forward(), 60.0, state="R", delay_of=lambda took: 0.98 * took) == ("", 60.0)
+
+
+def test_what_the_agent_slept_through_does_not_count():
+    verdict, after_s = looks(forward(), 200.0, every=10.0)
+    assert verdict
+    assert after_s >= 80.0
+
+
+def test_a_debugger_may_take_its_time():
+    assert looks(forward(), 60.0, state="t") == ("", 60.0)
+
+
+def test_a_stopped_process_is_told_by_the_kernel():
+    verdict, after_s = looks(forward(longest_s=60.0, limit_s=600.0), 10.0, state="T")
+    assert verdict.startswith("hung in 2F0: stopped by a signal for 1.")
+    assert after_s < 1.3
+
+
+def test_the_page_tells_what_is_done_and_how_long_it_took_before(page):
+    assert page.read() is None
+    pulse = Pulse(page.fd)
+    pulse.wait()
+    assert page.read().what == ""
+    with pulse.doing("F", "2F0", units=2):
+        first = page.read()
+        assert (first.what, first.longest_s, first.limit_s) == ("2F0", 0.0, 600.0)
+    assert page.read().what == ""
+    with pulse.doing("F", "2F1", units=4):
+        second = page.read()
+        assert second.what == "2F1"
+        assert 0.0 < second.longest_s < 1.0
+        assert second.limit_s == pytest.approx(max(2.0, 10 * second.longest_s))
+        with pulse.doing("load", units=0):
+            assert page.read().limit_s == 600.0
+        outer = page.read()
+        assert outer.what == "2F1"
+        assert outer.since_s > second.since_s  # it begins anew: the inner work was not its own
+    with pulse.doing("load", units=0):
+        assert page.read().limit_s == 60.0
+
+
+def test_a_name_that_is_too_long_is_cut(page):
+    pulse = Pulse(page.fd)
+    with pulse.doing("x" * 100):
+        assert page.read().what == "x" * 48
+
+
+def test_the_kernel_s_account_of_a_process():
+    account = ProcessAccount(os.getpid())
+    try:
+        assert account.state() == "R"
+        assert account.delay_s() >= 0.0
+    finally:
+        account.close()
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone = ProcessAccount(child.pid)
+    child.wait()
+    assert (gone.state(), gone.delay_s()) == ("", 0.0)
+    gone.close()
+
+
+def test_a_process_that_has_not_said_a_word_is_not_judged(page):
+    dog = Watchdog(os.getpid(), page)
+    assert dog.look(time.monotonic()) == ""
+    Pulse(page.fd).wait()
+    assert dog.look(time.monotonic()) == ""

@@ -1,0 +1,121 @@
+"""What a device process is doing right now, in a page of memory that it shares with its agent.
+
+Owns the page. The device writes a few words at the start and the end of each piece of work (a microsecond, no
+system call); the agent reads them even when the device can do nothing any more: its interpreter locked, its
+process stopped. What a reading means is ``watchdog``'s. Never imports torch: the agent reads here.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+LOOK_UP_S = 0.25
+"""How often a device that waits shows that it still could work."""
+
+_FACTOR = 10  # times the longest of its kind: far outside of what load and clocks do
+_LEAST_S = 2.0  # shorter work is not judged: a page fault on a busy disk takes as long
+_LOOSE_S = 60.0  # the same for work whose size differs from one time to the next
+_UNKNOWN_S = 600.0  # for the first of its kind
+_PAGE = struct.Struct("<Qqqq48s")  # sequence (odd: being written), since, longest, limit (ns), what
+_NAME_BYTES = 48
+_TRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """``what`` has been under way since ``since_s`` (monotonic clock of this host; "" for waiting).
+
+    ``longest_s``: the longest such work took so far in this process, 0 if there was none. ``limit_s``: what
+    takes longer than this is no work any more.
+    """
+
+    what: str
+    since_s: float
+    longest_s: float
+    limit_s: float
+
+
+class Pulse:
+    """The device's side. ``fd``: the page, from the agent; -1 for a page of one's own that nobody reads."""
+
+    def __init__(self, fd: int = -1) -> None:
+        self._page = mmap.mmap(fd, mmap.PAGESIZE)
+        self._sequence = 0
+        self._longest_s: dict[str, float] = {}  # kind -> seconds of one unit
+        self._under_way: list[tuple[int, float, float, bytes]] = []
+
+    def wait(self) -> None:
+        """The device waits for others, and could work if there were something to do."""
+        self._write(time.monotonic_ns(), LOOK_UP_S, max(_LEAST_S, _FACTOR * LOOK_UP_S), b"")
+
+    @contextmanager
+    def doing(self, kind: str, what: str = "", units: int = 1) -> Iterator[None]:
+        """Work of ``kind``, named ``what`` for people. Its time grows with ``units``; 0: with nothing known here.
+
+        Work inside of work counts for itself: the outer one begins anew when the inner one ends.
+        """
+        longest_s, limit_s = self._known(kind, units)
+        self._under_way.append(
+            (time.monotonic_ns(), longest_s, limit_s, (what or kind).encode()[:_NAME_BYTES])
+        )
+        self._write(*self._under_way[-1])
+        try:
+            yield
+        finally:
+            self._ended(kind, units)
+
+    def _known(self, kind: str, units: int) -> tuple[float, float]:
+        """The longest of its kind so far, and the limit that follows (s)."""
+        longest_s = self._longest_s.get(kind, 0.0) * (units or 1)
+        least_s = (_LEAST_S if units else _LOOSE_S) if longest_s else _UNKNOWN_S
+        return longest_s, max(least_s, _FACTOR * longest_s)
+
+    def _ended(self, kind: str, units: int) -> None:
+        now_ns = time.monotonic_ns()
+        began_ns = self._under_way.pop()[0]
+        took_s = (now_ns - began_ns) / 1e9 / (units or 1)
+        self._longest_s[kind] = max(self._longest_s.get(kind, 0.0), took_s)
+        if self._under_way:
+            self._under_way[-1] = (now_ns, *self._under_way[-1][1:])
+            self._write(*self._under_way[-1])
+        else:
+            self.wait()
+
+    def _write(self, since_ns: int, longest_s: float, limit_s: float, what: bytes) -> None:
+        times = (since_ns, int(longest_s * 1e9), int(limit_s * 1e9))
+        _PAGE.pack_into(self._page, 0, self._sequence + 1, *times, what)
+        self._sequence += 2
+        struct.pack_into("<Q", self._page, 0, self._sequence)
+
+
+class PulseReader:
+    """The agent's side: makes the page (``fd`` goes to the device) and reads it. Raises OSError."""
+
+    __slots__ = ("_page", "fd")
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("pulse")
+        os.ftruncate(self.fd, mmap.PAGESIZE)
+        self._page = mmap.mmap(self.fd, mmap.PAGESIZE)
+
+    def read(self) -> Reading | None:
+        """What the device does now; None before its first word, or when it was caught writing."""
+        for _ in range(_TRIES):
+            sequence, since_ns, longest_ns, limit_ns, what = _PAGE.unpack_from(self._page)
+            if not sequence:
+                return None
+            if sequence % 2 == 0 and sequence == struct.unpack_from("<Q", self._page)[0]:
+                name = what.rstrip(b"\0").decode(errors="replace")
+                return Reading(name, since_ns / 1e9, longest_ns / 1e9, limit_ns / 1e9)
+        return None
+
+    def close(self) -> None:
+        """Unmap and close."""
+        self._page.close()
+        os.close(self.fd)

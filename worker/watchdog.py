@@ -1,0 +1,121 @@
+"""Tells a device process that hangs from one that works long, waits for others, or gets no processor time.
+
+Owns the judgement over one process, from its pulse, the kernel's account of it, and the time. Nobody sets a time-out:
+a piece of work is compared with the longest of its kind in this very process (``pulse``). Ends nothing: that is
+the agent's. Three things are left out of the count: time in which the agent itself did not look, time in which
+the process was ready to run and got no processor, and a debugger that holds the process.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.pulse import LOOK_UP_S, PulseReader, Reading
+
+LOOK_EVERY_S = 0.1
+_MOST_CREDIT_S = 2 * LOOK_EVERY_S  # what one look may add: more means that we did not look
+_STOPPED_S = 1.0  # a stopped process does not go on by itself; long enough for a shell's fg
+
+
+class ProcessAccount:
+    """What the kernel says of a process' main thread. Raises OSError when there is no such process."""
+
+    __slots__ = ("_delay_fd", "_stat_fd")
+
+    def __init__(self, pid: int) -> None:
+        thread = Path(f"/proc/{pid}/task/{pid}")
+        self._stat_fd = os.open(thread / "stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._delay_fd = os.open(thread / "schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._delay_fd = -1  # a kernel without that account: load then counts against the device
+
+    def state(self) -> str:
+        """One letter: R running, S sleeping, T stopped by a signal, t held by a debugger; "" when it is gone."""
+        try:
+            stat = os.pread(self._stat_fd, 1024, 0)
+        except ProcessLookupError:
+            return ""
+        return stat[stat.rindex(b")") + 2 :][:1].decode()
+
+    def delay_s(self) -> float:
+        """For how long in all it was ready to run and got no processor."""
+        if self._delay_fd < 0:
+            return 0.0
+        try:
+            return int(os.pread(self._delay_fd, 128, 0).split()[1]) / 1e9
+        except (ProcessLookupError, IndexError):
+            return 0.0
+
+    def close(self) -> None:
+        """Close the files."""
+        os.close(self._stat_fd)
+        if self._delay_fd >= 0:
+            os.close(self._delay_fd)
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """How long the present piece of work took as far as it counts, and how long the process was stopped."""
+
+    since_s: float = -1.0
+    counted_s: float = 0.0
+    delay_s: float = 0.0
+    stopped_s: float = 0.0
+    looked_s: float = -1.0
+
+    def look(self, now_s: float, reading: Reading, state: str, delay_s: float) -> str:
+        """Why the process hangs, for people; "" if nothing says that it does."""
+        credit_s = min(now_s - self.looked_s, _MOST_CREDIT_S) if self.looked_s >= 0 else 0.0
+        self.looked_s = now_s
+        if reading.since_s != self.since_s:
+            self.since_s, self.delay_s = reading.since_s, delay_s
+            self.counted_s = min(max(0.0, now_s - reading.since_s), credit_s)
+        elif state != "t":
+            self.counted_s += credit_s
+        self.stopped_s = self.stopped_s + credit_s if state == "T" else 0.0
+        if self.stopped_s >= _STOPPED_S:
+            return f"hung{_where(reading)}: stopped by a signal for {self.stopped_s:.1f} s"
+        return self._too_long(reading, self.counted_s - (delay_s - self.delay_s))
+
+    @staticmethod
+    def _too_long(reading: Reading, took_s: float) -> str:
+        if took_s < reading.limit_s:
+            return ""
+        if reading.what:
+            known = (
+                f"measured: {reading.longest_s:.2g} s at most"
+                if reading.longest_s
+                else "the first of its kind"
+            )
+            return f"hung{_where(reading)} for {took_s:.1f} s ({known})"
+        return f"hung: gave no sign for {took_s:.1f} s while waiting (it does so every {LOOK_UP_S:g} s)"
+
+
+def _where(reading: Reading) -> str:
+    return f" in {reading.what}" if reading.what else ""
+
+
+class Watchdog:
+    """The watchdog of one device process."""
+
+    __slots__ = ("_account", "_pulse", "_suspicion")
+
+    def __init__(self, pid: int, pulse: PulseReader) -> None:
+        self._account = ProcessAccount(pid)
+        self._pulse = pulse
+        self._suspicion = Suspicion()
+
+    def look(self, now_s: float) -> str:
+        """Why the process hangs; "" if nothing says that it does. Call it every ``LOOK_EVERY_S``."""
+        reading = self._pulse.read()
+        if reading is None:
+            return ""
+        return self._suspicion.look(now_s, reading, self._account.state(), self._account.delay_s())
+
+    def close(self) -> None:
+        """Close what belongs to it, the page too."""
+        self._account.close()
+        self._pulse.close()
