@@ -1,10 +1,11 @@
 # The same commands for people and for CI. `make` alone lists them.
 PYTHON ?= python3
 SEEDS ?= 20
+MINUTES ?= 30
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-gpu check fmt docs bench chaos chaos-matrix soak
+.PHONY: help setup demo test test-gpu check fmt docs bench chaos chaos-matrix quiet lossy soak
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +51,12 @@ chaos: setup ## kills at random times; SEEDS=50 for fifty of them
 
 chaos-matrix: setup ## a kill in every phase of a step, of every kind of victim
 	$(BIN)/python benchmarks/chaos.py --matrix
+
+quiet: setup ## train under load: no node may be lost; MINUTES=2 for a short one
+	$(BIN)/python benchmarks/quiet.py --minutes $(MINUTES)
+
+lossy: setup ## the same over two network namespaces with lost and late packets (needs root)
+	$(BIN)/python benchmarks/lossy.py --minutes $(MINUTES)
 
 soak: setup ## chaos until it is stopped
 	$(BIN)/python benchmarks/chaos.py --seeds 1000000

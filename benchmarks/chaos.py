@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.helpers.chaos import daemon_seed, random_seed
+from tests.helpers.chaos import HOWS, daemon_seed, random_seed
 from tests.helpers.cluster import Cluster
 from tests.helpers.matrix import all_cells, run_cell
 
@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--matrix", action="store_true")
     parser.add_argument("--cell", help="this cell of the matrix only")
+    parser.add_argument("--hows", default=",".join(HOWS), help="kinds of failures to draw from, with commas")
     parser.add_argument("--daemon", action="store_true", help="kill the daemon instead of nodes")
     parser.add_argument(
         "--with-node", action="store_true", help="with --daemon: a node dies while it is away"
@@ -69,6 +70,7 @@ def seeds(cluster: Cluster, args: argparse.Namespace) -> tuple[int, int]:
     """Seeds one after the other."""
     failed = total = 0
     flags = (" --daemon" if args.daemon else "") + (" --with-node" if args.with_node else "")
+    flags += "" if args.hows == ",".join(HOWS) else f" --hows {args.hows}"
     last = args.seeds or sys.maxsize
     for seed in [args.seed] if args.seed is not None else range(last):
         total += 1
@@ -76,7 +78,7 @@ def seeds(cluster: Cluster, args: argparse.Namespace) -> tuple[int, int]:
             story = (
                 daemon_seed(cluster, seed, with_node=args.with_node)
                 if args.daemon
-                else random_seed(cluster, seed)
+                else random_seed(cluster, seed, args.hows.split(","))
             )
             print(f"seed {seed}: identical ({story})", flush=True)
         except AssertionError as error:

@@ -21,6 +21,7 @@ from oobleckd.protocol.api import NodeView
 
 _LOOK_EVERY_S = 0.05
 _LOG_LINES = 20
+_END_S = 5.0
 
 
 def _state_option(verb: Callable[..., None]) -> Callable[..., None]:
@@ -212,6 +213,15 @@ def start_node(node: str, home: Home, timeout_s: float) -> None:
             "an agent starts lost devices by itself; see `oobleckctl get nodes`",
             REFUSED,
         )
+    process = _start(home, cluster, node, timeout_s)
+    if wants_json():
+        emit_json("Started", {"node": node, "pid": process.pid})
+    else:
+        click.echo(f"{node}  pid {process.pid}  log {home.log(node)}")
+
+
+def _start(home: Home, cluster: Cluster, node: str, timeout_s: float) -> Process:
+    """Start one program of the cluster and wait until it takes part."""
     client = Client(home.socket)
     if node == DAEMON:
         process, holds = home.start_daemon(cluster), lambda: _answers(client)
@@ -219,10 +229,20 @@ def start_node(node: str, home: Home, timeout_s: float) -> None:
         before = {view.name: view.incarnation for view in _nodes(client)}.get(node, "")
         process, holds = home.start_node(cluster, node), lambda: _is_back(client, node, before)
     _await(home, {node: process}, holds, timeout_s, f"{node} did not come back")
-    if wants_json():
-        emit_json("Started", {"node": node, "pid": process.pid})
-    else:
-        click.echo(f"{node}  pid {process.pid}  log {home.log(node)}")
+    return process
+
+
+def start_again(home: Home, node: str, timeout_s: float) -> None:
+    """Start ``node`` of the local cluster anew, whatever is left of it (it may be stopped, or cut off)."""
+    cluster = home.load()
+    if cluster is None or node not in cluster.nodes:
+        fail(
+            f"{node} is no node of the cluster in {home.state}",
+            "only those of `oobleckctl up` can be started",
+        )
+    if node in (alive := home.alive()):
+        processes.end([alive[node]], _END_S)
+    _start(home, cluster, node, timeout_s)
 
 
 def _nodes(client: Client) -> tuple[NodeView, ...]:

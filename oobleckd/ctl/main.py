@@ -36,6 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "events": ("stream", "Show what happens."),
     "story": ("stream", "Show the causal chain of a node, job or incident."),
     "kill-node": ("nodes", "Inject a failure (where the daemon allows it)."),
+    "drill": ("drill", "Play a script of faults against a job, and verify it."),
     "drain": ("nodes", "Take a node out of the plan without a failure."),
     "undrain": ("nodes", "Let a drained node take part again."),
 }

@@ -28,6 +28,12 @@ def verify(client: Client, job: str, single: bool, fresh: bool) -> None:
     Exit 0: identical. Exit 1: different, or not comparable; the first difference is named.
     """
     view = client.job(job)
+    ours, verdict = judge(client, view, single=single, fresh=fresh)
+    _say(view, ours, verdict)
+
+
+def judge(client: Client, view: JobView, *, single: bool, fresh: bool = False) -> tuple[Run, Verdict]:
+    """A finished job, and what the comparison with its twin says. Raises Failure where there is none."""
     _check(view)
     file = twin.kept_file(client, view, "single" if single else "cluster")
     kept = None if fresh else twin.recall(file)
@@ -42,7 +48,7 @@ def verify(client: Client, job: str, single: bool, fresh: bool) -> None:
         _check_comparable(client, view, kept)
     except CompareError as error:
         fail(str(error), error.hint, FAILED)
-    _say(view, ours, compare(ours, theirs))
+    return ours, compare(ours, theirs)
 
 
 def _check(view: JobView) -> None:

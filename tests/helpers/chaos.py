@@ -6,13 +6,20 @@ import os
 import random
 import signal
 import time
+from collections.abc import Sequence
+from typing import cast
 
+from oobleckd.protocol.messages import How
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.matrix import survivable
 
+HOWS = ("device", "device", "sigkill", "agent-only", "sigterm", "sigstop", "hang", "net-drop")
+_AWAY_S = 6.0  # how long a node is stopped or cut off: long enough to be given up
+_DAEMON_EVERY = 3  # in every third run the daemon dies, too
 
-def random_seed(cluster: Cluster, seed: int) -> str:
-    """A job during which one or two devices or nodes die at random times. Returns what was done."""
+
+def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS) -> str:
+    """A job during which one or two nodes fail at random times, in one of ``hows``. Returns what was done."""
     rng = random.Random(seed)
     cluster.heal()
     cluster.usable(cluster.num_nodes)
@@ -30,14 +37,29 @@ def random_seed(cluster: Cluster, seed: int) -> str:
         for node in rng.sample(nodes, len(nodes)):
             if len(doomed) < wanted and survivable(view, {*doomed, node}):
                 doomed.append(node)
-        how = rng.choice(["device", "device", "sigkill", "agent-only"])
+        how = rng.choice(hows)
         story.append(f"step {view.step}: {how} {'+'.join(doomed)}")
         for node in doomed:
-            cluster.kill(node, how)
+            fail(cluster, node, how)
+    if seed % _DAEMON_EVERY == 0:
+        story.append("the daemon")
+        time.sleep(rng.random())
+        cluster.kill_daemon()
+        time.sleep(rng.random())
+        cluster.start_daemon()
     done = cluster.job_in(job, "done")
     assert done.steps_lost == 0, f"{done.steps_lost} steps lost"
     cluster.verify(job)
     return "; ".join(story) or "nothing killed"
+
+
+def fail(cluster: Cluster, node: str, how: str) -> None:
+    """Have ``node`` fail: from outside where a signal does it, else by the daemon's injection."""
+    if how in {"device", "sigkill", "agent-only"}:
+        cluster.kill(node, how)
+    else:
+        seconds = _AWAY_S if how in {"sigstop", "net-drop"} else 0.0
+        cluster.client.kill(node, cast("How", how), seconds=seconds)
 
 
 def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool) -> str:

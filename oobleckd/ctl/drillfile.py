@@ -1,0 +1,126 @@
+"""A drill as a file: which faults, when, to whom; and the script that a seed makes of it.
+
+Owns the model and the draw. Pure but for reading the file: carrying a script out is ``drill``'s.
+
+Errors: DrillError (a ValueError) with ``hint``.
+"""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from oobleckd.protocol.messages import How
+
+_COME_BACK = frozenset({"device", "hang"})  # the agent starts what was lost by itself
+Number = TypeVar("Number", int, float)
+
+
+class DrillError(ValueError):
+    """A drill that cannot be played; a hint where there is one."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.hint = hint
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One fault. Pairs are drawn from, both ends included.
+
+    ``who``: a node's name, ``random`` or ``random:K``. ``step``: steps that the job has committed before.
+    ``after_s``: seconds after that. ``phase``: not then, but when a device reaches this fault point.
+    ``for_s``: sigstop and net-drop end after so long. ``wait``: go on only when the job has recovered.
+    ``start``: then start the nodes again and wait until they are back.
+    """
+
+    who: str = "random"
+    how: How = "sigkill"
+    step: Annotated[int, Meta(ge=0)] | Annotated[list[int], Meta(min_length=2, max_length=2)] = 1
+    after_s: Annotated[float, Meta(ge=0)] | Annotated[list[float], Meta(min_length=2, max_length=2)] = 0.0
+    phase: str = ""
+    for_s: Annotated[float, Meta(ge=0)] = 0.0
+    wait: bool = True
+    start: bool = False
+
+
+class Drill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A drill. ``job``: the id of a job that runs, or the job.toml to submit, relative to the drill's file."""
+
+    job: str = ""
+    verify: Literal["single", "cluster"] = "cluster"
+    fault: tuple[Fault, ...] = ()
+
+
+class Act(msgspec.Struct, frozen=True):
+    """One fault of a script: everything drawn."""
+
+    step: int
+    after_s: float
+    nodes: tuple[str, ...]
+    how: How
+    phase: str
+    for_s: float
+    wait: bool
+    start: bool
+
+    def __str__(self) -> str:
+        when = f"step {self.step}" + (f" + {self.after_s:.2f} s" if self.after_s else "")
+        where = f" at {self.phase}" if self.phase else ""
+        how_long = f" for {self.for_s:g} s" if self.for_s else ""
+        then = ", recovered" * self.wait + ", started again" * self.start
+        return f"{when}: {self.how}{where}{how_long} {', '.join(self.nodes)}{then}"
+
+
+def load_drill(path: Path) -> Drill:
+    """The drill of a file. Raises DrillError."""
+    try:
+        drill = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Drill)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DrillError(f"{path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise DrillError(f"{path}: not TOML: {error}") from error
+    except msgspec.ValidationError as error:
+        keys = ", ".join(Fault.__struct_fields__)
+        raise DrillError(f"{path}: {error}", f"keys of [[fault]]: {keys}; see examples/drill.toml") from error
+    if not drill.fault:
+        raise DrillError(f"{path}: no fault", "add [[fault]] with step, who and how")
+    return drill
+
+
+def script_of(drill: Drill, seed: int, nodes: Sequence[str]) -> tuple[Act, ...]:
+    """The script that ``seed`` makes of ``drill`` on ``nodes``: the same for the same three. Raises DrillError."""
+    dice = random.Random(f"drill {seed}")  # noqa: S311 - it must repeat, and guards nothing
+    here = sorted(nodes)
+    acts = []
+    for number, fault in enumerate(drill.fault, 1):
+        victims = _victims(number, fault, here, dice)
+        step, after_s = _draw(fault.step, dice.randint), _draw(fault.after_s, dice.uniform)
+        acts.append(Act(step, after_s, victims, fault.how, fault.phase, fault.for_s, fault.wait, fault.start))
+        if not (fault.start or fault.for_s or fault.how in _COME_BACK):
+            here = [node for node in here if node not in victims]
+    return tuple(acts)
+
+
+def _victims(number: int, fault: Fault, here: Sequence[str], dice: random.Random) -> tuple[str, ...]:
+    word, _, count = fault.who.partition(":")
+    known = f"nodes that are left: {', '.join(here) or 'none'}"
+    if word != "random":
+        if fault.who not in here:
+            raise DrillError(f"fault {number}: no node {fault.who!r} is there then", known)
+        return (fault.who,)
+    if count and not count.isdigit():
+        raise DrillError(f"fault {number}: who = {fault.who!r}", "write a node's name, random, or random:2")
+    wanted = int(count or 1)
+    if not 1 <= wanted <= len(here):
+        raise DrillError(f"fault {number}: {wanted} nodes of {len(here)} cannot be drawn", known)
+    return tuple(sorted(dice.sample(list(here), wanted)))
+
+
+def _draw(value: Number | list[Number], between: Callable[[Number, Number], Number]) -> Number:
+    return between(*sorted(value)) if isinstance(value, list) else value
