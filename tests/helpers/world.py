@@ -126,7 +126,7 @@ class SimNode:
     def beat(self) -> None:
         if self.alive:
             self.to_daemon(Beat(self.incarnation))
-            self.world.after(self.world.config.beat_s, self.beat)
+            self.world.after(self.world.config.beat_s + self.world.lateness_s(), self.beat)
 
     def from_device(self, message: Any) -> None:
         if not self.alive:
@@ -203,6 +203,7 @@ class World:
         self.outcomes: dict[tuple[str, int], tuple[Counters, str]] = {}
         self.history = 0
         self.plan_s = (0.002, 0.03)
+        self.lateness_s: Callable[[], float] = lambda: 0.0  # of a beat: agents that get no processor
         self.prepared: dict[bytes, tuple[Template, ...]] = {}
         self.after(0.0, self._feed, 0, Tick())
         for number in range(1, num_nodes + 1):

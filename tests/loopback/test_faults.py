@@ -11,7 +11,7 @@ import pytest
 from oobleckd.protocol.api import IncidentView, NodeView
 from tests.helpers.cluster import Cluster, tiny_job
 
-NODES = 4
+NODES, STEPS = 4, 80
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +20,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-def begin(cluster: Cluster, name: str, steps: int = 60) -> tuple[str, str]:
-    """A job a few steps in, and a node of it."""
+def begin(cluster: Cluster, name: str) -> tuple[str, str]:
+    """A job a few steps in, and a node of it. All train the same, so that one run without failures serves all."""
     cluster.heal()
-    job = cluster.client.submit(tiny_job(name, train={"steps": steps})).id
+    job = cluster.client.submit(tiny_job(name, train={"steps": STEPS})).id
     return job, cluster.at_step(job, 5).nodes[-1]
 
 
@@ -47,7 +47,7 @@ def in_state(cluster: Cluster, node: str, *states: str) -> NodeView:
 
 
 def test_a_stopped_node_is_lost_and_joins_anew_when_it_goes_on(cluster: Cluster) -> None:
-    job, node = begin(cluster, "stopped", steps=80)
+    job, node = begin(cluster, "stopped")
     before = next(view for view in cluster.client.nodes() if view.name == node)
     cluster.client.kill(node, "sigstop", seconds=4.0)
     in_state(cluster, node, "disconnected", "lost")
@@ -70,7 +70,7 @@ def test_a_hung_device_is_ended_by_its_agent(cluster: Cluster, how: str) -> None
 
 
 def test_a_node_without_a_network(cluster: Cluster) -> None:
-    job, node = begin(cluster, "net-drop", steps=80)
+    job, node = begin(cluster, "net-drop")
     cluster.client.kill(node, "net-drop", seconds=4.0)
     in_state(cluster, node, "lost")
     in_state(cluster, node, "standby", "active")

@@ -1,0 +1,78 @@
+"""Who is given up and who is not: late beats, deaf daemons, starved agents, stopped nodes (docs/recovery.md, Detection)."""
+
+import random
+
+import pytest
+
+from tests.helpers.world import World, make_job
+
+
+def training(seed=0, num_nodes=6, **spec):
+    """Leases are learned, and a job has committed a few steps."""
+    world = World(seed, num_nodes)
+    world.run_for(3.0)
+    world.submit(make_job(**{"steps": 400, "f": 1, "memory": 350} | spec))
+    world.until_step(3)
+    return world
+
+
+def losses(world):
+    return [change.text for change in world.changes if " lost: " in change.text]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_late_beats_are_no_deaths(seed):
+    """Two minutes of six nodes without a job: nothing but their beats speaks for them."""
+    dice = random.Random(f"late {seed}")
+    world = World(seed, 6)
+    world.lateness_s = lambda: (
+        dice.expovariate(1 / 0.02) + (dice.uniform(0, 0.7) if dice.random() < 0.02 else 0)
+    )
+    world.run_for(120.0)
+    assert losses(world) == []
+
+
+def test_an_agent_without_a_processor_is_not_given_up_while_its_devices_train():
+    world = training()
+    node, step = world.nodes["n03"], world.job().counters.step
+    node.connected = False  # nothing that it says leaves it
+    world.run_for(4.0)
+    assert world.node("n03").state == "disconnected"
+    assert "silent for" in world.node("n03").reason
+    assert losses(world) == []
+    assert world.job().counters.step > step
+    node.connected = True
+    world.run_for(1.0)
+    assert world.node("n03").state == "active"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_node_that_stands_still_is_given_up_within_a_second_and_a_bit(seed):
+    world = training(seed)
+    began = world.now
+    world.kill("n03", silent=True)
+    world.run(lambda: world.node("n03").state == "lost")
+    assert world.now - began < 1.2
+    step = world.job().counters.step
+    world.until_step(step + 1)
+    assert world.now - began < 2.0
+
+
+def test_a_network_that_is_gone_for_all_gives_up_nobody():
+    world = training()
+    for node in world.nodes.values():
+        node.connected = False
+    world.run_for(4.0)
+    assert losses(world) == []
+    for node in world.nodes.values():
+        node.connect()
+    world.until_step(10)
+    assert losses(world) == []
+
+
+def test_silence_that_never_ends_is_one_even_if_it_is_everybody_s():
+    world = training()
+    for name in list(world.nodes):
+        world.kill(name, silent=True)
+    world.run_for(world.config.lease_s + 1.0)
+    assert len(losses(world)) == 6
