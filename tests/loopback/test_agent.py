@@ -198,6 +198,48 @@ def test_injection_into_one_device(
     daemon.ready()
 
 
+@pytest.mark.parametrize("how", ["hang", "stop"])
+def test_a_device_that_hangs_is_ended_and_said_to_have_hung(
+    daemon: StubDaemon, launch: Launch, how: str
+) -> None:
+    launch(daemon.endpoint)
+    hello = daemon.ready()
+    ends = Pids(*device_pids(hello))
+    if how == "hang":
+        daemon.tell(Inject("hang", device="n1/1"))
+    else:
+        os.kill(device_pids(hello)[1], signal.SIGSTOP)
+    lost = daemon.expect(DeviceLost)
+    assert lost.device == "n1/1"
+    assert lost.evidence.startswith("hung: " + ("gave no sign" if how == "hang" else "stopped by a signal"))
+    ends.assert_end()
+    daemon.ready()
+
+
+def test_a_stopped_node_says_nothing_and_goes_on_after_the_time_asked_for(
+    daemon: StubDaemon, launch: Launch
+) -> None:
+    agent = launch(daemon.endpoint)
+    daemon.ready()
+    daemon.tell(Inject("sigstop", seconds=1.0))
+    _, status = os.waitpid(agent.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    _, status = os.waitpid(agent.pid, os.WCONTINUED)
+    assert os.WIFCONTINUED(status)
+    daemon.tell(Report("n1/0", 4, 1, ()))
+    assert daemon.expect(Progress).epoch == 4
+
+
+def test_a_node_without_a_network_says_hello_when_it_is_back(daemon: StubDaemon, launch: Launch) -> None:
+    launch(daemon.endpoint, devices=1)
+    before = daemon.ready()
+    daemon.tell(Inject("net-drop", seconds=1.0))
+    daemon.tell(Report("n1/0", 4, 1, ()))  # never arrives
+    assert daemon.expect(Hello) == before
+    daemon.tell(Report("n1/0", 5, 1, ()))
+    assert daemon.expect(Progress).epoch == 5
+
+
 def test_devices_that_never_come_up_are_tried_again(daemon: StubDaemon, launch: Launch) -> None:
     agent = launch(daemon.endpoint, STANDIN_CRASH="1")
     incarnations = set()
