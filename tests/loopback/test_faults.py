@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 
+from oobleckd.ctl.twin import to_toml
 from oobleckd.protocol.api import IncidentView, NodeView
 from tests.helpers.cluster import Cluster, tiny_job
 
@@ -85,3 +89,35 @@ def test_an_agent_takes_its_devices_with_it(cluster: Cluster) -> None:
     with pytest.raises(ProcessLookupError):
         signal.pidfd_send_signal(pid, 0)
     os.close(pid)
+
+
+DRILL = """
+job = "job.toml"
+verify = "single"
+
+[[fault]]
+step = [4, 8]
+how = "device"
+
+[[fault]]
+step = 20
+after_s = [0.0, 0.1]
+start = true
+"""
+
+
+def test_a_drill_passes_and_says_what_it_did(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.heal()
+    job = tiny_job("drill", train={"steps": STEPS})
+    (tmp_path / "job.toml").write_text(to_toml(msgspec.to_builtins(job)))
+    (tmp_path / "drill.toml").write_text(DRILL)
+    said = cluster.ctl("drill", str(tmp_path / "drill.toml"), "--seed", "5", "-o", "json")
+    done = json.loads(said.stdout)
+    again = cluster.ctl("drill", str(tmp_path / "drill.toml"), "--seed", "5", "--dry-run", "-o", "json")
+    assert json.loads(again.stdout)["script"] == done["script"]
+    assert done["passed"]
+    assert (done["seed"], done["incidents"], done["steps_lost"]) == (5, 2, 0)
+    assert f"1. {done['script'][0]['text']}" in said.stderr
+    lost = [node for act in done["script"] for node in act["nodes"]]
+    assert [i.nodes[0] for i in cluster.client.incidents() if i.job == done["job"]] == lost
+    cluster.usable(NODES)

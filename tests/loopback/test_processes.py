@@ -57,6 +57,13 @@ def test_who_ignores_sigterm_is_killed(home: Path) -> None:
     assert not processes.is_alive(willing)
 
 
+def test_who_was_stopped_is_woken_to_end(home: Path) -> None:
+    process = begin(home, "a", WILLING)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert processes.end([process], 10.0) == 0
+    assert not processes.is_alive(process)
+
+
 def test_ctrl_c_waits_until_the_pid_file_is_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(pid: int) -> Process | None:
         signal.raise_signal(signal.SIGINT)

@@ -84,3 +84,15 @@ def test_kill_only_where_it_is_allowed(world):
     guarded = World(1, 1)
     guarded.machine.core.config = guarded.config.__class__(allow_injection=False)
     denied(guarded, Kill("n01"), "forbidden")
+
+
+def test_a_host_is_all_nodes_on_it_and_only_what_can_end_has_a_time(world):
+    told = []
+    world._tell = told.append
+    world.machine.core.members.nodes["n03"].host = "another"
+    answer = world.ask(Kill("n02", "host"))
+    assert answer.message == "host on its way to n01, n02"
+    assert sorted(tell.node for tell in told) == ["n01", "n02"]
+    denied(world, Kill("n02", "sigkill", seconds=3.0), "invalid")
+    assert isinstance(world.ask(Kill("n02", "sigstop", seconds=3.0)), Accepted)
+    assert told[-1].message == Inject("sigstop", "n02/0", seconds=3.0)
