@@ -93,13 +93,15 @@ def _play(client: Client, job: str, number: int, act: Act, timeout_s: float) -> 
     note(f"step {view.step}: {act.how} {', '.join(act.nodes)}")
     for node in act.nodes:
         client.kill(node, act.how, at=act.phase, seconds=act.for_s)
-    if act.wait and hit:
+    if hit and (act.start or act.wait != "no"):
         _await(
             client, job, lambda _view: _recovered(client, job, hit, before), f"{what}: not over", timeout_s
         )
     if act.start:
         for node in act.nodes:
             start_again(Home(state_dir()), node, timeout_s)
+    if act.wait == "whole":
+        _await(client, job, lambda view: _is_whole(client, view, hit), f"{what}: not whole", timeout_s)
 
 
 def _losses(client: Client, job: str) -> Counter[str]:
@@ -112,6 +114,13 @@ def _recovered(client: Client, job: str, hit: Sequence[str], before: Counter[str
     now = _losses(client, job)
     under_way = any(found.open for found in client.incidents() if found.job == job)
     return not under_way and all(now[node] > before[node] for node in hit)
+
+
+def _is_whole(client: Client, view: JobView, hit: Sequence[str]) -> bool:
+    """Whether these are back in the plan, or the job has ended well before that."""
+    under_way = any(found.open for found in client.incidents() if found.job == view.id)
+    back = view.state == "running" and not under_way and set(hit) <= set(view.nodes)
+    return back or view.state == "done"
 
 
 def _await(client: Client, job: str, holds: Callable[[JobView], bool], what: str, timeout_s: float) -> None:

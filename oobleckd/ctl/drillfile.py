@@ -19,6 +19,7 @@ from msgspec import Meta
 from oobleckd.protocol.messages import How
 
 _COME_BACK = frozenset({"device", "hang"})  # the agent starts what was lost by itself
+Wait = Literal["no", "recovered", "whole"]
 Number = TypeVar("Number", int, float)
 
 
@@ -35,8 +36,9 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     ``who``: a node's name, ``random`` or ``random:K``. ``step``: steps that the job has committed before.
     ``after_s``: seconds after that. ``phase``: not then, but when a device reaches this fault point.
-    ``for_s``: sigstop and net-drop end after so long. ``wait``: go on only when the job has recovered.
-    ``start``: then start the nodes again and wait until they are back.
+    ``for_s``: sigstop and net-drop end after so long. ``start``: once the job has recovered, start the nodes
+    again. ``wait``: go on at once ("no"), when the job has recovered, or when it is whole again: the
+    nodes are back in its plan, so that it can bear as much as before.
     """
 
     who: str = "random"
@@ -45,7 +47,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     after_s: Annotated[float, Meta(ge=0)] | Annotated[list[float], Meta(min_length=2, max_length=2)] = 0.0
     phase: str = ""
     for_s: Annotated[float, Meta(ge=0)] = 0.0
-    wait: bool = True
+    wait: Wait = "recovered"
     start: bool = False
 
 
@@ -66,14 +68,15 @@ class Act(msgspec.Struct, frozen=True):
     how: How
     phase: str
     for_s: float
-    wait: bool
+    wait: Wait
     start: bool
 
     def __str__(self) -> str:
         when = f"step {self.step}" + (f" + {self.after_s:.2f} s" if self.after_s else "")
         where = f" at {self.phase}" if self.phase else ""
         how_long = f" for {self.for_s:g} s" if self.for_s else ""
-        then = ", recovered" * self.wait + ", started again" * self.start
+        then = {"no": "", "recovered": ", recovered", "whole": ", whole again"}[self.wait]
+        then = ", started again" * self.start + then
         return f"{when}: {self.how}{where}{how_long} {', '.join(self.nodes)}{then}"
 
 

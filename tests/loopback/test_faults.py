@@ -103,12 +103,14 @@ how = "device"
 step = 20
 after_s = [0.0, 0.1]
 start = true
+wait = "whole"
 """
 
 
 def test_a_drill_passes_and_says_what_it_did(cluster: Cluster, tmp_path: Path) -> None:
     cluster.heal()
-    job = tiny_job("drill", train={"steps": STEPS})
+    # A copy on each node: two can be lost one after the other, however soon.
+    job = tiny_job("drill", train={"steps": STEPS}, resources={"device_memory": "64MiB"})
     (tmp_path / "job.toml").write_text(to_toml(msgspec.to_builtins(job)))
     (tmp_path / "drill.toml").write_text(DRILL)
     said = cluster.ctl("drill", str(tmp_path / "drill.toml"), "--seed", "5", "-o", "json")

@@ -46,9 +46,11 @@ def test_who_comes_back_can_be_drawn_again(more):
 def test_a_script_reads_as_a_sentence():
     fault = {"who": "n2", "how": "hang", "step": 4, "after_s": 0.5, "phase": "backward", "start": True}
     (act,) = script_of(drill(fault), 0, NODES)
-    assert str(act) == "step 4 + 0.50 s: hang at backward n2, recovered, started again"
-    (act,) = script_of(drill({"who": "n2", "how": "sigstop", "for_s": 3, "wait": False}), 0, NODES)
+    assert str(act) == "step 4 + 0.50 s: hang at backward n2, started again, recovered"
+    (act,) = script_of(drill({"who": "n2", "how": "sigstop", "for_s": 3, "wait": "no"}), 0, NODES)
     assert str(act) == "step 1: sigstop for 3 s n2"
+    (act,) = script_of(drill({"who": "n2", "how": "device", "wait": "whole"}), 0, NODES)
+    assert str(act) == "step 1: device n2, whole again"
 
 
 @pytest.mark.parametrize(
