@@ -21,6 +21,7 @@ import click
 import zmq
 import zmq.auth
 
+from oobleckd.protocol.program import ConfiguredProgram
 from worker.children import Setting
 from worker.node import Agent, AgentConfig
 from worker.uplink import CurveKeys
@@ -39,14 +40,25 @@ class AgentError(Exception):
         self.code = code
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    "oobleck-worker",
+    cls=ConfiguredProgram,
+    table="worker",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option("--node", required=True, help="Name of this node, as in the daemon's list of keys.")
-@click.option("--daemon", required=True, help="The daemon's endpoint, such as tcp://10.0.0.1:7077.")
+@click.option(
+    "--daemon",
+    default="tcp://127.0.0.1:7077",
+    show_default=True,
+    help="The daemon's endpoint, such as tcp://10.0.0.1:7077.",
+)
+@click.option("--keys-dir", type=_PATH, help="Key folder that holds both keys; of a service, its state's.")
 @click.option("--key", type=_PATH, help="Key pair of this node (CURVE certificate with the secret key).")
 @click.option("--server-key", type=_PATH, help="Public key of the daemon.")
 @click.option("--devices", default="auto", show_default=True, help="Number of devices, or auto.")
 @click.option("--kind", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--run-dir", type=_PATH, required=True, help="Folder for sockets and records of this node.")
+@click.option("--run-dir", type=_PATH, help="Folder for sockets and records of this node; a service has one.")
 @click.option("--bind", default="127.0.0.1", show_default=True, help="Address at which other nodes reach us.")
 @click.option("--host", default="", help="Name of this machine; devices with the same one share sockets.")
 @click.option(
@@ -55,21 +67,26 @@ class AgentError(Exception):
 def main(
     node: str,
     daemon: str,
+    keys_dir: Path | None,
     key: Path | None,
     server_key: Path | None,
     devices: str,
     kind: str,
-    run_dir: Path,
+    run_dir: Path | None,
     bind: str,
     host: str,
     log_level: str,
 ) -> None:
-    """Run the devices of this machine for an oobleck daemon."""
+    """Run the devices of this machine for an oobleck daemon.
+
+    Values also come from OOBLECK_* variables, ./oobleck.toml, ~/.config/oobleck/config.toml and
+    /etc/oobleck/config.toml ([worker]), in this order.
+    """
     _log_to_stderr(node, log_level)
     try:
         _check_bind(bind)
-        setting = Setting(kind, run_dir.resolve(), bind, host or host_identity())
-        keys = load_keys(key, server_key)
+        setting = Setting(kind, find_run_dir(run_dir), bind, host or host_identity())
+        keys = load_keys(*find_keys(node, keys_dir, key, server_key))
         code = run_agent(AgentConfig(node, daemon, num_devices(devices, kind), setting, keys))
     except AgentError as error:
         print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr)
@@ -107,6 +124,27 @@ def num_devices(text: str, kind: str) -> int:
     return int(text)
 
 
+def find_run_dir(run_dir: Path | None) -> Path:
+    """--run-dir, or the folder that systemd made. Raises AgentError when there is neither."""
+    given = run_dir or os.environ.get("RUNTIME_DIRECTORY")
+    if not given:
+        raise AgentError(
+            "there is no folder to run in", "name one with --run-dir, such as /run/user/1000/node-1"
+        )
+    return Path(given).resolve()
+
+
+def find_keys(
+    node: str, keys_dir: Path | None, key: Path | None, server_key: Path | None
+) -> tuple[Path | None, Path | None]:
+    """--key and --server-key; what is not given lies in --keys-dir, or below the state folder of a service."""
+    state = os.environ.get("STATE_DIRECTORY")
+    folder = keys_dir or (Path(state) / "keys" if state else None)
+    if folder is None:
+        return key, server_key
+    return key or folder / "nodes" / f"{node}.key_secret", server_key or folder / "server.key"
+
+
 def load_keys(key: Path | None, server_key: Path | None) -> CurveKeys | None:
     """The keys in two certificate files; None when neither is given. Raises AgentError."""
     if key is None and server_key is None:
@@ -130,7 +168,10 @@ def _certificate(path: Path) -> tuple[bytes, bytes | None]:
     try:
         return zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
-        raise AgentError(f"{path}: {error}", "name a key file made by `oobleckctl keygen`") from error
+        problem = error if path.exists() else "there is no such key"
+        raise AgentError(
+            f"{path}: {problem}", "make keys with `oobleckctl keygen` at the daemon, and carry this file here"
+        ) from error
 
 
 def _check_bind(bind: str) -> None:

@@ -13,11 +13,10 @@ import os
 import resource
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import click
 import msgspec
@@ -25,16 +24,19 @@ from aiohttp import web
 
 from oobleckd import __version__
 from oobleckd.daemon import sd
-from oobleckd.daemon.config import Config, ConfigError, Loaded, config_files, load_config
+from oobleckd.daemon.config import Config, load_config
 from oobleckd.daemon.http import Api, status_of
 from oobleckd.daemon.hub import HubError
 from oobleckd.daemon.journal import JournalError, JournalLocked
 from oobleckd.daemon.keys import KeyFileError
 from oobleckd.daemon.service import Service, open_service
+from oobleckd.protocol.program import Program, end
+from oobleckd.protocol.settings import ConfigError, Loaded, config_files
 
 FAILED, USAGE, REFUSED = 1, 2, 5
 _STATUS_EVERY_S = 1.0
 _STREAMS_END_S = 1.0
+_PLACES_HINT = "choose places that this user may use with --state-dir, --keys-dir, --socket and --endpoint"
 _log = logging.getLogger("oobleckd")
 
 
@@ -67,7 +69,11 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command(
+    "oobleckd",
+    cls=Program,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="oobleckd")
 @_options
 def main(**flags: Any) -> None:
@@ -77,7 +83,7 @@ def main(**flags: Any) -> None:
     /etc/oobleck/config.toml ([daemon]), in this order.
     """
 
-    def load() -> Loaded:
+    def load() -> Loaded[Config]:
         return load_config(flags, os.environ, config_files(Path.home(), Path.cwd()))
 
     try:
@@ -86,20 +92,14 @@ def main(**flags: Any) -> None:
         _raise_file_limit()
         asyncio.run(_serve(loaded.config, load))
     except ConfigError as error:
-        _end(str(error), error.hint, USAGE)
+        end(str(error), error.hint, USAGE)
     except (JournalLocked, SocketTaken) as error:
-        _end(error.problem, error.hint, REFUSED)
+        end(error.problem, error.hint, REFUSED)
     except (JournalError, KeyFileError, HubError) as error:
-        _end(error.problem, error.hint, FAILED)
+        end(error.problem, error.hint, FAILED)
     except OSError as error:
-        _end(str(error), "", FAILED)
-
-
-def _end(problem: str, hint: str, code: int) -> NoReturn:
-    click.echo(f"error: {problem}", err=True)
-    if hint:
-        click.echo(f"hint: {hint}", err=True)
-    sys.exit(code)
+        where = f"{error.filename}: " if error.filename else ""
+        end(f"{where}{error.strerror or error}", _PLACES_HINT, FAILED)
 
 
 def _set_up_logging(level: str) -> None:
@@ -119,7 +119,7 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _serve(config: Config, load: Callable[[], Loaded]) -> None:
+async def _serve(config: Config, load: Callable[[], Loaded[Config]]) -> None:
     """One life."""
     service = open_service(config)
     try:
@@ -135,7 +135,7 @@ async def _serve(config: Config, load: Callable[[], Loaded]) -> None:
     _log.info("ended; workers go on training")
 
 
-async def _live(service: Service, load: Callable[[], Loaded]) -> None:
+async def _live(service: Service, load: Callable[[], Loaded[Config]]) -> None:
     """From ready until a signal, or a fault of the core (which is raised)."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     running = service.start()
@@ -152,7 +152,7 @@ async def _live(service: Service, load: Callable[[], Loaded]) -> None:
         running.result()
 
 
-def _reload(service: Service, load: Callable[[], Loaded]) -> None:
+def _reload(service: Service, load: Callable[[], Loaded[Config]]) -> None:
     sd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
     try:
         service.reload(load().config)

@@ -1,41 +1,25 @@
-"""The daemon's configuration: its fields, where values come from, and which one wins.
+"""The daemon's configuration: its fields, and which values go together.
 
-Owns the model and the precedence: flag > ``OOBLECK_*`` > ./oobleck.toml > ~/.config/oobleck/config.toml >
-/etc/oobleck/config.toml > default. Files hold the fields in a table ``[daemon]``; tables of the other programs
-are left alone. Owns neither the command line nor the folders it names.
+Owns the model; where values come from and which one wins is ``protocol.settings``. Files hold the fields in a table
+``[daemon]``. Owns neither the command line nor the folders it names.
 
 Errors: ConfigError (a ValueError) with ``hint``.
 """
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-PREFIX = "OOBLECK_"
-# Tables of oobleck.toml that belong to the other commands.
-_OTHER_TABLES = frozenset({"ctl", "worker", "console"})
+from oobleckd.protocol.settings import ConfigError, Loaded, load
 
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used: ``where`` it was read, what is wrong, and a hint."""
-
-    def __init__(self, where: str, problem: str, hint: str = "") -> None:
-        super().__init__(f"{where}: {problem}")
-        self.where = where
-        self.problem = problem
-        self.hint = hint
-
-
+TABLE = "daemon"
 Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -63,9 +47,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def state_path(self) -> Path:
-        """The state folder: /var/lib/oobleck for root, else below XDG_STATE_HOME or ~/.local/state."""
+        """The state folder: systemd's, /var/lib/oobleck for root, else below XDG_STATE_HOME or ~/.local/state."""
         if self.state_dir:
             return Path(self.state_dir).expanduser().absolute()
+        if given := os.environ.get("STATE_DIRECTORY"):
+            return Path(given)
         if os.geteuid() == 0:
             return Path("/var/lib/oobleck")
         base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
@@ -73,9 +59,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def socket_path(self) -> Path:
-        """The socket: under /run for root's default state, else under the state folder."""
+        """The socket: where systemd or root's default state puts it, under /run, else under the state folder."""
         if self.socket:
             return Path(self.socket).expanduser().absolute()
+        if given := os.environ.get("RUNTIME_DIRECTORY"):
+            return Path(given) / "oobleckd.sock"
         if not self.state_dir and os.geteuid() == 0:
             return Path("/run/oobleck/oobleckd.sock")
         return self.state_path / "run" / "oobleckd.sock"
@@ -86,41 +74,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return Path(self.keys_dir).expanduser().absolute() if self.keys_dir else self.state_path / "keys"
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A configuration, and where each of its values comes from (a flag, a variable, a file, "default")."""
-
-    config: Config
-    origins: dict[str, str]
-
-
-def config_files(home: Path, cwd: Path) -> tuple[Path, ...]:
-    """Where files are looked for, the winning one first."""
-    return (
-        cwd / "oobleck.toml",
-        home / ".config/oobleck/config.toml",
-        Path("/etc/oobleck/config.toml"),
-    )
-
-
-def load_config(flags: Mapping[str, Any], env: Mapping[str, str], files: Iterable[Path]) -> Loaded:
+def load_config(flags: Mapping[str, Any], env: Mapping[str, str], files: Iterable[Path]) -> Loaded[Config]:
     """Merge all sources; ``flags`` that are None were not given, ``files`` come winning first.
 
     Raises ConfigError for unknown keys, wrong values, and values that do not go together.
     """
-    values: dict[str, Any] = {}
-    origins = dict.fromkeys(Config.__struct_fields__, "default")
-    for origins_of, table in (
-        *((_file_origin(path), _read(path)) for path in reversed(tuple(files))),
-        (_env_origin, _from_env(env)),
-        (_flag_origin, {key: value for key, value in flags.items() if value is not None}),
-    ):
-        for key, value in table.items():
-            origins[key] = origins_of(key)
-            values[key] = _convert(origins[key], key, value, text=origins_of is _env_origin)
-    config = Config(**values)
-    _check(config, origins)
-    return Loaded(config, origins)
+    loaded = load(Config, TABLE, flags, env, files)
+    _check(loaded.config, loaded.origins)
+    return loaded
 
 
 def is_loopback(endpoint: str) -> bool:
@@ -135,66 +96,6 @@ def is_loopback(endpoint: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _file_origin(path: Path) -> Any:
-    return lambda _key: str(path)
-
-
-def _env_origin(key: str) -> str:
-    return PREFIX + key.upper()
-
-
-def _flag_origin(key: str) -> str:
-    return "--" + key.replace("_", "-")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), f"cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(path), f"not TOML: {error}") from error
-    for key, value in raw.items():
-        if key != "daemon" and key not in _OTHER_TABLES:
-            inside = " under [daemon]" if key in Config.__struct_fields__ else ""
-            hint = f"write it{inside}" if inside else _suggest(key, {"daemon", *_OTHER_TABLES})
-            raise ConfigError(str(path), f"unknown key {key!r}", hint)
-        if not isinstance(value, dict):
-            raise ConfigError(str(path), f"{key} is no table", f"write [{key}]")
-    table: dict[str, Any] = raw.get("daemon", {})
-    for key in table:
-        if key not in Config.__struct_fields__:
-            raise ConfigError(str(path), f"unknown key daemon.{key}", _suggest(key, Config.__struct_fields__))
-    return table
-
-
-def _from_env(env: Mapping[str, str]) -> dict[str, str]:
-    names = {_env_origin(key): key for key in Config.__struct_fields__}
-    for name in sorted(env):
-        # Other commands and systemd have OOBLECK_ names of their own: only a likely slip is an error.
-        if name.startswith(PREFIX) and name not in names:
-            close = difflib.get_close_matches(name, names, n=1, cutoff=0.9)
-            if close:
-                raise ConfigError(name, "unknown variable", f"did you mean {close[0]}?")
-    return {key: env[name] for name, key in names.items() if name in env}
-
-
-def _convert(where: str, key: str, value: Any, *, text: bool) -> Any:
-    kind = get_type_hints(Config, include_extras=True)[key]
-    try:
-        return msgspec.convert(value, kind, strict=not text)
-    except msgspec.ValidationError as error:
-        raise ConfigError(where, f"{key} = {value!r}: {str(error)[:1].lower()}{str(error)[1:]}") from error
-
-
-def _suggest(key: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    close = difflib.get_close_matches(key, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(names)}"
 
 
 def _check(config: Config, origins: Mapping[str, str]) -> None:

@@ -234,7 +234,7 @@ def _lock(folder: Path) -> int:
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
         raise JournalError(
-            f"the state folder {folder} cannot be used: {error}", "name another with --state"
+            f"the state folder {folder} cannot be used: {error}", "name another with --state-dir"
         ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -243,7 +243,7 @@ def _lock(folder: Path) -> int:
         os.close(fd)
         raise JournalLocked(
             f"another oobleckd (pid {holder}) works on {folder}",
-            "stop that one first, or name another folder with --state",
+            "stop that one first, or name another folder with --state-dir",
         ) from error
     os.truncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

@@ -137,7 +137,10 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
         raise KeyFileError(f"{path}: no key file: {error}", "make keys with `oobleckctl keygen`") from error
     for key in (public, secret):
         if key is not None and len(key) != _Z85_CHARS:
-            raise KeyFileError(f"{path}: a key has {_Z85_CHARS} characters, not {len(key)}")
+            problem = f"{path}: a key has {_Z85_CHARS} characters, not {len(key)}"
+            raise KeyFileError(
+                problem, "the file is damaged: remove it, and make it anew with `oobleckctl keygen`"
+            )
     return public, secret
 
 
@@ -158,8 +161,23 @@ def _write(path: Path, pair: KeyPair, *, secret: bool) -> None:
 
 def _write_whole(path: Path, text: str, mode: int) -> None:
     """Whole or not at all: a program that starts meanwhile must not read half a key."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_folder(path.parent)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="ascii") as file:
         file.write(text)
+    _give_away(part)
     part.replace(path)
+
+
+def _make_folder(path: Path) -> None:
+    if not path.exists():
+        _make_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+        _give_away(path)
+
+
+def _give_away(path: Path) -> None:
+    """What root makes belongs to whom the folder belongs to: to the service, whose keys these are."""
+    if os.geteuid() == 0:
+        owner = path.parent.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)

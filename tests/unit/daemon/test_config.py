@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from oobleckd.daemon.config import ConfigError, Loaded, config_files, is_loopback, load_config
+from oobleckd.daemon.config import Config, is_loopback, load_config
+from oobleckd.protocol.settings import ConfigError, Loaded, config_files
 
 
 def write(path: Path, text: str) -> Path:
@@ -15,7 +16,9 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def load(*files: Path, flags: dict[str, Any] | None = None, env: dict[str, str] | None = None) -> Loaded:
+def load(
+    *files: Path, flags: dict[str, Any] | None = None, env: dict[str, str] | None = None
+) -> Loaded[Config]:
     return load_config(flags or {}, env or {}, files)
 
 
@@ -100,6 +103,16 @@ def test_paths_follow_the_state_folder(tmp_path: Path) -> None:
     assert config.socket_path == tmp_path / "run/oobleckd.sock"
     assert config.keys_path == tmp_path / "keys"
     assert load(flags={"socket": "/x/y.sock", "keys_dir": "/k"}).config.socket_path == Path("/x/y.sock")
+
+
+def test_a_service_lives_where_systemd_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "run"))
+    config = load().config
+    assert config.state_path == tmp_path / "state"
+    assert config.keys_path == tmp_path / "state/keys"
+    assert config.socket_path == tmp_path / "run/oobleckd.sock"
+    assert load(flags={"state_dir": "/elsewhere"}).config.state_path == Path("/elsewhere")
 
 
 @pytest.mark.parametrize(

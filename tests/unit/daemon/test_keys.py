@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -69,3 +70,15 @@ def test_damaged_and_missing_files_say_what_to_do(tmp_path: Path) -> None:
 def test_a_pair_does_not_print_its_secret(tmp_path: Path) -> None:
     pair = keys.make_server_keys(tmp_path)
     assert pair.secret.decode() not in repr(pair)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_root_makes_belongs_to_the_owner_of_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 12345, 12346)
+    keys.make_server_keys(folder)
+    keys.make_node_keys(folder, "n1")
+    found = sorted(folder.rglob("*"))
+    assert len(found) == 6
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in found} == {(12345, 12346)}

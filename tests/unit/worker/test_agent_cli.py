@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from zmq.auth import create_certificates
 
+from oobleckd.daemon.keys import make_node_keys, make_server_keys
 from worker import agent
 from worker.node import AgentConfig
 
@@ -71,6 +72,52 @@ def test_errors_say_what_and_what_next(
     assert stderr.startswith(f"error: {problem}")
     assert "\nhint: " in stderr
     assert config == []
+
+
+def test_values_come_from_variables_and_files(
+    tmp_path: Path, config: list[AgentConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "oobleck.toml"
+    file.write_text(
+        '[worker]\ndaemon = "tcp://10.0.0.1:1"\ndevices = 3\nbind = "10.0.0.2"\n[daemon]\nx = 1\n'
+    )
+    monkeypatch.setenv("OOBLECK_BIND", "10.0.0.3")
+    result = CliRunner().invoke(agent.main, ["--node=n1", f"--run-dir={tmp_path}"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    (seen,) = config
+    assert (seen.daemon, seen.num_devices, seen.setting.bind) == ("tcp://10.0.0.1:1", 3, "10.0.0.3")
+    assert invoke(tmp_path, "--devices=2", "--bind=10.0.0.4") == (0, "")
+    assert (config[1].num_devices, config[1].setting.bind) == (2, "10.0.0.4")
+    file.write_text('[worker]\nbnid = "10.0.0.2"\n')
+    code, stderr = invoke(tmp_path)
+    assert (code, stderr) == (2, f"error: {file}: unknown key worker.bnid\nhint: did you mean 'bind'?\n")
+
+
+def test_a_service_finds_its_folders(
+    tmp_path: Path, config: list[AgentConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_node_keys(tmp_path / "keys", "n1")
+    make_server_keys(tmp_path / "keys")
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "run"))
+    assert CliRunner().invoke(agent.main, ["--node=n1"]).exit_code == 0
+    assert config[0].setting.run_dir == tmp_path / "run"
+    assert config[0].keys is not None
+    missing = CliRunner().invoke(agent.main, ["--node=n2"])
+    assert missing.stderr.startswith(
+        f"error: {tmp_path}/keys/nodes/n2.key_secret: there is no such key\nhint: make"
+    )
+
+
+def test_usage_is_explained(tmp_path: Path) -> None:
+    without = CliRunner().invoke(agent.main, [f"--run-dir={tmp_path}"])
+    assert (without.exit_code, without.stderr) == (
+        2,
+        "error: Missing option '--node'.\nhint: see `oobleck-worker --help`\n",
+    )
+    nowhere = CliRunner().invoke(agent.main, ["--node=n1"])
+    assert nowhere.stderr.startswith("error: there is no folder to run in\nhint: name one with --run-dir")
 
 
 def test_a_public_key_is_no_key_pair(tmp_path: Path, config: list[AgentConfig]) -> None:

@@ -1,0 +1,64 @@
+"""Command lines of the programs that run as services: their errors as words, their options from files.
+
+Owns a click command whose usage errors read as all others do (``error:``, ``hint:``, exit code 2), and one whose
+options may also come from ``OOBLECK_*`` variables and from the program's table in the settings files.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from oobleckd.protocol.settings import PREFIX, ConfigError, config_files, read_table
+
+EXIT_USAGE = 2
+
+
+def end(problem: str, hint: str, code: int) -> NoReturn:
+    """Say what is wrong and what to do next, and end the program."""
+    click.echo(f"error: {problem}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    sys.exit(code)
+
+
+class Program(click.Command):
+    """A command whose usage errors are one line and a hint."""
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run the command line, and end."""
+        try:
+            code = super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.UsageError as error:
+            end(error.format_message(), f"see `{self.name} --help`", EXIT_USAGE)
+        except click.Abort:
+            sys.exit(130)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+class ConfiguredProgram(Program):
+    """Options also come from variables, then files: flag > ``OOBLECK_*`` > files > default.
+
+    ``table`` names the program's table in the settings files; its keys are the options' names with underscores.
+    """
+
+    def __init__(self, *args: Any, table: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._table = table
+        self.context_settings["auto_envvar_prefix"] = PREFIX.rstrip("_")
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """As click does, with the files' values as defaults. A file that cannot be used ends the program."""
+        options = {parameter.name for parameter in self.params if parameter.name is not None}
+        values: dict[str, Any] = {}
+        try:
+            for path in reversed(config_files(Path.home(), Path.cwd())):
+                values |= read_table(path, self._table, options)
+        except ConfigError as error:
+            end(str(error), error.hint, EXIT_USAGE)
+        return super().make_context(info_name, args, parent, default_map=values, **extra)

@@ -1,0 +1,145 @@
+"""Settings: where a program's values come from, and which one wins.
+
+Owns what daemon, worker and oobleckctl have in common, the precedence: flag > ``OOBLECK_*`` > ./oobleck.toml >
+~/.config/oobleck/config.toml > /etc/oobleck/config.toml > default. A file has one table a program; what the keys
+of a table mean is the program's matter.
+
+Errors: ConfigError (a ValueError) with ``hint``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_type_hints
+
+import msgspec
+
+PREFIX = "OOBLECK_"
+TABLES = frozenset({"console", "ctl", "daemon", "worker"})
+
+Model = TypeVar("Model", bound=msgspec.Struct)
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used: ``where`` it was read, what is wrong, and a hint."""
+
+    def __init__(self, where: str, problem: str, hint: str = "") -> None:
+        super().__init__(f"{where}: {problem}")
+        self.where = where
+        self.problem = problem
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[Model]):
+    """A configuration, and where each of its values comes from (a flag, a variable, a file, "default")."""
+
+    config: Model
+    origins: dict[str, str]
+
+
+def config_files(home: Path, cwd: Path) -> tuple[Path, ...]:
+    """Where files are looked for, the winning one first."""
+    return (
+        cwd / "oobleck.toml",
+        home / ".config/oobleck/config.toml",
+        Path("/etc/oobleck/config.toml"),
+    )
+
+
+def load(
+    model: type[Model], table: str, flags: Mapping[str, Any], env: Mapping[str, str], files: Iterable[Path]
+) -> Loaded[Model]:
+    """Merge all sources; ``flags`` that are None were not given, ``files`` come winning first.
+
+    Raises ConfigError for unknown keys and wrong values.
+    """
+    fields = model.__struct_fields__
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(fields, "default")
+    for origin_of, found in (
+        *((_file_origin(path), read_table(path, table, fields)) for path in reversed(tuple(files))),
+        (_env_origin, _from_env(fields, env)),
+        (_flag_origin, {key: value for key, value in flags.items() if value is not None}),
+    ):
+        for key, value in found.items():
+            origins[key] = origin_of(key)
+            values[key] = _convert(model, origins[key], key, value, text=origin_of is _env_origin)
+    return Loaded(model(**values), origins)
+
+
+def read_table(path: Path, table: str, known: Iterable[str]) -> dict[str, Any]:
+    """The values of ``[table]`` in a file; none when the file is not there.
+
+    Raises ConfigError for a file that cannot be read, an unknown table, or a key that is not ``known``.
+    """
+    known = sorted(known)
+    raw = _read(path)
+    for key, value in raw.items():
+        if key not in TABLES:
+            hint = f"write it under [{table}]" if key in known else suggest(key, TABLES)
+            raise ConfigError(str(path), f"unknown key {key!r}", hint)
+        if not isinstance(value, dict):
+            raise ConfigError(str(path), f"{key} is no table", f"write [{key}]")
+    values: dict[str, Any] = raw.get(table, {})
+    for key in values:
+        if key not in known:
+            raise ConfigError(str(path), f"unknown key {table}.{key}", suggest(key, known))
+    return values
+
+
+def suggest(key: str, known: Iterable[str]) -> str:
+    """A hint for a name that is not known."""
+    names = sorted(known)
+    close = difflib.get_close_matches(key, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(names)}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"cannot be read: {error}", "mend its mode, or remove it") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(path), f"not TOML: {error}", "mend this line, or remove it") from error
+
+
+def _file_origin(path: Path) -> Callable[[str], str]:
+    return lambda _key: str(path)
+
+
+def _env_origin(key: str) -> str:
+    return PREFIX + key.upper()
+
+
+def _flag_origin(key: str) -> str:
+    return "--" + key.replace("_", "-")
+
+
+def _from_env(fields: Iterable[str], env: Mapping[str, str]) -> dict[str, str]:
+    names = {_env_origin(key): key for key in fields}
+    for name in sorted(env):
+        # Other commands and systemd have OOBLECK_ names of their own: only a likely slip is an error.
+        if name.startswith(PREFIX) and name not in names:
+            close = difflib.get_close_matches(name, names, n=1, cutoff=0.9)
+            if close:
+                raise ConfigError(name, "unknown variable", f"did you mean {close[0]}?")
+    return {key: env[name] for name, key in names.items() if name in env}
+
+
+def _convert(model: type[Model], where: str, key: str, value: Any, *, text: bool) -> Any:
+    kind = get_type_hints(model, include_extras=True)[key]
+    try:
+        return msgspec.convert(value, kind, strict=not text)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            where,
+            f"{key} = {value!r}: {str(error)[:1].lower()}{str(error)[1:]}",
+            "mend this value, or leave it out",
+        ) from error
