@@ -102,9 +102,9 @@ def _control(core: Core, request: Control) -> Response:
     job = core.state.jobs.get(request.job)
     if job is None:
         return Denied("not-found", f"no job {request.job}", "oobleckctl get jobs lists them")
-    problem = _refusal(job, request.act)
+    problem, hint = _refusal(job, request.act)
     if problem:
-        return Denied("conflict", f"{job.id} is {job.state}: {problem}")
+        return Denied("conflict", f"{job.id} is {job.state}: {problem}", hint)
     _audit(core, request.who, f"{request.act} {job.id}", f"job:{job.id}")
     match request.act:
         case "cancel":
@@ -126,17 +126,22 @@ def _control(core: Core, request: Control) -> Response:
     return Accepted(job.id, message)
 
 
-def _refusal(job: JobRecord, act: str) -> str:
-    """Why ``act`` makes no sense now; "" if it does."""
+def _refusal(job: JobRecord, act: str) -> tuple[str, str]:
+    """Why ``act`` makes no sense now, and what does; empty if it does."""
     if job.final:
-        return "it is over"
-    if act == "pause" and (job.paused or job.layout is None):
-        return "it stands still already" if job.paused else "it does not train yet; cancel it instead"
+        return "it is over", "submit it anew; with --resume it starts from its checkpoint"
+    if act == "pause" and job.paused:
+        return "it stands still already", f"`oobleckctl resume {job.id}` lets it go on"
+    if act == "pause" and job.layout is None:
+        return "it does not train yet", f"`oobleckctl cancel {job.id}` ends it instead"
     if act == "resume" and not job.paused:
-        return "it is not paused"
+        return "it is not paused", f"`oobleckctl describe job {job.id}` says what it waits for"
     if act == "checkpoint" and (job.paused or job.layout is None or job.state == "waiting"):
-        return "a checkpoint is written between two steps, and it makes none now"
-    return ""
+        return (
+            "a checkpoint is written between two steps, and it makes none now",
+            "ask again when it is running",
+        )
+    return "", ""
 
 
 def _cancel(core: Core, job: JobRecord) -> str:
@@ -156,7 +161,7 @@ def _drain(core: Core, request: Drain) -> Response:
         return Denied("not-found", f"no node {name}", "oobleckctl get nodes lists them")
     if drained != request.undo:
         problem = "is not drained" if request.undo else "is drained already"
-        return Denied("conflict", f"{name} {problem}")
+        return Denied("conflict", f"{name} {problem}", "`oobleckctl get nodes` shows the state of each")
     act = "undrain" if request.undo else "drain"
     core.record(NodeDrained(name, request.reason, request.undo, core.now))
     _audit(core, request.who, f"{act} {name} {request.reason}".strip(), f"node:{name}")
@@ -175,7 +180,8 @@ def _kill(core: Core, request: Kill) -> Response:
     if node is None:
         return Denied("not-found", f"no node {request.node}", "oobleckctl get nodes lists them")
     if not (node.alive and node.connected):
-        return Denied("conflict", f"{request.node} is not connected")
+        hint = f"`oobleckctl describe node {request.node}` says since when and why"
+        return Denied("conflict", f"{request.node} is not connected", hint)
     if request.seconds and request.how not in {"sigstop", "net-drop"}:
         return Denied("invalid", f"{request.how} does not end after a time", "sigstop and net-drop do")
     victims = [node] if request.how != "host" else _on_host(core, node.host)

@@ -278,16 +278,22 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
     except JobError as error:
         problem = Problem("invalid", 422, str(error), error.hint)
     except msgspec.DecodeError as error:
-        problem = Problem("invalid", 422, f"the request cannot be read: {error}", "see docs/api.md")
+        problem = Problem(
+            "invalid",
+            422,
+            f"the request cannot be read: {error}",
+            "its fields are those of oobleckd.protocol.api",
+        )
     except Stopped:
         problem = Problem("stopping", 503, "the daemon stops", "ask again when it is back")
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        problem = Problem(error.reason, error.status, f"{request.method} {request.path}: {error.reason}")
+        detail = f"{request.method} {request.path}: {error.reason}"
+        problem = Problem(error.reason, error.status, detail, "is the client of this daemon's version?")
     except Exception:  # noqa: BLE001 - a request's boundary, logged with the request
         _log.exception("%s %s", request.method, request.path)
-        problem = Problem("fault", 500, "a fault of oobleckd", "its log has more")
+        problem = Problem("fault", 500, "a fault of oobleckd", "its log has more: please report it")
     return web.Response(
         body=msgspec.json.encode(problem), status=problem.status, content_type="application/problem+json"
     )
@@ -324,7 +330,7 @@ def _number(request: web.Request, name: str) -> int | None:
     if text is None:
         return None
     if not text.isdigit():
-        raise Refusal(422, "invalid", f"{name} = {text!r} is no number")
+        raise Refusal(422, "invalid", f"{name} = {text!r} is no number", "write digits alone")
     return int(text)
 
 
