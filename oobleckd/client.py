@@ -46,6 +46,7 @@ from oobleckd.protocol.messages import How
 Answer = TypeVar("Answer")
 Act = Literal["pause", "resume", "cancel", "checkpoint"]
 
+SERVICE_STATE = Path("/var/lib/oobleck")
 SERVICE_SOCKET = Path("/run/oobleck/oobleckd.sock")
 TIMEOUT_S = 10.0
 # The daemon sends a comment every ten seconds; three missed ones are a dead stream.

@@ -10,6 +10,8 @@ from hypothesis import settings
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# A fault of ours is to be seen where it is.
+os.environ["OOBLECK_TRACEBACK"] = "1"
 # A user's own cluster must not be what a test talks to.
 os.environ.pop("OOBLECK_SOCKET", None)
 os.environ.pop("OOBLECK_STATE", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import time
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import click
 
-from oobleckd.client import Client, ClientError, state_dir
+from oobleckd.client import SERVICE_STATE, Client, ClientError, state_dir
 from oobleckd.ctl import processes
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.local import DAEMON, Cluster, Home, free_endpoint
+from oobleckd.ctl.names import node_names
 from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, USAGE, emit_json, fail, note
 from oobleckd.ctl.processes import Process
 from oobleckd.protocol.api import NodeView
@@ -195,7 +197,7 @@ def _end_all(home: Home, grace_s: float) -> tuple[list[str], int]:
 
 
 @click.command("start-node")
-@click.argument("node")
+@click.argument("node", shell_complete=node_names)
 @_state_option
 @click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="For it to join.")
 @output_option
@@ -331,7 +333,7 @@ def make_keys(keys: Path, nodes: Sequence[str]) -> None:
     "--dir",
     "directory",
     type=click.Path(path_type=Path),
-    help="Key folder; the local cluster's if not given.",
+    help="Key folder; if not given, the service's for root where one is installed, else the local cluster's.",
 )
 @output_option
 def keygen(nodes: tuple[str, ...], directory: Path | None) -> None:
@@ -339,7 +341,7 @@ def keygen(nodes: tuple[str, ...], directory: Path | None) -> None:
 
     Carry nodes/NODE.key_secret and server.key to the node; the daemon keeps the rest.
     """
-    keys = directory or Home(state_dir()).keys
+    keys = directory or _usual_keys()
     make_keys(keys, nodes)
     files = [keys / "server.key", *(keys / "nodes" / f"{node}.key_secret" for node in nodes)]
     if wants_json():
@@ -347,3 +349,16 @@ def keygen(nodes: tuple[str, ...], directory: Path | None) -> None:
         return
     for file in files:
         click.echo(str(file))
+    if keys == _service_keys():
+        note("if the daemon runs: `systemctl reload oobleckd` lets these nodes join")
+
+
+def _usual_keys() -> Path:
+    """The key folder that the daemon of this user and machine looks into."""
+    if os.geteuid() == 0 and "OOBLECK_STATE" not in os.environ and _service_keys().exists():
+        return _service_keys()
+    return Home(state_dir()).keys
+
+
+def _service_keys() -> Path:
+    return SERVICE_STATE / "keys"

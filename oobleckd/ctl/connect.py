@@ -1,20 +1,24 @@
 """How a verb finds the daemon, and what its errors mean for the exit code.
 
-Owns the options that every verb has (``--socket``, ``-o``) and the translation of client errors. Where a
-socket is looked for is the client's matter.
+Owns the options that every verb has (``--socket``, ``-o``), oobleckctl's own settings (``[ctl]``) and the
+translation of client errors. Where a socket is looked for is the client's matter.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import click
+import msgspec
 
-from oobleckd.client import ApiProblem, Client, ClientError, Unreachable, find_socket
+from oobleckd.client import TIMEOUT_S, ApiProblem, Client, ClientError, Unreachable, find_socket
 from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, UNREACHABLE, USAGE, Failure
+from oobleckd.protocol.settings import ConfigError, Loaded, config_files, load
 
 _CODES = {404: NOT_FOUND, 403: REFUSED, 409: REFUSED, 422: USAGE}
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])
@@ -35,9 +39,8 @@ def translated() -> Iterator[None]:
 
 def _keep(name: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
     def callback(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-        settings = ctx.ensure_object(dict)
         if value is not None:
-            settings[name] = value
+            ctx.ensure_object(dict)[name] = value
 
     return callback
 
@@ -50,6 +53,13 @@ def output_option(verb: _Verb) -> _Verb:
     )(verb)  # fmt: skip
 
 
+def socket_option(verb: _Verb) -> _Verb:
+    """Give a verb ``--socket``."""
+    return click.option(
+        "--socket", metavar="PATH", expose_value=False, callback=_keep("socket"), help="The daemon's socket."
+    )(verb)
+
+
 def connected(verb: Callable[..., None]) -> Callable[..., None]:
     """Give a verb ``--socket``, ``-o``, and a ``Client`` as its first argument."""
 
@@ -58,22 +68,40 @@ def connected(verb: Callable[..., None]) -> Callable[..., None]:
         with translated():
             verb(client(), *args, **kwargs)
 
-    socket = click.option(
-        "--socket", metavar="PATH", expose_value=False, callback=_keep("socket"), help="The daemon's socket."
-    )
-    return output_option(socket(run))
+    return output_option(socket_option(run))
 
 
-def client() -> Client:
+def client(timeout_s: float = TIMEOUT_S) -> Client:
     """A client for the daemon that this call of oobleckctl is about."""
-    return Client(find_socket(_settings().get("socket")))
+    return Client(find_socket(settings().config.socket or None), timeout_s=timeout_s)
 
 
 def wants_json() -> bool:
     """Whether data is for a program."""
-    return _settings().get("output") == "json"
+    return settings().config.output == "json"
 
 
-def _settings() -> dict[str, Any]:
-    settings = click.get_current_context().ensure_object(dict)
-    return settings if isinstance(settings, dict) else {}
+class CtlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of oobleckctl. No socket means: look where it usually is."""
+
+    socket: str = ""
+    output: Literal["table", "json"] = "table"
+
+
+def settings() -> Loaded[CtlConfig]:
+    """The settings of this call, read once. Raises Failure where a file or variable cannot be used."""
+    kept = _kept()
+    if "loaded" not in kept:
+        flags = {name: kept.get(name) for name in CtlConfig.__struct_fields__}
+        try:
+            kept["loaded"] = load(CtlConfig, "ctl", flags, os.environ, config_files(Path.home(), Path.cwd()))
+        except ConfigError as error:
+            raise Failure(str(error), error.hint, USAGE) from error
+    loaded: Loaded[CtlConfig] = kept["loaded"]
+    return loaded
+
+
+def _kept() -> dict[str, Any]:
+    kept = click.get_current_context().ensure_object(dict)
+    assert isinstance(kept, dict)
+    return kept

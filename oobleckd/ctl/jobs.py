@@ -9,6 +9,7 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.names import job_names
 from oobleckd.ctl.nodes import told
 from oobleckd.ctl.output import (
     FAILED,
@@ -124,7 +125,7 @@ def _show_plan(job: Job, file: Path) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=job_names)
 @connected
 def pause(client: Client, job: str) -> None:
     """Stop JOB at the next step's boundary; its layers stay where they are."""
@@ -132,7 +133,7 @@ def pause(client: Client, job: str) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=job_names)
 @connected
 def resume(client: Client, job: str) -> None:
     """Let the paused JOB go on."""
@@ -140,7 +141,7 @@ def resume(client: Client, job: str) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=job_names)
 @connected
 def cancel(client: Client, job: str) -> None:
     """End JOB for good. Its checkpoints stay."""
@@ -148,7 +149,7 @@ def cancel(client: Client, job: str) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=job_names)
 @click.option("--wait", "wait_", is_flag=True, help="Stay until it is complete, then print its folder.")
 @click.option("--timeout", "timeout_s", type=float, default=600.0, show_default=True, metavar="S")
 @connected
@@ -160,7 +161,8 @@ def checkpoint(client: Client, job: str, wait_: bool, timeout_s: float) -> None:
     try:
         view = new_checkpoint(client, client.job(job), timeout_s)
     except TimedOut as error:
-        raise Failure(f"{job}: no checkpoint within {timeout_s:g} s", "", TIMED_OUT) from error
+        hint = f"it comes at a step's boundary: `oobleckctl describe job {job}` says what holds that up"
+        raise Failure(f"{job}: no checkpoint within {timeout_s:g} s", hint, TIMED_OUT) from error
     if wants_json():
         emit_json("Checkpoint", {"job": view.id, "path": view.checkpoint})
     else:

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from oobleckd import __version__
 
@@ -39,6 +40,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "drill": ("drill", "Play a script of faults against a job, and verify it."),
     "drain": ("nodes", "Take a node out of the plan without a failure."),
     "undrain": ("nodes", "Let a drained node take part again."),
+    "config": ("config", "Show settings, and where they come from."),
+    "doctor": ("doctor", "Check this machine and its cluster."),
+    "install-systemd": ("systemd", "Install daemon and workers as services."),
+    "completion": ("completion", "Print the completion script of a shell."),
 }
 
 
@@ -57,6 +62,15 @@ class Verbs(click.Group):
         command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Verbs from the table above: completing them loads none of them."""
+        verbs = [
+            CompletionItem(verb, help=text)
+            for verb, (_, text) in VERBS.items()
+            if verb.startswith(incomplete)
+        ]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -88,16 +102,33 @@ class Verbs(click.Group):
             # Only a verb's module can raise a Failure; importing it before would cost start-up time.
             from oobleckd.ctl.output import Failure
 
-            if not isinstance(error, Failure):
+            if isinstance(error, Failure):
+                _say(error.problem, error.hint)
+                sys.exit(error.code)
+            if "OOBLECK_TRACEBACK" in os.environ:
                 raise
-            _say(error.problem, error.hint)
-            sys.exit(error.code)
+            _say(*_unforeseen(error))
+            sys.exit(1)
         sys.exit(code if isinstance(code, int) else 0)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - the same
         """The list of verbs, without loading them."""
         with formatter.section("Verbs"):
             formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+
+
+def _unforeseen(error: Exception) -> tuple[str, str]:
+    """Words for what no verb has words for: something of this machine, or a fault of ours."""
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return (
+            f"{where}{error.strerror or error}",
+            "see whether this user may use it, and whether the disk is full",
+        )
+    return (
+        f"a fault of oobleckctl: {type(error).__name__}: {error}",
+        "OOBLECK_TRACEBACK=1 shows where: please report it",
+    )
 
 
 def _say(problem: str, hint: str) -> None:

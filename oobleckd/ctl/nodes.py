@@ -8,6 +8,7 @@ import click
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.names import node_names
 from oobleckd.ctl.output import emit_item, note
 from oobleckd.protocol.api import Accepted
 from oobleckd.protocol.messages import How
@@ -22,7 +23,7 @@ def told(answer: Accepted) -> None:
 
 
 @click.command("kill-node")
-@click.argument("nodes", nargs=-1, required=True, metavar="NODE…")
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE…", shell_complete=node_names)
 @click.option(
     "--how",
     type=click.Choice(get_args(How)),
@@ -54,7 +55,7 @@ def kill_node(client: Client, nodes: tuple[str, ...], how: How, at: str, round_:
 
 
 @click.command()
-@click.argument("node")
+@click.argument("node", shell_complete=node_names)
 @click.option("--reason", default="", help="Why, for those who look later.")
 @connected
 def drain(client: Client, node: str, reason: str) -> None:
@@ -63,7 +64,7 @@ def drain(client: Client, node: str, reason: str) -> None:
 
 
 @click.command()
-@click.argument("node")
+@click.argument("node", shell_complete=node_names)
 @click.option("--reason", default="", help="Why, for those who look later.")
 @connected
 def undrain(client: Client, node: str, reason: str) -> None:

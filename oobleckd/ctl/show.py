@@ -10,6 +10,7 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.names import described_names
 from oobleckd.ctl.output import (
     NOT_FOUND,
     clock,
@@ -146,7 +147,7 @@ def get(client: Client, what: str) -> None:
 
 @click.command()
 @click.argument("what", type=click.Choice(["job", "node", "incident"]))
-@click.argument("name")
+@click.argument("name", shell_complete=described_names)
 @connected
 def describe(client: Client, what: str, name: str) -> None:
     """Show everything about one job, node or incident."""

@@ -122,7 +122,9 @@ def run_single(job: Job, out: Path) -> Kept:
         run_worker("worker.twin", "--job", str(file), "--out", str(out))
     checkpoints = sorted(out.glob("step-*/manifest.json"))
     if not checkpoints:
-        raise Failure(f"the single process left no checkpoint in {out}", "", FAILED)
+        raise Failure(
+            f"the single process left no checkpoint in {out}", "is the disk full? try again", FAILED
+        )
     return Kept(str(checkpoints[-1].parent), read_steps(out / "steps.jsonl"), ("cpu",))
 
 

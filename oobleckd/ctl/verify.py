@@ -13,12 +13,13 @@ from oobleckd.client import Client
 from oobleckd.ctl import twin
 from oobleckd.ctl.compare import CompareError, Run, Verdict, compare, read_manifest
 from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import FAILED, REFUSED, emit_item, fail, note
 from oobleckd.protocol.api import JobView
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=job_names)
 @click.option("--single", is_flag=True, help="Run the twin in a single process instead of on the cluster.")
 @click.option("--fresh", is_flag=True, help="Run the twin again even if one is kept from before.")
 @connected

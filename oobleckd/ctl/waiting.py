@@ -15,6 +15,7 @@ import click
 
 from oobleckd.client import Client, Unreachable
 from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import NOT_FOUND, TIMED_OUT, Failure, emit_item, fail
 from oobleckd.protocol.api import JobState, JobView
 
@@ -84,7 +85,7 @@ def _has_open_incident(client: Client, job: JobView) -> bool:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=job_names)
 @click.option(
     "--for", "what", required=True, metavar="WHAT", help="step=N, state=STATE, recovered or incidents=N."
 )
@@ -106,7 +107,8 @@ def wait(client: Client, job: str, what: str, timeout_s: float | None) -> None:
                 return
             if view.state in FINAL:
                 fail(f"{view.name} is {view.state} at step {view.step}; {what} will not come true",
-                     view.reason, NOT_FOUND)  # fmt: skip
+                     view.reason or f"`oobleckctl describe job {view.id}` says more", NOT_FOUND)  # fmt: skip
     except TimedOut as error:
         seen = f"; it is {error.job.state} at step {error.job.step}" if error.job else ""
-        raise Failure(f"{job}: no {what} within {timeout_s:g} s{seen}", "", TIMED_OUT) from error
+        hint = f"`oobleckctl describe job {job}` says what it does; wait again, for as long as it takes"
+        raise Failure(f"{job}: no {what} within {timeout_s:g} s{seen}", hint, TIMED_OUT) from error

@@ -76,6 +76,8 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         if self.server.api.problem:
             self._answer(self.server.api.problem, self.server.api.problem.status)
+        elif url.path == "/healthz":
+            self._answer("ok", 200)
         elif url.path == "/v1/events":
             self._stream()
         else:

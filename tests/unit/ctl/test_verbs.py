@@ -280,6 +280,29 @@ def test_no_daemon(ctl: Ctl) -> None:
     assert result.stderr.startswith("error: no daemon: /nowhere/s does not exist\nhint: start it")
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            PermissionError(13, "Permission denied", "/x"),
+            "error: /x: Permission denied\nhint: see whether this user",
+        ),
+        (KeyError("x"), "error: a fault of oobleckctl: KeyError: 'x'\nhint: OOBLECK_TRACEBACK=1"),
+    ],
+)
+def test_no_traceback_reaches_a_user(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def fail(*_args: Any) -> None:
+        raise error
+
+    monkeypatch.delenv("OOBLECK_TRACEBACK")
+    monkeypatch.setattr("oobleckd.client.Client.control", fail)
+    result = ctl("pause", "small")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(said)
+
+
 def test_usage(ctl: Ctl) -> None:
     result = ctl("gte")
     assert result.exit_code == 2

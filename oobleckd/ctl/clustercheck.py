@@ -1,0 +1,133 @@
+"""What ``doctor`` looks at in a cluster: settings, daemon, keys, nodes, and whether their results can be exact.
+
+Each check is a function of what the daemon said or of a folder. The machine's own checks are ``checkup``'s.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from oobleckd import __version__
+from oobleckd.client import Client, ClientError
+from oobleckd.ctl.checkup import Check
+from oobleckd.daemon.config import Config, load_config
+from oobleckd.protocol.api import API_VERSION, NodeView, Status
+from oobleckd.protocol.settings import ConfigError
+
+_USABLE = {"active", "standby"}
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_PROC = Path("/proc")
+
+
+def settings(env: Mapping[str, str], files: Iterable[Path]) -> tuple[Config | None, Check]:
+    """The daemon's configuration as it would be read here and now."""
+    files = tuple(files)
+    try:
+        config = load_config({}, env, files).config
+    except ConfigError as error:
+        return None, Check("settings", "fail", str(error), error.hint)
+    read = [str(path) for path in files if path.exists()]
+    return config, Check("settings", "ok", ", ".join(read) or "no files, only defaults and variables")
+
+
+def daemon(client: Client) -> tuple[Status | None, list[Check]]:
+    """Whether a daemon answers, is of our version, and can write."""
+    try:
+        status, healthy = client.status(), client.healthy()
+    except ClientError as error:
+        return None, [Check("daemon", "fail", error.problem, error.hint)]
+    checks = [Check("daemon", "ok", f"{status.version}, {status.line}, agents at {status.endpoint}")]
+    if (status.version, status.apiVersion) != (__version__, API_VERSION):
+        text = f"it is {status.version} ({status.apiVersion}), this command {__version__} ({API_VERSION})"
+        checks.append(
+            Check("protocol", "warn", text, "restart it after an upgrade: training goes on meanwhile")
+        )
+    if not healthy:
+        checks.append(Check("journal", "fail", "it cannot be written", "`oobleckctl status` says why"))
+    return status, checks
+
+
+def key_folder(folder: Path) -> Check:
+    """Whether keys are there, belong together, and are closed to others."""
+    from oobleckd.daemon import keys
+
+    remake = "move the folder away, make keys anew with `oobleckctl keygen`, and carry them to the nodes"
+    try:
+        secrets = [keys.server_secret_path(folder), *sorted((folder / "nodes").glob("*.key_secret"))]
+        if not secrets[0].exists():
+            hint = "the daemon makes its own at its start; `oobleckctl keygen NODE` makes one for a node"
+            return Check("keys", "warn", f"no key of a daemon in {folder}", hint)
+        if opened := [str(path) for path in secrets if path.stat().st_mode & _OTHERS]:
+            return Check(
+                "keys", "fail", f"others can read {', '.join(opened)}", f"chmod 600 {' '.join(opened)}"
+            )
+        pairs = [keys.load_pair(path) for path in secrets]
+        if keys.load_public(keys.server_public_path(folder)) != pairs[0].public:
+            return Check("keys", "fail", f"{folder}: server.key is not of server.key_secret", remake)
+        nodes = sorted(keys.load_authorized(folder).values())
+    except keys.KeyFileError as error:
+        return Check("keys", "fail", error.problem, error.hint or remake)
+    except PermissionError as error:
+        return Check(
+            "keys", "warn", f"not checked: {error.filename} is closed to this user", "look again with sudo"
+        )
+    return Check(
+        "keys", "ok", f"{len(nodes)} nodes may join: {', '.join(nodes)}" if nodes else "no node may join yet"
+    )
+
+
+def nodes(found: Sequence[NodeView]) -> list[Check]:
+    """Who is there, and who is not ready and why."""
+    usable = [node.name for node in found if node.state in _USABLE]
+    missing = [
+        Check(
+            "nodes", "warn", f"{node.name} is {node.state}{node.reason and f': {node.reason}'}", _remedy(node)
+        )
+        for node in found
+        if node.state not in _USABLE
+    ]
+    if not usable:
+        hint = "start `oobleck-worker` there; its log says what keeps it from joining"
+        return [*missing, Check("nodes", "warn", "none can be used", hint)]
+    return [Check("nodes", "ok", f"{len(usable)} can be used: {', '.join(usable)}"), *missing]
+
+
+def _remedy(node: NodeView) -> str:
+    if node.state in {"drained", "draining"}:
+        return f"`oobleckctl undrain {node.name}` lets it take part again"
+    if node.state == "joining":
+        return "its devices are starting; if that takes minutes, look into its log"
+    return f"look into the log of oobleck-worker on {node.host or node.name}, and start it again"
+
+
+def exactness(found: Sequence[NodeView], proc: Path = _PROC) -> list[Check]:
+    """What makes runs differ in their last bits: devices of several kinds, or with different numbers of threads."""
+    usable = [node for node in found if node.state in _USABLE]
+    checks = []
+    kinds = sorted({kind for node in usable for kind in node.kinds})
+    if len(kinds) > 1:
+        hint = "train on one kind: results then repeat bit for bit whatever fails"
+        checks.append(Check("exactness", "warn", f"devices of several kinds: {', '.join(kinds)}", hint))
+    threads = {pid: number for node in usable for pid in node.pids if (number := _threads(proc, pid))}
+    if len(set(threads.values())) > 1:
+        text = f"devices with different OMP_NUM_THREADS: {', '.join(sorted(set(threads.values())))}"
+        checks.append(Check("exactness", "warn", text, "set the same for all workers: sums depend on it"))
+    return checks or [
+        Check("exactness", "ok", f"one kind of device: {kinds[0]}" if kinds else "no devices yet")
+    ]
+
+
+def _threads(proc: Path, pid: int) -> str:
+    """OMP_NUM_THREADS of a device process here; "" for one of another machine or user."""
+    try:
+        given = (proc / str(pid) / "environ").read_bytes().split(b"\0")
+        command = (proc / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return ""
+    if b"worker.device" not in command:
+        return ""
+    named = dict(entry.split(b"=", 1) for entry in given if b"=" in entry)
+    return os.fsdecode(named.get(b"OMP_NUM_THREADS", b"1"))

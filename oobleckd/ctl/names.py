@@ -1,0 +1,59 @@
+"""Names that a shell may complete: jobs, nodes and incidents, if the daemon says them at once.
+
+Owns nothing that a verb needs: where no daemon answers in time there is simply nothing to complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import click
+from click.shell_completion import CompletionItem
+
+from oobleckd.client import Client, ClientError
+from oobleckd.ctl.connect import client
+from oobleckd.ctl.output import Failure
+
+_PATIENCE_S = 0.3
+
+
+def job_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Jobs by id and by name; their state is the explanation."""
+    return _completed(ctx, incomplete, _jobs)
+
+
+def node_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Nodes; their state is the explanation."""
+    return _completed(ctx, incomplete, _nodes)
+
+
+def described_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What ``describe`` takes behind its first word."""
+    kinds = {"job": _jobs, "node": _nodes, "incident": _incidents}
+    return _completed(ctx, incomplete, kinds.get(ctx.params.get("what", ""), lambda _client: ()))
+
+
+def _completed(
+    ctx: click.Context, incomplete: str, ask: Callable[[Client], Iterable[tuple[str, str]]]
+) -> list[CompletionItem]:
+    root = ctx.find_root()
+    root.obj = {**root.params, **(root.obj or {})}  # the root command was parsed, but not run
+    try:
+        with ctx.scope(cleanup=False):
+            found = dict(ask(client(_PATIENCE_S)))
+    except (ClientError, Failure):
+        return []
+    return [CompletionItem(name, help=text) for name, text in found.items() if name.startswith(incomplete)]
+
+
+def _jobs(asked: Client) -> Iterable[tuple[str, str]]:
+    jobs = asked.jobs()
+    return [*((job.name, job.state) for job in jobs), *((job.id, job.state) for job in jobs)]
+
+
+def _nodes(asked: Client) -> Iterable[tuple[str, str]]:
+    return ((node.name, node.state) for node in asked.nodes())
+
+
+def _incidents(asked: Client) -> Iterable[tuple[str, str]]:
+    return ((incident.id, incident.cause) for incident in asked.incidents())

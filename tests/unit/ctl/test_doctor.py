@@ -1,0 +1,193 @@
+"""``doctor``: each check on a machine made for it, and the verb as a whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from oobleckd.ctl import checkup, clustercheck
+from oobleckd.ctl.checkup import Check
+from oobleckd.daemon import keys
+from oobleckd.protocol.api import Problem
+from tests.helpers.api_server import node_view
+from tests.unit.ctl.conftest import Ctl
+
+
+def levels(checks: Sequence[Check]) -> list[str]:
+    return [check.level for check in checks]
+
+
+# --------------------------------------------------------------------------- the machine
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "expected"),
+    [
+        ("2.13.0+cpu", ">=2.11,<3", True),
+        ("2.13.0", "<3,>=2.14", False),
+        ("3.0", ">=2.11,<3", False),
+        ("8.2.8", "==8.2.8", True),
+        ("1", "", True),
+    ],
+)
+def test_ranges(version: str, wanted: str, expected: bool) -> None:
+    assert checkup.within(version, wanted) is expected
+
+
+def test_versions() -> None:
+    assert checkup.python().level == "ok"
+    old = checkup.python("3.9.2", ">=3.11")
+    assert (old.level, old.text) == ("fail", "3.9.2, wanted is >=3.11")
+    assert levels(checkup.packages()) == ["ok"]
+    missing, wrong = checkup.packages(["nobody-wrote-this>=1", "click (<1)", "msgspec>=0.1"])
+    assert (missing.text, missing.hint) == (
+        "nobody-wrote-this is missing",
+        "pip install 'nobody-wrote-this>=1'",
+    )
+    assert wrong.text.endswith("wanted is <1")
+
+
+def test_limits() -> None:
+    assert checkup.open_files(1024).level == "warn"
+    assert checkup.open_files(1 << 20).level == "ok"
+    assert checkup.clock(now=1.0, installed_at=2.0, synchronized=True).level == "fail"
+    assert checkup.clock(now=3.0, installed_at=2.0, synchronized=False).level == "warn"
+    assert checkup.clock(now=3.0, installed_at=2.0, synchronized=True).level == "ok"
+    assert checkup.clock().name == "clock"
+    assert checkup.socket_folder(Path("/" + "x" * 200)).level == "fail"
+
+
+def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def free(num_bytes: int) -> None:
+        monkeypatch.setattr(checkup.shutil, "disk_usage", lambda _: SimpleNamespace(free=num_bytes))
+
+    free(1 << 40)
+    assert checkup.disk(tmp_path / "not" / "there" / "yet", "checkpoints").level == "ok"
+    assert checkup.shared_memory(tmp_path).level == "ok"
+    free(5 << 30)
+    assert checkup.disk(tmp_path, "checkpoints").level == "warn"
+    free(1 << 20)
+    assert checkup.disk(tmp_path, "checkpoints").level == "fail"
+    assert checkup.shared_memory(tmp_path).level == "warn"
+    assert checkup.shared_memory(tmp_path / "none").level == "fail"
+
+
+def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "version"
+    assert checkup.gpus(driver).text == "none: devices compute on the CPU"
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar\n")
+
+    def told(text: str) -> None:
+        monkeypatch.setattr(checkup, "_ASK_TORCH", f"print({text!r})")
+
+    told('{"count": 8, "cuda": "13.0", "nccl": [2, 29, 7]}')
+    assert checkup.gpus(driver) == Check("gpu", "ok", "8 GPUs, driver 550.54.15, CUDA 13.0, NCCL 2.29.7")
+    told('{"count": 0, "cuda": "", "nccl": []}')
+    assert "torch (CUDA none) sees no GPU" in checkup.gpus(driver).text
+    monkeypatch.setattr(checkup, "_ASK_TORCH", "raise SystemExit(1)")
+    assert checkup.gpus(driver).level == "fail"
+
+
+# --------------------------------------------------------------------------- the cluster
+
+
+def test_settings(tmp_path: Path) -> None:
+    file = tmp_path / "oobleck.toml"
+    assert clustercheck.settings({}, [file])[1].level == "ok"
+    file.write_text("[daemon]\nbeats_s = 1\n")
+    config, check = clustercheck.settings({}, [file])
+    assert (config, check.level, check.hint) == (None, "fail", "did you mean 'beat_s'?")
+
+
+def test_keys(tmp_path: Path) -> None:
+    assert clustercheck.key_folder(tmp_path).level == "warn"
+    keys.make_server_keys(tmp_path)
+    assert clustercheck.key_folder(tmp_path).text == "no node may join yet"
+    keys.make_node_keys(tmp_path, "n1")
+    assert clustercheck.key_folder(tmp_path).text == "1 nodes may join: n1"
+    secret = keys.node_secret_path(tmp_path, "n1")
+    secret.chmod(0o640)
+    opened = clustercheck.key_folder(tmp_path)
+    assert (opened.level, opened.hint) == ("fail", f"chmod 600 {secret}")
+    secret.chmod(0o600)
+    keys.server_public_path(tmp_path).write_bytes(keys.authorized_path(tmp_path, "n1").read_bytes())
+    assert "is not of server.key_secret" in clustercheck.key_folder(tmp_path).text
+    secret.write_text("x")
+    assert clustercheck.key_folder(tmp_path).level == "fail"
+
+
+def test_nodes() -> None:
+    found = [
+        node_view("node-1"),
+        node_view("node-2", state="lost", reason="signal 9", host="h2"),
+        node_view("node-3", state="drained"),
+        node_view("node-4", state="joining"),
+    ]
+    usable, lost, drained, joining = clustercheck.nodes(found)
+    assert (usable.level, usable.text) == ("ok", "1 can be used: node-1")
+    assert (lost.text, lost.hint) == (
+        "node-2 is lost: signal 9",
+        "look into the log of oobleck-worker on h2, and start it again",
+    )
+    assert "undrain node-3" in drained.hint
+    assert "starting" in joining.hint
+    assert [check.text for check in clustercheck.nodes([])] == ["none can be used"]
+
+
+def test_exactness(tmp_path: Path) -> None:
+    def device(pid: int, environ: bytes, command: bytes = b"python\0-m\0worker.device\0") -> None:
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "environ").write_bytes(environ)
+        (tmp_path / str(pid) / "cmdline").write_bytes(command)
+
+    def found(*pids: int, kinds: tuple[str, ...] = ("cpu",)) -> list[Check]:
+        nodes = [node_view(f"node-{pid}", pids=(pid,), kinds=kinds) for pid in pids]
+        return clustercheck.exactness([*nodes, node_view("far", pids=(99,))], tmp_path)
+
+    device(1, b"OMP_NUM_THREADS=1\0A=b\0")
+    device(2, b"A=b\0")
+    device(3, b"OMP_NUM_THREADS=4\0")
+    device(4, b"OMP_NUM_THREADS=4\0", b"somebody-else\0")
+    assert levels(found(1, 2, 4)) == ["ok"]
+    (threads,) = found(1, 3)
+    assert threads.text == "devices with different OMP_NUM_THREADS: 1, 4"
+    assert "cpu, cuda" in found(1, kinds=("cuda",))[0].text
+
+
+def test_the_verb(ctl: Ctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OOBLECK_KEYS_DIR", str(tmp_path / "keys"))
+    ctl.api.nodes = [node_view("node-1"), node_view("node-2", state="lost", reason="signal 9")]
+    found = ctl.json("doctor")
+    assert found["kind"] == "Checkup"
+    assert found["failed"] == 0
+    assert {"name": "nodes", "level": "ok", "text": "1 can be used: node-1", "hint": ""} in found["checks"]
+    text = ctl("doctor")
+    assert text.exit_code == 0
+    assert "warn  nodes          node-2 is lost: signal 9\n" in text.stdout
+    assert "-> look into the log of oobleck-worker on h, and start it again" in text.stdout
+    assert "0 failed" in text.stderr
+
+
+def test_what_fails_is_exit_code_1(ctl: Ctl) -> None:
+    ctl.api.problem = Problem("no", 503, "the journal cannot be written", "make room")
+    result = ctl("doctor")
+    assert result.exit_code == 1
+    assert "fail  daemon" in result.stdout
+    assert "-> make room" in result.stdout
+    nobody = ctl("doctor", "--socket", "/nowhere/s", "-o", "json")
+    assert nobody.exit_code == 1
+    assert "no daemon: /nowhere/s does not exist" in nobody.stdout
+
+
+def test_torch_is_not_imported() -> None:
+    code = (
+        "import sys, oobleckd.ctl.doctor; print([m for m in ('torch', 'zmq', 'aiohttp') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
