@@ -15,7 +15,7 @@ from oobleckd.core.entries import EpochRaised, LayoutDeployed
 from oobleckd.core.run import Candidate, Run
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, Peer, Ready, Resume
-from planner.plan import Layout, layout_of, node_of
+from planner.plan import layout_of, node_of
 from planner.policy import Proposal, Situation
 from planner.schedule import format_ops, schedules
 
@@ -51,7 +51,7 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
         )
         for device in devices
     }
-    lives = {node_of(d): core.members.nodes[node_of(d)].incarnation for d in devices}
+    lives = {device: info.life for device in devices if (info := core.members.device(device)) is not None}
     run.candidate = Candidate(epoch, layout, proposal.plan, situation.nodes, lives, deploys)
     run.phase = "deploy"
     run.proposal = None
@@ -93,7 +93,7 @@ def on_ready(core: Core, message: Ready) -> None:
 def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
     job = run.job
     copied = sum(ready.copied_bytes for ready in candidate.ready.values())
-    lives = {node: life for node, life in candidate.lives.items() if node in _nodes(candidate.layout)}
+    lives = {device: candidate.lives[device] for device in candidate.layout.holdings}
     core.record(
         LayoutDeployed(
             job.id,
@@ -122,10 +122,6 @@ def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
         copied_bytes=copied,
     )
     resume(core, run, tuple(candidate.deploys))
-
-
-def _nodes(layout: Layout) -> frozenset[str]:
-    return frozenset(node_of(device) for device in layout.holdings)
 
 
 def resume(core: Core, run: Run, devices: tuple[str, ...]) -> None:

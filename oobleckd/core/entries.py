@@ -77,7 +77,7 @@ class EpochRaised(Entry, frozen=True):
 
 
 class LayoutDeployed(Entry, frozen=True):
-    """All devices are ready: ``layout`` is in force. ``lives``: node -> incarnation of the life that is in it.
+    """All devices are ready: ``layout`` is in force. ``lives``: device -> the life that holds its layers.
 
     ``offered``: the nodes that the plan was made for (some may be idle in it).
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from oobleckd.core.context import Core
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
-from planner.plan import node_of
 
 
 def check(core: Core) -> None:
@@ -28,7 +27,7 @@ def _job(core: Core, job: JobRecord) -> None:
     assert (job.finished_at is None) != job.final
     if job.layout is not None:
         assert set(job.dead) <= set(job.layout.holdings)
-        assert job.lives.keys() == {node_of(device) for device in job.layout.holdings}
+        assert job.lives.keys() == job.layout.holdings.keys()
         assert job.layout.epoch <= job.epoch
     if job.state == "done":
         assert job.counters.step == job.spec.train.steps
@@ -46,6 +45,6 @@ def _run(core: Core, run: Run) -> None:
         candidate = run.candidate
         assert candidate.epoch == job.epoch
         assert candidate.ready.keys() < candidate.deploys.keys()
-        assert all(core.members.living(node, life) for node, life in candidate.lives.items())
+        assert all(core.members.living(device, life) for device, life in candidate.lives.items())
     if job.layout is not None and run.phase != "adrift":
         assert min(job.layout.copies(job.dead)) > 0, "a lost layer without a way back"

@@ -84,7 +84,8 @@ def _measurable(core: Core, run: Run) -> DeviceInfo | None:
     if run.measuring and node_of(run.measuring) in nodes:
         return core.members.device(run.measuring)
     run.measuring = ""
-    devices = [device for name in nodes for device in core.members.nodes[name].devices]
+    members = [core.members.nodes[name] for name in nodes]
+    devices = [device for node in members for device in node.devices if device.device not in node.fallen]
     return min(devices, key=lambda device: device.device, default=None)
 
 

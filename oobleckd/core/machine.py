@@ -124,7 +124,7 @@ class Machine:
         if not name:
             return
         node = core.members.nodes[name]
-        cause = f"its links to {', '.join(sorted(node.accused))} stay down"
+        cause = f"its links to {node.accusers()} stay down"
         core.record(NodeDrained(name, f"evicted: {cause}", undo=False, at=core.now))
         core.members.evict(name, cause, core.now)
         self._drop_state(name)
@@ -150,8 +150,7 @@ class Machine:
                 if core.members.beat(node, message.incarnation, core.now):
                     self._revived(node)
             case DeviceLost() as message:
-                why = f"{message.device}: {message.evidence}"
-                core.members.device_lost(node, message.incarnation, why, core.now)
+                self._device_lost(node, message)
             case LinkDown() as message:
                 self._link_down(message)
             case Goodbye() as message:
@@ -186,12 +185,13 @@ class Machine:
             core.tell(message.node, Refused(reason, "install the same version of oobleckd on both"))
             return
         before = core.members.nodes.get(message.node)
-        was_ready = before is not None and before.ready and before.incarnation == message.incarnation
+        known = before is not None and before.incarnation == message.incarnation
+        was_counted = before is not None and known and (before.ready or before.mending)
         change = core.members.hello(message, core.now)
-        config = core.config
+        config, lives = core.config, tuple(info.life for info in message.devices)
         beat_s = max(config.beat_s, len(core.members.nodes) * _BEAT_OF_NODE_S)
-        core.tell(message.node, Welcome(PROTOCOL, config.daemon, beat_s, config.lease_s))
-        if message.ready and not was_ready:
+        core.tell(message.node, Welcome(PROTOCOL, config.daemon, beat_s, config.lease_s, lives))
+        if message.ready and not was_counted:
             core.joined_at = core.now
         if change != "same":
             text = f"{message.node} is {'here' if change == 'new' else 'back'} on {message.host}"
@@ -201,6 +201,15 @@ class Machine:
                 recovery.remind(core, core.run, info.device, back=change != "same")
             elif info.job:
                 core.tell(info.device, Release(info.device, info.job))
+
+    def _device_lost(self, name: str, message: DeviceLost) -> None:
+        core, device = self.core, message.device
+        if not core.members.device_lost(name, message, core.now):
+            return
+        if core.run is not None and core.run.measuring == device:
+            core.run.measuring = ""  # the answer died with it
+        text = f"{device} lost: {message.evidence}; the spare of {name} takes its place"
+        core.announce("node", text, (f"node:{name}",), level="warn", node=name, device=device)
 
     def _link_lost(self, name: str) -> None:
         core = self.core
@@ -215,9 +224,7 @@ class Machine:
             return
         job, survivors = core.run.job, core.run.job.survivors()
         ends = (message.device, message.peer)
-        if all(
-            end in survivors and core.members.living(node_of(end), job.lives[node_of(end)]) for end in ends
-        ):
+        if all(end in survivors and core.members.living(end, job.lives[end]) for end in ends):
             core.members.link_down(message, core.now)
 
     def _device_failed(self, message: DeviceFailed) -> None:

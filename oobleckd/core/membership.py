@@ -1,9 +1,11 @@
 """Who is there: nodes, their lives (incarnations), leases, and the evidence that a life is over.
 
-Owns the judgement whether a node's present life goes on. Does not own what a loss means for a job
-(``recovery``), nor how long a lease is (``lease``). A life is over at: the agent's word that a device exited
-or hangs, a closed link that a peer's broken link confirms, a missed lease, a goodbye, a newer life. A closed link
-alone is no death, and silence is none while it may be ours (docs/recovery.md, "Detection").
+Owns the judgement whether a node's present life goes on, and within it the life of each device. Does not own what
+a loss means for a job (``recovery``), nor how long a lease is (``lease``). A node's life is over at: the agent's
+word that a device exited or hangs and no spare takes its place, a closed link that a peer's broken link confirms,
+a missed lease, a goodbye, a newer life. A closed link alone is no death, and silence is none while it may be
+ours (docs/recovery.md, "Detection"). A device's life ends with its node's, and at the agent's word that it exited,
+its place being taken by the node's spare: such a node is *mending* until the spare is up.
 """
 
 from __future__ import annotations
@@ -13,16 +15,27 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from oobleckd.core.lease import Lease
-from oobleckd.protocol.messages import DeviceInfo, Hello, LinkDown
+from oobleckd.protocol.messages import DeviceInfo, DeviceLost, Hello, LinkDown, Spare
 from planner.plan import node_of
 
 Change = Literal["new", "back", "same"]
 _AGAIN_S = 0.05  # until a silence that may be ours is judged again
 
 
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """The end of a device's life in a node that lives on. ``at``: the first evidence."""
+
+    cause: str
+    at: float
+
+
 @dataclass(slots=True)
 class Node:
-    """A node. ``accused``: devices of peers whose link to it broke -> when; ``suspect_at``: the first evidence."""
+    """A node. ``devices`` with their last known lives, of which those in ``fallen`` (by name) are over.
+
+    ``accused``: (accuser, accused device) -> when their link broke; ``suspect_at``: the first evidence.
+    """
 
     name: str
     incarnation: str
@@ -30,18 +43,29 @@ class Node:
     host: str = ""
     ready: bool = False
     devices: tuple[DeviceInfo, ...] = ()
+    spare: Spare | None = None
+    fallen: dict[str, Fall] = field(default_factory=dict)
     connected: bool = True
     alive: bool = True
     left: bool = False
     heard_at: float = 0.0
     suspect_at: float | None = None
     cause: str = ""
-    accused: dict[str, float] = field(default_factory=dict)
+    accused: dict[tuple[str, str], float] = field(default_factory=dict)
 
     @property
     def present(self) -> bool:
-        """Whether a plan could use it now."""
-        return self.alive and self.ready and self.connected
+        """Whether a plan may count on it: its devices are up, or about to be."""
+        return self.alive and self.connected and (self.ready or self.mending)
+
+    @property
+    def mending(self) -> bool:
+        """Whether its spare is just taking the place of a device."""
+        return bool(self.fallen)
+
+    def accusers(self) -> str:
+        """Who lost a link to it, for a sentence."""
+        return ", ".join(sorted({accuser for accuser, _ in self.accused}))
 
 
 @dataclass(slots=True)
@@ -74,7 +98,8 @@ class Membership:
         else:
             change = "same" if node.connected else "back"
             node.lease.reconnected(self._awake(now))
-        node.host, node.ready, node.devices = message.host, message.ready, message.devices
+        node.host, node.ready, node.spare = message.host, message.ready, message.spare
+        self._take_devices(node, message, now)
         node.connected, node.heard_at = True, now
         node.suspect_at = None
         self._watch(node)
@@ -116,24 +141,34 @@ class Membership:
         node.connected = False
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         if node.accused:
-            self._over(node, f"its link closed and {', '.join(sorted(node.accused))} lost it too", now)
+            self._over(node, f"its link closed and {node.accusers()} lost it too", now)
 
     def link_down(self, message: LinkDown, now: float) -> None:
         """A device lost its link to a peer. Callers pass only links between live devices of one layout."""
         node = self.nodes.get(node_of(message.peer))
         if node is None or not node.alive:
             return
-        node.accused.setdefault(message.device, now)
+        node.accused.setdefault((message.device, message.peer), now)
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         if not node.connected:
             self._over(node, f"its link closed and {message.device} lost it too", now)
 
-    def device_lost(self, name: str, incarnation: str, evidence: str, now: float) -> None:
-        """The agent saw a device of its own exit."""
+    def device_lost(self, name: str, message: DeviceLost, now: float) -> bool:
+        """The agent saw a device of its own exit; whether only that device's life is over by it."""
         node = self.nodes.get(name)
-        if node is not None and node.alive and node.incarnation == incarnation:
-            node.ready = False
-            self._over(node, evidence, now)
+        if node is None or not node.alive or node.incarnation != message.incarnation:
+            return False
+        node.ready = False
+        if not message.spare:
+            self._over(node, f"{message.device}: {message.evidence}", now)
+            return False
+        at = now if node.suspect_at is None else node.suspect_at
+        node.fallen[message.device] = Fall(message.evidence, at)
+        node.suspect_at = None
+        for other in self.nodes.values():
+            # Broken links to or from a dead process accuse nobody who lives.
+            other.accused = {ends: at for ends, at in other.accused.items() if message.device not in ends}
+        return True
 
     def goodbye(self, name: str, incarnation: str, reason: str, now: float) -> None:
         """The agent leaves in order."""
@@ -177,9 +212,9 @@ class Membership:
         due = []
         for node in self.nodes.values():
             if node.alive and node.name in live:
-                since = [at for device, at in node.accused.items() if node_of(device) in live]
-                if since and now >= min(since) + self.link_grace_s:
-                    due.append((len(since), node.name))
+                broken = [(by, at) for (by, _), at in node.accused.items() if node_of(by) in live]
+                if broken and now >= min(at for _, at in broken) + self.link_grace_s:
+                    due.append((len({by for by, _ in broken}), node.name))
         return max(due)[1] if due else ""
 
     def deadline(self, now: float) -> float | None:
@@ -194,13 +229,15 @@ class Membership:
         ]
         return min(due, default=None)
 
-    def living(self, name: str, incarnation: str) -> bool:
-        """Whether the life ``incarnation`` of a node goes on."""
-        node = self.nodes.get(name)
-        return node is not None and node.alive and node.incarnation == incarnation
+    def living(self, device: str, life: str) -> bool:
+        """Whether the life ``life`` of a device goes on."""
+        node, info = self.nodes.get(node_of(device)), self.device(device)
+        if node is None or info is None:
+            return False
+        return node.alive and info.life == life and device not in node.fallen
 
     def device(self, name: str) -> DeviceInfo | None:
-        """What is known of a device."""
+        """What is known of a device, whether it lives or not."""
         node = self.nodes.get(node_of(name))
         return next((d for d in node.devices if d.device == name), None) if node else None
 
@@ -222,10 +259,19 @@ class Membership:
             if other is not node
         )
 
+    @staticmethod
+    def _take_devices(node: Node, message: Hello, now: float) -> None:
+        """The devices as the agent names them; one that was up and is not listed has fallen."""
+        listed = {info.device for info in message.devices}
+        absent = [] if message.ready else [info for info in node.devices if info.device not in listed]
+        node.devices = (*message.devices, *absent)
+        unseen = Fall("its process ended", now)
+        node.fallen = {info.device: node.fallen.get(info.device, unseen) for info in absent}
+
     def _over(self, node: Node, cause: str, now: float) -> None:
         if node.alive:
             self.obituaries.append(node.name)
         node.alive = False
         node.cause = cause
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
-        node.accused = {}
+        node.accused, node.fallen = {}, {}

@@ -6,6 +6,8 @@ follows is ``steer``'s.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+
 from oobleckd.core import incidents, jobs
 from oobleckd.core.context import Core
 from oobleckd.core.decide import Decision, LostLayers, decide
@@ -18,39 +20,39 @@ from planner.plan import node_of
 
 
 def check_lives(core: Core, run: Run) -> None:
-    """Act on every node of the layout, or of the one being deployed, whose life is over."""
+    """Act on every device of the layout, or of the one being deployed, whose life is over."""
     if run.phase == "adrift":
         return
-    job = run.job
-    inside = sorted({node_of(device) for device in job.survivors()})
-    lost = [node for node in inside if not core.members.living(node, job.lives[node])]
+    lost = _ended(core, {device: run.job.lives[device] for device in run.job.survivors()})
     joining = run.candidate.lives if run.candidate is not None else {}
-    failed = [n for n in sorted(joining) if n not in lost and not core.members.living(n, joining[n])]
+    failed = [device for device in _ended(core, joining) if device not in lost]
     if lost:
-        lose(core, run, lost + failed)
+        lose(core, run, lost, failed)
     elif failed:
         _abandon(core, run, failed)
 
 
-def lose(core: Core, run: Run, nodes: list[str]) -> None:
-    """Nodes of the plan are lost."""
-    job = run.job
-    assert job.layout is not None
-    gone = {device for device in job.layout.holdings if node_of(device) in nodes}
-    _raise(core, run, tuple(sorted({*job.dead, *gone})), nodes)
+def _ended(core: Core, lives: Mapping[str, str]) -> list[str]:
+    return [device for device, life in sorted(lives.items()) if not core.members.living(device, life)]
+
+
+def lose(core: Core, run: Run, lost: Sequence[str], failed: Sequence[str] = ()) -> None:
+    """Devices of the plan are lost; ``failed`` ones were only joining."""
+    _raise(core, run, tuple(sorted({*run.job.dead, *lost})), [*lost, *failed])
     _ask_reports(core, run)
 
 
-def _abandon(core: Core, run: Run, nodes: list[str]) -> None:
-    """Nodes that were only joining are lost: the layout in force stays."""
+def _abandon(core: Core, run: Run, failed: list[str]) -> None:
+    """Devices that were only joining are lost: the layout in force stays."""
     if run.job.layout is not None:
-        _raise(core, run, run.job.dead, nodes)
+        _raise(core, run, run.job.dead, failed)
         _ask_reports(core, run)
         return
     jobs.release(core, run)
     run.forget("off")
     if run.job.state == "deploying":
-        core.move(run.job, "replan", f"{', '.join(nodes)} lost before training began")
+        what = ", ".join(_whole(core, failed))
+        core.move(run.job, "replan", f"{what} lost before training began")
 
 
 def restart_deployment(core: Core, run: Run, node: str) -> None:
@@ -59,17 +61,23 @@ def restart_deployment(core: Core, run: Run, node: str) -> None:
         _raise_quietly(core, run, f"{node} was away during a deployment")
         _ask_reports(core, run)
     else:
-        _abandon(core, run, [node])
+        devices = run.candidate.deploys if run.candidate is not None else ()
+        _abandon(core, run, [device for device in devices if node_of(device) == node])
 
 
-def _raise(core: Core, run: Run, dead: tuple[str, ...], nodes: list[str]) -> None:
-    epoch = core.next_epoch()
-    causes = [f"{name}: {_cause(core, name)}" for name in nodes]
-    cause = "; ".join(causes)
+def _raise(core: Core, run: Run, dead: tuple[str, ...], devices: Collection[str]) -> None:
+    epoch, names = core.next_epoch(), _whole(core, devices)
+    cause = "; ".join(f"{name}: {_cause(core, name)}" for name in names)
     core.record(EpochRaised(run.job.id, epoch, dead, cause, core.now))
-    since = [_suspect_at(core, name) for name in nodes]
-    incidents.loss(core, run, nodes, cause, min(since), epoch)
-    core.move(run.job, "loss", f"lost {', '.join(nodes)}")
+    nodes = list(dict.fromkeys(node_of(device) for device in devices))
+    incidents.loss(core, run, nodes, cause, min(_evidence_at(core, name) for name in names), epoch)
+    core.move(run.job, "loss", f"lost {', '.join(names)}")
+
+
+def _whole(core: Core, devices: Collection[str]) -> list[str]:
+    """What to call a loss: a node where it is lost as one, a device where only its own life is over."""
+    fallen = {device for node in core.members.nodes.values() for device in node.fallen}
+    return list(dict.fromkeys(device if device in fallen else node_of(device) for device in devices))
 
 
 def _raise_quietly(core: Core, run: Run, why: str) -> None:
@@ -77,15 +85,21 @@ def _raise_quietly(core: Core, run: Run, why: str) -> None:
 
 
 def _cause(core: Core, name: str) -> str:
-    node = core.members.nodes.get(name)
+    node = core.members.nodes.get(node_of(name) or name)
     if node is None:
         return "did not come back after the daemon's restart"
-    return node.cause or "began a new life"
+    if name in node.fallen:
+        return f"{node.fallen[name].cause}; the node's spare takes its place"
+    return node.cause or "a device of it began a new life"
 
 
-def _suspect_at(core: Core, name: str) -> float:
-    node = core.members.nodes.get(name)
-    return core.now if node is None or node.suspect_at is None else node.suspect_at
+def _evidence_at(core: Core, name: str) -> float:
+    node = core.members.nodes.get(node_of(name) or name)
+    if node is None:
+        return core.now
+    if name in node.fallen:
+        return node.fallen[name].at
+    return core.now if node.suspect_at is None else node.suspect_at
 
 
 def _ask_reports(core: Core, run: Run) -> None:
@@ -212,8 +226,7 @@ def look_again(core: Core, run: Run) -> None:
     job = run.job
     assert job.layout is not None
     run.phase = "run"
-    inside = sorted({node_of(device) for device in job.survivors()})
-    lost = [node for node in inside if not core.members.living(node, job.lives[node])]
+    lost = _ended(core, {device: job.lives[device] for device in job.survivors()})
     if lost:
         lose(core, run, lost)
         return
@@ -235,8 +248,7 @@ def remind(core: Core, run: Run, device: str, *, back: bool) -> None:
     assert info is not None
     if back and run.measuring == device:
         run.measuring = ""  # the question or its answer may be lost: ask again
-    life = core.members.nodes[node_of(device)].incarnation
-    inside = device in run.job.survivors() and run.job.lives.get(node_of(device)) == life
+    inside = device in run.job.survivors() and run.job.lives[device] == info.life
     coming = run.candidate is not None and device in run.candidate.deploys
     if info.job and not inside and (not coming or info.layout or info.job != run.job.id):
         core.tell(device, Release(device, info.job))

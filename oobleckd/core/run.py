@@ -23,7 +23,7 @@ Phase = Literal["off", "adrift", "report", "run", "deploy"]
 
 @dataclass(slots=True)
 class Candidate:
-    """A layout that is being deployed. ``lives``: node -> incarnation; ``holders``: live devices before it."""
+    """A layout that is being deployed. ``lives``: device -> the life that takes part."""
 
     epoch: int
     layout: Layout

@@ -37,7 +37,8 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 class JobRecord:
     """A job. ``counters``: the first round and step not known to be committed; ``start``: where it began.
 
-    ``source``: where the state comes from when no device holds it. ``dead``: lost devices of ``layout``.
+    ``source``: where the state comes from when no device holds it. ``dead``: lost devices of ``layout``,
+    ``lives``: device -> the life of it that is in ``layout``.
     ``losses``: round -> loss, of every round ever committed, for the check of late and double reports.
     ``fence``: rounds told under an epoch up to it are of a history that was given up.
     """

@@ -50,8 +50,13 @@ def _before_deployment(core: Core, run: Run) -> None:
     if job.state == "waiting":
         core.move(job, "feed")
     found = _proposal(core, run, wanted)
-    if found is not None:
+    if found is not None and not _mending(core, found[1]):
         deploy.deploy(core, run, *found)
+
+
+def _mending(core: Core, proposal: Proposal) -> bool:
+    """Whether a spare is still taking its place in a node of the plan: milliseconds, the agent sees to it."""
+    return any(core.members.nodes[name].mending for name in proposal.plan.nodes())
 
 
 def _to_begin(run: Run) -> int:
@@ -192,7 +197,7 @@ def _change_plan(core: Core, run: Run) -> None:
     if _changes_nothing(run, found[1]):
         run.satisfied = found[0].nodes
         _go_on(core, run)
-    else:
+    elif not _mending(core, found[1]):
         deploy.deploy(core, run, *found)
 
 

@@ -72,13 +72,13 @@ def node_views(core: Core) -> list[NodeView]:
 
 def _node_view(core: Core, node: Node) -> NodeView:
     state = node_state(core, node)
-    layout = core.run.job.layout if core.run is not None else None
+    job = core.run.job if core.run is not None else None
     layers: tuple[LayerRange, ...] = ()
-    if layout is not None and state in {"active", "draining", "disconnected"}:
+    if job is not None and job.layout is not None and state in {"active", "draining", "disconnected"}:
         layers = tuple(
             LayerRange(device, held.start, held.stop)
-            for device, held in sorted(layout.holdings.items())
-            if node_of(device) == node.name
+            for device, held in sorted(job.layout.holdings.items())
+            if node_of(device) == node.name and device not in job.dead
         )
     return NodeView(
         name=node.name,
@@ -183,7 +183,7 @@ def node_tolerance(job: JobRecord) -> int:
     if job.layout is None or job.final:
         return -1
     fewest = min(
-        len({node_of(device) for device in job.layout.holders(layer)} - {node_of(d) for d in job.dead})
+        len({node_of(device) for device in job.layout.holders(layer) if device not in job.dead})
         for layer in range(job.layout.num_layers)
     )
     return fewest - 1

@@ -23,7 +23,7 @@ from oobleckd.protocol.job import Job
 from planner.plan import Layout, Range, Route, Transfer
 from planner.profile import Profile
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 Outcome = Literal["applied", "skipped", "repeated"]
 How = Literal["sigkill", "sigterm", "sigstop", "hang", "net-drop", "agent-only", "device", "host"]
@@ -39,6 +39,8 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 class DeviceInfo(msgspec.Struct, frozen=True):
     """One device process as its agent sees it.
 
+    ``life`` names this process among all that ever had the place: state is held by a life, not by a name.
+    ``memory_bytes``: of the device; for a CPU that of the host, which all its CPU devices share.
     ``address`` is "host:port" of its transport's TCP listener, ``local`` the path of its Unix-socket
     listener (peers on the same host use it). ``layout`` is the epoch of the layout it holds (0: none),
     ``epoch`` the highest epoch it has answered, ``step``/``round`` the first not committed there, ``holding`` whether it stopped at a boundary.
@@ -57,6 +59,19 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     step: int = 0
     round: int = 0
     holding: bool = False
+    life: str = ""
+
+
+class Spare(msgspec.Struct, frozen=True):
+    """A node's warm spare: a process with torch imported that waits for a dead device's place.
+
+    ``ready``: it can take one now. ``memory_bytes`` of the host's memory are its own (0: not known yet);
+    it holds none of a GPU.
+    """
+
+    pid: int
+    ready: bool = False
+    memory_bytes: int = 0
 
 
 class Flags(msgspec.Struct, frozen=True):
@@ -94,8 +109,9 @@ class Vote(msgspec.Struct, frozen=True):
 class Hello(Message, frozen=True):
     """First message of an agent on every connection, and whenever its devices' lives change.
 
-    ``incarnation`` is new whenever a device process of the node was started anew: the life before it
-    is over. Devices still starting are not listed; a node is usable when ``ready``.
+    ``incarnation`` is new whenever the node's devices were started anew: all lives before it are over. A
+    device whose place the spare has taken shows by its ``life`` alone. Devices still starting are not
+    listed; a node is usable when ``ready``.
     """
 
     protocol: int
@@ -104,6 +120,7 @@ class Hello(Message, frozen=True):
     host: str
     ready: bool
     devices: tuple[DeviceInfo, ...]
+    spare: Spare | None = None
 
 
 class Beat(Message, frozen=True):
@@ -113,11 +130,16 @@ class Beat(Message, frozen=True):
 
 
 class DeviceLost(Message, frozen=True):
-    """The agent saw its device process exit (``evidence``: what it saw, e.g. "signal 9")."""
+    """The agent saw its device process exit (``evidence``: what it saw, e.g. "signal 9").
+
+    With ``spare`` the node lives on: its warm spare takes the place, and a Hello follows once it is up.
+    Without, all devices of the node start anew, under another incarnation.
+    """
 
     incarnation: str
     device: str
     evidence: str
+    spare: bool = False
 
 
 class DeviceUp(Message, frozen=True):
@@ -127,6 +149,16 @@ class DeviceUp(Message, frozen=True):
     """
 
     info: DeviceInfo
+
+
+class SpareUp(Message, frozen=True):
+    """A spare tells its agent that all is imported. It never travels to the daemon."""
+
+
+class TakePlace(Message, frozen=True):
+    """The agent tells its spare which device it is from now on."""
+
+    device: str
 
 
 class LinkDown(Message, frozen=True):
@@ -264,12 +296,17 @@ FromWorker = (
 
 
 class Welcome(Message, frozen=True):
-    """Accepted. ``daemon`` is the incarnation of the daemon."""
+    """Accepted. ``daemon`` is the incarnation of the daemon.
+
+    ``lives``: the device lives of the Hello that this answers. Until a life is among them, what comes for
+    its device is meant for the life before it, and the agent drops it.
+    """
 
     protocol: int
     daemon: str
     beat_s: float
     lease_s: float
+    lives: tuple[str, ...] = ()
 
 
 class Refused(Message, frozen=True):
@@ -404,5 +441,6 @@ __all__ = [
     "PROTOCOL", "Ack", "Beat", "CheckpointPart", "Counters", "Decide", "Deploy", "DeviceFailed",
     "DeviceInfo", "DeviceLost", "DeviceUp", "Flag", "Flags", "FromWorker", "Goodbye", "Held", "Hello", "How", "Inject",
     "LinkDown", "Measure", "Measured", "Message", "Outcome", "Peer", "Progress", "Range", "Ready",
-    "Refused", "Release", "Report", "Resume", "StepDone", "ToWorker", "Vote", "Welcome",
+    "Refused", "Release", "Report", "Resume", "Spare", "SpareUp", "StepDone", "TakePlace", "ToWorker", "Vote",
+    "Welcome",
 ]  # fmt: skip

@@ -58,6 +58,7 @@ class SimDevice:
 
     def __init__(self, world: World, node: SimNode, name: str) -> None:
         self.world, self.node, self.name = world, node, name
+        self.life = f"life-{next(world.lives)}"
         self.alive = True
         # Copies may arrive before the Deploy that they belong to.
         self.transfers: list[tuple[int, int, State]] = []
@@ -98,7 +99,7 @@ class SimDevice:
     def info(self) -> DeviceInfo:
         return DeviceInfo(
             self.name, "cpu", "cpu", 0, f"{self.name}:1", "", 1, self.job, self.layout.epoch,
-            self.commit.answered, self.counters.step, self.counters.round, self.holding,
+            self.commit.answered, self.counters.step, self.counters.round, self.holding, self.life,
         )  # fmt: skip
 
     def my_buckets(self) -> list[int]:

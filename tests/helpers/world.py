@@ -56,7 +56,7 @@ from oobleckd.protocol.messages import (
     Welcome,
 )
 from planner import policies
-from planner.plan import Template, device_name
+from planner.plan import Layout, Template, device_name
 from planner.policy import PlanError
 from planner.profile import LayerCost, Profile
 from tests.helpers.simdevice import SimDevice, State, loss_of
@@ -97,6 +97,7 @@ class SimNode:
     link: int = 0
     kept: list[StepDone | CheckpointPart] = field(default_factory=list)
     last: dict[str, Ready | Held | Progress] = field(default_factory=dict)
+    lives: tuple[str, ...] = ()  # those of the last Welcome: what comes for others is dropped
 
     @property
     def incarnation(self) -> str:
@@ -112,7 +113,7 @@ class SimNode:
     def connect(self) -> None:
         if not self.alive or self.world.machine is None:
             return
-        self.connected = True
+        self.connected, self.lives = True, ()
         self.link += 1
         self.world.links[self.name] = (self, self.link)
         self.hello()
@@ -120,8 +121,9 @@ class SimNode:
             self.to_daemon(message)
 
     def hello(self) -> None:
-        infos = tuple(device.info for device in self.devices.values()) if self.ready else ()
-        self.to_daemon(Hello(PROTOCOL, self.name, self.incarnation, "host", self.ready, infos))
+        infos = tuple(device.info for device in self.devices.values() if device.alive)
+        ready = self.ready and len(infos) == len(self.devices)
+        self.to_daemon(Hello(PROTOCOL, self.name, self.incarnation, "host", ready, infos))
 
     def beat(self) -> None:
         if self.alive:
@@ -146,9 +148,11 @@ class SimNode:
             return
         if isinstance(message, Ack):
             self.kept = [kept for kept in self.kept if not _covered(kept, message)]
-        elif not isinstance(message, Welcome):
+        elif isinstance(message, Welcome):
+            self.lives = message.lives
+        else:
             device = self.devices.get(message.device)
-            if device is not None and device.alive and self.ready:
+            if device is not None and device.alive and device.life in self.lives:
                 device.control(message)
 
     def disconnect(self) -> None:
@@ -262,24 +266,27 @@ class World:
             return
         if was_connected:
             self.after(self.random.uniform(0.001, 0.03), self._closed, node, node.link)
+        for lost in node.devices:
+            self._break_links_to(lost)
+
+    def _break_links_to(self, lost: str) -> None:
+        """The peers of a dead device see its sockets close."""
         for peer in self.nodes.values():
             for device in peer.devices.values():
-                for lost in node.devices:
-                    if (
-                        peer.alive
-                        and lost in device.layout.holdings
-                        and device.name in device.layout.holdings
-                    ):
-                        down = LinkDown(device.name, lost, "closed")
-                        self.after(self.random.uniform(0.001, 0.1), device.tell, down)
+                if device.alive and {lost, device.name} <= device.layout.holdings.keys():
+                    self.after(self.random.uniform(0.001, 0.1), self._link_down, device, lost, device.layout)
 
-    def kill_device(self, name: str, restart_s: float = 0.5) -> None:
-        """SIGKILL of a device process: its agent sees it, and starts the node's devices anew."""
+    @staticmethod
+    def _link_down(device: SimDevice, lost: str, layout: Layout) -> None:
+        if device.layout is layout and lost not in device.dead:  # else the link was closed before it broke
+            device.tell(LinkDown(device.name, lost, "closed"))
+
+    def kill_device(self, name: str, restart_s: float = 0.5, *, index: int = 0) -> None:
+        """SIGKILL of a device process without a spare: its agent starts the node's devices anew."""
         node = self.nodes[name]
         if not node.alive or not node.ready:
             return
-        victim = next(iter(node.devices))
-        old = node.incarnation
+        old, victim = node.incarnation, device_name(name, index)
         for device in node.devices.values():
             device.alive = False
         self._note_lost_copies()
@@ -287,12 +294,30 @@ class World:
         node.to_daemon(DeviceLost(old, victim, "signal 9"))
         node.life = next(self.lives)
         node.hello()
-        self.after(restart_s, self._device_up, node, node.life)
+        self.after(restart_s, self._devices_up, node, node.life)
 
-    def _device_up(self, node: SimNode, life: int) -> None:
+    def _devices_up(self, node: SimNode, life: int) -> None:
         if node.alive and node.life == life:
             node.ready = True
             node.devices = {name: SimDevice(self, node, name) for name in node.devices}
+            node.hello()
+
+    def spare_takes_place(self, name: str, index: int = 0, up_s: float = 0.05, *, heard: bool = True) -> None:
+        """SIGKILL of a device process whose place the node's spare takes; ``heard``: the agent's link is up."""
+        node, victim = self.nodes[name], device_name(name, index)
+        if not (node.alive and node.ready and node.devices[victim].alive):
+            return
+        node.devices[victim].alive = False
+        self._note_lost_copies()
+        self._break_links_to(victim)
+        node.last.pop(victim, None)
+        if heard:
+            node.to_daemon(DeviceLost(node.incarnation, victim, "signal 9", spare=True))
+        self.after(up_s, self._spare_up, node, node.life, victim)
+
+    def _spare_up(self, node: SimNode, life: int, name: str) -> None:
+        if node.alive and node.life == life:
+            node.devices[name] = SimDevice(self, node, name)
             node.hello()
 
     def leave(self, name: str) -> None:

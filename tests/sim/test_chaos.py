@@ -43,6 +43,13 @@ class Storm:
         if len(live) > self.copies:
             self.world.kill_device(self.dice.choice(live), restart_s=self.dice.uniform(0.05, 1.0))
 
+    def spare_takes_place(self) -> None:
+        live = self.world.live()
+        if len(live) > self.copies:
+            index = self.dice.randrange(self.world.num_devices)
+            up_s, heard = self.dice.uniform(0.005, 0.5), self.dice.random() < 0.8
+            self.world.spare_takes_place(self.dice.choice(live), index, up_s, heard=heard)
+
     def revive(self) -> None:
         dead = [name for name, node in sorted(self.world.nodes.items()) if not node.alive]
         if dead:
@@ -65,8 +72,8 @@ class Storm:
     def blow(self, num_events: int) -> None:
         """Schedule everything; afterwards all that can be started is."""
         acts = {
-            self.kill: 5, self.vanish: 2, self.kill_two: 2, self.kill_device: 3, self.revive: 7,
-            self.restart_daemon: 3, self.break_link: 2, self.ask: 6,
+            self.kill: 5, self.vanish: 2, self.kill_two: 2, self.kill_device: 2, self.spare_takes_place: 5,
+            self.revive: 7, self.restart_daemon: 3, self.break_link: 2, self.ask: 6,
         }  # fmt: skip
         when = self.world.now
         for _ in range(num_events):

@@ -1,12 +1,14 @@
 """Lives, leases and evidence."""
 
 from oobleckd.core.membership import Membership
-from oobleckd.protocol.messages import DeviceInfo, Hello, LinkDown
+from oobleckd.protocol.messages import DeviceInfo, DeviceLost, Hello, LinkDown
 
 
-def hello(name, life="1", *, ready=True):
-    info = DeviceInfo(f"{name}/0", "cpu", "cpu", 0, "", "", 1)
-    return Hello(1, name, life, "host", ready, (info,))
+def hello(name, life="1", *, lives=None, ready=True):
+    """One device of the node's ``life``, or of ``lives`` by index (None: not up)."""
+    lives = [life] if lives is None else lives
+    infos = [DeviceInfo(f"{name}/{i}", "cpu", "cpu", 0, "", "", 1, life=x) for i, x in enumerate(lives) if x]
+    return Hello(1, name, life, "host", ready, tuple(infos))
 
 
 def members(*names):
@@ -23,8 +25,8 @@ def test_hellos_tell_lives_apart():
     assert not found.nodes["a"].present
     assert found.hello(hello("a"), 3.0) == "back"
     assert found.hello(hello("a", "2"), 4.0) == "new"
-    assert found.living("a", "2")
-    assert not found.living("a", "1")
+    assert found.living("a/0", "2")
+    assert not found.living("a/0", "1")
     assert found.device("a/0").pid == 1
     assert found.device("b/0") is None
 
@@ -34,10 +36,10 @@ def test_a_closed_link_alone_is_no_death_and_a_lease_ends():
     found.link_lost("a", 1.0)
     found.link_lost("nobody", 1.0)
     found.expire(4.9)
-    assert found.living("a", "1")
+    assert found.living("a/0", "1")
     assert found.deadline(4.9) == 5.0
     found.expire(5.0)
-    assert not found.living("a", "1")
+    assert not found.living("a/0", "1")
     assert found.nodes["a"].cause == "no sign of life for 5 s (its lease: 5 s)"
     assert found.nodes["a"].suspect_at == 1.0
     assert found.obituaries == ["a"]
@@ -50,11 +52,11 @@ def test_beats_and_messages_renew_the_lease():
     found.heard("a", 8.0)
     found.heard("nobody", 8.0)
     found.expire(12.0)
-    assert found.living("a", "1")
+    assert found.living("a/0", "1")
     assert not found.beat("a", "of another life", 12.9)
     assert not found.beat("nobody", "1", 12.9)
     found.expire(13.0)
-    assert not found.living("a", "1")
+    assert not found.living("a/0", "1")
 
 
 def test_a_life_that_was_declared_over_returns_as_a_fresh_one():
@@ -71,12 +73,12 @@ def test_link_closed_and_a_peer_that_lost_it_too_in_either_order():
         down = LinkDown("b/0", "a/0", "reset")
         if first_peer:
             found.link_down(down, 1.0)
-            assert found.living("a", "1")
+            assert found.living("a/0", "1")
             found.link_lost("a", 1.1)
         else:
             found.link_lost("a", 1.0)
             found.link_down(down, 1.1)
-        assert not found.living("a", "1")
+        assert not found.living("a/0", "1")
         assert found.nodes["a"].suspect_at == 1.0
         assert "b/0 lost it too" in found.nodes["a"].cause
         found.link_down(down, 1.2)  # of a life that is over: no news
@@ -85,16 +87,51 @@ def test_link_closed_and_a_peer_that_lost_it_too_in_either_order():
 
 def test_device_lost_counts_for_its_own_life_only():
     found = members("a")
-    found.device_lost("a", "0", "signal 9", 1.0)
-    assert found.living("a", "1")
-    found.device_lost("a", "1", "a/0: signal 9", 1.0)
+    assert not found.device_lost("a", DeviceLost("0", "a/0", "signal 9"), 1.0)
+    assert found.living("a/0", "1")
+    assert not found.device_lost("a", DeviceLost("1", "a/0", "signal 9"), 1.0)
     assert found.nodes["a"].cause == "a/0: signal 9"
+    assert not found.living("a/0", "1")
+
+
+def test_a_spare_ends_one_device_s_life_and_not_the_node_s():
+    found = members("b")
+    found.hello(hello("a", lives=["1", "2"]), 0.0)
+    found.link_down(LinkDown("b/0", "a/1", "reset"), 0.9)
+    assert found.device_lost("a", DeviceLost("1", "a/1", "signal 9", spare=True), 1.0)
+    node = found.nodes["a"]
+    assert (found.living("a/0", "1"), found.living("a/1", "2")) == (True, False)
+    assert node.alive
+    assert node.mending
+    assert node.present  # a plan may count on it
+    assert not node.ready
+    assert node.fallen["a/1"].at == 0.9
+    assert not node.accused  # who is dead is not accused for it
+    assert not found.obituaries
+    found.hello(hello("a", lives=["1", None], ready=False), 1.1)  # on a new connection, say
+    assert node.mending
+    assert [info.device for info in node.devices] == ["a/0", "a/1"]
+    assert found.hello(hello("a", lives=["1", "3"]), 1.2) == "same"
+    assert not node.mending
+    assert found.living("a/1", "3")
+    assert not found.living("a/1", "2")
+
+
+def test_a_fall_that_was_not_heard_of_shows_in_the_next_hello():
+    found = members()
+    found.hello(hello("a", lives=["1", "2"]), 0.0)
+    found.link_lost("a", 1.0)
+    assert found.hello(hello("a", lives=["1", None], ready=False), 2.0) == "back"
+    assert found.nodes["a"].fallen["a/1"].cause == "its process ended"
+    assert not found.living("a/1", "2")
+    found.expire(9.0)
+    assert not found.nodes["a"].mending  # the node's end is the end of it all
 
 
 def test_goodbye():
     found = members("a")
     found.goodbye("a", "0", "SIGTERM", 1.0)
-    assert found.living("a", "1")
+    assert found.living("a/0", "1")
     found.goodbye("a", "1", "SIGTERM", 1.0)
     assert found.nodes["a"].left
     assert not found.beat("a", "1", 2.0)
@@ -111,7 +148,7 @@ def test_a_link_that_stays_down_evicts_by_a_fixed_rule():
     assert found.quarrel({"a", "b", "c"}, 3.0) == "a"
     assert not found.quarrel({"a"}, 9.0)
     found.evict("a", "its links stay down", 3.0)
-    assert not found.living("a", "1")
+    assert not found.living("a/0", "1")
 
 
 def beating(*names, seconds=10.0, beat_s=0.25):
@@ -150,7 +187,7 @@ def test_the_suspect_is_named_before_it_is_declared_lost():
     found, now = beating("a", "b")
     assert found.silent_s(found.nodes["a"], now + 0.3) == 0.0
     assert found.silent_s(found.nodes["a"], now + 0.7) > 0.6
-    assert found.living("a", "1")
+    assert found.living("a/0", "1")
 
 
 def test_silence_of_everybody_is_ours_until_the_longest_lease():
@@ -163,10 +200,10 @@ def test_a_round_that_needs_its_vote_is_a_sign_of_life():
     found.witness({"a", "gone"}, now + 0.8)
     found.beat("b", "1", now + 1.5)
     found.expire(now + 1.5)
-    assert found.living("a", "1")
+    assert found.living("a/0", "1")
     found.beat("b", "1", now + 2.0)
     found.expire(now + 2.0)
-    assert not found.living("a", "1")
+    assert not found.living("a/0", "1")
 
 
 def test_rounds_do_not_excuse_a_dead_agent_for_ever():
@@ -175,9 +212,9 @@ def test_rounds_do_not_excuse_a_dead_agent_for_ever():
         found.witness({"a"}, now + tenth / 10)
         found.beat("b", "1", now + tenth / 10)
         found.expire(now + tenth / 10)
-        assert found.living("a", "1")
+        assert found.living("a/0", "1")
     found.expire(now + 5.0)
-    assert not found.living("a", "1")
+    assert not found.living("a/0", "1")
 
 
 def test_a_closed_link_is_waited_for_as_long_as_can_be():
@@ -191,8 +228,8 @@ def test_time_in_which_the_daemon_slept_is_no_silence():
     found.attend(now + 60.0, now + 0.2)
     found.beat("b", "1", now + 60.0)
     found.expire(now + 60.0)
-    assert found.living("a", "1")
+    assert found.living("a/0", "1")
     assert found.deadline(now + 60.0) > now + 60.0
     found.beat("b", "1", now + 60.9)
     found.expire(now + 60.9)
-    assert not found.living("a", "1")
+    assert not found.living("a/0", "1")

@@ -1,0 +1,138 @@
+"""Device processes that die in nodes that live on: the spare takes the place, only that device's state is lost."""
+
+import pytest
+
+from oobleckd.protocol.api import Control
+from tests.helpers.world import World, make_job
+
+
+def running(num_nodes=4, seed=0, step=3, num_devices=2, **spec):
+    """A world whose job has committed a few steps; 350 bytes a device make one node of two devices enough."""
+    world = World(seed, num_nodes, num_devices=num_devices)
+    world.run_for(1.0)
+    world.submit(make_job(**{"steps": 16, "f": 1, "memory": 350} | spec))
+    world.until_step(step)
+    return world
+
+
+def until_full(world, num_incidents):
+    """So many incidents are over, and the plan has every device again."""
+
+    def full():
+        incidents = world.incidents()
+        whole = set(world.view().nodes) == set(world.nodes) and not world.job().dead
+        return whole and len(incidents) == num_incidents and not incidents[-1].open
+
+    world.run(full)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_the_node_is_not_lost_and_gets_back_what_the_device_held(seed, num_devices):
+    world = running(6, seed, num_devices=num_devices)
+    others = [n.devices[d].life for n in world.nodes.values() for d in n.devices if d != "n02/0"]
+    plan = world.view().pipelines
+    world.spare_takes_place("n02")
+    world.until_state("recovering")
+    assert world.node("n02").state != "lost"
+    until_full(world, 1)
+    (incident,) = world.incidents()
+    assert incident.nodes == ("n02",)
+    assert incident.cause == "n02/0: signal 9; the node's spare takes its place"
+    assert incident.steps_lost == 0
+    assert 0 < incident.copied_bytes <= 6  # the layers of one device and no more: the sim counts layers
+    assert world.view().pipelines == plan  # nobody else had to move, and it was planned once
+    assert others == [n.devices[d].life for n in world.nodes.values() for d in n.devices if d != "n02/0"]
+    world.until_state("done")
+    world.check_done()
+    assert len(world.incidents()) == 1
+
+
+def test_four_nodes_of_two_devices_survive_one_process_after_the_other():
+    world = running(4, f=3, steps=60)
+    assert world.view().tolerance == 3
+    for count, victim in enumerate(("n01", "n03", "n04"), 1):
+        world.spare_takes_place(victim, index=count % 2)
+        until_full(world, count)
+    assert world.view().tolerance == 3
+    world.until_state("done")
+    world.check_done()
+    assert world.job().steps_lost == 0
+
+
+def test_the_same_place_falls_twice_and_the_second_time_there_is_no_spare():
+    world = running(5, f=2, steps=60)
+    world.spare_takes_place("n02", index=1)
+    until_full(world, 1)
+    world.kill_device("n02", restart_s=0.4, index=1)
+    world.run(lambda: world.node("n02").state == "lost")
+    until_full(world, 2)
+    world.until_state("done")
+    world.check_done()
+    assert world.incidents()[1].cause.startswith("n02: n02/1: signal 9")
+
+
+def test_a_spare_that_falls_before_it_is_up_costs_the_node():
+    world = running(5, f=2, steps=60)
+    world.spare_takes_place("n02", up_s=0.2)
+    world.run_for(0.1)
+    world.kill("n02")
+    world.run(lambda: len(world.view().nodes) == 4 and not world.incidents()[0].open)
+    world.until_state("done")
+    world.check_done()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fall_while_the_daemon_is_away(seed):
+    world = running(4, seed, steps=40)
+    world.stop_daemon()
+    world.spare_takes_place("n03", index=1)
+    world.after(0.3, world.start_daemon)
+    world.run(lambda: world.machine is not None and bool(world.incidents()))
+    assert world.incidents()[0].cause == "n03: a device of it began a new life"
+    until_full(world, 1)
+    world.until_state("done")
+    world.check_done()
+
+
+def test_a_fall_before_training_begins():
+    for state in ("profiling", "deploying"):
+        world = World(1, 4, num_devices=2)
+        world.run_for(1.0)
+        world.submit(steps=8, f=1, memory=350)
+        world.until_state(state)
+        victim = world.machine.core.run.measuring or "n01/0"
+        world.spare_takes_place(victim.partition("/")[0])
+        world.until_state("done")
+        world.check_done()
+        assert world.node("n01").state == "standby"
+
+
+def test_a_last_copy_that_falls_with_its_device_goes_back():
+    world = running(1, f=0, every=4, step=7)
+    world.spare_takes_place("n01", index=1)
+    world.run(lambda: world.job().steps_lost > 0)
+    assert world.job().counters.step == 4
+    world.until_state("done")
+    world.check_done()
+
+
+def test_a_fall_in_a_pause():
+    world = running(4, steps=20)
+    world.ask(Control("job-1", "pause"))
+    world.until_state("paused")
+    world.spare_takes_place("n01")
+    world.run(lambda: bool(world.incidents()))
+    world.until_state("paused")
+    world.ask(Control("job-1", "resume"))
+    world.until_state("done")
+    world.check_done()
+
+
+def test_late_news_of_broken_links_evict_nobody():
+    world = running(4, steps=150)
+    world.spare_takes_place("n02")
+    until_full(world, 1)
+    world.run_for(2 * world.config.link_grace_s)
+    assert world.node("n02").state == "active"
+    assert len(world.incidents()) == 1
