@@ -58,6 +58,12 @@ class AgentError(Exception):
 @click.option("--server-key", type=_PATH, help="Public key of the daemon.")
 @click.option("--devices", default="auto", show_default=True, help="Number of devices, or auto.")
 @click.option("--kind", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--spare/--no-spare",
+    default=True,
+    show_default=True,
+    help="Keep a process warm for a dead device's place.",
+)
 @click.option("--run-dir", type=_PATH, help="Folder for sockets and records of this node; a service has one.")
 @click.option("--bind", default="127.0.0.1", show_default=True, help="Address at which other nodes reach us.")
 @click.option("--host", default="", help="Name of this machine; devices with the same one share sockets.")
@@ -72,6 +78,7 @@ def main(
     server_key: Path | None,
     devices: str,
     kind: str,
+    spare: bool,
     run_dir: Path | None,
     bind: str,
     host: str,
@@ -87,7 +94,7 @@ def main(
         _check_bind(bind)
         setting = Setting(kind, find_run_dir(run_dir), bind, host or host_identity())
         keys = load_keys(*find_keys(node, keys_dir, key, server_key))
-        code = run_agent(AgentConfig(node, daemon, num_devices(devices, kind), setting, keys))
+        code = run_agent(AgentConfig(node, daemon, num_devices(devices, kind), setting, keys, spare))
     except AgentError as error:
         print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr)
         code = error.code

@@ -1,4 +1,4 @@
-"""Device processes as children of the agent: start, watch, end.
+"""Device processes, and their spare, as children of the agent: start, watch, end.
 
 Owns how a device process is started and how its end is seen; whether it hangs is ``watchdog``'s. Its life line (``lifeline``) tells within
 milliseconds, long before its memory is freed and its sockets close; a pidfd is the second evidence, and the
@@ -8,8 +8,11 @@ agent (``die_with_parent``).
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import logging
 import os
+import re
 import select
 import signal
 import socket
@@ -28,6 +31,7 @@ EXITING = "the process is exiting"
 """Evidence of an end whose cause the kernel does not tell yet."""
 
 _PR_SET_PDEATHSIG = 1
+_log = logging.getLogger(__name__)
 
 
 def die_with_parent(expected_ppid: int) -> None:
@@ -51,11 +55,11 @@ class Setting:
     run_dir: Path
     bind: str
     host: str
-    program: tuple[str, ...] = (sys.executable, "-m", "worker.device")
+    program: tuple[str, ...] = (sys.executable, "-m", "worker.process")
 
 
 class Child:
-    """A running device process and the agent's end of its socket."""
+    """A running device process and the agent's end of its socket. ``device`` is "" for a spare."""
 
     __slots__ = ("device", "lifeline", "link", "pidfd", "process", "watchdog")
 
@@ -81,6 +85,14 @@ class Child:
             return "running"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
+    def own_bytes(self) -> int:
+        """Memory that the process shares with no other; 0 where the kernel does not tell."""
+        try:
+            rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text(encoding="ascii")
+        except OSError:
+            return 0
+        return 1024 * sum(int(kib) for kib in re.findall(r"^Private_\w+: +(\d+) kB$", rollup, re.MULTILINE))
+
     def signal(self, number: int) -> None:
         """Send a signal, unless the process is gone."""
         self.process.send_signal(number)
@@ -99,7 +111,9 @@ class Child:
 
 
 def start(device: str, setting: Setting) -> Child:
-    """Start the process of ``device``. Call it from the main thread: the child dies with the calling one.
+    """Start the process of ``device``, or a spare ("").
+
+    Call it from the main thread: the child dies with the calling one.
 
     It gets a session of its own, so that a Ctrl-C meant for the agent does not reach it. Raises OSError.
     """
@@ -125,6 +139,44 @@ def start(device: str, setting: Setting) -> Child:
             env={"OMP_NUM_THREADS": "1", **os.environ},
         )
     return Child(device, process, ours, lifeline, pulse)
+
+
+async def ended(child: Child, timeout_s: float | None) -> None:
+    """Wait until the process of ``child`` has ended, or ``timeout_s`` seconds."""
+    loop = asyncio.get_running_loop()
+    seen = asyncio.Event()
+    loop.add_reader(child.pidfd, seen.set)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await seen.wait()
+    except TimeoutError:
+        _log.warning("%s (pid %d) does not end", child.device, child.process.pid)
+    finally:
+        loop.remove_reader(child.pidfd)
+
+
+async def bury(child: Child) -> None:
+    """Reap ``child``, which is ending, once its memory is freed, which takes a while."""
+    await ended(child, None)
+    _log.info("%s (pid %d): %s", child.device or "the spare", child.process.pid, child.ending())
+    child.close()
+
+
+class Burials:
+    """Children that are ending and that nobody waits for."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, child: Child) -> None:
+        """Reap ``child`` when it has ended. Call it in a running loop."""
+        task = asyncio.get_running_loop().create_task(bury(child))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def done(self) -> None:
+        """Wait until all of them have been reaped."""
+        await asyncio.gather(*self._tasks)
 
 
 class Watch:

@@ -1,21 +1,18 @@
 """The device process: one per device, owns torch, lives through every reconfiguration.
 
 Owns the loop (controls, then the deployment under way, then the executor) and what a control message does.
-Started by the agent (``children``); ends with it. Training itself is in ``executor``.
+Started by the agent (``process``); ends with it. Training itself is in ``executor``.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
-import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
-import click
 import torch
 from torch import Tensor
 
@@ -43,7 +40,6 @@ from oobleckd.protocol.messages import (
     ToWorker,
     Welcome,
 )
-from worker.children import die_with_parent
 from worker.commit import ReplicasDisagree
 from worker.data import open_corpus
 from worker.deploy import Deployment
@@ -52,7 +48,6 @@ from worker.executor import Executor
 from worker.faults import ANYWHERE, Faults, hang_for_ever
 from worker.groups.choose import choose
 from worker.groups.plane import Plane
-from worker.lifeline import hold
 from worker.link import DeviceLink
 from worker.mailbox import Key, Mailbox
 from worker.measure import measure
@@ -104,6 +99,7 @@ class DeviceProcess:
 
     def run(self) -> None:
         """Serve until the agent ends this process."""
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._tell_up()
         while True:
             controls = self.mailbox.controls()
@@ -320,44 +316,3 @@ def device_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-@click.command()
-@click.option("--device", required=True)
-@click.option("--kind", type=click.Choice(["cpu", "cuda"]), default="cpu")
-@click.option("--fd", type=int, required=True)
-@click.option("--run-dir", type=click.Path(path_type=Path), required=True)
-@click.option("--bind", default="127.0.0.1")
-@click.option("--host", default="")
-@click.option("--parent", type=int, required=True)
-@click.option("--lifeline", type=(int, int), required=True)
-@click.option("--pulse", type=int, required=True)
-def main(
-    device: str,
-    kind: str,
-    fd: int,
-    run_dir: Path,
-    bind: str,
-    host: str,
-    parent: int,
-    lifeline: tuple[int, int],
-    pulse: int,
-) -> None:
-    """Device process of an agent; not meant to be started by hand."""
-    die_with_parent(parent)
-    hold(*lifeline)
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
-        DeviceProcess(Place(device, kind, host, bind, run_dir), fd, Pulse(pulse)).run()
-    except UserError as error:
-        print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr, flush=True)
-        os._exit(1)
-    except Exception:  # noqa: BLE001 - the process's boundary: a failed device is a dead device
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,13 +3,15 @@
 Owns the life of the node's device processes, the connection to the daemon and what goes between the
 two. Knows nothing of training and never imports torch: it must answer in time whatever torch does.
 
-A node fails as one: when a device process ends, the others are ended too, and all start anew under a
-new incarnation. When the agent ends, the kernel ends its devices.
+When a device process ends, the node's warm spare (``spare``) takes its place; the others do not notice. When
+there is none that is ready, the node fails as one: the others are ended too, and all start anew under a new
+incarnation. When the agent ends, the kernel ends its devices and the spare.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 import signal
@@ -31,18 +33,21 @@ from oobleckd.protocol.messages import (
     Hello,
     Inject,
     Refused,
+    TakePlace,
     Welcome,
 )
-from worker.children import Child, Setting, Watch, start
+from worker.children import Burials, Child, Setting, Watch, bury, ended, start
 from worker.devicelink import AgentSide
 from worker.injection import inject
 from worker.outbox import Head, Outbox, peek
+from worker.spare import SpareKeeper
 from worker.uplink import CurveKeys, Uplink
 from worker.watchdog import LOOK_EVERY_S
 
 EXIT_REFUSED = 5
 _HELLO_AGAIN_S = 2.0  # until the daemon has said Welcome
 _END_S = 3.0  # what a device gets between SIGTERM and SIGKILL
+_PLACE_S = 10.0  # what a spare gets to be up in its place: it has little to do
 _BACKOFF_S = (0.1, 5.0)  # between starts of devices that end before they are up
 _log = logging.getLogger(__name__)
 _device_up = msgspec.msgpack.Decoder(DeviceUp)
@@ -57,14 +62,16 @@ class AgentConfig:
     num_devices: int
     setting: Setting
     keys: CurveKeys | None = None
+    spare: bool = True
 
 
 @dataclass(slots=True)
 class _Device:
-    """A device process. ``info`` is None until it has said that it is up; ``verdict``: why the agent ended it."""
+    """A device process, in its ``life``. ``info`` is None until it is up; ``verdict``: why the agent ended it."""
 
     child: Child
     link: AgentSide
+    life: str
     info: DeviceInfo | None = None
     verdict: str = ""
 
@@ -79,6 +86,8 @@ class Agent:
         self._devices: dict[str, _Device] = {}
         self._outbox = Outbox()
         self._life = secrets.token_hex(8)
+        self._device_lives = (f"{self._life}-{number}" for number in itertools.count(1))
+        self._known_lives: frozenset[str] = frozenset()  # to the daemon, as its last Welcome says
         self._num_restarts = 0
         self._failed_starts = 0
         self._renewing: asyncio.Task[None] | None = None
@@ -88,6 +97,10 @@ class Agent:
         self._hello_again: asyncio.TimerHandle | None = None
         self._done: asyncio.Future[int] = self._loop.create_future()
         self._watch = Watch(self._on_exit_in_thread)
+        self._burials = Burials()
+        self._spare = SpareKeeper(
+            self._loop, config.setting, self._watch, self._burials, on_change=self._hello
+        )
         self._uplink = Uplink(
             self._loop,
             config.daemon,
@@ -118,27 +131,33 @@ class Agent:
     def _start_devices(self) -> None:
         for name in self._names:
             child = start(name, self._config.setting)
-            link = AgentSide(
-                self._loop,
-                child.link,
-                on_frame=partial(self._from_device, name),
-                on_end=child.kill,
-            )
-            self._devices[name] = _Device(child, link)
+            self._place(name, child)
             self._watch.add(child)
+
+    def _place(self, name: str, child: Child) -> _Device:
+        """``child`` is device ``name`` from now on, in a life of its own."""
+        link = AgentSide(self._loop, child.link, on_frame=partial(self._from_device, name), on_end=child.kill)
+        device = self._devices[name] = _Device(child, link, next(self._device_lives))
+        return device
 
     def _on_exit_in_thread(self, child: Child, evidence: str) -> None:
         self._loop.call_soon_threadsafe(self._on_exit, child, evidence)
 
     def _on_exit(self, child: Child, evidence: str) -> None:
+        if self._done.done() or self._spare.ended(child, evidence):
+            return
         device = self._devices.get(child.device)
-        if device is None or device.child is not child or self._renewing is not None or self._done.done():
+        if device is None or device.child is not child or self._renewing is not None:
             return
         device.link.drain()
         evidence = device.verdict or evidence
         _log.error("device %s (pid %d) ended: %s", child.device, child.process.pid, evidence)
         if device.info is not None:
-            self._say(DeviceLost(self.incarnation, child.device, evidence))
+            heir = self._spare.take(child.device)
+            self._say(DeviceLost(self.incarnation, child.device, evidence, spare=heir is not None))
+            if heir is not None:
+                self._replace(device, heir)
+                return
         self._failed_starts = 0 if self._all_up() else self._failed_starts + 1
         self._renewing = self._loop.create_task(self._renew())
         self._renewing.add_done_callback(self._renewed)
@@ -151,6 +170,24 @@ class Agent:
                 device.verdict = verdict
                 device.child.kill()
         self._loop.call_later(LOOK_EVERY_S, self._look_after_devices)
+
+    def _replace(self, old: _Device, heir: Child) -> None:
+        """The spare takes the place of a device that has ended."""
+        name = heir.device
+        _log.warning("the spare (pid %d) is %s now", heir.process.pid, name)
+        old.link.close()
+        self._burials.add(old.child)
+        self._outbox.forget(name)
+        device = self._place(name, heir)
+        device.link.send(codec.encode(TakePlace(name)))
+        self._loop.call_later(_PLACE_S, self._check_place, device)
+
+    @staticmethod
+    def _check_place(device: _Device) -> None:
+        """A spare that does not come up is ended, so that the node does not wait for it."""
+        if device.info is None:
+            _log.error("the spare (pid %d) did not take its place in time", device.child.process.pid)
+            device.child.kill()
 
     async def _renew(self) -> None:
         """End what is left of this life, start the next."""
@@ -181,12 +218,10 @@ class Agent:
             device.child.signal(number)
             device.link.close()
         for child in children:
-            await _ended(child, _END_S)
+            await ended(child, _END_S)
             child.kill()
         for child in children:
-            await _ended(child, None)
-            _log.info("device %s (pid %d): %s", child.device, child.process.pid, child.ending())
-            child.close()
+            await bury(child)
 
     def _all_up(self) -> bool:
         return len(self._devices) == len(self._names) and all(d.info for d in self._devices.values())
@@ -204,15 +239,17 @@ class Agent:
         self._uplink.send(data)
 
     def _device_up(self, name: str, data: bytes) -> None:
-        was_up = self._all_up()
-        self._devices[name].info = _device_up.decode(data).info
+        was_up, device = self._all_up(), self._devices[name]
+        device.info = msgspec.structs.replace(_device_up.decode(data).info, life=device.life)
         if self._all_up() and not was_up:
+            if self._config.spare:
+                self._spare.keep()
             self._hello()
 
     # ------------------------------------------------------------------ daemon
 
     def _connected(self) -> None:
-        self._daemon = ""
+        self._daemon, self._known_lives = "", frozenset()
         self._replay_due = True
         self._hello()
 
@@ -220,7 +257,8 @@ class Agent:
         """Say who and what we are; again and again until the daemon answers."""
         infos = tuple(device.info for device in self._devices.values() if device.info is not None)
         host = self._config.setting.host
-        self._say(Hello(PROTOCOL, self._config.node, self.incarnation, host, self._all_up(), infos))
+        spare = self._spare.state
+        self._say(Hello(PROTOCOL, self._config.node, self.incarnation, host, self._all_up(), infos, spare))
         if self._hello_again is not None:
             self._hello_again.cancel()
             self._hello_again = None
@@ -245,6 +283,9 @@ class Agent:
         if device is None:
             _log.warning("ignored %s for %r: no such device is running", head.type, head.device)
             return
+        if device.life not in self._known_lives:
+            _log.info("ignored %s for %s: it is meant for the life before this one", head.type, head.device)
+            return
         self._outbox.told(head)
         device.link.send(data)
 
@@ -263,7 +304,7 @@ class Agent:
 
     def _welcome(self, message: Welcome) -> None:
         changed = self._daemon not in {"", message.daemon}
-        self._daemon = message.daemon
+        self._daemon, self._known_lives = message.daemon, frozenset(message.lives)
         if changed:
             # Another daemon behind the same connection (a proxy): it has heard no Hello of ours.
             self._replay_due = True
@@ -311,19 +352,7 @@ class Agent:
         if self._renewing is not None:
             await asyncio.wait([self._renewing])
         await self._end_devices(signal.SIGTERM)
+        self._spare.close()
+        await self._burials.done()
         self._watch.close()
         self._uplink.close()
-
-
-async def _ended(child: Child, timeout_s: float | None) -> None:
-    """Wait until the process of ``child`` has ended, or ``timeout_s`` seconds."""
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(child.pidfd, ended.set)
-    try:
-        async with asyncio.timeout(timeout_s):
-            await ended.wait()
-    except TimeoutError:
-        _log.warning("device %s (pid %d) does not end", child.device, child.process.pid)
-    finally:
-        loop.remove_reader(child.pidfd)

@@ -12,6 +12,7 @@ import msgspec
 from oobleckd.core import incidents
 from oobleckd.core.context import Core
 from oobleckd.core.entries import ProfileMeasured, TemplatesMade
+from oobleckd.core.memory import least_device_bytes
 from oobleckd.core.run import Asked, Run
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.job import Job
@@ -65,13 +66,14 @@ def prepare(core: Core, run: Run) -> None:
         core.move(run.job, "measured")
     if run.asked is None:
         nodes = [core.members.nodes[name] for name in core.candidates(run.job)]
-        memory = [device.memory_bytes for node in nodes for device in node.devices if device.memory_bytes]
+        members = [node for node in core.members.nodes.values() if node.alive]
         cap = run.job.spec.resources.device_memory_bytes  # of the job: the runtime's share comes on top
+        cap_bytes = cap + profile.reserve_bytes if cap else 0
         setup = Setup(
             profile=profile,
             num_micro_batches=run.job.spec.num_micro_batches,
             f=run.job.spec.fault_tolerance.f,
-            device_memory_bytes=min([*memory, *([cap + profile.reserve_bytes] if cap else [])], default=0),
+            device_memory_bytes=least_device_bytes(nodes, members, cap_bytes),
             devices_per_node=min(len(node.devices) for node in nodes),
             max_nodes=run.job.spec.resources.max_nodes,
         )

@@ -25,6 +25,7 @@ from oobleckd.protocol.api import (
     TemplateView,
 )
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import Spare
 from planner.plan import node_of
 
 
@@ -80,6 +81,7 @@ def _node_view(core: Core, node: Node) -> NodeView:
             for device, held in sorted(job.layout.holdings.items())
             if node_of(device) == node.name and device not in job.dead
         )
+    spare = node.spare or Spare(0)
     return NodeView(
         name=node.name,
         state=state,
@@ -91,6 +93,9 @@ def _node_view(core: Core, node: Node) -> NodeView:
         beat_age_s=max(0.0, core.now - node.heard_at),
         layers=layers,
         reason=_node_reason(core, node, state),
+        spare="ready" if spare.ready else "starting" if spare.pid else "",
+        spare_pid=spare.pid,
+        spare_bytes=spare.memory_bytes,
     )
 
 

@@ -15,7 +15,7 @@ import click
 from oobleckd.client import SERVICE_STATE, Client, ClientError, state_dir
 from oobleckd.ctl import processes
 from oobleckd.ctl.connect import output_option, wants_json
-from oobleckd.ctl.local import DAEMON, Cluster, Home, free_endpoint
+from oobleckd.ctl.local import DAEMON, Cluster, Home, free_endpoint, free_memory_bytes, spares_fit
 from oobleckd.ctl.names import node_names
 from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, USAGE, emit_json, fail, note
 from oobleckd.ctl.processes import Process
@@ -50,6 +50,10 @@ def _home(text: str | None) -> Home:
     show_default=True,
     help="What devices compute on; the first one of each node is on the first GPU.",
 )
+@click.option(
+    "--spare/--no-spare", "spares", default=None,
+    help="Keep a process warm in every node for a dead device's place. Default: if the free memory holds them.",
+)  # fmt: skip
 @_state_option
 @click.option(
     "--allow-injection/--no-allow-injection", default=True, show_default=True, help="Let kill-node act."
@@ -61,6 +65,7 @@ def up(
     num_nodes: int,
     devices: int,
     kind: str,
+    spares: bool | None,
     home: Home,
     allow_injection: bool,
     foreground: bool,
@@ -75,7 +80,11 @@ def up(
             REFUSED,
         )
     nodes = tuple(f"node-{index}" for index in range(1, num_nodes + 1))
-    cluster = Cluster(nodes, devices, free_endpoint(), allow_injection, kind)
+    if spares is None:
+        spares = spares_fit(num_nodes, devices, free_memory_bytes())
+        if not spares:
+            note("no warm spares: they would not fit into the free memory (--spare starts them all the same)")
+    cluster = Cluster(nodes, devices, free_endpoint(), allow_injection, kind, spares)
     with _ended_on_failure(home), _interruptible():
         _start_all(home, cluster, timeout_s)
         _print_nodes(home, cluster)

@@ -20,6 +20,7 @@ from oobleckd.ctl.processes import Process
 
 DAEMON = "oobleckd"
 _SOCKET_PATH_MOST = 100  # the kernel's limit is 108, with the terminating zero
+_PROCESS_BYTES = 400 * 2**20  # a device process without layers: Python, torch and transformers, measured
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
 
@@ -31,6 +32,7 @@ class Cluster(msgspec.Struct, frozen=True):
     endpoint: str
     allow_injection: bool
     kind: str = "cpu"
+    spares: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,8 @@ class Home:
             program("oobleck-worker"), "--node", node, "--daemon", cluster.endpoint,
             "--key", str(self.keys / "nodes" / f"{node}.key_secret"),
             "--server-key", str(self.keys / "server.key"),
-            "--devices", str(cluster.devices), "--kind", cluster.kind, "--run-dir", str(self.run / node),
+            "--devices", str(cluster.devices), "--kind", cluster.kind,
+            "--spare" if cluster.spares else "--no-spare", "--run-dir", str(self.run / node),
         ]  # fmt: skip
         return self._start(node, command)
 
@@ -129,3 +132,16 @@ def free_endpoint() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def free_memory_bytes() -> int:
+    """Memory that the kernel could give to new programs without swapping."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return 1024 * int(line.split()[1])
+    return 0
+
+
+def spares_fit(num_nodes: int, devices: int, free_bytes: int) -> bool:
+    """Whether a spare for each node fits into half of what the device processes leave, before any layers."""
+    return num_nodes * _PROCESS_BYTES <= (free_bytes - num_nodes * devices * _PROCESS_BYTES) / 2

@@ -210,8 +210,16 @@ def _describe_node(node: NodeView) -> None:
             f"{device} ({kind}, pid {pid})"
             for device, kind, pid in zip(node.devices, node.kinds, node.pids, strict=False)
         ),
+        "spare": _spare(node),
         "layers": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.layers),
     })  # fmt: skip
+
+
+def _spare(node: NodeView) -> str:
+    if not node.spare:
+        return "none"
+    memory = f", {size(node.spare_bytes)}" if node.spare_bytes else ""
+    return f"{node.spare} (pid {node.spare_pid}{memory})"
 
 
 def _describe_incident(incident: IncidentView) -> None:

@@ -155,7 +155,11 @@ class IncidentView(msgspec.Struct, frozen=True):
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """A node and its devices. ``beat_age_s`` is the age of its last sign of life."""
+    """A node and its devices. ``beat_age_s`` is the age of its last sign of life.
+
+    ``spare``: its warm spare, "" if it keeps none; ``spare_bytes`` of the host's memory are the spare's
+    (0: not known yet).
+    """
 
     name: str
     state: NodeState
@@ -167,6 +171,9 @@ class NodeView(msgspec.Struct, frozen=True):
     beat_age_s: float
     layers: tuple[LayerRange, ...]
     reason: str = ""
+    spare: Literal["", "starting", "ready"] = ""
+    spare_pid: int = 0
+    spare_bytes: int = 0
 
 
 class JobView(msgspec.Struct, frozen=True):

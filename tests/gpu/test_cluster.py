@@ -19,7 +19,7 @@ START_S = 300.0
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if problem := gpu.problem():
         pytest.fail(problem, pytrace=False)
-    with Cluster(tmp_path_factory.mktemp("gpu"), NODES, gpu.KIND) as running:
+    with Cluster(tmp_path_factory.mktemp("gpu"), NODES, kind=gpu.KIND) as running:
         yield running
 
 

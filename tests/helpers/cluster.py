@@ -35,10 +35,13 @@ class TimedOut(AssertionError):
 
 
 class Cluster:
-    """``nodes`` nodes of one device of ``kind`` each, under ``state``."""
+    """``nodes`` nodes of ``devices`` devices of ``kind`` each, under ``state``. Spares only where a test needs them."""
 
-    def __init__(self, state: Path, nodes: int, kind: str = "cpu") -> None:
+    def __init__(
+        self, state: Path, nodes: int, *, kind: str = "cpu", devices: int = 1, spare: bool = False
+    ) -> None:
         self.state, self.num_nodes, self.kind = state, nodes, kind
+        self._options = ("--kind", kind, "--devices", str(devices), "--spare" if spare else "--no-spare")
         self.env = {**os.environ, "OOBLECK_STATE": str(state), "OMP_NUM_THREADS": "1"}
         self.client = Client(socket_of(state))
         self._pause = threading.Event()
@@ -49,7 +52,7 @@ class Cluster:
         return Home(self.state)
 
     def __enter__(self) -> Self:
-        self.ctl("up", "--nodes", str(self.num_nodes), "--kind", self.kind, "--allow-injection")
+        self.ctl("up", "--nodes", str(self.num_nodes), "--allow-injection", *self._options)
         return self
 
     def __exit__(

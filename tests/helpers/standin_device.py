@@ -1,4 +1,5 @@
-"""A device process without torch, for tests of the agent: it speaks the link's protocol and no more.
+"""A device process without torch, for tests of the agent: it speaks the link's protocol and no more. Without
+a device's name it is a spare.
 
 A Report is answered with Progress, a Resume with a StepDone whose round is the epoch, an Inject at "exit"
 with the end of the process. ``STANDIN_CRASH`` in the environment makes it end before it is up.
@@ -25,6 +26,7 @@ from worker.faults import hang_for_ever
 from worker.lifeline import hold
 from worker.link import DeviceLink
 from worker.mailbox import Mailbox
+from worker.process import wait_for_place
 from worker.pulse import LOOK_UP_S, Pulse
 
 
@@ -71,6 +73,7 @@ def main(
     hold(*lifeline)
     if "STANDIN_CRASH" in os.environ:
         os._exit(9)
+    device = device or wait_for_place(fd, ())
     mailbox, shown = Mailbox(), Pulse(pulse)
     link = DeviceLink(fd, mailbox)
     link.send(

@@ -56,10 +56,12 @@ def daemon() -> Iterator[StubDaemon]:
 def launch(tmp_path: Path) -> Iterator[Launch]:
     started: list[subprocess.Popen[str]] = []
 
-    def start(endpoint: str, *options: str, devices: int = 2, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        endpoint: str, *options: str, devices: int = 2, spare: bool = False, **environment: str
+    ) -> subprocess.Popen[str]:
         command = [
             sys.executable, "-m", "tests.helpers.standin_agent", "--node=n1", f"--daemon={endpoint}",
-            f"--devices={devices}", f"--run-dir={tmp_path}", *options,
+            f"--devices={devices}", "--spare" if spare else "--no-spare", f"--run-dir={tmp_path}", *options,
         ]  # fmt: skip
         started.append(
             subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
@@ -105,6 +107,58 @@ def test_a_killed_device_takes_the_node_s_life_with_it(daemon: StubDaemon, launc
     assert not set(device_pids(new)) & set(device_pids(old))
     daemon.tell(Report("n1/1", 9, 1, ()))
     assert daemon.expect(Progress).epoch == 9
+
+
+def with_spare(daemon: StubDaemon) -> Hello:
+    """The next Hello of a node that is complete, spare and all."""
+    while (hello := daemon.ready()).spare is None or not hello.spare.ready:
+        pass
+    return hello
+
+
+def test_the_spare_takes_a_killed_device_s_place(daemon: StubDaemon, launch: Launch) -> None:
+    launch(daemon.endpoint, spare=True)
+    old = with_spare(daemon)
+    assert old.spare is not None
+    assert old.spare.memory_bytes > 2**20
+    os.kill(old.devices[1].pid, signal.SIGKILL)
+    lost = daemon.expect(DeviceLost)
+    assert (lost.device, lost.incarnation, lost.spare) == ("n1/1", old.incarnation, True)
+    daemon.tell(Report("n1/1", 7, 1, ()))  # meant for the dead: the daemon has not heard of the new life
+    new = daemon.ready()
+    assert new.incarnation == old.incarnation
+    assert new.devices[0] == old.devices[0]
+    assert (new.devices[1].device, new.devices[1].pid) == ("n1/1", old.spare.pid)
+    assert new.devices[1].life != old.devices[1].life
+    daemon.tell(Report("n1/1", 9, 1, ()))
+    while not isinstance(said := daemon.hear(), Progress):
+        assert isinstance(said, Beat | Hello)
+    assert said.epoch == 9
+    again = with_spare(daemon)
+    assert again.spare is not None
+    assert again.spare.pid != old.spare.pid
+
+
+def test_two_deaths_in_quick_succession_have_one_spare(daemon: StubDaemon, launch: Launch) -> None:
+    launch(daemon.endpoint, spare=True)
+    old = with_spare(daemon)
+    for info in old.devices:
+        os.kill(info.pid, signal.SIGKILL)
+    assert daemon.expect(DeviceLost).spare
+    assert not daemon.expect(DeviceLost).spare
+    new = with_spare(daemon)
+    assert new.incarnation != old.incarnation
+    assert not {*device_pids(new)} & {*device_pids(old)}
+
+
+def test_a_spare_that_ends_is_replaced_and_no_device_notices(daemon: StubDaemon, launch: Launch) -> None:
+    launch(daemon.endpoint, spare=True)
+    old = with_spare(daemon)
+    assert old.spare is not None
+    os.kill(old.spare.pid, signal.SIGKILL)
+    assert daemon.expect(Hello).spare is None
+    new = with_spare(daemon)
+    assert (new.incarnation, new.devices) == (old.incarnation, old.devices)
 
 
 def test_what_the_daemon_did_not_acknowledge_is_said_again(daemon: StubDaemon, launch: Launch) -> None:
@@ -155,9 +209,10 @@ def test_refused_is_printed_and_ends_the_agent(launch: Launch) -> None:
 
 @pytest.mark.parametrize("injected", [False, True])
 def test_sigterm_is_an_orderly_leave(daemon: StubDaemon, launch: Launch, injected: bool) -> None:
-    agent = launch(daemon.endpoint)
-    hello = daemon.ready()
-    ends = Pids(*device_pids(hello))
+    agent = launch(daemon.endpoint, spare=True)
+    hello = with_spare(daemon)
+    assert hello.spare is not None
+    ends = Pids(*device_pids(hello), hello.spare.pid)
     if injected:
         daemon.tell(Inject("sigterm"))
     else:
@@ -169,8 +224,10 @@ def test_sigterm_is_an_orderly_leave(daemon: StubDaemon, launch: Launch, injecte
 
 @pytest.mark.parametrize("how", ["kill -9", "sigkill", "agent-only"])
 def test_nothing_outlives_a_killed_agent(daemon: StubDaemon, launch: Launch, how: str) -> None:
-    agent = launch(daemon.endpoint)
-    ends = Pids(*device_pids(daemon.ready()))
+    agent = launch(daemon.endpoint, spare=True)
+    hello = with_spare(daemon)
+    assert hello.spare is not None
+    ends = Pids(*device_pids(hello), hello.spare.pid)
     if how == "kill -9":
         agent.kill()
     else:

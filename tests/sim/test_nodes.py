@@ -79,6 +79,27 @@ def test_max_nodes_leaves_the_others_on_standby():
     world.check_done()
 
 
+def test_a_standby_takes_a_dead_node_s_place_and_one_that_is_back_is_the_next_standby():
+    world = World(1, 6)
+    world.run_for(1.0)
+    world.submit(steps=400, f=1, memory=350, max_nodes=4)
+    world.until_step(5)
+    inside = set(world.view().nodes)
+    assert inside == {"n01", "n02", "n03", "n04"}
+    for count, (dead, standby) in enumerate((("n02", "n05"), ("n05", "n02"), ("n01", "n05")), 1):
+        world.kill(dead)
+        inside = inside - {dead} | {standby}
+        world.run(lambda: settled(world, inside) and not world.incidents()[-1].open)  # noqa: B023
+        incident = world.incidents()[-1]
+        assert len(world.incidents()) == count  # one plan led there: nothing was shrunk in between
+        assert incident.reason.startswith(f"replace: {standby} for what ")
+        assert incident.copied_bytes > 0
+        assert [len(pipeline.nodes) for pipeline in world.view().pipelines] == [2, 2]
+        world.add(dead)
+        world.run(lambda: world.node(dead).state == "standby")  # noqa: B023
+        assert world.node(dead).reason == "the job may use 4 nodes at most"
+
+
 def test_a_drained_node_serves_as_a_source_and_leaves():
     world = World(1, 2)
     world.run_for(1.0)

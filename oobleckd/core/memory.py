@@ -1,0 +1,37 @@
+"""How much memory a plan may count on: what devices share, and what the nodes' spares take, is not there.
+
+Owns the arithmetic; the numbers come from the agents. A GPU is its device's alone, and a spare holds none of
+it. A CPU device has its share of the host's memory, whichever nodes of that host the devices belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from oobleckd.core.membership import Node
+from oobleckd.protocol.messages import DeviceInfo
+
+SPARE_BYTES = 400 * 2**20  # a spare that is still starting: Python, torch and transformers
+
+
+def least_device_bytes(nodes: Collection[Node], members: Collection[Node], cap_bytes: int) -> int:
+    """The memory that every device of ``nodes`` has for training, in bytes; 0: nobody knows of a limit.
+
+    ``members``: all nodes that live, which may share a host with ``nodes``. ``cap_bytes`` (0: none).
+    """
+    found = [_host_share(node, members) for node in nodes if _on_host(node)]
+    found += [info.memory_bytes for node in nodes for info in node.devices if info.kind != "cpu"]
+    return min([*(each for each in found if each), *([cap_bytes] if cap_bytes else [])], default=0)
+
+
+def _host_share(node: Node, members: Collection[Node]) -> int:
+    """What a CPU device of ``node`` may use; 0 when its agent does not know the host's memory."""
+    whole = min(info.memory_bytes for info in _on_host(node))
+    neighbours = [other for other in members if other.host == node.host]
+    spares = sum(other.spare.memory_bytes or SPARE_BYTES for other in neighbours if other.spare is not None)
+    num_devices = sum(len(_on_host(other)) for other in neighbours)
+    return max(1, (whole - spares) // num_devices) if whole else 0
+
+
+def _on_host(node: Node) -> list[DeviceInfo]:
+    return [info for info in node.devices if info.kind == "cpu"]

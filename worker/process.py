@@ -1,0 +1,99 @@
+"""What the agent starts: a device process, or the warm spare that waits for a device's place.
+
+Owns the command line, the ties to the agent (held before the seconds that importing torch takes), and the
+spare's waiting. What a device does is in ``device``. Not meant to be started by hand.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+import msgspec
+
+from oobleckd.protocol import codec
+from oobleckd.protocol.messages import SpareUp, TakePlace
+from worker.children import die_with_parent
+from worker.errors import UserError
+from worker.framing import read_frame, write_frame
+from worker.lifeline import hold
+from worker.pulse import Pulse
+
+_LOWEST_PRIORITY = 19
+# ``device`` brings torch and the engine along; the other is what transformers loads at the first model.
+_HEAVY = ("worker.device", "transformers.modeling_utils")
+
+
+@click.command()
+@click.option("--device", default="", help="Name of the device; a spare is told it later.")
+@click.option("--kind", type=click.Choice(["cpu", "cuda"]), default="cpu")
+@click.option("--fd", type=int, required=True)
+@click.option("--run-dir", type=click.Path(path_type=Path), required=True)
+@click.option("--bind", default="127.0.0.1")
+@click.option("--host", default="")
+@click.option("--parent", type=int, required=True)
+@click.option("--lifeline", type=(int, int), required=True)
+@click.option("--pulse", type=int, required=True)
+def main(
+    device: str,
+    kind: str,
+    fd: int,
+    run_dir: Path,
+    bind: str,
+    host: str,
+    parent: int,
+    lifeline: tuple[int, int],
+    pulse: int,
+) -> None:
+    """A device process of an agent, or its spare."""
+    die_with_parent(parent)
+    hold(*lifeline)
+    try:
+        device = device or wait_for_place(fd, _HEAVY)
+        # Not before: it imports torch.
+        from worker.device import DeviceProcess, Place
+
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        DeviceProcess(Place(device, kind, host, bind, run_dir), fd, Pulse(pulse)).run()
+    except UserError as error:
+        print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr, flush=True)
+        os._exit(1)
+    except Exception:  # noqa: BLE001 - the process's boundary: a failed device is a dead device
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def wait_for_place(fd: int, modules: Sequence[str]) -> str:
+    """Import ``modules``, say so on the agent's socket ``fd``, and sleep until a device's place is free.
+
+    Returns the device's name. Raises EOFError when the agent is gone.
+    """
+    # In a thread, since a priority that was lowered cannot be raised again without privileges.
+    with ThreadPoolExecutor(1) as gently:
+        gently.submit(_import, modules).result()
+    with socket.socket(fileno=os.dup(fd)) as agent:
+        write_frame(agent, codec.encode(SpareUp()))
+        order = read_frame(agent)
+    if order is None:
+        raise EOFError("the agent is gone")
+    return msgspec.msgpack.decode(order, type=TakePlace).device
+
+
+def _import(modules: Sequence[str]) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+    for module in modules:
+        importlib.import_module(module)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The agent's side of the warm spare: one process more, kept ready to take a dead device's place.
+
+Owns its start, its restarts and its hand-over. When a place is taken by it is the agent's decision; what
+the process does meanwhile is in ``process``. It holds no layers, uses no CPU while it waits and no GPU memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from oobleckd.protocol import codec
+from oobleckd.protocol.messages import Spare
+from worker.children import Burials, Child, Setting, Watch, start
+from worker.devicelink import AgentSide
+from worker.outbox import peek
+
+_AGAIN_S = (1.0, 60.0)  # between starts of spares that end before they are ready
+_log = logging.getLogger(__name__)
+
+
+class SpareKeeper:
+    """At most one spare. ``on_change`` is called when there is something new to say of it."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        setting: Setting,
+        watch: Watch,
+        burials: Burials,
+        *,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._setting = setting
+        self._watch = watch
+        self._burials = burials
+        self._on_change = on_change
+        self._child: Child | None = None
+        self._link: AgentSide | None = None
+        self._ready: Spare | None = None
+        self._failed_starts = 0
+        self._again: asyncio.TimerHandle | None = None
+
+    @property
+    def state(self) -> Spare | None:
+        """What there is to say of the spare; None while there is none."""
+        return self._ready or (Spare(self._child.process.pid) if self._child is not None else None)
+
+    def keep(self) -> None:
+        """See to it that there is a spare, now or in a while. Raises OSError."""
+        if self._child is not None or self._again is not None:
+            return
+        child = self._child = start("", self._setting)
+        self._link = AgentSide(self._loop, child.link, on_frame=self._heard, on_end=child.kill)
+        self._watch.add(child)
+
+    def take(self, device: str) -> Child | None:
+        """The spare, for the place of ``device``; None when there is none that is ready."""
+        child, link = self._child, self._link
+        if child is None or link is None or self._ready is None:
+            return None
+        link.close()
+        self._child = self._link = self._ready = None
+        child.device = device
+        return child
+
+    def ended(self, child: Child, evidence: str) -> bool:
+        """Whether ``child``, which has ended, was the spare; another one is then started in a while."""
+        if child is not self._child:
+            return False
+        _log.warning("the spare (pid %d) ended: %s", child.process.pid, evidence)
+        self._failed_starts = 0 if self._ready is not None else self._failed_starts + 1
+        self._drop()
+        delay_s = min(_AGAIN_S[0] * 2**self._failed_starts, _AGAIN_S[1])
+        self._again = self._loop.call_later(delay_s, self._start_again)
+        self._on_change()
+        return True
+
+    def close(self) -> None:
+        """End the spare."""
+        if self._again is not None:
+            self._again.cancel()
+        if self._child is not None:
+            self._watch.discard([self._child])
+            self._child.kill()
+            self._drop()
+
+    def _heard(self, data: bytes) -> None:
+        try:
+            kind = peek(data).type
+        except codec.CodecError as error:
+            _log.error("the spare sent what is no message: %s", error)
+            return
+        if kind == "SpareUp" and self._child is not None:
+            self._failed_starts = 0
+            self._ready = Spare(self._child.process.pid, ready=True, memory_bytes=self._child.own_bytes())
+            self._on_change()
+
+    def _start_again(self) -> None:
+        self._again = None
+        self.keep()
+
+    def _drop(self) -> None:
+        child, link = self._child, self._link
+        assert child is not None
+        assert link is not None
+        link.close()
+        self._child = self._link = self._ready = None
+        self._burials.add(child)
