@@ -42,7 +42,15 @@ class Cluster:
 
     def __enter__(self) -> Self:
         up = json.loads(
-            self._ctl("up", "--nodes", str(shape.NUM_PROCESSES), "--allow-injection", "--output", "json")
+            self._ctl(
+                "up",
+                "--nodes",
+                str(shape.NUM_PROCESSES),
+                "--no-spare",
+                "--allow-injection",
+                "--output",
+                "json",
+            )
         )
         self._pids, self.client = tuple(up["pids"].values()), Client(up["socket"])
         return self

@@ -168,7 +168,8 @@ def _show(progress: Progress, bar: TaskID, view: JobView) -> None:
 
 def run(demo: Demo) -> None:
     """The whole demo. Raises DemoFailed."""
-    show(demo.ctl("up", "--nodes", str(NUM_NODES)))
+    # Whole nodes are killed here: spares would only take CPU from the training.
+    show(demo.ctl("up", "--nodes", str(NUM_NODES), "--no-spare"))
     demo.job = demo.ctl("submit", str(JOB)).strip()
     demo.train()
     show(demo.ctl("get", "incidents"))

@@ -124,11 +124,14 @@ class Resources(_Table, frozen=True):
     device_memory: Annotated[
         str | int,
         Meta(
-            description='Cap on what the job takes of each device\'s memory, such as "48MiB"; 0: all of it. '
-            "What the runtime itself takes of a GPU is not counted."
+            description='Cap on what the job takes of each device\'s memory, such as "48MiB"; 0: all of it, on a CPU its '
+            "share of the host's less the spares'. What the runtime itself takes of a GPU is not counted."
         ),
     ] = 0
-    max_nodes: Annotated[int, Meta(ge=0, description="Nodes to use at most; 0: all.")] = 0
+    max_nodes: Annotated[
+        int,
+        Meta(ge=0, description="Nodes to use at most; 0: all. The others stand by for a dead one's place."),
+    ] = 0
 
     @property
     def device_memory_bytes(self) -> int:

@@ -9,28 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.protocol.api import IncidentView, JobView, NodeView
+from oobleckd.protocol.api import IncidentView, NodeView
 from tests.helpers.cluster import Cluster, tiny_job
 
 
-@pytest.fixture
-def four_by_two(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, 4, devices=2, spare=True) as running:
-        yield running
-
-
-@pytest.fixture
-def three_plain(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, 3, devices=2) as running:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("devices"), 4, devices=2, spare=True) as running:
         yield running
 
 
 def node(cluster: Cluster, name: str) -> NodeView:
     return next(view for view in cluster.client.nodes() if view.name == name)
-
-
-def kill_device(cluster: Cluster, name: str, index: int) -> None:
-    os.kill(node(cluster, name).pids[index], signal.SIGKILL)
 
 
 def recovered(cluster: Cluster, job: str, count: int) -> list[IncidentView]:
@@ -69,31 +59,48 @@ def sockets(pid: int) -> set[str]:
     return {link[8:-1] for link in links if link.startswith("socket:[")}
 
 
-def test_one_process_after_the_other_of_four_nodes_with_two_devices(four_by_two: Cluster) -> None:
-    cluster = four_by_two
+def finish(cluster: Cluster, job: str) -> None:
+    assert cluster.job_in(job, "done").steps_lost == 0
+    cluster.verify(job)
+
+
+def test_one_process_after_the_other_of_four_nodes_with_two_devices(cluster: Cluster) -> None:
     before = with_spares(cluster)
-    spec = tiny_job("mates", train={"steps": 150}, fault_tolerance={"f": 3})
-    job = cluster.client.submit(spec).id
+    job = cluster.client.submit(tiny_job("mates", train={"steps": 40}, fault_tolerance={"f": 3})).id
     view = cluster.at_step(job, 3)
     assert view.tolerance == 3
     assert [len(pipeline.stages) for pipeline in view.pipelines] == [2] * 4  # one stage a device
     assert not meet_over_tcp(before["node-1"].pids)
     for count, (victim, index) in enumerate((("node-2", 0), ("node-3", 1), ("node-1", 0)), 1):
-        kill_device(cluster, victim, index)
+        os.kill(before[victim].pids[index], signal.SIGKILL)
         incident = recovered(cluster, job, count)[-1]
         after = node(cluster, victim)
         assert incident.nodes == (victim,)
-        assert "the node's spare takes its place" in incident.cause
+        assert incident.cause.endswith("the node's spare takes its place")
         assert incident.copied_bytes > 0
         assert after.incarnation == before[victim].incarnation
         assert after.pids[index] == before[victim].spare_pid
         assert after.pids[1 - index] == before[victim].pids[1 - index]
-    assert cluster.client.job(job).tolerance == 3
+    view = cluster.client.job(job)
+    assert (view.tolerance, len(view.nodes)) == (3, 4)
     finish(cluster, job)
 
 
-def finish(cluster: Cluster, job: str) -> JobView:
-    done = cluster.job_in(job, "done")
-    assert done.steps_lost == 0
-    cluster.verify(job)
-    return done
+def test_a_standby_takes_a_dead_node_s_place(cluster: Cluster) -> None:
+    spec = tiny_job("stand", train={"steps": 40}, fault_tolerance={"f": 2}, resources={"max_nodes": 3})
+    job = cluster.client.submit(spec).id
+    inside = cluster.at_step(job, 3).nodes
+    (standby,) = {view.name for view in cluster.client.nodes()} - set(inside)
+    assert node(cluster, standby).state == "standby"
+    cluster.kill(inside[0], "sigkill")
+    (incident,) = recovered(cluster, job, 1)
+    assert incident.nodes == (inside[0],)
+    assert f"join: {standby}" in incident.reason or f"replace: {standby}" in incident.reason
+    assert incident.copied_bytes > 0
+    assert "copy" in {phase.phase for phase in incident.phases}
+    view = cluster.client.job(job)
+    assert set(view.nodes) == {*inside[1:], standby}
+    assert view.tolerance == 2
+    cluster.heal()
+    assert node(cluster, inside[0]).state == "standby"
+    finish(cluster, job)

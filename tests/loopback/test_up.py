@@ -44,13 +44,13 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_a_cluster_from_up_to_down(cluster: Cluster) -> None:
-    up = cluster.ctl("up", "--nodes", "2")
+    up = cluster.ctl("up", "--nodes", "2", "--no-spare")
     assert up.returncode == 0, up.stderr
     assert [line.split()[0] for line in up.stdout.splitlines()] == [DAEMON, "node-1", "node-2"]
 
     nodes = json.loads(cluster.ctl("get", "nodes", "-o", "json").stdout)["items"]
     assert [(node["name"], node["state"]) for node in nodes] == [("node-1", "standby"), ("node-2", "standby")]
-    assert cluster.ctl("up", "--nodes", "2").returncode == 5
+    assert cluster.ctl("up", "--nodes", "2", "--no-spare").returncode == 5
 
     # A node that dies by itself is no trouble for anybody, and comes back by its name.
     agent = processes.recall(cluster.home.run)["node-2"]
@@ -72,7 +72,7 @@ def test_a_cluster_from_up_to_down(cluster: Cluster) -> None:
 
 def test_up_that_is_interrupted_leaves_nothing(cluster: Cluster) -> None:
     with subprocess.Popen(
-        [OOBLECKCTL, "up", "--nodes", "2", "--foreground"],
+        [OOBLECKCTL, "up", "--nodes", "2", "--no-spare", "--foreground"],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=cluster.environ,
     ) as up:  # fmt: skip
         assert up.stdout
@@ -87,7 +87,7 @@ def test_up_that_is_interrupted_leaves_nothing(cluster: Cluster) -> None:
 def test_a_program_that_cannot_start_is_named_with_its_log(cluster: Cluster) -> None:
     cluster.home.run.mkdir(parents=True)
     (cluster.home.state / "daemon").write_text("a file where the daemon wants a folder")
-    up = cluster.ctl("up", "--nodes", "1")
+    up = cluster.ctl("up", "--nodes", "1", "--no-spare")
     assert up.returncode == 1
     assert "error: oobleckd ended at its start: " in up.stderr
     assert f"hint: its log: {cluster.home.log(DAEMON)}" in up.stderr

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from oobleckd.ctl import processes
-from oobleckd.ctl.local import Cluster, Home, free_endpoint
+from oobleckd.ctl.local import Cluster, Home, free_endpoint, free_memory_bytes, spares_fit
 from oobleckd.ctl.main import main
 
 
@@ -46,6 +46,13 @@ def test_up_where_nothing_can_be_written() -> None:
     result = ctl("up", "--state", "/dev/null/x")
     assert result.exit_code == 2
     assert "cannot be made" in result.stderr
+
+
+def test_spares_are_kept_where_they_leave_room_for_layers() -> None:
+    assert spares_fit(4, 2, 16 * 2**30)
+    assert not spares_fit(4, 2, 5 * 2**30)
+    assert not spares_fit(4, 2, 2**30)
+    assert free_memory_bytes() > 0
 
 
 def test_down_without_a_cluster(home: Home) -> None:
