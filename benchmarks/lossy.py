@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -50,17 +50,21 @@ class Road(threading.Thread):
         self._dice = random.Random(0)
 
     def run(self) -> None:
-        """Until the process ends."""
+        """Until the devices are gone with their namespaces."""
         a, b = self._ends
         other = {a: b, b: a}
-        while True:
-            due = self._on_the_way[0][0] - time.monotonic() if self._on_the_way else 1.0
-            ready, _, _ = select.select(self._ends, [], [], max(0.0, due))
-            for fd in ready:
-                self._take(fd, other[fd])
-            while self._on_the_way and self._on_the_way[0][0] <= time.monotonic():
-                _, _, fd, packet = heapq.heappop(self._on_the_way)
-                os.write(fd, packet)
+        with suppress(OSError):
+            while True:
+                self._turn(other)
+
+    def _turn(self, other: dict[int, int]) -> None:
+        due = self._on_the_way[0][0] - time.monotonic() if self._on_the_way else 1.0
+        ready, _, _ = select.select(self._ends, [], [], max(0.0, due))
+        for fd in ready:
+            self._take(fd, other[fd])
+        while self._on_the_way and self._on_the_way[0][0] <= time.monotonic():
+            _, _, fd, packet = heapq.heappop(self._on_the_way)
+            os.write(fd, packet)
 
     def _take(self, fd: int, to: int) -> None:
         packet = os.read(fd, _PACKET_BYTES)
