@@ -1,7 +1,8 @@
-"""Chaos on a real cluster: random kills by seed, or the whole kill matrix; every run compared bit by bit.
+"""Chaos on a real cluster: random failures by seed, or the whole kill matrix; every run compared bit by bit.
 
 python benchmarks/chaos.py --seeds 50          50 seeds from 0 on
 python benchmarks/chaos.py --seed 17           one seed again
+python benchmarks/chaos.py --hows hang,sigstop only these kinds of failures
 python benchmarks/chaos.py --matrix [--cell N] every phase x victim x one or two at once
 python benchmarks/chaos.py --daemon --seeds 20 kill -9 of the daemon in the middle of training
 """
