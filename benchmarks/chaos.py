@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.helpers.chaos import HOWS, daemon_seed, random_seed
 from tests.helpers.cluster import Cluster
+from tests.helpers.matrix import NODES as MATRIX_NODES
 from tests.helpers.matrix import all_cells, run_cell
 
 NODES = 5
@@ -40,7 +41,7 @@ def main() -> int:
     args = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="oobleck-chaos-") as state,
-        Cluster(Path(state), NODES) as cluster,
+        Cluster(Path(state), MATRIX_NODES if args.matrix else NODES) as cluster,
     ):
         failed, total = (matrix if args.matrix else seeds)(cluster, args)
     print(f"{total - failed} of {total} bit-identical")

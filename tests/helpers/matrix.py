@@ -7,7 +7,7 @@ wait until the dead are back. A cell fails unless its kill fired in the phase th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ STEP_PHASES = ("forward", "backward", "reduce", "reduced", "commit", "update")
 MOVE_PHASES = ("deploy", "copy")
 VICTIMS = ("first", "middle", "last", "deepest")
 AHEAD = 4
+NODES = 6
+"""Of the cluster: pipelines of two and three, and the guest."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,21 @@ def survivable(job: JobView, dead: set[str]) -> bool:
 
 
 def run_cell(cluster: Cluster, cell: Cell) -> JobView:
-    """Carry out ``cell``; returns the finished job. AssertionError says what broke."""
+    """Carry out ``cell``; returns the finished job. AssertionError says what broke.
+
+    One node of the cluster, the *guest*, is drained meanwhile: the plan changes when it comes and goes, also
+    where no other node could be spared.
+    """
     cluster.usable(cluster.num_nodes)
+    guest = max(node.name for node in cluster.client.nodes())
+    _drain(cluster, guest)
+    try:
+        return _run_cell(cluster, cell, guest)
+    finally:
+        cluster.client.undrain(guest, "matrix")
+
+
+def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:
     moving = cell.phase in MOVE_PHASES
     before = len(cluster.fired())
     job = cluster.client.submit(tiny_job(f"cell-{cell.name}", train={"steps": 60 if moving else 16})).id
@@ -96,7 +111,7 @@ def run_cell(cluster: Cluster, cell: Cell) -> JobView:
     for node in doomed:
         cluster.client.kill(node, "device", at=cell.phase, round=0 if moving else view.step + AHEAD)
     if moving:
-        _move_until_fired(cluster, view, cell, doomed, before)
+        _move_until_fired(cluster, view, cell, doomed, before, guest)
     done = cluster.job_in(job, "done")
     hits = cluster.fired()[before:]
     assert set(doomed) <= _died(hits, cell), f"{cell.name}: {doomed} were to die, but only {hits} fired"
@@ -113,26 +128,41 @@ def _died(hits: Sequence[dict[str, Any]], cell: Cell) -> set[str]:
 
 
 def _move_until_fired(
-    cluster: Cluster, view: JobView, cell: Cell, doomed: Sequence[str], before: int
+    cluster: Cluster, view: JobView, cell: Cell, doomed: Sequence[str], before: int, guest: str
 ) -> None:
-    """Deploy and copy happen when the plan changes: draining one node after the other makes it change."""
+    """Deploy and copy happen when the plan changes: nodes that come and go, one after the other, make it change."""
 
-    def over(node: str, *states: str) -> bool | None:
-        if set(doomed) <= _died(cluster.fired()[before:], cell):
-            return True
-        now = {n.name: n.state for n in cluster.client.nodes()}
-        return False if now[node] in states else None
+    def fired() -> bool:
+        return set(doomed) <= _died(cluster.fired()[before:], cell)
 
-    spares = [
+    spared = [
         n for p in view.pipelines for n in p.nodes if n not in doomed and survivable(view, {*doomed, n})
     ]
-    for spare in spares * 3:
-        cluster.client.drain(spare, "matrix")
-        fired = cluster.until(lambda spare=spare: over(spare, "drained"), f"{spare} to drain")
-        cluster.client.undrain(spare, "matrix")
-        fired = fired or cluster.until(lambda spare=spare: over(spare, "active"), f"{spare} to be back")
-        if fired:
+    moves = [_undrain, _drain, *([_drain, _undrain] * len(spared))]
+    movers = [guest, guest, *(n for n in spared for _ in range(2))]
+    for move, node in [*zip(moves, movers, strict=True)] * 3:
+        move(cluster, node, fired)
+        if fired():
             return
+
+
+def _drain(cluster: Cluster, node: str, over: Callable[[], bool] = lambda: False) -> None:
+    """Drain ``node`` and wait until it is, or until ``over``."""
+    cluster.client.drain(node, "matrix")
+    _await_state(cluster, node, ("drained",), over)
+
+
+def _undrain(cluster: Cluster, node: str, over: Callable[[], bool]) -> None:
+    cluster.client.undrain(node, "matrix")
+    _await_state(cluster, node, ("active",), over)
+
+
+def _await_state(cluster: Cluster, node: str, states: Sequence[str], over: Callable[[], bool]) -> None:
+    def check() -> bool | None:
+        now = {n.name: n.state for n in cluster.client.nodes()}
+        return over() or now[node] in states or None
+
+    cluster.until(check, f"{node} to be {' or '.join(states)}")
 
 
 def _check_redone(cluster: Cluster, view: JobView, doomed: Sequence[str]) -> None:
@@ -146,4 +176,4 @@ def _check_redone(cluster: Cluster, view: JobView, doomed: Sequence[str]) -> Non
     assert all(i.layer_gradients <= most for i in incidents), (most, incidents)
 
 
-__all__ = ["Cell", "all_cells", "pairwise", "run_cell", "survivable"]
+__all__ = ["NODES", "Cell", "all_cells", "pairwise", "run_cell", "survivable"]

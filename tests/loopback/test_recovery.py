@@ -12,9 +12,7 @@ import pytest
 
 from tests.helpers.chaos import daemon_seed, random_seed
 from tests.helpers.cluster import Cluster
-from tests.helpers.matrix import Cell, all_cells, pairwise, run_cell
-
-NODES = 5
+from tests.helpers.matrix import NODES, Cell, all_cells, pairwise, run_cell
 
 
 @pytest.fixture(scope="module")

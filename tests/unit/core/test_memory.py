@@ -1,5 +1,6 @@
 """What a plan may count on: shares of hosts, less the spares; GPUs whole."""
 
+from oobleckd.core.lease import Lease
 from oobleckd.core.membership import Node
 from oobleckd.core.memory import SPARE_BYTES, least_device_bytes
 from oobleckd.protocol.messages import DeviceInfo, Spare
@@ -9,7 +10,7 @@ GIB = 2**30
 
 def node(name, num_devices=1, *, kind="cpu", memory=16 * GIB, host="h", spare=None):
     infos = tuple(DeviceInfo(f"{name}/{i}", kind, kind, memory, "", "", 1) for i in range(num_devices))
-    return Node(name, host=host, ready=True, devices=infos, spare=spare)
+    return Node(name, "1", Lease(5.0, 0.0), host=host, ready=True, devices=infos, spare=spare)
 
 
 def test_cpu_devices_share_their_host_with_all_its_nodes():
