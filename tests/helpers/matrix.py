@@ -99,7 +99,8 @@ def run_cell(cluster: Cluster, cell: Cell) -> JobView:
     try:
         return _run_cell(cluster, cell, guest)
     finally:
-        cluster.client.undrain(guest, "matrix")
+        if any(n.name == guest and n.state in {"draining", "drained"} for n in cluster.client.nodes()):
+            cluster.client.undrain(guest, "matrix")
 
 
 def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:

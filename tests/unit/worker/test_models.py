@@ -251,8 +251,8 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "config", "problem", "hint"),
     [
-        ("gpt3", {}, r"model\.family: 'gpt3'", "did you mean 'gpt2'?"),
-        ("zebra", {}, r"model\.family: 'zebra'", "supported families: arcee, biogpt"),
+        ("gpt-2", {}, r"model\.family: 'gpt-2'", "did you mean 'gpt2'?"),
+        ("zebra", {}, r"model\.family: 'zebra'", "supported families: arcee, bert, biogpt"),
         ("gpt2", {"n_embdd": 4}, r"model\.config\.n_embdd: gpt2 has no such field", "did you mean 'n_embd'?"),
         ("gpt2", {"use_cache": True}, r"model\.config\.use_cache", "known fields"),
         ("opt", {"layerdrop": 0.1}, r"model\.config\.layerdrop", ""),
