@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -183,20 +182,23 @@ class BootBox:
         return int(children[0]) if is_booted else 0
 
     def _end(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            if self._pid:
-                os.kill(self._pid, signal.SIGRTMIN + 4)  # systemctl poweroff
-            else:
-                self._process.kill()
-            try:
-                self._process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        for folder in sorted(self._cgroup.rglob("*/"), key=lambda path: len(path.parts), reverse=True):
-            folder.rmdir()
+        """As if its power were cut: unshare ends process 1, and with that everything in it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
         if self._cgroup.exists():
-            self._cgroup.rmdir()
+            self._remove_cgroup(time.monotonic() + _END_S)
+
+    def _remove_cgroup(self, deadline: float) -> None:
+        """Callers from out here may be on their way out still: their cgroup says when it is empty."""
+        if (kill := self._cgroup / "cgroup.kill").exists():  # Linux 5.14
+            kill.write_text("1")
+        pause = threading.Event()
+        while "populated 1" in (self._cgroup / "cgroup.events").read_text() and time.monotonic() < deadline:
+            pause.wait(0.05)
+        folders = [path for path in self._cgroup.rglob("*") if path.is_dir()]
+        for folder in (*sorted(folders, reverse=True), self._cgroup):  # what lies in a folder sorts behind it
+            folder.rmdir()
 
 
 def _cgroups() -> Path | None:

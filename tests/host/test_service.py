@@ -89,6 +89,7 @@ def test_a_daemon_that_cannot_be_configured_is_not_tried_again(services: UnitClu
     assert "hint: did you mean 'beat_s'?" in services.journal(DAEMON)
     services.box.path("/etc/oobleck/config.toml").unlink()
     services.systemctl("start", DAEMON)
+    services.usable(len(NODES))
     assert {services.unit_state(unit) for unit in WORKERS} == {"active"}
 
 
@@ -102,6 +103,7 @@ def test_a_device_ends_with_its_agent(services: UnitCluster) -> None:
 
 
 def test_stopping_the_target_ends_all_workers(services: UnitCluster) -> None:
+    services.usable(len(NODES))
     pids = [pid for node in services.pids().values() for pid in node]
     services.systemctl("stop", "oobleck-workers.target")
     assert {services.unit_state(unit) for unit in WORKERS} == {"inactive"}
