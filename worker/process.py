@@ -29,8 +29,7 @@ from worker.lifeline import hold
 from worker.pulse import Pulse
 
 _LOWEST_PRIORITY = 19
-# ``device`` brings torch and the engine along; the other is what transformers loads at the first model.
-_HEAVY = ("worker.device", "transformers.modeling_utils")
+_HEAVY = ("worker.device",)  # and with it torch, transformers and the engine
 
 
 @click.command()
