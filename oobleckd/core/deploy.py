@@ -108,6 +108,7 @@ def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
     if run.incident is not None:
         run.incident.copied_bytes += copied
     run.satisfied = None
+    run.stumbled.clear()
     incidents.enter(core, run, "resume")
     core.move(job, "deployed")
     pipelines = [list(pipeline.nodes) for pipeline in candidate.plan.pipelines]

@@ -15,6 +15,7 @@ from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import AnyEntry, NodeDrained, apply
 from oobleckd.core.events import Asked, Command, Event, Heard, LinkLost, ManifestWritten, Planned, Tick
 from oobleckd.core.membership import Membership
+from oobleckd.core.run import Run
 from oobleckd.core.state import State
 from oobleckd.protocol.messages import (
     PROTOCOL,
@@ -124,7 +125,10 @@ class Machine:
         if not name:
             return
         node = core.members.nodes[name]
-        cause = f"its links to {node.accusers()} stay down"
+        self._evict_node(name, f"its links to {node.accusers()} stay down")
+
+    def _evict_node(self, name: str, cause: str) -> None:
+        core = self.core
         core.record(NodeDrained(name, f"evicted: {cause}", undo=False, at=core.now))
         core.members.evict(name, cause, core.now)
         self._drop_state(name)
@@ -218,14 +222,29 @@ class Machine:
             core.announce("node", f"the link to {name} closed", (f"node:{name}",), level="warn", node=name)
 
     def _link_down(self, message: LinkDown) -> None:
-        """Believed only of links between two lives that are in the layout."""
-        core = self.core
-        if core.run is None:
+        """Believed only of links between two lives that are in the layout, or in the one being deployed."""
+        core, run = self.core, self.core.run
+        if run is None:
             return
-        job, survivors = core.run.job, core.run.job.survivors()
+        job, survivors = run.job, run.job.survivors()
         ends = (message.device, message.peer)
         if all(end in survivors and core.members.living(end, job.lives[end]) for end in ends):
             core.members.link_down(message, core.now)
+        elif run.candidate is not None and all(end in run.candidate.lives for end in ends):
+            # What was on its way is lost, and nobody would miss it: its target waits.
+            self._stumble(run, next(end for end in ends if end not in survivors), message)
+
+    def _stumble(self, run: Run, joining: str, message: LinkDown) -> None:
+        """A link of a device that only joins broke: once more with new links, then without its node."""
+        core = self.core
+        if joining in run.stumbled:
+            ends = f"{message.device} and {message.peer}"
+            self._evict_node(node_of(joining), f"the link between {ends} breaks whenever it joins")
+            return
+        run.stumbled.add(joining)
+        why = f"{message.device} lost its link to {message.peer} during a deployment: {message.why}"
+        core.announce("node", f"{why}; once more", (f"node:{node_of(joining)}",), level="warn")
+        recovery.restart_deployment(core, run, joining, why)
 
     def _device_failed(self, message: DeviceFailed) -> None:
         core = self.core

@@ -55,14 +55,13 @@ def _abandon(core: Core, run: Run, failed: list[str]) -> None:
         core.move(run.job, "replan", f"{what} lost before training began")
 
 
-def restart_deployment(core: Core, run: Run, node: str) -> None:
-    """A device may have missed a part of the deployment: begin it anew."""
+def restart_deployment(core: Core, run: Run, device: str, why: str) -> None:
+    """``device`` may have missed a part of the deployment: begin it anew."""
     if run.job.layout is not None:
-        _raise_quietly(core, run, f"{node} was away during a deployment")
+        _raise_quietly(core, run, why)
         _ask_reports(core, run)
     else:
-        devices = run.candidate.deploys if run.candidate is not None else ()
-        _abandon(core, run, [device for device in devices if node_of(device) == node])
+        _abandon(core, run, [device])
 
 
 def _raise(core: Core, run: Run, dead: tuple[str, ...], devices: Collection[str]) -> None:
@@ -254,7 +253,7 @@ def remind(core: Core, run: Run, device: str, *, back: bool) -> None:
         core.tell(device, Release(device, info.job))
     if run.candidate is not None and coming:
         if back and device not in run.candidate.ready:
-            restart_deployment(core, run, node_of(device))
+            restart_deployment(core, run, device, f"{node_of(device)} was away during a deployment")
     elif inside and run.phase == "report" and device not in run.answers:
         if back and info.epoch >= run.job.epoch:
             _raise_quietly(core, run, f"{device} was away when it answered")

@@ -50,7 +50,8 @@ class Run:
     ``resumed_round``: the round that the last ``Resume`` began. ``want_checkpoint``: a user asked for one
     at this step or later (-1: nobody did). ``completing``: directories all of whose parts are here, whose
     manifest is being written. ``early``: round -> a step told before the ones in front of it.
-    ``flags``: what was last put into the votes.
+    ``flags``: what was last put into the votes. ``stumbled``: joining devices a link of which broke in the
+    deployment before this one.
     """
 
     job: JobRecord
@@ -74,6 +75,7 @@ class Run:
     completing: set[str] = field(default_factory=set)
     early: dict[int, StepDone] = field(default_factory=dict)
     paces: Paces = field(default_factory=Paces)
+    stumbled: set[str] = field(default_factory=set)
 
     def all_held(self) -> bool:
         """Whether every survivor stopped at the same boundary."""

@@ -3,6 +3,7 @@
 import pytest
 
 from oobleckd.protocol.api import Control
+from oobleckd.protocol.messages import LinkDown
 from tests.helpers.world import World, make_job
 
 
@@ -127,6 +128,41 @@ def test_a_fall_in_a_pause():
     world.ask(Control("job-1", "resume"))
     world.until_state("done")
     world.check_done()
+
+
+def break_a_copy(world, earlier=0):
+    """In a deployment of a later epoch than ``earlier``: a peer gives up on its link, what it sent is lost."""
+
+    def deploying():
+        joining = world.nodes["n02"].devices["n02/0"]
+        return joining.deployment is not None and joining.deployment.message.epoch > earlier
+
+    world.run(deploying)
+    joining = world.nodes["n02"].devices["n02/0"]
+    joining.deployment.awaited.add(-1)
+    world.nodes["n01"].devices["n01/0"].tell(LinkDown("n01/0", "n02/0", "timed out"))
+    return joining.deployment.message.epoch
+
+
+def test_a_copy_that_breaks_off_is_made_again():
+    world = running(4, steps=80)
+    world.spare_takes_place("n02")
+    break_a_copy(world)
+    until_full(world, 1)
+    assert len(world.view().nodes) == 4
+    world.until_state("done")
+    world.check_done()
+
+
+def test_a_copy_that_breaks_off_twice_goes_on_without_the_node():
+    world = running(4, steps=80)
+    world.spare_takes_place("n02")
+    break_a_copy(world, earlier=break_a_copy(world))
+    world.run(lambda: world.node("n02").state == "drained")
+    assert "the link between n01/0 and n02/0 breaks whenever it joins" in world.node("n02").reason
+    world.until_state("done")
+    world.check_done()
+    assert world.job().steps_lost == 0
 
 
 def test_late_news_of_broken_links_evict_nobody():
