@@ -7,20 +7,37 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.cluster import Cluster
-from tests.helpers.matrix import Cell, run_cell
+from tests.helpers.cluster import Cluster, tiny_job
+from tests.helpers.matrix import survivable
 
 NODES = 4
+STEPS = 80
+
+
+class Logs:
+    """What the nodes have written about their groups."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.text = "\n".join(file.read_text() for file in cluster.home.logs.glob("node-*.log"))
+        self.opened = {
+            int(epoch) for epoch in re.findall(r"lane \S+ > \S+ is open in epoch (\d+)", self.text)
+        }
+        self.lost = {int(epoch) for epoch in re.findall(r"group of epoch (\d+) is over: without", self.text)}
 
 
 def test_a_kill_on_the_gloo_road_does_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OOBLECK_ROAD", "gloo")
     with Cluster(tmp_path, NODES) as cluster:
-        run_cell(cluster, Cell("backward", "middle", 1))
-        logs = "\n".join(file.read_text() for file in cluster.home.logs.glob("node-*.log"))
-    opened = {int(epoch) for epoch in re.findall(r"lane \S+ > \S+ is open in epoch (\d+)", logs)}
-    over = {int(epoch) for epoch in re.findall(r"group of epoch (\d+) is over: without", logs)}
-    assert over, "the loss ended no group"
-    assert min(over) in opened, "the group that ended had not carried letters"
-    assert max(opened) > max(over), "no new group was used after the loss"
-    assert "gloo groups, for a test" in logs
+        job = cluster.client.submit(tiny_job("roads", train={"steps": STEPS})).id
+        cluster.until(lambda: Logs(cluster).opened or None, "a lane to open")
+        view = cluster.at_step(job, 2)
+        victim = next(node for p in view.pipelines for node in p.nodes if survivable(view, {node}))
+        cluster.client.kill(victim, "device", at="backward", round=view.step + 4)
+        done = cluster.job_in(job, "done")
+        logs = Logs(cluster)
+        assert [hit["point"] for hit in cluster.fired()] == ["backward"]
+        assert (done.step, done.steps_lost) == (STEPS, 0)
+        cluster.verify(job)
+    assert "gloo groups, for a test" in logs.text
+    assert logs.lost & logs.opened, "the loss ended no group that had carried letters"
+    assert max(logs.opened) > max(logs.lost), "no new group was used after the loss"
