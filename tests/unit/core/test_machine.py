@@ -188,3 +188,17 @@ def test_views(world):
     assert view.story(core, "node:n02")
     assert view.status(Machine(Config()).core).line == "0 nodes, no job"
     assert len(view.pipeline_views(world.job())) == len(world.view().pipelines)
+
+
+def test_the_memory_cap_does_not_count_what_the_runtime_takes():
+    plain, on_gpu = World(1, 4), World(1, 4)
+    on_gpu.profile = msgspec.structs.replace(on_gpu.profile, reserve_bytes=10_000)
+    cuts = []
+    for world in (plain, on_gpu):
+        world.run_for(1.0)
+        world.submit(steps=200, memory=350)
+        world.until_step(3)
+        layout = world.job().layout
+        cuts.append(sorted((held.start, held.stop) for held in layout.holdings.values()))
+    assert cuts[0] == cuts[1]
+    assert len(set(cuts[0])) > 1
