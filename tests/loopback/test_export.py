@@ -28,9 +28,9 @@ def job_of(family: str, steps: int) -> Job:
 
 
 def exported(cluster: Cluster, job: str, folder: Path) -> tuple[dict[str, Any], Path]:
-    """What the command said, and the checkpoint that the job then had."""
+    """What the command said, and the checkpoint of that step (the job may have a newer one by now)."""
     said = json.loads(cluster.ctl("export", job, str(folder), "-o", "json").stdout)
-    return said, Path(cluster.client.job(job).checkpoint)
+    return said, Path(cluster.client.job(job).checkpoint).with_name(f"step-{said['step']:08d}")
 
 
 def assert_equal(model: PreTrainedModel, checkpoint: Path) -> None:
@@ -58,7 +58,6 @@ def test_a_running_job_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     cluster.at_step(job, 2)
     said, checkpoint = exported(cluster, job, tmp_path / "out")
     assert said["step"] >= 2
-    assert checkpoint.name == f"step-{said['step']:08d}"
     assert_equal(AutoModelForMaskedLM.from_pretrained(tmp_path / "out"), checkpoint)
     assert cluster.client.job(job).state == "running"
     cluster.ctl("cancel", job)

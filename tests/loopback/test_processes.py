@@ -70,10 +70,13 @@ def test_ctrl_c_waits_until_the_pid_file_is_there(home: Path, monkeypatch: pytes
         return identify(pid)
 
     identify = processes.identify
+    # What a shell starts in the background ignores the signal, and so would this test.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patch:
         patch.setattr(processes, "identify", late)
         with pytest.raises(KeyboardInterrupt):
             processes.start("a", [sys.executable, "-c", WILLING], home / "run", home / "log", {})
+    signal.signal(signal.SIGINT, before)
     (process,) = processes.recall(home / "run").values()
     assert processes.is_alive(process)
 
