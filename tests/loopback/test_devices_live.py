@@ -13,9 +13,15 @@ from oobleckd.protocol.api import IncidentView, NodeView
 from tests.helpers.cluster import Cluster, tiny_job
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("devices"), 4, devices=2, spare=True) as running:
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, 3, spare=True) as running:
+        yield running
+
+
+@pytest.fixture
+def four_by_two(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, 4, devices=2, spare=True) as running:
         yield running
 
 
@@ -64,43 +70,49 @@ def finish(cluster: Cluster, job: str) -> None:
     cluster.verify(job)
 
 
-def test_one_process_after_the_other_of_four_nodes_with_two_devices(cluster: Cluster) -> None:
-    before = with_spares(cluster)
+def spare_takes_over(cluster: Cluster, job: str, before: NodeView, index: int, count: int) -> IncidentView:
+    """Kill device ``index`` of a node; the incident, the ``count``-th of the job, once it is over."""
+    os.kill(before.pids[index], signal.SIGKILL)
+    incident = recovered(cluster, job, count)[-1]
+    after = node(cluster, before.name)
+    assert incident.nodes == (before.name,)
+    assert incident.cause.endswith("the node's spare takes its place")
+    assert incident.copied_bytes > 0
+    assert after.incarnation == before.incarnation
+    assert after.pids == tuple(before.spare_pid if n == index else pid for n, pid in enumerate(before.pids))
+    return incident
+
+
+def test_a_spare_for_a_process_and_a_standby_for_a_node(three: Cluster) -> None:
+    before = with_spares(three)
+    job = three.client.submit(tiny_job("stand", resources={"max_nodes": 2, "device_memory": "32MiB"})).id
+    inside = three.at_step(job, 3).nodes
+    (standby,) = before.keys() - set(inside)
+    assert node(three, standby).state == "standby"
+    spare_takes_over(three, job, before[inside[0]], 0, 1)
+    assert three.client.job(job).nodes == inside
+    three.kill(inside[1], "sigkill")
+    incident = recovered(three, job, 2)[-1]
+    assert incident.nodes == (inside[1],)
+    assert standby in incident.reason
+    assert incident.copied_bytes > 0
+    assert "copy" in {phase.phase for phase in incident.phases}
+    view = three.client.job(job)
+    assert set(view.nodes) == {inside[0], standby}
+    assert view.tolerance == 1
+    finish(three, job)
+
+
+@pytest.mark.slow
+def test_one_process_after_the_other_of_four_nodes_with_two_devices(four_by_two: Cluster) -> None:
+    cluster, before = four_by_two, with_spares(four_by_two)
     job = cluster.client.submit(tiny_job("mates", train={"steps": 40}, fault_tolerance={"f": 3})).id
     view = cluster.at_step(job, 3)
     assert view.tolerance == 3
     assert [len(pipeline.stages) for pipeline in view.pipelines] == [2] * 4  # one stage a device
     assert not meet_over_tcp(before["node-1"].pids)
     for count, (victim, index) in enumerate((("node-2", 0), ("node-3", 1), ("node-1", 0)), 1):
-        os.kill(before[victim].pids[index], signal.SIGKILL)
-        incident = recovered(cluster, job, count)[-1]
-        after = node(cluster, victim)
-        assert incident.nodes == (victim,)
-        assert incident.cause.endswith("the node's spare takes its place")
-        assert incident.copied_bytes > 0
-        assert after.incarnation == before[victim].incarnation
-        assert after.pids[index] == before[victim].spare_pid
-        assert after.pids[1 - index] == before[victim].pids[1 - index]
+        spare_takes_over(cluster, job, before[victim], index, count)
     view = cluster.client.job(job)
     assert (view.tolerance, len(view.nodes)) == (3, 4)
-    finish(cluster, job)
-
-
-def test_a_standby_takes_a_dead_node_s_place(cluster: Cluster) -> None:
-    spec = tiny_job("stand", train={"steps": 40}, fault_tolerance={"f": 2}, resources={"max_nodes": 3})
-    job = cluster.client.submit(spec).id
-    inside = cluster.at_step(job, 3).nodes
-    (standby,) = {view.name for view in cluster.client.nodes()} - set(inside)
-    assert node(cluster, standby).state == "standby"
-    cluster.kill(inside[0], "sigkill")
-    (incident,) = recovered(cluster, job, 1)
-    assert incident.nodes == (inside[0],)
-    assert f"join: {standby}" in incident.reason or f"replace: {standby}" in incident.reason
-    assert incident.copied_bytes > 0
-    assert "copy" in {phase.phase for phase in incident.phases}
-    view = cluster.client.job(job)
-    assert set(view.nodes) == {*inside[1:], standby}
-    assert view.tolerance == 2
-    cluster.heal()
-    assert node(cluster, inside[0]).state == "standby"
     finish(cluster, job)
