@@ -3,6 +3,7 @@
 python benchmarks/chaos.py --seeds 50          50 seeds from 0 on
 python benchmarks/chaos.py --seed 17           one seed again
 python benchmarks/chaos.py --hows hang,sigstop only these kinds of failures
+python benchmarks/chaos.py --devices 2         only on nodes of two devices (else every fourth seed)
 python benchmarks/chaos.py --matrix [--cell N] every phase x victim x one or two at once
 python benchmarks/chaos.py --daemon --seeds 20 kill -9 of the daemon in the middle of training
 """
@@ -10,6 +11,7 @@ python benchmarks/chaos.py --daemon --seeds 20 kill -9 of the daemon in the midd
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 import time
@@ -23,6 +25,8 @@ from tests.helpers.matrix import NODES as MATRIX_NODES
 from tests.helpers.matrix import all_cells, run_cell
 
 NODES = 5
+TWO_DEVICE_NODES = 3
+TWO_DEVICES_EVERY = 4  # seeds
 
 
 def main() -> int:
@@ -34,22 +38,46 @@ def main() -> int:
     parser.add_argument("--matrix", action="store_true")
     parser.add_argument("--cell", help="this cell of the matrix only")
     parser.add_argument("--hows", default=",".join(HOWS), help="kinds of failures to draw from, with commas")
+    parser.add_argument(
+        "--devices", type=int, choices=(1, 2), help="of every node (default: 2 in every fourth run)"
+    )
     parser.add_argument("--daemon", action="store_true", help="kill the daemon instead of nodes")
     parser.add_argument(
         "--with-node", action="store_true", help="with --daemon: a node dies while it is away"
     )
     args = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="oobleck-chaos-") as state,
-        Cluster(Path(state), MATRIX_NODES if args.matrix else NODES) as cluster,
-    ):
-        failed, total = (matrix if args.matrix else seeds)(cluster, args)
+    with tempfile.TemporaryDirectory(prefix="oobleck-chaos-") as state, contextlib.ExitStack() as stack:
+        clusters = Clusters(Path(state), stack)
+        failed, total = (matrix if args.matrix else seeds)(clusters, args)
     print(f"{total - failed} of {total} bit-identical")
     return 1 if failed else 0
 
 
-def matrix(cluster: Cluster, args: argparse.Namespace) -> tuple[int, int]:
+class Clusters:
+    """The clusters that a run needs, each started when it is first asked for; ``stack`` ends them."""
+
+    def __init__(self, state: Path, stack: contextlib.ExitStack) -> None:
+        self._state, self._stack = state, stack
+        self._running: dict[tuple[int, int], Cluster] = {}
+
+    def of(self, nodes: int, devices: int = 1) -> Cluster:
+        """The cluster of so many nodes with so many devices each."""
+        if (nodes, devices) not in self._running:
+            folder = self._state / f"{nodes}x{devices}"
+            folder.mkdir()
+            cluster = self._stack.enter_context(Cluster(folder, nodes, devices=devices))
+            self._running[nodes, devices] = cluster
+        return self._running[nodes, devices]
+
+    def for_seed(self, seed: int, devices: int | None) -> Cluster:
+        """``devices`` None: the seed says it."""
+        two = seed % TWO_DEVICES_EVERY == TWO_DEVICES_EVERY - 1 if devices is None else devices == 2
+        return self.of(TWO_DEVICE_NODES, 2) if two else self.of(NODES)
+
+
+def matrix(clusters: Clusters, args: argparse.Namespace) -> tuple[int, int]:
     """All cells, or one."""
+    cluster = clusters.of(MATRIX_NODES)
     cells = [cell for cell in all_cells() if args.cell in {None, cell.name}]
     failed = 0
     for cell in cells:
@@ -68,14 +96,16 @@ def matrix(cluster: Cluster, args: argparse.Namespace) -> tuple[int, int]:
     return failed, len(cells)
 
 
-def seeds(cluster: Cluster, args: argparse.Namespace) -> tuple[int, int]:
+def seeds(clusters: Clusters, args: argparse.Namespace) -> tuple[int, int]:
     """Seeds one after the other."""
     failed = total = 0
     flags = (" --daemon" if args.daemon else "") + (" --with-node" if args.with_node else "")
+    flags += f" --devices {args.devices}" if args.devices else ""
     flags += "" if args.hows == ",".join(HOWS) else f" --hows {args.hows}"
     last = args.seeds or sys.maxsize
     for seed in [args.seed] if args.seed is not None else range(last):
         total += 1
+        cluster = clusters.for_seed(seed, args.devices)
         try:
             story = (
                 daemon_seed(cluster, seed, with_node=args.with_node)

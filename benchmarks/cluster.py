@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 from benchmarks.peers import shape
 from benchmarks.peers.launch import family_of, send, stop
 from oobleckd.client import Client, ClientError
+from oobleckd.ctl.local import Home
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job, parse_job
 
@@ -33,9 +34,10 @@ class ClusterFailed(Exception):
 
 
 class Cluster:
-    """``shape.NUM_PROCESSES`` nodes of one CPU device each, with their state under ``state``."""
+    """``nodes`` nodes of one CPU device each, with a warm spare or without, and their state under ``state``."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, nodes: int = shape.NUM_PROCESSES, *, spare: bool = False) -> None:
+        self.nodes, self.spare, self._home = nodes, spare, Home(state)
         self._environment = {**os.environ, "OOBLECK_STATE": str(state)}
         self._pids: tuple[int, ...] = ()
         self.client = Client("")
@@ -45,8 +47,8 @@ class Cluster:
             self._ctl(
                 "up",
                 "--nodes",
-                str(shape.NUM_PROCESSES),
-                "--no-spare",
+                str(self.nodes),
+                "--spare" if self.spare else "--no-spare",
                 "--allow-injection",
                 "--output",
                 "json",
@@ -69,6 +71,14 @@ class Cluster:
     def resume(self) -> None:
         """Go on."""
         send(signal.SIGCONT, family_of(self._pids))
+
+    def kill(self, program: str) -> None:
+        """kill -9 of the daemon (``DAEMON``) or of a node's agent."""
+        os.kill(self._home.alive()[program].pid, signal.SIGKILL)
+
+    def start(self, program: str) -> None:
+        """Start the daemon or a node's agent again, and wait until it takes part."""
+        self._ctl("start-node", program)
 
     def caps(self) -> dict[int, int]:
         """Memory cap in bytes that makes pipelines of n nodes the smallest, for every n that there is.
@@ -135,8 +145,13 @@ class Cluster:
         return done.stdout
 
 
-def job_of(name: str, *, steps: int, f: int, cap_bytes: int = 0, exact: bool = True) -> Job:
-    """The benchmarks' model and batch as a job: constant work a step, no clipping, as the peers have none."""
+def job_of(
+    name: str, *, steps: int, f: int, cap_bytes: int = 0, exact: bool = True, max_nodes: int = 0
+) -> Job:
+    """The benchmarks' model and batch as a job: constant work a step, no clipping, as the peers have none.
+
+    With ``max_nodes`` further nodes stand by.
+    """
     raw: dict[str, Any] = {
         "name": name,
         "model": {"family": "gpt2", "config": shape.gpt2_config()},
@@ -146,7 +161,7 @@ def job_of(name: str, *, steps: int, f: int, cap_bytes: int = 0, exact: bool = T
         },
         "optimizer": {"lr": shape.LEARNING_RATE, "clip_norm": 0.0},
         "fault_tolerance": {"f": f, "policy": "oobleck"},
-        "resources": {"device_memory": cap_bytes},
+        "resources": {"device_memory": cap_bytes, **({"max_nodes": max_nodes} if max_nodes else {})},
     }  # fmt: skip
     return parse_job(raw)
 

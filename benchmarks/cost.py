@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,9 @@ class Cost:
 
     ``step_s`` is the normal step before it. ``samples_short``: samples missing from the batches of committed
     steps until the job was whole again after ``whole_s``. ``redone_share``: of the interrupted step's work,
-    what was computed again; 1 where whole attempts are thrown away.
+    what was computed again; 1 where whole attempts are thrown away. ``missing``: largest share of the devices
+    that had no part in a committed step, and ``missing_s`` that share summed up over the time until the job was
+    whole. ``copied_bytes``: state that devices sent each other.
     """
 
     step_s: float
@@ -23,6 +26,9 @@ class Cost:
     samples_lost: int
     samples_short: int
     whole_s: float
+    missing: float = 0.0
+    missing_s: float = 0.0
+    copied_bytes: int = 0
     redone_share: float | None = None
 
     @property
@@ -34,6 +40,17 @@ class Cost:
     def stall_s(self) -> float:
         """Time lost: beyond the step that would have been committed anyhow."""
         return max(0.0, self.next_step_s - self.step_s)
+
+    @property
+    def cost_s(self) -> float:
+        """Stall, and the capacity that was missing until the job was whole, in seconds of the whole job."""
+        return self.stall_s + self.missing_s
+
+
+def missing_of(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Largest missing share, and its sum over time, of (end, share of the devices that had no part in it) by step."""
+    spans = [(later - earlier) * share for (earlier, _), (later, share) in pairwise(steps)]
+    return max((share for _, share in steps), default=0.0), sum(spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +65,9 @@ class Summary:
     median_stall_s: float
     worst_stall_s: float
     median_whole_s: float
+    median_cost_s: float
+    most_missing: float
+    most_copied_bytes: int
     steps_redone: int
     attempts_discarded: int
     samples_lost: int
@@ -65,6 +85,9 @@ def summarise(costs: Sequence[Cost]) -> Summary:
         median_stall_s=statistics.median(cost.stall_s for cost in costs),
         worst_stall_s=max(cost.stall_s for cost in costs),
         median_whole_s=statistics.median(cost.whole_s for cost in costs),
+        median_cost_s=statistics.median(cost.cost_s for cost in costs),
+        most_missing=max(cost.missing for cost in costs),
+        most_copied_bytes=max(cost.copied_bytes for cost in costs),
         steps_redone=sum(cost.steps_redone for cost in costs),
         attempts_discarded=sum(cost.attempts_discarded for cost in costs),
         samples_lost=sum(cost.samples_lost for cost in costs),

@@ -36,10 +36,43 @@ def goals_of(summaries: Mapping[str, Summary]) -> list[Goal]:
         Goal("steps redone", ours.steps_redone, 0),
         Goal("attempts discarded", ours.attempts_discarded, 0),
         Goal("samples lost", ours.samples_lost, 0),
+        Goal("share of the devices that is missing after a kill", ours.most_missing, 0.25),
+        *_of_other_faults(summaries),
     ]
     torchft = [summaries[name].median_stall_s for name in ("torchft", "torchft-2x2") if name in summaries]
     if torchft:
         goals.append(
             Goal("median stall in s, against a fifth of torchft's", ours.median_stall_s, min(torchft) / 5)
         )
+    goals += _against_the_cost_of_torchft(summaries)
     return goals
+
+
+def _of_other_faults(summaries: Mapping[str, Summary]) -> list[Goal]:
+    goals = []
+    if "sigstop" in summaries:
+        goals.append(Goal("SIGSTOP: next step in s", summaries["sigstop"].median_next_step_s, 2.0))
+    if "spare" in summaries:
+        goals.append(Goal("spare: whole again in s", summaries["spare"].median_whole_s, 3.0))
+    if "daemon" in summaries:
+        away = summaries["daemon"]
+        goals.append(Goal("daemon away: longest step, in normal steps", away.worst_in_steps, 2.0))
+        goals.append(Goal("daemon away: incidents", away.attempts_discarded, 0))
+    redone = sum(
+        summaries[name].steps_redone for name in summaries.keys() & {"sigstop", "agent", "spare", "standby"}
+    )
+    return [*goals, Goal("other failures: steps redone", redone, 0)] if goals else []
+
+
+def _against_the_cost_of_torchft(summaries: Mapping[str, Summary]) -> list[Goal]:
+    """As oobleckd runs by default, with a spare: stall and missing capacity, against a third."""
+    torchft = [summaries[name].median_cost_s for name in ("torchft", "torchft-2x2") if name in summaries]
+    if not torchft or "spare" not in summaries:
+        return []
+    return [
+        Goal(
+            "spare: cost in s, against a third of torchft's",
+            summaries["spare"].median_cost_s,
+            min(torchft) / 3,
+        )
+    ]

@@ -1,6 +1,7 @@
 """kill -9 of one of four processes, side by side: oobleckd, torchrun's restart from a checkpoint, torchft.
+Of oobleckd also what other failures cost.
 
-    python benchmarks/recovery.py [--rounds 20] [--peer-rounds 5] [--only oobleckd,torchrun,torchft,torchft-2x2]
+    python benchmarks/recovery.py [--rounds 20] [--peer-rounds 5] [--only oobleckd,spare,torchrun,torchft,...]
 
 Definitions, and how each system is set up: README.md. The last line is one JSON object.
 """
@@ -29,9 +30,10 @@ from benchmarks.peers.launch import ROOT, PeerFailed, Programs, end_on_sigterm, 
 from benchmarks.tables import table
 
 OURS = "oobleckd"
+OTHER_FAULTS = tuple(name for name in surviving.FAULTS if name != OURS)
 PEERS = ("torchrun", "torchft", "torchft-2x2")
 NAMES = {
-    OURS: "oobleckd, 2 pipelines of 2 stages",
+    **{name: fault.name for name, fault in surviving.FAULTS.items()},
     "torchrun": recovering.TORCHRUN.name,
     "torchft": recovering.TORCHFT.name,
     "torchft-2x2": recovering.TORCHFT_2X2.name,
@@ -39,10 +41,14 @@ NAMES = {
 Measure = Callable[[Path, int, random.Random], Iterator[Cost]]
 
 
-def our_kills(folder: Path, rounds: int, rng: random.Random) -> Iterator[Cost]:
+def our_faults(fault: surviving.Fault) -> Measure:
     """A cluster of our own, from its start to its end."""
-    with Cluster(folder) as cluster:
-        yield from surviving.kills(cluster, rounds, rng)
+
+    def measure(folder: Path, rounds: int, rng: random.Random) -> Iterator[Cost]:
+        with Cluster(folder, fault.nodes, spare=fault.spare) as cluster:
+            yield from surviving.rounds_of(fault, cluster, rounds, rng)
+
+    return measure
 
 
 def torchrun_kills(folder: Path, rounds: int, rng: random.Random) -> Iterator[Cost]:
@@ -67,7 +73,8 @@ def measure_all(plan: list[tuple[str, int]], python: Path | None, rng: random.Ra
     dict[str, list[Cost]], dict[str, str]
 ]:  # fmt: skip
     """The costs of every system's kills, and for systems that failed, why. One system runs at a time."""
-    measures: dict[str, Measure] = {OURS: our_kills, "torchrun": torchrun_kills}
+    measures = {name: our_faults(fault) for name, fault in surviving.FAULTS.items()}
+    measures["torchrun"] = torchrun_kills
     if python:
         measures["torchft"] = torchft_kills(python, recovering.TORCHFT)
         measures["torchft-2x2"] = torchft_kills(python, recovering.TORCHFT_2X2)
@@ -91,8 +98,8 @@ def measure_all(plan: list[tuple[str, int]], python: Path | None, rng: random.Ra
 
 
 def plan_of(only: list[str], rounds: int, peer_rounds: int) -> list[tuple[str, int]]:
-    """Ours before and after the others, half of its rounds each, so that a drift of the machine shows on both."""
-    peers = [(system, peer_rounds) for system in PEERS if system in only]
+    """Our kills before and after the others, half of the rounds each, so that a drift of the machine shows on both."""
+    peers = [(system, peer_rounds) for system in (*OTHER_FAULTS, *PEERS) if system in only]
     if OURS not in only:
         return peers
     if not peers:
@@ -102,7 +109,7 @@ def plan_of(only: list[str], rounds: int, peer_rounds: int) -> list[tuple[str, i
 
 HEADER = (
     "kill -9 of 1 of 4", "kills", "normal step", "next step", "in steps", "worst", "stall", "steps redone",
-    "discarded", "samples lost", "missing", "whole again",
+    "discarded", "samples lost", "short", "whole again", "missing", "cost", "copied",
 )  # fmt: skip
 
 
@@ -113,6 +120,8 @@ def row_of(name: str, summary: Summary) -> list[str]:
         f"{summary.median_in_steps:.2f}", f"{summary.worst_in_steps:.2f}", f"{summary.median_stall_s:.2f} s",
         str(summary.steps_redone), str(summary.attempts_discarded), str(summary.samples_lost),
         str(summary.samples_short), f"{summary.median_whole_s:.1f} s",
+        f"{summary.most_missing:.0%}", f"{summary.median_cost_s:.2f} s",
+        f"{summary.most_copied_bytes / 2**20:.0f} MiB" if summary.most_copied_bytes else "",
     ]  # fmt: skip
 
 
@@ -135,7 +144,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=20, help="kills of ours")
-    parser.add_argument("--peer-rounds", type=int, default=5, help="kills of every other system")
+    parser.add_argument(
+        "--peer-rounds", type=int, default=5, help="of every other failure, and kills of others"
+    )
     parser.add_argument("--only", default=",".join(NAMES), help="systems")
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""oobleckd under kill -9 of device processes, 2 pipelines of 2 stages: what each kill costs."""
+"""oobleckd under failures of every kind, 2 pipelines of 2 stages: what each of them costs."""
 
 from __future__ import annotations
 
@@ -7,91 +7,201 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.cluster import Cluster, depths, job_of
-from benchmarks.cost import Cost
+from benchmarks.cost import Cost, missing_of
 from benchmarks.peers import shape
 from benchmarks.peers.recovering import NORMAL_STEPS
+from oobleckd.ctl.local import DAEMON
 from oobleckd.protocol.api import IncidentView, JobView, StepView
 
 _WHOLE = [2, 2]
 _STEPS_FOR_MEDIAN = 20
+_STOPPED_S = 5.0
+_DAEMON_AWAY_S = 2.0
 
 
-def kills(cluster: Cluster, rounds: int, rng: random.Random) -> Iterator[Cost]:
-    """Kill one device process after the other, each at a random moment of a step of a job that is whole again."""
-    job = cluster.submit(job_of("recovery", steps=10**6, f=1, cap_bytes=cluster.caps()[2]))
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A kind of failure: ``strike`` fails a node, ``mend`` is what a service manager would do afterwards.
+
+    The cluster has ``nodes`` nodes, of which the job wants four, with warm spares or without.
+    """
+
+    name: str
+    strike: Callable[[Cluster, str], None]
+    mend: Callable[[Cluster, str], None] | None = None
+    nodes: int = shape.NUM_PROCESSES
+    spare: bool = False
+
+
+def _kill_device(cluster: Cluster, node: str) -> None:
+    os.kill(next(view.pids[0] for view in cluster.client.nodes() if view.name == node), signal.SIGKILL)
+
+
+def _stop(cluster: Cluster, node: str) -> None:
+    cluster.client.kill(node, "sigstop", seconds=_STOPPED_S)
+
+
+def _daemon_away(cluster: Cluster, _node: str) -> None:
+    cluster.kill(DAEMON)
+    time.sleep(_DAEMON_AWAY_S)
+    cluster.start(DAEMON)
+
+
+FAULTS = {
+    "oobleckd": Fault("oobleckd, 2 pipelines of 2 stages", _kill_device),
+    "spare": Fault("oobleckd, the node has a warm spare", _kill_device, spare=True),
+    "sigstop": Fault(f"oobleckd, SIGSTOP of a node for {_STOPPED_S:g} s", _stop),
+    "agent": Fault("oobleckd, kill -9 of a node's agent", Cluster.kill, Cluster.start),
+    "standby": Fault("oobleckd, the same, a standby node", Cluster.kill, Cluster.start, nodes=5),
+    "daemon": Fault(f"oobleckd, the daemon away for {_DAEMON_AWAY_S:g} s", _daemon_away),
+}
+
+
+def rounds_of(fault: Fault, cluster: Cluster, rounds: int, rng: random.Random) -> Iterator[Cost]:
+    """Strike one node after the other, each at a random moment of a step of a job that is whole again."""
+    cap = cluster.caps()[2]
+    job = cluster.submit(job_of("recovery", steps=10**6, f=1, cap_bytes=cap, max_nodes=shape.NUM_PROCESSES))
     cluster.in_state(job, "running")
     for _ in range(rounds):
-        before = _normal(cluster, job)
+        before = _normal(cluster, job, fault)
         time.sleep(rng.random() * before.step_s)
         before = cluster.client.job(job)
         victim = rng.choice([node for pipeline in before.pipelines for node in pipeline.nodes])
-        pid = next(node.pids[0] for node in cluster.client.nodes() if node.name == victim)
-        killed_at = time.time()
-        os.kill(pid, signal.SIGKILL)
-        after = _whole(cluster, job, before.incidents)
+        struck_at = time.time()
+        fault.strike(cluster, victim)
+        if fault.strike is _daemon_away:
+            yield _cost_of_absence(cluster, job, before)
+            continue
+        if fault.mend:
+            _gone_on(cluster, job, before)
+            fault.mend(cluster, victim)
+        after, devices = _whole(cluster, job, before.incidents)
         steps = cluster.client.steps(job, since=max(0, before.step - _STEPS_FOR_MEDIAN))
         incidents = [incident for incident in cluster.client.incidents() if incident.job == job]
-        yield cost_of(steps, incidents[before.incidents :], killed_at, before.epoch, after.epoch)
+        yield cost_of(steps, incidents[before.incidents :], struck_at, before.epoch, after.epoch, devices)
     cluster.end(job)
 
 
-def _normal(cluster: Cluster, job: str) -> JobView:
-    """Wait for some steps that nothing disturbs, on two pipelines of two stages."""
+def _normal(cluster: Cluster, job: str, fault: Fault) -> JobView:
+    """Wait for some steps that nothing disturbs, on two pipelines of two stages, spares and standby at hand."""
     start = -1
 
     def check() -> JobView | None:
         nonlocal start
-        view = cluster.client.job(job)
+        view, nodes = cluster.client.job(job), cluster.client.nodes()
         whole = view.state == "running" and depths(view) == _WHOLE
-        start = -1 if not whole else view.step if start < 0 else start
-        return view if whole and view.step >= start + NORMAL_STEPS else None
+        ready = sum(node.state in {"active", "standby"} for node in nodes) == fault.nodes
+        spares = not fault.spare or all(node.spare == "ready" for node in nodes)
+        start = -1 if not (whole and ready and spares) else view.step if start < 0 else start
+        return view if start >= 0 and view.step >= start + NORMAL_STEPS else None
 
     return cluster.until(check, f"{NORMAL_STEPS} undisturbed steps on pipelines of {_WHOLE} stages")
 
 
-def _whole(cluster: Cluster, job: str, incidents_before: int) -> JobView:
-    """Wait until the incident is closed and a step is committed on two pipelines of two stages again."""
+def _gone_on(cluster: Cluster, job: str, before: JobView) -> None:
+    """Wait for the first step without the node that failed."""
+
+    def check() -> bool | None:
+        last = cluster.client.steps(job, since=before.step)
+        return True if last and last[-1].epoch > before.epoch else None
+
+    cluster.until(check, "a step after a failure")
+
+
+def _whole(cluster: Cluster, job: str, incidents_before: int) -> tuple[JobView, dict[int, int]]:
+    """Wait until the incident is closed and a step is committed on two pipelines of two stages again.
+
+    Returns the job and how many devices were at work in each epoch on the way.
+    """
+    devices: dict[int, int] = {}
 
     def check() -> JobView | None:
         view = cluster.client.job(job)
+        devices[view.epoch] = sum(depths(view))
         closed = view.state == "running" and view.incidents > incidents_before and depths(view) == _WHOLE
         if not closed or any(incident.open for incident in cluster.client.incidents()):
             return None
         last = cluster.client.steps(job, since=view.step)
         return view if last and last[-1].epoch >= view.epoch else None
 
-    return cluster.until(check, "two pipelines of two stages again after a kill")
+    return cluster.until(check, "two pipelines of two stages again after a failure"), devices
 
 
 def cost_of(
     steps: Sequence[StepView],
     incidents: Sequence[IncidentView],
-    killed_at: float,
+    struck_at: float,
     epoch: int,
     whole_epoch: int,
+    devices: Mapping[int, int],
 ) -> Cost:
-    """What a kill cost, from the steps around it.
+    """What a failure cost, from the steps around it.
 
-    ``epoch`` was in force at the kill, so the first step of a later one is the first that was committed without
-    the dead device; ``whole_epoch`` is that of the plan with all devices again.
+    ``epoch`` was in force when it struck, so the first step of a later one is the first that was committed
+    without the failed device; ``whole_epoch`` is that of the plan with all devices again. ``devices`` at work
+    by epoch; an epoch that nobody saw has those of the next.
     """
-    earlier = [step.at for step in steps if step.at <= killed_at][-_STEPS_FOR_MEDIAN:]
+    earlier = [step.at for step in steps if step.at <= struck_at][-_STEPS_FOR_MEDIAN:]
     after = [step for step in steps if step.epoch > epoch]
-    numbers = [step.step for step in steps]
-    missing = sum(later - earlier - 1 for earlier, later in pairwise(sorted(set(numbers))))
-    redone = sum(incident.steps_lost for incident in incidents)
+    until_whole = [step for step in after if step.epoch < whole_epoch]
+    until_whole.append(next(step for step in after if step.epoch >= whole_epoch))
+    shares = [(step.at, 1 - _at_work(devices, step.epoch) / shape.NUM_PROCESSES) for step in until_whole]
+    missing, missing_s = missing_of(shares)
     work = sum(incident.step_layer_gradients for incident in incidents)
     return Cost(
         step_s=statistics.median(later - before for before, later in pairwise(earlier)),
-        next_step_s=after[0].at - killed_at,
-        steps_redone=redone,
+        next_step_s=after[0].at - struck_at,
+        steps_redone=sum(incident.steps_lost for incident in incidents),
         attempts_discarded=sum(step.outcome == "repeated" for step in after),
-        samples_lost=missing * shape.GLOBAL_BATCH,
+        samples_lost=_never_done(steps) * shape.GLOBAL_BATCH,
         samples_short=sum(shape.GLOBAL_BATCH - step.samples for step in after),
-        whole_s=next(step.at for step in after if step.epoch >= whole_epoch) - killed_at,
+        whole_s=until_whole[-1].at - struck_at,
+        missing=missing,
+        missing_s=missing_s,
+        copied_bytes=sum(incident.copied_bytes for incident in incidents),
         redone_share=sum(i.layer_gradients for i in incidents) / work if work else None,
+    )
+
+
+def _at_work(devices: Mapping[int, int], epoch: int) -> int:
+    return devices[min(seen for seen in devices if seen >= epoch)]
+
+
+def _never_done(steps: Sequence[StepView]) -> int:
+    """Steps that are missing between the first and the last."""
+    numbers = sorted({step.step for step in steps})
+    return sum(later - earlier - 1 for earlier, later in pairwise(numbers))
+
+
+def _cost_of_absence(cluster: Cluster, job: str, before: JobView) -> Cost:
+    """What it cost that the daemon was away: the devices time their steps themselves."""
+    seen = cluster.client.job(job).step
+
+    def check() -> bool | None:
+        return True if cluster.client.job(job).step >= seen + 2 else None
+
+    cluster.until(check, "steps after the daemon's return")
+    return absence(
+        cluster.client.steps(job, since=max(1, before.step - _STEPS_FOR_MEDIAN)),
+        before.step,
+        cluster.client.job(job).incidents - before.incidents,
+    )
+
+
+def absence(steps: Sequence[StepView], last_before: int, incidents: int) -> Cost:
+    """The longest of the steps after ``last_before`` stands for the next step; an incident counts as a discarded step."""
+    longest = max(step.step_s for step in steps if step.step > last_before)
+    return Cost(
+        step_s=statistics.median(step.step_s for step in steps if step.step <= last_before),
+        next_step_s=longest,
+        steps_redone=0,
+        attempts_discarded=incidents + sum(step.outcome == "repeated" for step in steps),
+        samples_lost=_never_done(steps) * shape.GLOBAL_BATCH,
+        samples_short=sum(shape.GLOBAL_BATCH - step.samples for step in steps),
+        whole_s=longest,
     )

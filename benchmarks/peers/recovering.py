@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.cost import Cost
+from benchmarks.cost import Cost, missing_of
 from benchmarks.peers import shape
 from benchmarks.peers.attempts import Attempt
 from benchmarks.peers.launch import Programs, free_port
@@ -141,6 +141,10 @@ def cost_of(peer: Peer, seen: list[Attempt], killed_at: float) -> Cost:
         if not attempt.committed:
             thrown_away[attempt.pid] = thrown_away.get(attempt.pid, 0) + 1
     discarded = max(thrown_away.values(), default=0)
+    until_whole = sorted(
+        {a.step: a for a in reversed(good) if a.ended_at <= whole.ended_at}.values(), key=_ended
+    )
+    missing, missing_s = missing_of([(a.ended_at, 1 - a.groups / peer.full) for a in until_whole])
     short = {a.step: peer.full - a.groups for a in good if a.ended_at < whole.ended_at}
     return Cost(
         step_s=_step_s(seen, killed_at),
@@ -150,4 +154,10 @@ def cost_of(peer: Peer, seen: list[Attempt], killed_at: float) -> Cost:
         samples_lost=discarded * shape.GLOBAL_BATCH if peer.reads_on else 0,
         samples_short=sum(short.values()) * shape.GLOBAL_BATCH // peer.full,
         whole_s=whole.ended_at - killed_at,
+        missing=missing,
+        missing_s=missing_s,
     )
+
+
+def _ended(attempt: Attempt) -> float:
+    return attempt.ended_at

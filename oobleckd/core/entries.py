@@ -278,5 +278,6 @@ def _step(job: JobRecord, entry: StepEntry) -> None:
                 entry.outcome,
                 entry.epoch,
                 entry.at,
+                entry.step_s,
             )
         )

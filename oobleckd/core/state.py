@@ -31,6 +31,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     outcome: str
     epoch: int
     at: float
+    step_s: float
 
 
 @dataclass(slots=True)

@@ -229,7 +229,17 @@ def step_views(job: JobRecord, since: int = 0) -> list[StepView]:
     """Committed steps from number ``since`` (the first is 1) on, one each: tries that were repeated do not count."""
     return [
         StepView(
-            s.step + 1, s.loss, s.loss.hex(), s.grad_norm, s.lr, s.samples, s.ledger, s.outcome, s.epoch, s.at
+            s.step + 1,
+            s.loss,
+            s.loss.hex(),
+            s.grad_norm,
+            s.lr,
+            s.samples,
+            s.ledger,
+            s.outcome,
+            s.epoch,
+            s.at,
+            s.step_s,
         )
         for s in job.steps
         if s.step + 1 >= since

@@ -209,7 +209,10 @@ class JobView(msgspec.Struct, frozen=True):
 
 
 class StepView(msgspec.Struct, frozen=True):
-    """One committed step, numbered from 1. ``loss`` round-trips exactly through JSON; ``loss_hex`` is its bits for people."""
+    """One committed step, numbered from 1. ``loss`` round-trips exactly through JSON; ``loss_hex`` is its bits for people.
+
+    ``at`` is when the daemon heard of it; ``step_s`` is how long a device took from the commit before it.
+    """
 
     step: int
     loss: float
@@ -221,6 +224,7 @@ class StepView(msgspec.Struct, frozen=True):
     outcome: str
     epoch: int
     at: float
+    step_s: float = 0.0
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from oobleckd.protocol.messages import How
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.matrix import survivable
 
-HOWS = ("device", "device", "sigkill", "agent-only", "sigterm", "sigstop", "hang", "net-drop")
+HOWS = ("device", "one-device", "sigkill", "agent-only", "sigterm", "sigstop", "hang", "net-drop")
 _AWAY_S = 6.0  # how long a node is stopped or cut off: long enough to be given up
 _DAEMON_EVERY = 3  # in every third run the daemon dies, too
 
@@ -55,7 +55,7 @@ def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS) -> str:
 
 def fail(cluster: Cluster, node: str, how: str) -> None:
     """Have ``node`` fail: from outside where a signal does it, else by the daemon's injection."""
-    if how in {"device", "sigkill", "agent-only"}:
+    if how in {"device", "one-device", "sigkill", "agent-only"}:
         cluster.kill(node, how)
     else:
         seconds = _AWAY_S if how in {"sigstop", "net-drop"} else 0.0

@@ -75,10 +75,11 @@ class Cluster:
         return next(view.pids for view in self.client.nodes() if view.name == node)
 
     def kill(self, node: str, how: str) -> None:
-        """SIGKILL, from outside: "device": its device process; "agent-only"; "sigkill": both."""
+        """SIGKILL, from outside: "device": its device processes; "one-device": one of them; "agent-only"; "sigkill": all."""
         agent = self.home.alive().get(node)
-        if how in {"device", "sigkill"}:
-            for pid in self.device_pids(node):
+        if how in {"device", "one-device", "sigkill"}:
+            pids = self.device_pids(node)
+            for pid in pids[-1:] if how == "one-device" else pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         if how in {"agent-only", "sigkill"} and agent is not None:

@@ -35,6 +35,7 @@ def test_torchft_discards_the_attempt_and_goes_on_short_until_the_group_is_back(
     assert cost.next_step_s == pytest.approx(7.5 - KILLED_AT)
     assert cost.stall_s == pytest.approx(7.5 - KILLED_AT - 1)
     assert (cost.steps_redone, cost.attempts_discarded, cost.samples_lost) == (0, 1, 16)
+    assert (cost.missing, cost.missing_s) == (0.25, pytest.approx(0.25))
     assert cost.samples_short == 2 * 4
     assert cost.whole_s == pytest.approx(9.5 - KILLED_AT)
 
@@ -64,18 +65,36 @@ def incident(**changes):
 
 def test_ours_counts_from_the_kill_to_the_first_step_of_a_later_epoch():
     steps = [step(n, float(n), 1) for n in range(1, 6)] + [step(6, 5.41, 1), step(7, 6.2, 2), step(8, 7.2, 4)]
-    done = incident(layer_gradients=6, step_layer_gradients=60)
-    cost = surviving.cost_of(steps, [done], KILLED_AT, 1, 4)
+    done = incident(copied_bytes=500, layer_gradients=6, step_layer_gradients=60)
+    cost = surviving.cost_of(steps, [done], KILLED_AT, 1, 4, {2: 3, 4: 4})
     assert cost.step_s == 1.0
     assert cost.next_step_s == pytest.approx(6.2 - KILLED_AT)
     assert cost.whole_s == pytest.approx(7.2 - KILLED_AT)
     assert (cost.steps_redone, cost.attempts_discarded, cost.samples_lost, cost.samples_short) == (0, 0, 0, 0)
-    assert cost.redone_share == 0.1
+    assert (cost.redone_share, cost.copied_bytes) == (0.1, 500)
+    assert cost.missing == 0.25
+    assert cost.cost_s == pytest.approx(cost.stall_s)
+
+
+def test_capacity_is_missing_from_the_next_step_until_the_job_is_whole():
+    steps = [step(n, float(n), 1) for n in range(1, 6)]
+    steps += [step(6, 6.2, 2), step(7, 7.4, 2), step(8, 8.6, 3), step(9, 9.6, 4), step(10, 10.6, 5)]
+    cost = surviving.cost_of(steps, [], KILLED_AT, 1, 4, {2: 3, 4: 4, 5: 4})
+    assert (cost.missing, cost.missing_s) == (0.25, pytest.approx(1.2 / 4))
+    assert cost.whole_s == pytest.approx(9.6 - KILLED_AT)
+
+
+def test_of_an_absent_daemon_the_longest_step_counts():
+    steps = [msgspec.structs.replace(step(n, 1.0, 1), step_s=1.5 if n == 8 else 1.0) for n in range(1, 11)]
+    cost = surviving.absence(steps, 5, 0)
+    assert (cost.step_s, cost.in_steps, cost.stall_s, cost.attempts_discarded) == (1.0, 1.5, 0.5, 0)
+    assert surviving.absence(steps[:6] + steps[7:], 5, 1).samples_lost == 16
+    assert surviving.absence(steps, 5, 1).attempts_discarded == 1
 
 
 def test_ours_does_not_hide_what_was_lost():
     steps = [step(n, float(n), 1) for n in range(1, 6)] + [step(7, 6.2, 2, samples=12)]
-    cost = surviving.cost_of(steps, [incident(steps_lost=2)], KILLED_AT, 1, 2)
+    cost = surviving.cost_of(steps, [incident(steps_lost=2)], KILLED_AT, 1, 2, {2: 4})
     assert (cost.steps_redone, cost.samples_lost, cost.samples_short) == (2, 16, 4)
 
 
@@ -95,4 +114,7 @@ def test_goals_are_held_against_the_better_shape_of_torchft():
     assert met["worst time to the next step"] == (False, 2.5)
     assert met["median stall in s"] == (False, pytest.approx(0.1))
     assert met["samples lost"] == (True, 0)
+    with_spare = summaries | {"spare": summarise([kill(0.5, missing_s=0.1)])}
+    cost = next(goal for goal in goals_of(with_spare) if "cost" in goal.what)
+    assert (cost.value, cost.most) == (pytest.approx(0.1), pytest.approx(0.5 / 3))
     assert goals_of({"torchft": summaries["torchft"]}) == []
