@@ -1,7 +1,8 @@
 """The one job that every system of the benchmarks trains: a GPT-2 of 6.5 M parameters over bytes.
 
 Owns numbers only, so that ``throughput.py``, ``recovery.py`` and the peers' programs (which run in
-environments without this project) cannot differ. ``SMALL`` in the environment is for trying the scripts out.
+environments without this project) cannot differ. ``OOBLECK_BENCH_SMALL`` in the environment is for trying the scripts out,
+``OOBLECK_BENCH_SEQUENCE`` says how many tokens a sample has.
 """
 
 from __future__ import annotations
