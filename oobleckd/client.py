@@ -41,7 +41,7 @@ from oobleckd.protocol.api import (
     TemplateView,
 )
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import How
+from oobleckd.protocol.parts import How
 
 Answer = TypeVar("Answer")
 Act = Literal["pause", "resume", "cancel", "checkpoint"]

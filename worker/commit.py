@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from oobleckd.protocol.messages import Flags, Outcome, Vote
+from oobleckd.protocol.parts import Flags, Outcome, Vote
 
 
 class ReplicasDisagree(RuntimeError):

@@ -19,14 +19,11 @@ from torch import Tensor
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
     Ack,
-    Counters,
     Decide,
     Deploy,
     DeviceFailed,
-    DeviceInfo,
     DeviceUp,
     Flag,
-    Flags,
     FromWorker,
     Inject,
     LinkDown,
@@ -40,6 +37,7 @@ from oobleckd.protocol.messages import (
     ToWorker,
     Welcome,
 )
+from oobleckd.protocol.parts import Counters, DeviceInfo, Flags
 from worker.commit import ReplicasDisagree
 from worker.data import open_corpus
 from worker.deploy import Deployment

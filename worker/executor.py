@@ -19,17 +19,8 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import (
-    Counters,
-    Decide,
-    Flags,
-    FromWorker,
-    Held,
-    Outcome,
-    Progress,
-    StepDone,
-    Vote,
-)
+from oobleckd.protocol.messages import Decide, FromWorker, Held, Progress, StepDone
+from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
 from planner.plan import Layout
 from worker.commit import Commit, outcome_of
 from worker.data import Corpus

@@ -26,7 +26,6 @@ from oobleckd.protocol.messages import (
     PROTOCOL,
     Ack,
     Beat,
-    DeviceInfo,
     DeviceLost,
     DeviceUp,
     Goodbye,
@@ -36,6 +35,7 @@ from oobleckd.protocol.messages import (
     TakePlace,
     Welcome,
 )
+from oobleckd.protocol.parts import DeviceInfo
 from worker.children import Burials, Child, Setting, Watch, bury, ended, start
 from worker.devicelink import AgentSide
 from worker.injection import inject

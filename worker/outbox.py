@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from oobleckd.protocol.codec import CodecError
-from oobleckd.protocol.messages import Counters
+from oobleckd.protocol.parts import Counters
 
 _UNTIL_ACK = frozenset({"StepDone", "CheckpointPart"})
 _STANDING = frozenset({"Measured", "Ready", "Progress", "Held", "DeviceFailed"})

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from oobleckd.protocol.messages import Peer
+from oobleckd.protocol.parts import Peer
 from worker import sockets, wire
 from worker.handshake import HandshakeError, NotYet
 from worker.wire import Frame

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 from torch import Tensor
 
-from oobleckd.protocol.messages import Vote
+from oobleckd.protocol.parts import Vote
 from planner.plan import Layout
 from worker import sums
 from worker.post import Post

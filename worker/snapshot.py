@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import CheckpointPart, Counters
+from oobleckd.protocol.messages import CheckpointPart
+from oobleckd.protocol.parts import Counters
 from planner.plan import Layout
 from worker import checkpoint
 from worker.data import Corpus

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from oobleckd.protocol.messages import Peer
+from oobleckd.protocol.parts import Peer
 
 _BACKLOG = 512
 _UNIX_BUFFER_BYTES = 2**20

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import Spare
+from oobleckd.protocol.parts import Spare
 from worker.children import Burials, Child, Setting, Watch, start
 from worker.devicelink import AgentSide
 from worker.outbox import peek

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from oobleckd.protocol.messages import Peer
+from oobleckd.protocol.parts import Peer
 from worker import handshake, sockets, wire
 from worker.handshake import Greeting
 from worker.mailbox import Key, Letter

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from oobleckd.protocol.checkpoint import complete, manifest_of
 from oobleckd.protocol.job import Job, JobError, load_job
-from oobleckd.protocol.messages import CheckpointPart, Counters, FromWorker, StepDone
+from oobleckd.protocol.messages import CheckpointPart, FromWorker, StepDone
+from oobleckd.protocol.parts import Counters
 from planner.plan import Layout, Range, Route, Segment
 from worker.data import open_corpus
 from worker.errors import UserError

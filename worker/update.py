@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import Counters, Vote
+from oobleckd.protocol.parts import Counters, Vote
 from worker import optimizer
 from worker.faults import Faults
 from worker.reduce import Reduced

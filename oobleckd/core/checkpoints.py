@@ -16,7 +16,8 @@ from oobleckd.core.events import ManifestWritten, WriteManifest
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.checkpoint import manifest_of
-from oobleckd.protocol.messages import Ack, CheckpointPart, Counters
+from oobleckd.protocol.messages import Ack, CheckpointPart
+from oobleckd.protocol.parts import Counters
 from planner.plan import node_of
 
 STALE_ROUNDS = 50

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from oobleckd.protocol.messages import Flags, Progress, Vote
+from oobleckd.protocol.messages import Progress
+from oobleckd.protocol.parts import Flags, Vote
 from planner.plan import Layout, Route
 from planner.reroute import reroute
 

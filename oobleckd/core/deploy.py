@@ -14,7 +14,8 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import EpochRaised, LayoutDeployed
 from oobleckd.core.run import Candidate, Run
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import Deploy, Peer, Ready, Resume
+from oobleckd.protocol.messages import Deploy, Ready, Resume
+from oobleckd.protocol.parts import Peer
 from planner.plan import layout_of, node_of
 from planner.policy import Proposal, Situation
 from planner.schedule import format_ops, schedules

@@ -15,7 +15,7 @@ from oobleckd.core.state import JobRecord, State, Step
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import Counters
+from oobleckd.protocol.parts import Counters
 from planner.plan import Layout, Plan, Template
 from planner.policy import Setup
 from planner.profile import Profile

@@ -16,7 +16,8 @@ from oobleckd.core.memory import least_device_bytes
 from oobleckd.core.run import Asked, Run
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import DeviceInfo, Measure, Measured, Release
+from oobleckd.protocol.messages import Measure, Measured, Release
+from oobleckd.protocol.parts import DeviceInfo
 from planner.plan import Template, node_of
 from planner.policy import Setup
 

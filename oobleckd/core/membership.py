@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from oobleckd.core.lease import Lease
-from oobleckd.protocol.messages import DeviceInfo, DeviceLost, Hello, LinkDown, Spare
+from oobleckd.protocol.messages import DeviceLost, Hello, LinkDown
+from oobleckd.protocol.parts import DeviceInfo, Spare
 from planner.plan import node_of
 
 Change = Literal["new", "back", "same"]

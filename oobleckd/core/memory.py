@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from oobleckd.core.membership import Node
-from oobleckd.protocol.messages import DeviceInfo
+from oobleckd.protocol.parts import DeviceInfo
 
 SPARE_BYTES = 400 * 2**20  # a spare that is still starting: Python, torch and transformers
 

@@ -15,7 +15,8 @@ from oobleckd.core.entries import EpochRaised, RolledBack
 from oobleckd.core.incident import reopened
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
-from oobleckd.protocol.messages import Counters, Decide, Progress, Release, Report, Resume
+from oobleckd.protocol.messages import Decide, Progress, Release, Report, Resume
+from oobleckd.protocol.parts import Counters
 from planner.plan import node_of
 
 

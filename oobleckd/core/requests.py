@@ -24,7 +24,8 @@ from oobleckd.protocol.api import (
     Submit,
 )
 from oobleckd.protocol.job import JobError, check_job
-from oobleckd.protocol.messages import Counters, Inject
+from oobleckd.protocol.messages import Inject
+from oobleckd.protocol.parts import Counters
 
 
 def on_asked(core: Core, event: Asked) -> None:

@@ -12,7 +12,8 @@ from oobleckd.core.decide import Decision
 from oobleckd.core.incident import Incident
 from oobleckd.core.pace import Paces
 from oobleckd.core.state import JobRecord
-from oobleckd.protocol.messages import CheckpointPart, Deploy, Flags, Held, Progress, Ready, StepDone
+from oobleckd.protocol.messages import CheckpointPart, Deploy, Held, Progress, Ready, StepDone
+from oobleckd.protocol.parts import Flags
 from planner.plan import Layout, Plan
 from planner.policy import Proposal, Setup, Situation
 

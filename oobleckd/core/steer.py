@@ -12,7 +12,8 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import Released
 from oobleckd.core.events import Planned
 from oobleckd.core.run import Asked, Run
-from oobleckd.protocol.messages import Flag, Flags
+from oobleckd.protocol.messages import Flag
+from oobleckd.protocol.parts import Flags
 from planner.plan import node_of
 from planner.policy import Proposal, Situation
 

@@ -25,7 +25,7 @@ from oobleckd.protocol.api import (
     TemplateView,
 )
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import Spare
+from oobleckd.protocol.parts import Spare
 from planner.plan import node_of
 
 

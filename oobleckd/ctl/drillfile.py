@@ -16,7 +16,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from oobleckd.protocol.messages import How
+from oobleckd.protocol.parts import How
 
 _COME_BACK = frozenset({"device", "hang"})  # the agent starts what was lost by itself
 Wait = Literal["no", "recovered", "whole"]

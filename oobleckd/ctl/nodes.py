@@ -11,7 +11,7 @@ from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import node_names
 from oobleckd.ctl.output import emit_item, note
 from oobleckd.protocol.api import Accepted
-from oobleckd.protocol.messages import How
+from oobleckd.protocol.parts import How
 
 
 def told(answer: Accepted) -> None:

@@ -11,7 +11,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import How
+from oobleckd.protocol.parts import How
 
 API_VERSION = "oobleck/v1"
 

@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import CheckpointPart, Counters
+from oobleckd.protocol.messages import CheckpointPart
+from oobleckd.protocol.parts import Counters
 
 FORMAT = 1
 MANIFEST = "manifest.json"

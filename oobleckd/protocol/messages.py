@@ -15,92 +15,18 @@ from, that device process, and the agent passes it on unread.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from oobleckd.protocol.job import Job
-from planner.plan import Layout, Range, Route, Transfer
+from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How, Outcome, Peer, Spare, Vote
+from planner.plan import Layout, Route, Transfer
 from planner.profile import Profile
 
 PROTOCOL = 2
 
-Outcome = Literal["applied", "skipped", "repeated"]
-How = Literal["sigkill", "sigterm", "sigstop", "hang", "net-drop", "agent-only", "device", "host"]
-
 
 class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of everything on the wire."""
-
-
-# --------------------------------------------------------------------------- shared parts
-
-
-class DeviceInfo(msgspec.Struct, frozen=True):
-    """One device process as its agent sees it.
-
-    ``life`` names this process among all that ever had the place: state is held by a life, not by a name.
-    ``memory_bytes``: of the device; for a CPU that of the host, which all its CPU devices share.
-    ``address`` is "host:port" of its transport's TCP listener, ``local`` the path of its Unix-socket
-    listener (peers on the same host use it). ``layout`` is the epoch of the layout it holds (0: none),
-    ``epoch`` the highest epoch it has answered, ``step``/``round`` the first not committed there, ``holding`` whether it stopped at a boundary.
-    """
-
-    device: str
-    kind: str
-    name: str
-    memory_bytes: int
-    address: str
-    local: str
-    pid: int
-    job: str = ""
-    layout: int = 0
-    epoch: int = 0
-    step: int = 0
-    round: int = 0
-    holding: bool = False
-    life: str = ""
-
-
-class Spare(msgspec.Struct, frozen=True):
-    """A node's warm spare: a process with torch imported that waits for a dead device's place.
-
-    ``ready``: it can take one now. ``memory_bytes`` of the host's memory are its own (0: not known yet);
-    it holds none of a GPU.
-    """
-
-    pid: int
-    ready: bool = False
-    memory_bytes: int = 0
-
-
-class Flags(msgspec.Struct, frozen=True):
-    """Boundary flags: what all devices do after the round in whose votes they travelled."""
-
-    hold: bool = False
-    checkpoint: bool = False
-
-
-class Counters(msgspec.Struct, frozen=True):
-    """Where training stands: the next round and step, and how many updates were applied so far."""
-
-    round: int = 0
-    step: int = 0
-    applied: int = 0
-
-
-class Vote(msgspec.Struct, frozen=True):
-    """What one device (or the union of several) knows of a round that it has fully reduced.
-
-    ``norms``: bucket -> squared float64 gradient norm per key, in key order. ``losses``: micro-batch ->
-    loss. ``nan``/``overflow``: seen in any contribution that went into the sums.
-    """
-
-    norms: dict[int, tuple[float, ...]]
-    losses: dict[int, float]
-    nan: bool = False
-    overflow: bool = False
-    flags: Flags = Flags()
 
 
 # --------------------------------------------------------------------------- worker -> daemon
@@ -324,14 +250,6 @@ class Measure(Message, frozen=True):
     spec: Job
 
 
-class Peer(msgspec.Struct, frozen=True):
-    """How to reach a device of the layout: its transport addresses and the host they are valid on."""
-
-    address: str
-    local: str
-    host: str
-
-
 class Deploy(Message, frozen=True):
     """Get ready for ``layout``; keep the present one until ``Resume``.
 
@@ -436,11 +354,3 @@ class Release(Message, frozen=True):
 
 
 ToWorker = Welcome | Refused | Measure | Deploy | Resume | Report | Decide | Flag | Ack | Inject | Release
-
-__all__ = [
-    "PROTOCOL", "Ack", "Beat", "CheckpointPart", "Counters", "Decide", "Deploy", "DeviceFailed",
-    "DeviceInfo", "DeviceLost", "DeviceUp", "Flag", "Flags", "FromWorker", "Goodbye", "Held", "Hello", "How", "Inject",
-    "LinkDown", "Measure", "Measured", "Message", "Outcome", "Peer", "Progress", "Range", "Ready",
-    "Refused", "Release", "Report", "Resume", "Spare", "SpareUp", "StepDone", "TakePlace", "ToWorker", "Vote",
-    "Welcome",
-]  # fmt: skip

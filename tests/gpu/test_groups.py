@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from oobleckd.protocol.messages import Peer
+from oobleckd.protocol.parts import Peer
 from tests.helpers import gpu
 from tests.helpers.group_peer import TIMEOUT_S, Member
 from worker.groups.choose import choose

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
-from oobleckd.protocol.messages import How
+from oobleckd.protocol.parts import How
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.matrix import survivable
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from oobleckd.core.decide import LostLayers, decide
-from oobleckd.protocol.messages import Counters, Decide, Progress, Vote
+from oobleckd.protocol.messages import Decide, Progress
+from oobleckd.protocol.parts import Counters, Vote
 from planner.plan import Layout, Range, Route, Segment
 from worker.commit import Commit
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from oobleckd.core.decide import LostLayers, decide
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import Counters, Decide, Deploy, Flags, FromWorker, Held, Progress, StepDone
+from oobleckd.protocol.messages import Decide, Deploy, FromWorker, Held, Progress, StepDone
+from oobleckd.protocol.parts import Counters, Flags
 from planner.plan import Layout, Range, Route, Segment
 from planner.reroute import reroute
 from worker.data import Corpus, open_corpus

@@ -21,7 +21,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from oobleckd.protocol.messages import Peer
+from oobleckd.protocol.parts import Peer
 from worker.groups.choose import choose
 from worker.groups.plane import Plane
 from worker.mailbox import Key, Mailbox

@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING
 
 from oobleckd.protocol.messages import (
     CheckpointPart,
-    Counters,
     Decide,
     Deploy,
-    DeviceInfo,
     Flag,
-    Flags,
     Held,
     Inject,
     Measure,
@@ -29,8 +26,8 @@ from oobleckd.protocol.messages import (
     Resume,
     StepDone,
     ToWorker,
-    Vote,
 )
+from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, Vote
 from planner.plan import Layout, Range, Route, Segment
 from worker.commit import Commit, outcome_of
 

@@ -11,16 +11,8 @@ import os
 
 import click
 
-from oobleckd.protocol.messages import (
-    Counters,
-    DeviceInfo,
-    DeviceUp,
-    Inject,
-    Progress,
-    Report,
-    Resume,
-    StepDone,
-)  # fmt: skip
+from oobleckd.protocol.messages import DeviceUp, Inject, Progress, Report, Resume, StepDone
+from oobleckd.protocol.parts import Counters, DeviceInfo  # fmt: skip
 from worker.children import die_with_parent
 from worker.faults import hang_for_ever
 from worker.lifeline import hold

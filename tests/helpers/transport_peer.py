@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from oobleckd.protocol.messages import Peer
+from oobleckd.protocol.parts import Peer
 from worker.mailbox import Mailbox
 from worker.transport import Transport
 

@@ -44,7 +44,6 @@ from oobleckd.protocol.messages import (
     Ack,
     Beat,
     CheckpointPart,
-    Counters,
     DeviceLost,
     Goodbye,
     Held,
@@ -55,6 +54,7 @@ from oobleckd.protocol.messages import (
     StepDone,
     Welcome,
 )
+from oobleckd.protocol.parts import Counters
 from planner import policies
 from planner.plan import Layout, Template, device_name
 from planner.policy import PlanError

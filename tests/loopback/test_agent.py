@@ -16,7 +16,6 @@ from zmq.auth import create_certificates, load_certificate
 from oobleckd.protocol.messages import (
     Ack,
     Beat,
-    Counters,
     DeviceLost,
     Goodbye,
     Hello,
@@ -26,7 +25,8 @@ from oobleckd.protocol.messages import (
     Report,
     Resume,
     StepDone,
-)  # fmt: skip
+)
+from oobleckd.protocol.parts import Counters  # fmt: skip
 from tests.helpers.stub_daemon import TIMEOUT_S, StubDaemon
 from worker.children import EXITING
 

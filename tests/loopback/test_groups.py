@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.protocol.messages import Peer
+from oobleckd.protocol.parts import Peer
 from tests.helpers.group_peer import TIMEOUT_S, Member
 
 NAMES = ("a/0", "b/0", "c/0")

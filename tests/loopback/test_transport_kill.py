@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from oobleckd.protocol.messages import Peer
+from oobleckd.protocol.parts import Peer
 from tests.helpers.transport_peer import Setup
 from worker.mailbox import Mailbox
 from worker.transport import Transport

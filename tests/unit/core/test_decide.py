@@ -3,7 +3,8 @@
 import pytest
 
 from oobleckd.core.decide import Decision, LostLayers, decide
-from oobleckd.protocol.messages import Counters, Flags, Progress, Vote
+from oobleckd.protocol.messages import Progress
+from oobleckd.protocol.parts import Counters, Flags, Vote
 from planner.plan import Layout, Range, Route, Segment
 
 # Two pipelines over four layers: a/0 holds 0-1, b/0 2-3; c/0 holds 0-3. Bucket 4 ties layers 0 and 3.

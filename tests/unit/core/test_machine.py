@@ -9,16 +9,8 @@ from oobleckd.core.entries import AnyEntry
 from oobleckd.core.events import Asked, Heard, ManifestWritten, Planned, Tell, Tick, WriteManifest
 from oobleckd.core.machine import Machine
 from oobleckd.core.steps import both_nan
-from oobleckd.protocol.messages import (
-    Ack,
-    CheckpointPart,
-    Counters,
-    DeviceFailed,
-    Hello,
-    LinkDown,
-    Refused,
-    StepDone,
-)
+from oobleckd.protocol.messages import Ack, CheckpointPart, DeviceFailed, Hello, LinkDown, Refused, StepDone
+from oobleckd.protocol.parts import Counters
 from tests.helpers.world import World, make_job
 
 

@@ -1,7 +1,8 @@
 """Lives, leases and evidence."""
 
 from oobleckd.core.membership import Membership
-from oobleckd.protocol.messages import DeviceInfo, DeviceLost, Hello, LinkDown
+from oobleckd.protocol.messages import DeviceLost, Hello, LinkDown
+from oobleckd.protocol.parts import DeviceInfo
 
 
 def hello(name, life="1", *, lives=None, ready=True):

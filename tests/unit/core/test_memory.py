@@ -3,7 +3,7 @@
 from oobleckd.core.lease import Lease
 from oobleckd.core.membership import Node
 from oobleckd.core.memory import SPARE_BYTES, least_device_bytes
-from oobleckd.protocol.messages import DeviceInfo, Spare
+from oobleckd.protocol.parts import DeviceInfo, Spare
 
 GIB = 2**30
 

@@ -8,10 +8,8 @@ import pytest
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import (
     CheckpointPart,
-    Counters,
     Decide,
     Flag,
-    Flags,
     Held,
     Message,
     Progress,
@@ -21,6 +19,7 @@ from oobleckd.protocol.messages import (
     Resume,
     StepDone,
 )
+from oobleckd.protocol.parts import Counters, Flags
 from worker.outbox import Outbox, peek
 
 

@@ -12,7 +12,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from oobleckd.protocol.checkpoint import Manifest, checkpoints, complete, manifest_of, model_digest
-from oobleckd.protocol.messages import CheckpointPart, Counters
+from oobleckd.protocol.messages import CheckpointPart
+from oobleckd.protocol.parts import Counters
 from tests.helpers.models import CPU, small_config, small_job
 from worker.checkpoint import read_bucket, read_manifest, step_name, write_bucket
 from worker.errors import UserError

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from oobleckd.protocol.job import Job, parse_job
-from oobleckd.protocol.messages import Counters, Flags
+from oobleckd.protocol.parts import Counters, Flags
 from tests.helpers.engine import World
 from worker import sums, twin
 from worker.faults import POINTS

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedM
 from oobleckd.protocol.checkpoint import complete, manifest_of
 from oobleckd.protocol.export import Exported
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import CheckpointPart, Counters
+from oobleckd.protocol.messages import CheckpointPart
+from oobleckd.protocol.parts import Counters
 from tests.helpers.models import all_params, small_job, some_batch, undivided
 from worker import export
 from worker.checkpoint import step_name, write_bucket

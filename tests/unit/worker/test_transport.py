@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from oobleckd.protocol.messages import PROTOCOL, Peer
+from oobleckd.protocol.messages import PROTOCOL
+from oobleckd.protocol.parts import Peer
 from worker import handshake, outgoing, sockets, wire
 from worker.framing import FrameBuffer, FrameError, frame, read_frame, write_frame
 from worker.mailbox import Key, Letter, Mailbox
