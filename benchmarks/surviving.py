@@ -64,6 +64,7 @@ FAULTS = {
 
 def rounds_of(fault: Fault, cluster: Cluster, rounds: int, rng: random.Random) -> Iterator[Cost]:
     """Strike one node after the other, each at a random moment of a step of a job that is whole again."""
+    cluster.until(lambda: _at_hand(cluster, fault) or None, "all nodes and spares")
     cap = cluster.caps()[2]
     job = cluster.submit(job_of("recovery", steps=10**6, f=1, cap_bytes=cap, max_nodes=shape.NUM_PROCESSES))
     cluster.in_state(job, "running")
@@ -93,14 +94,18 @@ def _normal(cluster: Cluster, job: str, fault: Fault) -> JobView:
 
     def check() -> JobView | None:
         nonlocal start
-        view, nodes = cluster.client.job(job), cluster.client.nodes()
+        view = cluster.client.job(job)
         whole = view.state == "running" and depths(view) == _WHOLE
-        ready = sum(node.state in {"active", "standby"} for node in nodes) == fault.nodes
-        spares = not fault.spare or all(node.spare == "ready" for node in nodes)
-        start = -1 if not (whole and ready and spares) else view.step if start < 0 else start
+        start = -1 if not (whole and _at_hand(cluster, fault)) else view.step if start < 0 else start
         return view if start >= 0 and view.step >= start + NORMAL_STEPS else None
 
     return cluster.until(check, f"{NORMAL_STEPS} undisturbed steps on pipelines of {_WHOLE} stages")
+
+
+def _at_hand(cluster: Cluster, fault: Fault) -> bool:
+    """Whether all nodes, and their spares, can be used."""
+    nodes = [node for node in cluster.client.nodes() if node.state in {"active", "standby"}]
+    return len(nodes) == fault.nodes and (not fault.spare or all(node.spare == "ready" for node in nodes))
 
 
 def _gone_on(cluster: Cluster, job: str, before: JobView) -> None:
