@@ -191,6 +191,7 @@ class Machine:
         before = core.members.nodes.get(message.node)
         known = before is not None and before.incarnation == message.incarnation
         was_counted = before is not None and known and (before.ready or before.mending)
+        had_spare = before is not None and known and before.spare is not None and before.spare.ready
         change = core.members.hello(message, core.now)
         config, lives = core.config, tuple(info.life for info in message.devices)
         beat_s = max(config.beat_s, len(core.members.nodes) * _BEAT_OF_NODE_S)
@@ -200,6 +201,10 @@ class Machine:
         if change != "same":
             text = f"{message.node} is {'here' if change == 'new' else 'back'} on {message.host}"
             core.announce("node", text, (f"node:{message.node}",), node=message.node)
+        if message.spare is not None and message.spare.ready and not had_spare:
+            core.announce(
+                "node", f"{message.node} has a spare ready", (f"node:{message.node}",), node=message.node
+            )
         for info in message.devices:
             if core.run is not None:
                 recovery.remind(core, core.run, info.device, back=change != "same")

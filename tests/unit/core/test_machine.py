@@ -9,8 +9,17 @@ from oobleckd.core.entries import AnyEntry
 from oobleckd.core.events import Asked, Heard, ManifestWritten, Planned, Tell, Tick, WriteManifest
 from oobleckd.core.machine import Machine
 from oobleckd.core.steps import both_nan
-from oobleckd.protocol.messages import Ack, CheckpointPart, DeviceFailed, Hello, LinkDown, Refused, StepDone
-from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.messages import (
+    PROTOCOL,
+    Ack,
+    CheckpointPart,
+    DeviceFailed,
+    Hello,
+    LinkDown,
+    Refused,
+    StepDone,
+)
+from oobleckd.protocol.parts import Counters, Spare
 from tests.helpers.world import World, make_job
 
 
@@ -43,6 +52,15 @@ def test_another_protocol_version_is_refused():
     assert isinstance(tell.message, Refused)
     assert "install the same version" in tell.message.hint
     assert not machine.core.members.nodes
+
+
+def test_a_spare_that_is_ready_is_announced_once():
+    machine, said = Machine(Config()), []
+    for spare in (Spare(7), Spare(7, ready=True), Spare(7, ready=True), Spare(8), Spare(8, ready=True)):
+        commands = machine.handle(Heard("n1", Hello(PROTOCOL, "n1", "1", "host", True, (), spare)), 1.0)
+        said.append([c.change.text for c in commands if hasattr(c, "change") and "spare" in c.change.text])
+    ready = ["n1 has a spare ready"]
+    assert said == [[], ready, [], [], ready]
 
 
 def test_devices_that_disagree_on_a_loss_are_silent_corruption(world):
