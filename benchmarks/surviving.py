@@ -148,14 +148,18 @@ def cost_of(
     """What a failure cost, from the steps around it.
 
     ``epoch`` was in force when it struck, so the first step of a later one is the first that was committed
-    without the failed device; ``whole_epoch`` is that of the plan with all devices again. ``devices`` at work
-    by epoch; an epoch that nobody saw has those of the next.
+    without the failed device; ``whole_epoch`` is that of the plan with all devices again. ``devices`` in the plan
+    by epoch; an epoch that nobody saw has those of the next. The interrupted step is finished under the old plan.
     """
     earlier = [step.at for step in steps if step.at <= struck_at][-_STEPS_FOR_MEDIAN:]
     after = [step for step in steps if step.epoch > epoch]
     until_whole = [step for step in after if step.epoch < whole_epoch]
     until_whole.append(next(step for step in after if step.epoch >= whole_epoch))
-    shares = [(step.at, 1 - _at_work(devices, step.epoch) / shape.NUM_PROCESSES) for step in until_whole]
+    at_work = [min(_planned(devices, step.epoch), shape.NUM_PROCESSES - 1) for step in until_whole[:-1]]
+    shares = [
+        (step.at, 1 - count / shape.NUM_PROCESSES)
+        for step, count in zip(until_whole, [*at_work, shape.NUM_PROCESSES], strict=True)
+    ]
     missing, missing_s = missing_of(shares)
     work = sum(incident.step_layer_gradients for incident in incidents)
     return Cost(
@@ -173,7 +177,7 @@ def cost_of(
     )
 
 
-def _at_work(devices: Mapping[int, int], epoch: int) -> int:
+def _planned(devices: Mapping[int, int], epoch: int) -> int:
     return devices[min(seen for seen in devices if seen >= epoch)]
 
 

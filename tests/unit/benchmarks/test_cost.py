@@ -79,8 +79,8 @@ def test_ours_counts_from_the_kill_to_the_first_step_of_a_later_epoch():
 def test_capacity_is_missing_from_the_next_step_until_the_job_is_whole():
     steps = [step(n, float(n), 1) for n in range(1, 6)]
     steps += [step(6, 6.2, 2), step(7, 7.4, 2), step(8, 8.6, 3), step(9, 9.6, 4), step(10, 10.6, 5)]
-    cost = surviving.cost_of(steps, [], KILLED_AT, 1, 4, {2: 3, 4: 4, 5: 4})
-    assert (cost.missing, cost.missing_s) == (0.25, pytest.approx(1.2 / 4))
+    cost = surviving.cost_of(steps, [], KILLED_AT, 1, 4, {2: 4, 3: 3, 4: 4, 5: 4})
+    assert (cost.missing, cost.missing_s) == (0.25, pytest.approx(2.4 / 4))
     assert cost.whole_s == pytest.approx(9.6 - KILLED_AT)
 
 
