@@ -19,10 +19,11 @@ from typing import Any, Self, TypeVar
 
 from benchmarks.peers import shape
 from benchmarks.peers.launch import family_of, send, stop
-from oobleckd.client import Client, ClientError
+from oobleckd.client import Client
 from oobleckd.ctl.local import Home
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job, parse_job
+from oobleckd.unixhttp import ClientError
 
 T = TypeVar("T")
 _CTL = Path(sys.executable).parent / "oobleckctl"

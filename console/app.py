@@ -15,7 +15,8 @@ from typing import NoReturn
 import click
 
 from oobleckd import __version__
-from oobleckd.client import Client, ClientError, Unreachable, find_socket
+from oobleckd.client import Client, find_socket
+from oobleckd.unixhttp import ClientError, Unreachable
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 4
 _PIPE_WIDTH = 120

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from console.model import STEPS_KEPT, AnyFact, Away, Fetched, Heard, History, shown_job
-from oobleckd.client import Client, ClientError, Events
+from oobleckd.client import Client, Events
 from oobleckd.protocol.api import Change, JobView
+from oobleckd.unixhttp import ClientError
 
 # How old an answer may get while no event touches it, in seconds; what grows with the cluster less often.
 PERIODS_S = {"status": 2.0, "jobs": 2.0, "incidents": 2.0, "nodes": 4.0, "pipelines": 10.0, "templates": 30.0}

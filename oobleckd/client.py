@@ -1,14 +1,7 @@
 """Client of the daemon's HTTP API on its unix socket: synchronous, typed, cheap to import.
 
-Owns where the socket is looked for, requests, their errors and the event stream with its reconnects.
+Owns where the socket is looked for, requests, and the event stream with its reconnects.
 Owns no printing and no waiting for conditions (``ctl``), and knows neither aiohttp nor zmq.
-
-Errors::
-
-    ClientError
-    ├── Unreachable   no daemon behind the socket (or no right to open it)
-    ├── ApiProblem    the daemon said no: status, title, detail, hint
-    └── BadAnswer     an answer that this version cannot read
 """
 
 from __future__ import annotations
@@ -17,12 +10,11 @@ import contextlib
 import http.client
 import math
 import os
-import socket
 import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -35,15 +27,23 @@ from oobleckd.protocol.api import (
     JobView,
     NodeView,
     PipelineView,
-    Problem,
     Status,
     StepView,
     TemplateView,
 )
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import How
+from oobleckd.unixhttp import (
+    Answer,
+    ApiProblem,
+    UnixConnection,
+    Unreachable,
+    close,
+    decode,
+    problem_of,
+    unreachable,
+)
 
-Answer = TypeVar("Answer")
 Act = Literal["pause", "resume", "cancel", "checkpoint"]
 
 SERVICE_STATE = Path("/var/lib/oobleck")
@@ -53,7 +53,6 @@ TIMEOUT_S = 10.0
 STREAM_TIMEOUT_S = 30.0
 _RETRY_FIRST_S = 0.1
 _RETRY_MOST_S = 2.0
-_START_HINT = "start it with `oobleckctl up`, or `systemctl start oobleckd` where it is a service"
 
 
 def state_dir() -> Path:
@@ -77,32 +76,6 @@ def find_socket(flag: str | None) -> Path:
     if not local.exists() and "OOBLECK_STATE" not in os.environ and SERVICE_SOCKET.exists():
         return SERVICE_SOCKET
     return local
-
-
-class ClientError(Exception):
-    """Base of all errors here. ``hint`` says what to do next and may be empty."""
-
-    def __init__(self, problem: str, hint: str = "") -> None:
-        super().__init__(problem)
-        self.problem = problem
-        self.hint = hint
-
-
-class Unreachable(ClientError):
-    """Nobody answers on the socket, or it may not be opened."""
-
-
-class ApiProblem(ClientError):
-    """The daemon refused. ``status`` is the HTTP status (403, 404, 409, 422, 503), ``title`` its kind."""
-
-    def __init__(self, status: int, title: str, detail: str, hint: str = "") -> None:
-        super().__init__(detail or title, hint)
-        self.status = status
-        self.title = title
-
-
-class BadAnswer(ClientError):
-    """The answer is not what this version expects."""
 
 
 class Client:
@@ -214,24 +187,24 @@ class Client:
     def _get(self, path: str, kind: type[Answer], **query: str | int) -> Answer:
         asked = {key: value for key, value in query.items() if value != ""}
         target = f"{path}?{urlencode(asked)}" if asked else path
-        return _decode(self._request("GET", target), kind)
+        return decode(self._request("GET", target), kind)
 
     def _post(self, path: str, body: dict[str, Any]) -> Accepted:
-        return _decode(self._request("POST", path, msgspec.json.encode(body)), Accepted)
+        return decode(self._request("POST", path, msgspec.json.encode(body)), Accepted)
 
     def _request(self, method: str, target: str, body: bytes | None = None) -> bytes:
-        connection = _UnixConnection(self.socket_path, self._timeout_s)
+        connection = UnixConnection(self.socket_path, self._timeout_s)
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
             connection.request(method, target, body, headers)
             response = connection.getresponse()
             data = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise _unreachable(self.socket_path, error) from error
+            raise unreachable(self.socket_path, error) from error
         finally:
             connection.close()
         if response.status >= http.client.BAD_REQUEST:
-            raise _problem(response.status, response.reason, data)
+            raise problem_of(response.status, response.reason, data)
         return data
 
 
@@ -258,7 +231,7 @@ class Events(Iterator[Change]):
         self._follow = follow
         self._on_link = on_link
         self._closed = threading.Event()
-        self._connection: _UnixConnection | None = None
+        self._connection: UnixConnection | None = None
         # "From now on" means from this call, not from the first ``next``.
         self._opened = self._open_now() if since is None else None
         self._changes = self._run()
@@ -284,7 +257,7 @@ class Events(Iterator[Change]):
         if connection is not None:
             connection.hang_up()
         if self._opened is not None:  # never iterated: nobody else closes it
-            _close(*self._opened)
+            close(*self._opened)
             self._opened = None
         with contextlib.suppress(ValueError):  # another thread is inside, and is being woken up
             self._changes.close()
@@ -306,7 +279,7 @@ class Events(Iterator[Change]):
             self._closed.wait(retry_s)
             retry_s = min(2 * retry_s, _RETRY_MOST_S)
 
-    def _open_now(self) -> tuple[_UnixConnection, http.client.HTTPResponse] | None:
+    def _open_now(self) -> tuple[UnixConnection, http.client.HTTPResponse] | None:
         try:
             return self._open()
         except Unreachable:
@@ -322,14 +295,14 @@ class Events(Iterator[Change]):
             yield from _parse(response)
         except (OSError, http.client.HTTPException, ValueError) as error:
             # ValueError: http.client's word for a socket that another thread has closed.
-            raise _unreachable(self._socket_path, error) from error
+            raise unreachable(self._socket_path, error) from error
         finally:
             self._connection = None
-            _close(connection, response)
+            close(connection, response)
 
-    def _open(self) -> tuple[_UnixConnection, http.client.HTTPResponse]:
+    def _open(self) -> tuple[UnixConnection, http.client.HTTPResponse]:
         """Connect, and know the newest number before the first change, so that a reconnect misses nothing."""
-        connection = _UnixConnection(self._socket_path, STREAM_TIMEOUT_S)
+        connection = UnixConnection(self._socket_path, STREAM_TIMEOUT_S)
         self._connection = connection
         query: dict[str, str | int] = {} if self._follow else {"follow": 0}
         if self.last is not None:
@@ -340,10 +313,10 @@ class Events(Iterator[Change]):
                 raise ConnectionAbortedError("the stream was closed")
             response = connection.getresponse()
             if response.status >= http.client.BAD_REQUEST:
-                raise _problem(response.status, response.reason, response.read())
+                raise problem_of(response.status, response.reason, response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
-            raise _unreachable(self._socket_path, error) from error
+            raise unreachable(self._socket_path, error) from error
         except ApiProblem:
             connection.close()
             raise
@@ -371,32 +344,6 @@ class _StepRow(StepView, frozen=True):
         return StepView(**fields)
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-        self._raw: socket.socket | None = None
-
-    def connect(self) -> None:
-        self._raw = self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-    def hang_up(self) -> None:
-        """Wake a blocked reader in another thread."""
-        if self._raw is not None:
-            try:
-                self._raw.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return  # it was not connected, or is closed already
-
-
-def _close(connection: _UnixConnection, response: http.client.HTTPResponse) -> None:
-    """Both: a response may own the socket alone."""
-    response.close()
-    connection.close()
-
-
 def _parse(response: http.client.HTTPResponse) -> Iterator[Change]:
     data: list[bytes] = []
     while line := response.readline():
@@ -404,37 +351,5 @@ def _parse(response: http.client.HTTPResponse) -> Iterator[Change]:
         if field == b"data":
             data.append(value.removeprefix(b" "))
         elif not field and not value and data:
-            yield _decode(b"\n".join(data), Change)
+            yield decode(b"\n".join(data), Change)
             data = []
-
-
-def _decode(data: bytes, kind: type[Answer]) -> Answer:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
-        raise BadAnswer(
-            f"the daemon's answer cannot be read: {error}",
-            "daemon and client may be of different versions: compare `oobleckctl status` and `--version`",
-        ) from error
-
-
-def _problem(status: int, reason: str, data: bytes) -> ApiProblem:
-    try:
-        told = msgspec.json.decode(data, type=Problem)
-    except msgspec.DecodeError:
-        return ApiProblem(status, reason, data.decode(errors="replace").strip())
-    return ApiProblem(status, told.title, told.detail, told.hint)
-
-
-def _unreachable(path: Path, error: Exception) -> Unreachable:
-    match error:
-        case FileNotFoundError():
-            return Unreachable(f"no daemon: {path} does not exist", _START_HINT)
-        case ConnectionRefusedError():
-            return Unreachable(f"no daemon listens on {path}", _START_HINT)
-        case PermissionError():
-            return Unreachable(f"{path} may not be opened", "ask to be added to the group oobleck")
-        case TimeoutError():
-            return Unreachable(f"the daemon behind {path} does not answer in time", "look into its log")
-        case _:
-            return Unreachable(f"the connection to {path} broke: {error}", "look into the daemon's log")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from oobleckd.client import SERVICE_STATE, Client, ClientError, state_dir
+from oobleckd.client import SERVICE_STATE, Client, state_dir
 from oobleckd.ctl import processes
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.local import DAEMON, Cluster, Home, free_endpoint, free_memory_bytes, spares_fit
@@ -20,6 +20,7 @@ from oobleckd.ctl.names import node_names
 from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, USAGE, emit_json, fail, note
 from oobleckd.ctl.processes import Process
 from oobleckd.protocol.api import NodeView
+from oobleckd.unixhttp import ClientError
 
 _LOOK_EVERY_S = 0.05
 _LOG_LINES = 20

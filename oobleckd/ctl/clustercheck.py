@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from oobleckd import __version__
-from oobleckd.client import Client, ClientError
+from oobleckd.client import Client
 from oobleckd.ctl.checkup import Check
 from oobleckd.daemon.config import Config, load_config
 from oobleckd.protocol.api import API_VERSION, NodeView, Status
 from oobleckd.protocol.settings import ConfigError
+from oobleckd.unixhttp import ClientError
 
 _USABLE = {"active", "standby"}
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO

@@ -16,9 +16,10 @@ from typing import Any, Literal, TypeVar
 import click
 import msgspec
 
-from oobleckd.client import TIMEOUT_S, ApiProblem, Client, ClientError, Unreachable, find_socket
+from oobleckd.client import TIMEOUT_S, Client, find_socket
 from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, UNREACHABLE, USAGE, Failure
 from oobleckd.protocol.settings import ConfigError, Loaded, config_files, load
+from oobleckd.unixhttp import ApiProblem, ClientError, Unreachable
 
 _CODES = {404: NOT_FOUND, 403: REFUSED, 409: REFUSED, 422: USAGE}
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from oobleckd.client import Client, ClientError, socket_of, state_dir
+from oobleckd.client import Client, socket_of, state_dir
 from oobleckd.ctl import checkup, clustercheck
 from oobleckd.ctl.checkup import Check
 from oobleckd.ctl.connect import client, output_option, socket_option, wants_json
@@ -21,6 +21,7 @@ from oobleckd.ctl.output import FAILED, emit_json, note
 from oobleckd.daemon.config import Config
 from oobleckd.protocol.api import Status
 from oobleckd.protocol.settings import config_files
+from oobleckd.unixhttp import ClientError
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 

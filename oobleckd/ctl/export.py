@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from oobleckd.client import ApiProblem, Client
+from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.jobs import new_checkpoint
 from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_item, fail, note, size
@@ -16,6 +16,7 @@ from oobleckd.ctl.waiting import FINAL, TimedOut
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.export import Exported, why_not
 from oobleckd.protocol.job import parse_size
+from oobleckd.unixhttp import ApiProblem
 
 _CONFLICT = 409
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 import click
 from click.shell_completion import CompletionItem
 
-from oobleckd.client import Client, ClientError
+from oobleckd.client import Client
 from oobleckd.ctl.connect import client
 from oobleckd.ctl.output import Failure
+from oobleckd.unixhttp import ClientError
 
 _PATIENCE_S = 0.3
 

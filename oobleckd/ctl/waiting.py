@@ -13,11 +13,12 @@ from typing import get_args
 
 import click
 
-from oobleckd.client import Client, Unreachable
+from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import NOT_FOUND, TIMED_OUT, Failure, emit_item, fail
 from oobleckd.protocol.api import JobState, JobView
+from oobleckd.unixhttp import Unreachable
 
 FINAL: tuple[JobState, ...] = ("done", "failed", "cancelled")
 _LOOK_EVERY_S = 0.2

@@ -20,11 +20,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from oobleckd.client import Client, ClientError, socket_of
+from oobleckd.client import Client, socket_of
 from oobleckd.ctl.local import DAEMON, Home
 from oobleckd.ctl.processes import Process, is_alive
 from oobleckd.protocol.api import JobView, NodeView
 from oobleckd.protocol.job import Job, parse_job
+from oobleckd.unixhttp import ClientError
 
 T = TypeVar("T")
 BIN = Path(sys.executable).parent

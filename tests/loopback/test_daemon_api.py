@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.client import ApiProblem, BadAnswer, Client, Unreachable
+from oobleckd.client import Client
 from oobleckd.daemon import keys
 from oobleckd.protocol.job import Job, parse_job
+from oobleckd.unixhttp import ApiProblem, BadAnswer, Unreachable
 from tests.helpers.agents import Agent, hello
 from tests.helpers.daemons import Daemon, daemon
 

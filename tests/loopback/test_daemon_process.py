@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.client import ApiProblem, Unreachable
 from oobleckd.daemon import keys
 from oobleckd.protocol.messages import Refused, Welcome
+from oobleckd.unixhttp import ApiProblem, Unreachable
 from tests.helpers.agents import hello
 from tests.helpers.daemons import command, daemon
 
