@@ -2,17 +2,20 @@
 a device's name it is a spare.
 
 A Report is answered with Progress, a Resume with a StepDone whose round is the epoch, an Inject at "exit"
-with the end of the process. ``STANDIN_CRASH`` in the environment makes it end before it is up.
+with the end of the process. ``STANDIN_CRASH`` in the environment makes it end before it is up;
+``STANDIN_STUCK`` names a folder to make: the spare that makes it hangs in the place that it is to take.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from pathlib import Path
 
 import click
 
 from oobleckd.protocol.messages import DeviceUp, Inject, Progress, Report, Resume, StepDone
-from oobleckd.protocol.parts import Counters, DeviceInfo  # fmt: skip
+from oobleckd.protocol.parts import Counters, DeviceInfo
 from worker.children import die_with_parent
 from worker.faults import hang_for_ever
 from worker.lifeline import hold
@@ -37,6 +40,14 @@ def answer(device: str, message: object) -> Progress | StepDone | None:
         case Inject(how="hang"):
             hang_for_ever()
     return None
+
+
+def hang_if_first(folder: str | None) -> None:
+    """For ever, in the one process that can make ``folder``."""
+    if folder:
+        with contextlib.suppress(FileExistsError):
+            Path(folder).mkdir()
+            hang_for_ever()
 
 
 @click.command()
@@ -65,7 +76,9 @@ def main(
     hold(*lifeline)
     if "STANDIN_CRASH" in os.environ:
         os._exit(9)
-    device = device or wait_for_place(fd, ())
+    if not device:
+        device = wait_for_place(fd, ())
+        hang_if_first(os.environ.get("STANDIN_STUCK"))
     mailbox, shown = Mailbox(), Pulse(pulse)
     link = DeviceLink(fd, mailbox)
     link.send(

@@ -151,6 +151,19 @@ def test_two_deaths_in_quick_succession_have_one_spare(daemon: StubDaemon, launc
     assert not {*device_pids(new)} & {*device_pids(old)}
 
 
+def test_a_spare_that_does_not_come_up_in_its_place_ends_the_node_s_life(
+    daemon: StubDaemon, launch: Launch, tmp_path: Path
+) -> None:
+    launch(daemon.endpoint, spare=True, STANDIN_STUCK=str(tmp_path / "stuck"))
+    old = with_spare(daemon)
+    assert old.spare is not None
+    os.kill(old.devices[1].pid, signal.SIGKILL)
+    assert daemon.expect(DeviceLost).spare
+    while (hello := daemon.ready()).incarnation == old.incarnation:  # for ten seconds
+        pass
+    assert not {*device_pids(hello)} & {*device_pids(old), old.spare.pid}
+
+
 def test_a_spare_that_ends_is_replaced_and_no_device_notices(daemon: StubDaemon, launch: Launch) -> None:
     launch(daemon.endpoint, spare=True)
     old = with_spare(daemon)
