@@ -2,8 +2,8 @@
 
 Owns the choice of a schedule whose backward is split into input gradients (I), for which the stage
 before waits, and weight gradients (W), for which nobody does (Qi et al., Zero Bubble Pipeline
-Parallelism, 2023). Some dispatch rules, and 1F1B, make orders; the best two are searched on
-(``orders``). On small cases that ended at the optimum (benchmarks/schedules.py).
+Parallelism, 2023). Some dispatch rules, and 1F1B, make orders; from the best of them on, each is
+where a search begins (``orders``). On small cases that ended at the optimum (benchmarks/schedules.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import product
 from math import inf
 from typing import NamedTuple
 
-from planner.orders import Orders, durations, improve, least_makespan_s, run
+from planner.orders import ROUNDING, Orders, durations, improve, least_makespan_s, run
 from planner.plan import Plan, Range
 from planner.profile import Profile
 from planner.schedule import Op, backward_ops, forward_ops, one_f_one_b
@@ -81,7 +81,14 @@ def best_orders(works: Sequence[StageWork], num_micro_batches: int, effort: int 
     tried = dict.fromkeys([*made, _coupled(works, num_micro_batches)])
     runs = ((run(times, orders), orders) for orders in tried)
     ranked = sorted((ran.makespan_s, orders) for ran, orders in runs if ran is not None)
-    return min(improve(works, orders, effort // 2, bound_s) for _, orders in ranked[:2])[1]
+    best_s, best = ranked[0]
+    for _, orders in ranked:
+        found = improve(works, orders, effort, bound_s)
+        effort = found.ops_left
+        best_s, best = min((best_s, best), (found.makespan_s, found.orders))
+        if effort <= 0 or best_s <= bound_s * (1 + ROUNDING):
+            break
+    return best
 
 
 def _coupled(works: Sequence[StageWork], num_micro_batches: int) -> Orders:

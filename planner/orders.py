@@ -23,6 +23,14 @@ PATIENCE = 60  # rounds without a better makespan after which the search ends
 ROUNDING = 1e-9
 
 
+class Found(NamedTuple):
+    """The best orders of a search, and how many ops it did not have to run in trials."""
+
+    makespan_s: float
+    orders: Orders
+    ops_left: int
+
+
 class Run(NamedTuple):
     """``ends[stage][kind][k]``: when the k-th op of ``kind`` ends; ``makespan_s``: when the last does."""
 
@@ -102,10 +110,8 @@ def _sources(ends: Ends, stage: int) -> dict[str, list[float] | None]:
     }
 
 
-def improve(
-    works: Sequence[StageWork], orders: Orders, num_ops: int, good_enough_s: float
-) -> tuple[float, Orders]:
-    """The best orders that a search from ``orders`` finds, and their makespan in seconds.
+def improve(works: Sequence[StageWork], orders: Orders, num_ops: int, good_enough_s: float) -> Found:
+    """The best orders that a search from ``orders`` finds.
 
     Tabu search of job shops (Nowicki and Smutnicki 1996): only a change on the critical path can help.
     Every round takes the best change of one order, even for the worse, but not back to one just left. Ends
@@ -138,7 +144,7 @@ def improve(
         orders = (*orders[:stage], order, *orders[stage + 1 :])
         if makespan_s < best_s * (1 - ROUNDING):
             best_s, best, since = makespan_s, orders, number
-    return best_s, best
+    return Found(best_s, best, num_ops)
 
 
 def _changes(orders: Orders, now: Run) -> Iterator[tuple[int, str]]:
