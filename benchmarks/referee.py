@@ -16,7 +16,7 @@ from scipy.sparse import coo_array
 from planner.work import StageWork
 
 EARLIER = (("I", "F"), ("W", "F"), ("W", "I"))
-"""Pairs of kinds whose order is open: an op of the first kind may come before a later micro-batch's second."""
+"""Kinds whose order is open: an op of the first may come before a later micro-batch's op of the second."""
 
 
 class Verdict(NamedTuple):

@@ -89,9 +89,8 @@ def optimality(num_cases: int, limit_s: float, seed: int) -> dict[str, object]:
             bound_s = max(bound_s, verdict.least_s)
         gaps.append(ours_s / bound_s - 1)
         proven += gaps[-1] < 1e-6
-    row = [
-        str(num_cases), str(milps), str(proven), f"{statistics.mean(gaps):.2%}", f"{max(gaps):.2%}", f"<= {WITHIN:.0%}"
-    ]  # fmt: skip
+    shares = f"{statistics.mean(gaps):.2%}", f"{max(gaps):.2%}", f"<= {WITHIN:.0%}"
+    row = [str(num_cases), str(milps), str(proven), *shares]
     header = ["decoupled against the optimum", "cases", "by MILP", "optimal", "mean", "worst", "goal"]
     print(table(header, [["2 to 4 stages, 3 to 6 micro-batches", *row]]), end="\n\n")
     return {
@@ -124,9 +123,8 @@ def bubbles(num_stages: int = 8) -> list[dict[str, object]]:
         rows.append([str(num), *(f"{share:.1%}" for share in shares), f"{over:.2%}", f"{took_s:.2f}"])
         names = ("1f1b", "decoupled", "decoupled_twice")
         found.append({"micro_batches": num, "over_bound": over, **dict(zip(names, shares, strict=True))})
-    header = [
-        f"bubbles of {num_stages} stages", "1F1B", "decoupled", "with twice the memory", "over the bound", "CPU s"
-    ]  # fmt: skip
+    header = [f"bubbles of {num_stages} stages", "1F1B", "decoupled", "with twice the memory"]
+    header += ["over the bound", "CPU s"]
     print(table(header, rows), end="\n\n")
     return found
 
@@ -147,8 +145,8 @@ def small_models() -> list[Profile]:
 
 
 def model_errors(profile: Profile, num_stages: int, num_micro_batches: int) -> list[float]:
-    """For both models of 1F1B, fill plus periods and ``planner.estimate``: the modelled time of the split that it
-    finds best, and its simulated time, over the simulated time of the best split. Shares.
+    """For both models of 1F1B, fill plus periods and ``planner.estimate``: the modelled time of the split
+    that it finds best, and its simulated time, over the simulated time of the best split. Shares.
     """
     costs, num_layers = stage_costs(profile), len(profile.layers)
     periods: dict[tuple[int, ...], float] = {}
@@ -174,16 +172,17 @@ def modelling() -> list[dict[str, object]]:
     """Models of 1F1B against the event simulation, by micro-batches for each stage."""
     rows: list[list[str]] = []
     found: list[dict[str, object]] = []
-    for each in (1, 2, 4, 8):
-        errors = np.array([
-            model_errors(profile, num_stages, each * num_stages)
-            for profile in small_models()
-            for num_stages in (2, 3, 4)
-            if len(profile.layers) < 12 or num_stages < 4
-        ])  # fmt: skip
-        p99, most = np.quantile(errors, 0.99, axis=0), errors.max(axis=0)
-        rows.append([str(each), str(len(errors)), *(f"{p99[i]:.1%} {most[i]:.1%}" for i in range(4))])
-        found.append({"per_stage": each, "cases": len(errors), "p99": [*p99], "max": [*most]})
+    cases = [
+        (profile, num_stages)
+        for profile in small_models()
+        for num_stages in (2, 3, 4)
+        if len(profile.layers) < 12 or num_stages < 4
+    ]
+    errors = {n: np.array([model_errors(*case, n * case[1]) for case in cases]) for n in (1, 2, 4, 8)}
+    for name, some in {**errors, "all": np.concatenate([*errors.values()])}.items():
+        p99, most = np.quantile(some, 0.99, axis=0), some.max(axis=0)
+        rows.append([str(name), str(len(some)), *(f"{p99[i]:.1%} {most[i]:.1%}" for i in range(4))])
+        found.append({"per_stage": name, "cases": len(some), "p99": [*p99], "max": [*most]})
     header = ["micro-batches a stage", "cases", "fill+periods", "its split", "estimate", "its split"]
     print("off the simulated optimum: p99 and max")
     print(table(header, rows), end="\n\n")
@@ -197,8 +196,8 @@ def deployed(members: Sequence[Template], nodes: Sequence[str], profile: Profile
 
 
 def placement(num_nodes: int, dead: int, seed: int) -> tuple[float, float, bool]:
-    """After ``dead`` losses of ``num_nodes`` nodes in pipelines of eight: milliseconds of CPU over the touched nodes,
-    and over all nodes; whether both copy as few bytes.
+    """After ``dead`` losses of ``num_nodes`` nodes in pipelines of eight: milliseconds of CPU over the
+    touched nodes, and over all nodes; whether both copy as few bytes.
     """
     layers = tuple(LayerCost(f"layer{i}", 1e-3, 2e-3, 4000, 18000, 20, 1000) for i in range(50))
     profile = Profile("placement", "none", layers)

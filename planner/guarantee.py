@@ -85,7 +85,8 @@ def lost_layers(held: Iterable[Range], num_layers: int) -> tuple[int, ...]:
 def can_replan(num_nodes: int, n0: int, held: Iterable[Range], num_layers: int) -> bool:
     """Whether a new plan loses nothing: exactly when every layer has a holder and n0 nodes are left.
 
-    n0 nodes always make a plan (statement 1 with r = 1, statement 4), and what a place lacks a holder copies to it.
+    n0 nodes always make a plan (statement 1 with r = 1, statement 4), and what a place lacks a holder
+    copies to it.
     """
     return num_nodes >= n0 and not lost_layers(held, num_layers)
 

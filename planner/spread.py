@@ -30,8 +30,9 @@ def spread(copies: Sequence[Copy]) -> list[str]:
     """The device that sends each copy, in order. Every copy has a holder.
 
     A holder on the target's own node needs no link. Of the others the node that has sent least so far,
-    copies with few holders first, then large ones; then copies move away from the busiest senders as long as that
-    makes the busiest link less busy. For equal copies that is the optimum (Harvey et al., Semi-matchings, 2006).
+    copies with few holders first, then large ones; then copies move away from the busiest senders as
+    long as that makes the busiest link less busy. For equal copies that is the optimum (Harvey et al.,
+    Semi-matchings for bipartite graphs and load balancing, 2006).
     """
     links = _Links(copies)
     links.share_out()

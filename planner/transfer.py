@@ -53,8 +53,8 @@ def place(
     """Nodes for each pipeline of ``members``, in order, so that the fewest bytes are copied.
 
     ``nodes``: at least as many as places; on the way of a recovery the touched ones only. A node that
-    holds exactly what a place needs stays in one like it, the others are a minimum-cost assignment on the bytes
-    each lacks. Among nodes that hold the same, earlier places get earlier names.
+    holds exactly what a place needs stays in one like it, the others are a minimum-cost assignment on
+    the bytes each lacks. Among nodes that hold the same, earlier places get earlier names.
     """
     slots = [slot for template in members for slot in places(template)]
     width = max(len(slot) for slot in slots)

@@ -14,8 +14,8 @@ from planner.plan import Plan, Range
 from planner.profile import Profile
 from planner.schedule import Op, ScheduleError
 
-# A profile measures the backward whole. Weight gradients deferred in linear layers took four tenths of
-# it over five families of models, and held 0.47 to 0.77 of the activations until they ran.
+# A profile measures the backward whole. In a prototype, weight gradients deferred in linear layers took
+# four tenths of it over five families of models, and held 0.47 to 0.77 of the activations until they ran.
 INPUT_SHARE = 0.6
 KEPT_SHARE = 0.77
 
