@@ -24,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.referee import shortest
+from benchmarks.optimum import shortest
 from benchmarks.tables import table
 from planner.costs import stage_costs
 from planner.decoupled import decoupled

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from benchmarks.referee import shortest
+from benchmarks.optimum import shortest
 from benchmarks.schedules import random_works
 from tests.unit.planner.brute import shortest_s
 
