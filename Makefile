@@ -42,9 +42,10 @@ fmt: setup ## format and mend what can be mended
 docs: setup ## write docs/job-toml.md from the model of job.toml
 	$(BIN)/python -m oobleckd.ctl.docs
 
-bench: setup ## recovery and throughput, against other systems
+bench: setup ## recovery and throughput, against other systems; schedules, against the optimum
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/schedules.py
 
 chaos: setup ## kills at random times; SEEDS=50 for fifty of them
 	$(BIN)/python benchmarks/chaos.py --seeds $(SEEDS)

@@ -1,11 +1,17 @@
 """The guarantee in numbers: which template sizes make every number of nodes usable.
 
-Owns the five statements about consecutive sizes n0 .. n_max (proved in docs/, checked against brute
-force in the tests). Owns no plan. ``r`` is the number of pipelines asked for, ``f`` the losses to
-survive, so a plan wants r = f + 1.
+Owns the five statements about consecutive sizes n0 .. n_max (proved in docs/guarantee.md, checked
+against brute force in the tests). Owns no plan. ``r`` is the number of pipelines asked for, ``f`` the
+losses to survive, so a plan wants r = f + 1.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from planner.plan import Range
 
 
 def usable(num_nodes: int, n0: int, n_max: int, r: int) -> bool:
@@ -52,6 +58,61 @@ def most_usable(num_nodes: int, n0: int, n_max: int) -> int:
     return min(num_nodes, num_nodes // n0 * n_max)
 
 
+def idle_ranges(num_nodes: int, n0: int, n_max: int) -> tuple[range, ...]:
+    """Statement 4: the numbers of nodes of n0 .. ``num_nodes`` at which some must idle, ascending.
+
+    Between what k pipelines can use at most and k + 1 at least; none once n_max * k >= (k + 1) * n0 - 1.
+    """
+    gaps = []
+    pipelines = 1
+    while pipelines * n_max + 1 < (pipelines + 1) * n0 and pipelines * n_max < num_nodes:
+        gaps.append(range(pipelines * n_max + 1, min((pipelines + 1) * n0, num_nodes + 1)))
+        pipelines += 1
+    return tuple(gaps)
+
+
 def losses_survived(num_pipelines: int) -> int:
     """Statement 5: any so many losses leave the state whole, counted since the last completed copy."""
     return num_pipelines - 1
+
+
+def lost_layers(held: Iterable[Range], num_layers: int) -> tuple[int, ...]:
+    """The layers of which no live device holds a copy; ``held``: what each live device holds."""
+    alive = set(held)
+    return tuple(layer for layer in range(num_layers) if not any(layer in layers for layers in alive))
+
+
+def can_replan(num_nodes: int, n0: int, held: Iterable[Range], num_layers: int) -> bool:
+    """Whether a new plan loses nothing: exactly when every layer has a holder and n0 nodes are left.
+
+    n0 nodes always make a plan (statement 1 with r = 1, statement 4), and what a place lacks a holder
+    copies to it.
+    """
+    return num_nodes >= n0 and not lost_layers(held, num_layers)
+
+
+class Guarantee(msgspec.Struct, frozen=True):
+    """What a job on so many nodes is promised. ``num_pipelines``: at least so many copies of every layer.
+
+    ``can_lose``: any so many nodes at once cost no state. ``full_down_to``: as many pipelines as were
+    asked for, down to so many nodes. ``waits_below``: fewer nodes hold no plan. ``idle``: numbers of
+    nodes down to there of which not all can be used.
+    """
+
+    num_pipelines: int
+    can_lose: int
+    full_down_to: int
+    waits_below: int
+    idle: tuple[range, ...]
+
+
+def guarantee(num_nodes: int, n0: int, n_max: int, f: int) -> Guarantee:
+    """The guarantee for ``num_nodes`` >= n0 nodes and templates of n0 .. n_max nodes."""
+    pipelines = most_pipelines(num_nodes, n0, f)
+    return Guarantee(
+        num_pipelines=pipelines,
+        can_lose=losses_survived(pipelines),
+        full_down_to=(f + 1) * n0,
+        waits_below=n0,
+        idle=idle_ranges(num_nodes, n0, n_max),
+    )

@@ -1,7 +1,7 @@
-"""Schedules as data: a device's ops in order, their text form, 1F1B, and a validator.
+"""Schedules as data: a device's ops in order, their text form, and 1F1B.
 
-Owns ops and orders; the time that they take is ``timeline``'s. On the worker a schedule gives
-priorities, not an order that must be kept: after a failure it could not be.
+Owns ops; what they cost is ``work``'s, when they run ``timeline``'s, whether they can ``validator``'s. On
+the worker a schedule gives priorities, not an order that must be kept: after a failure it could not be.
 
 Text form, one op a word (stage first, micro-batch last, as in torch.distributed.pipelining):
 
@@ -14,8 +14,7 @@ Text form, one op a word (stage first, micro-batch last, as in torch.distributed
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, cast, get_args
 
 import msgspec
@@ -71,33 +70,39 @@ def format_ops(ops: Iterable[Op]) -> str:
     return " ".join(map(str, ops))
 
 
-def one_f_one_b(num_stages: int, stage: int, micro_batches: Sequence[int]) -> tuple[Op, ...]:
+def one_f_one_b(
+    num_stages: int, stage: int, micro_batches: Sequence[int], most: int | None = None
+) -> tuple[Op, ...]:
     """1F1B (PipeDream-flush) for one stage: at most ``num_stages - stage`` micro-batches in flight.
 
-    Without micro-batches only the reduce and the update are left.
+    ``most`` bounds them further where memory is short (``work.most_in_flight``). Without micro-batches
+    only the reduce and the update are left.
     """
-    ahead = min(num_stages - stage - 1, len(micro_batches))
+    in_flight_cap = num_stages - stage if most is None else min(most, num_stages - stage)
+    ahead = min(in_flight_cap - 1, len(micro_batches))
     ops: list[Op] = []
     for micro_batch in micro_batches[:ahead]:
-        ops += _forward(num_stages, stage, micro_batch)
+        ops += forward_ops(num_stages, stage, micro_batch)
     for done, micro_batch in enumerate(micro_batches[ahead:]):
-        ops += _forward(num_stages, stage, micro_batch)
-        ops += _backward(num_stages, stage, micro_batches[done])
+        ops += forward_ops(num_stages, stage, micro_batch)
+        ops += backward_ops(num_stages, stage, micro_batches[done])
     for micro_batch in micro_batches[len(micro_batches) - ahead :]:
-        ops += _backward(num_stages, stage, micro_batch)
+        ops += backward_ops(num_stages, stage, micro_batch)
     return (*ops, Op("R"), Op("U"))
 
 
-def _forward(num_stages: int, stage: int, micro_batch: int) -> list[Op]:
+def forward_ops(num_stages: int, stage: int, micro_batch: int) -> list[Op]:
+    """F with the receive before it and the send behind it, where there are such stages."""
     receive = [Op("RA", stage, micro_batch)] if stage > 0 else []
     send = [Op("SA", stage, micro_batch)] if stage < num_stages - 1 else []
     return [*receive, Op("F", stage, micro_batch), *send]
 
 
-def _backward(num_stages: int, stage: int, micro_batch: int) -> list[Op]:
+def backward_ops(num_stages: int, stage: int, micro_batch: int, kind: Kind = "B") -> list[Op]:
+    """B, or I of a decoupled backward, with the receive before it and the send behind it."""
     receive = [Op("RG", stage, micro_batch)] if stage < num_stages - 1 else []
     send = [Op("SG", stage, micro_batch)] if stage > 0 else []
-    return [*receive, Op("B", stage, micro_batch), *send]
+    return [*receive, Op(kind, stage, micro_batch), *send]
 
 
 def schedules(plan: Plan) -> dict[str, tuple[Op, ...]]:
@@ -116,54 +121,3 @@ def in_flight(ops: Iterable[Op]) -> int:
         held += (op.kind == "F") - (op.kind in {"B", "W"})
         peak = max(peak, held)
     return peak
-
-
-def validate(stages: Sequence[Sequence[Op]], micro_batches: Iterable[int]) -> None:
-    """Check the schedules of one pipeline, stage by stage: every op once and in an order that its data
-    allow, every receive with its send, no more in flight than 1F1B holds. Raises ScheduleError.
-    """
-    wanted = tuple(micro_batches)
-    for stage, ops in enumerate(stages):
-        _check_complete(stage, len(stages), ops, wanted)
-        _check_order(stage, ops)
-        peak, cap = in_flight(ops), len(stages) - stage
-        if peak > cap:
-            raise ScheduleError(f"stage {stage} holds {peak} micro-batches in flight, 1F1B at most {cap}")
-
-
-def _check_complete(stage: int, num_stages: int, ops: Sequence[Op], wanted: Sequence[int]) -> None:
-    """Exactly the ops that the stage owes, each once; B or I with W for each micro-batch."""
-    split = {op.micro_batch for op in ops if op.kind in {"I", "W"}}
-    owed = Counter([Op("R"), Op("U")])
-    for micro_batch in wanted:
-        for op in _forward(num_stages, stage, micro_batch) + _backward(num_stages, stage, micro_batch):
-            if op.kind == "B" and micro_batch in split:
-                owed.update([Op("I", stage, micro_batch), Op("W", stage, micro_batch)])
-            else:
-                owed[op] += 1
-    there = Counter(ops)
-    for op in sorted((owed - there) + (there - owed)):
-        number = "missing" if op not in there else "there twice" if op in owed else "not asked for"
-        raise ScheduleError(f"stage {stage}: {op} is {number}")
-
-
-_FOLLOWS: Mapping[Kind, tuple[Kind, ...]] = {
-    "F": ("RA",),
-    "SA": ("F",),
-    "B": ("F", "RG"),
-    "I": ("F", "RG"),
-    "W": ("I",),
-    "SG": ("B", "I"),
-}
-
-
-def _check_order(stage: int, ops: Sequence[Op]) -> None:
-    """Every op after those on its stage whose result it uses; R after all gradients, U last."""
-    at = {op: position for position, op in enumerate(ops)}
-    for op in ops:
-        for kind in _FOLLOWS.get(op.kind, ()):
-            before = Op(kind, stage, op.micro_batch)
-            if at.get(before, -1) > at[op]:
-                raise ScheduleError(f"stage {stage}: {op} comes before {before}")
-    if list(ops[-2:]) != [Op("R"), Op("U")]:
-        raise ScheduleError(f"stage {stage}: ends with {format_ops(ops[-2:])}, not with R U")

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from planner.costs import stage_costs
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule import Op, ScheduleError, in_flight, schedules
+from planner.work import StageWork, plan_works
 
 Cost = Callable[[str, Op], float]
 
@@ -35,12 +35,14 @@ class Span(msgspec.Struct, frozen=True):
 class Timeline(msgspec.Struct, frozen=True):
     """A step as simulated. ``makespan_s``: until the last update has ended. ``bubble``: device ->
     share of the makespan in which it waits. ``in_flight``: device -> most micro-batches held at once.
+    ``peak_bytes``: device -> the most that it holds, where the run knew what ops hold.
     """
 
     makespan_s: float
     bubble: dict[str, float]
     in_flight: dict[str, int]
     spans: dict[str, tuple[Span, ...]]
+    peak_bytes: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -111,7 +113,23 @@ def dry_run(ops: Mapping[str, Sequence[Op]], cost: Cost) -> Timeline:
         bubble={d: 1 - busy / makespan_s if makespan_s else 0.0 for d, busy in busy_s.items()},
         in_flight={device: in_flight(schedule) for device, schedule in ops.items()},
         spans={device: tuple(spans) for device, spans in run.spans.items()},
+        peak_bytes={},
     )
+
+
+def dry_run_works(ops: Mapping[str, Sequence[Op]], works: Mapping[str, StageWork]) -> Timeline:
+    """Simulate ``ops`` with the seconds and bytes of ``works``, both by device. Raises Deadlock."""
+    timed = dry_run(ops, lambda device, op: works[device].seconds(op))
+    peak = {device: works[device].peak_bytes(op.kind for op in each) for device, each in ops.items()}
+    return msgspec.structs.replace(timed, peak_bytes=peak)
+
+
+def dry_run_plan(plan: Plan, profile: Profile, ops: Mapping[str, Sequence[Op]] | None = None) -> Timeline:
+    """Simulate a step of ``plan`` with the costs of ``profile``; reduce and update are free.
+
+    ``ops``: device -> schedule, without them 1F1B. Raises Deadlock.
+    """
+    return dry_run_works(schedules(plan) if ops is None else ops, plan_works(plan, profile))
 
 
 def _explain(stuck: Mapping[str, Op], ops: Mapping[str, Sequence[Op]]) -> str:
@@ -128,29 +146,3 @@ def _explain(stuck: Mapping[str, Op], ops: Mapping[str, Sequence[Op]]) -> str:
         else:
             lines.append(f"{device} at {op} waits for {source}, which nobody sends")
     return "deadlock: " + "; ".join(lines)
-
-
-def dry_run_plan(plan: Plan, profile: Profile) -> Timeline:
-    """Simulate a step of ``plan`` in 1F1B with the costs of ``profile``; reduce and update are free."""
-    layers = {segment.device: segment.layers for p in plan.pipelines for segment in p.segments}
-    forward_s = {
-        device: sum(profile.layers[layer].forward_s for layer in held.layers())
-        for device, held in layers.items()
-    }
-    costs = stage_costs(profile)
-
-    def cost(device: str, op: Op) -> float:
-        held = layers[device]
-        match op.kind:
-            case "F":
-                return forward_s[device]
-            case "B":
-                return float(costs.time_s[held.start, held.stop]) - forward_s[device]
-            case "SA":
-                return float(costs.cut_s[held.stop])
-            case "SG":
-                return float(costs.cut_s[held.start])
-            case _:
-                return 0.0
-
-    return dry_run(schedules(plan), cost)

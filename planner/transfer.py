@@ -1,6 +1,6 @@
 """Which node takes which place, and who copies which layer to whom.
 
-Owns placement and copies: the nodes stay where they lack the fewest bytes, sources share the sending.
+Owns placement and copies: the nodes stay where they lack the fewest bytes, holders share the sending.
 Does not choose sizes (``instantiate``) nor when copies happen (the daemon).
 """
 
@@ -16,10 +16,13 @@ from scipy.optimize import linear_sum_assignment
 from planner.costs import copy_bytes
 from planner.plan import Range, Segment, Template, Transfer, device_name, node_of
 from planner.profile import Profile
+from planner.spread import Copy, spread
 from planner.template import node_stages
 
 Holdings = Mapping[str, Range]
 Place = tuple[Range, ...]  # what the devices of one node hold, by index
+
+NOTHING = Range(0, 0)
 
 
 def places(template: Template) -> tuple[Place, ...]:
@@ -49,17 +52,41 @@ def place(
 ) -> tuple[tuple[str, ...], ...]:
     """Nodes for each pipeline of ``members``, in order, so that the fewest bytes are copied.
 
-    A minimum-cost assignment of nodes (at least as many as places) to places on the bytes each
-    lacks. Among nodes that hold the same, earlier places get earlier names.
+    ``nodes``: at least as many as places; on the way of a recovery the touched ones only. A node that
+    holds exactly what a place needs stays in one like it, the others are a minimum-cost assignment on
+    the bytes each lacks. Among nodes that hold the same, earlier places get earlier names.
     """
     slots = [slot for template in members for slot in places(template)]
     width = max(len(slot) for slot in slots)
     names = sorted(nodes)
-    held = {n: tuple(holdings.get(device_name(n, i), Range(0, 0)) for i in range(width)) for n in names}
-    rows, columns = linear_sum_assignment(_lacking_bytes(list(held.values()), slots, profile))
-    chosen = {int(column): names[row] for row, column in zip(rows, columns, strict=True)}
+    held = {n: tuple(holdings.get(device_name(n, i), NOTHING) for i in range(width)) for n in names}
+    chosen = _staying(slots, held, width)
+    taken = frozenset(chosen.values())
+    free = [name for name in names if name not in taken]
+    open_slots = [slot for slot in range(len(slots)) if slot not in chosen]
+    if open_slots:
+        lacking = _lacking_bytes([held[name] for name in free], [slots[slot] for slot in open_slots], profile)
+        rows, columns = linear_sum_assignment(lacking)
+        chosen |= {open_slots[column]: free[row] for row, column in zip(rows, columns, strict=True)}
     order = iter(_in_name_order(slots, [chosen[slot] for slot in range(len(slots))], held))
     return tuple(tuple(next(order) for _ in range(template.num_nodes)) for template in members)
+
+
+def _staying(slots: Sequence[Place], held: Mapping[str, Place], width: int) -> dict[int, str]:
+    """Slot -> a node that holds exactly what goes there, as far as there are such nodes.
+
+    Some best assignment has them there: swapping one back costs nothing in its place, and elsewhere at
+    most what it saves, since bytes lacked obey the triangle inequality.
+    """
+    waiting: dict[Place, list[str]] = {}
+    for node in sorted(held, reverse=True):
+        waiting.setdefault(held[node], []).append(node)
+    chosen = {}
+    for number, slot in enumerate(slots):
+        queue = waiting.get(slot + (NOTHING,) * (width - len(slot)))
+        if queue:
+            chosen[number] = queue.pop()
+    return chosen
 
 
 def _in_name_order(slots: Sequence[Place], chosen: Sequence[str], held: Mapping[str, Place]) -> list[str]:
@@ -100,31 +127,44 @@ def _lack(have: Place, want: Place, before: Sequence[int]) -> int:
 
 
 def transfers(wanted: Mapping[str, Range], holdings: Holdings, profile: Profile) -> tuple[Transfer, ...]:
-    """Copies that give every device of ``wanted`` its layers, from ``holdings``.
+    """Copies that give every device of ``wanted`` its layers, from ``holdings``: each layer once, from one
+    holder, so no fewer bytes do. Senders share the work (``spread``).
 
-    Layers with few holders first, then large ones, each from the holder that has sent least so far,
-    then by name: sources are spread evenly. Layers that nobody holds get no transfer. Sorted by target and layer.
+    Layers that nobody holds get no transfer. Sorted by target and layer.
     """
     lacking = [
-        (layer, device)
+        (device, layer)
         for device, layers in sorted(wanted.items())
+        if (had := holdings.get(device, NOTHING)) != layers
         for layer in layers.layers()
-        if layer not in holdings.get(device, Range(0, 0))
+        if layer not in had
     ]
-    holders: dict[int, list[str]] = {layer: [] for layer, _ in lacking}
-    for device, layers in sorted(holdings.items()):
-        for layer in layers.layers():
-            if layer in holders:
-                holders[layer].append(device)
+    holders = _holders({layer for _, layer in lacking}, holdings)
     weight = {layer: copy_bytes(profile.layers[layer]) for layer in holders}
-    sent: dict[str, int] = dict.fromkeys(holdings, 0)
-    copies = []
-    for layer, target in sorted(lacking, key=lambda copy: (len(holders[copy[0]]), -weight[copy[0]], *copy)):
-        if holders[layer]:
-            source = min(holders[layer], key=lambda device: (sent[device], device))
-            sent[source] += weight[layer]
-            copies.append(Transfer(layer, source, target, weight[layer]))
-    return tuple(sorted(copies, key=lambda copy: (copy.target, copy.layer)))
+    there = [(device, layer) for device, layer in lacking if holders[layer]]
+    senders = spread([Copy(device, weight[layer], holders[layer]) for device, layer in there])
+    return tuple(
+        Transfer(layer, sender, device, weight[layer])
+        for (device, layer), sender in zip(there, senders, strict=True)
+    )
+
+
+def _holders(layers: Collection[int], holdings: Holdings) -> dict[int, dict[str, tuple[str, ...]]]:
+    """Layer -> node -> its devices that hold it, by name; the same object for layers held alike."""
+    alike: dict[Range, list[str]] = {}
+    for device, held in holdings.items():
+        alike.setdefault(held, []).append(device)
+    found: dict[tuple[Range, ...], dict[str, tuple[str, ...]]] = {}
+    holders = {}
+    for layer in sorted(layers):
+        ranges = tuple(sorted(held for held in alike if layer in held))
+        if ranges not in found:
+            nodes: dict[str, tuple[str, ...]] = {}
+            for device in sorted(device for held in ranges for device in alike[held]):
+                nodes[node_of(device)] = (*nodes.get(node_of(device), ()), device)
+            found[ranges] = nodes
+        holders[layer] = found[ranges]
+    return holders
 
 
 def copy_s(copies: Sequence[Transfer], profile: Profile) -> float:

@@ -1,10 +1,13 @@
-"""The five statements against brute force over all multisets of sizes."""
+"""The five statements: against brute force over all multisets of sizes, and as properties of any sizes."""
 
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from planner import guarantee
+from planner.plan import Range
 from tests.unit.planner.build import REFERENCE, multisets
 
 
@@ -59,6 +62,65 @@ def test_statement_4_layers_bound_the_sizes():
     for n0, n_max, num_nodes in itertools.product([1, 2, 3, 5], range(5, 8), range(1, 18)):
         expected = max((n for n in range(num_nodes + 1) if n and brute_usable(n, n0, n_max, 1)), default=0)
         assert guarantee.most_usable(num_nodes, n0, n_max) == expected
+
+
+@st.composite
+def sizes(draw: st.DrawFn) -> tuple[int, int, int, int]:
+    """n0, n_max, f, number of nodes >= n0."""
+    n0 = draw(st.integers(1, 30))
+    return n0, draw(st.integers(n0, 3 * n0)), draw(st.integers(0, 6)), draw(st.integers(n0, 12 * n0))
+
+
+@given(sizes(), st.integers(1, 9))
+def test_statement_1_is_that_some_count_of_pipelines_spans_the_nodes(case: tuple[int, ...], r: int):
+    n0, n_max, _, num_nodes = case
+    spans = (k * n0 <= num_nodes <= k * n_max for k in range(r, num_nodes + 1))
+    assert guarantee.usable(num_nodes, n0, n_max, r) == any(spans)
+
+
+@given(sizes())
+def test_statement_2_is_an_equivalence(case: tuple[int, ...]):
+    n0, n_max, f, num_nodes = case
+    wanted = range((f + 1) * n0, num_nodes + 1)
+    if not wanted:
+        return
+    everywhere = all(guarantee.usable(n, n0, n_max, f + 1) for n in wanted)
+    assert everywhere == (n_max >= guarantee.n_max_for_f(n0, f, num_nodes))
+    assert guarantee.largest_useful(n0, f, num_nodes) >= guarantee.n_max_for_f(n0, f, num_nodes)
+
+
+@given(sizes())
+def test_statement_3_is_an_equivalence(case: tuple[int, ...]):
+    n0, n_max, f, num_nodes = case
+    wanted = [(n, guarantee.most_pipelines(n, n0, f)) for n in range(n0, num_nodes + 1)]
+    everywhere = all(guarantee.usable(n, n0, n_max, r) for n, r in wanted)
+    assert everywhere == (n_max >= guarantee.n_max_down_to_n0(n0, num_nodes))
+
+
+@given(sizes())
+def test_statement_4_names_every_number_at_which_nodes_idle(case: tuple[int, ...]):
+    n0, n_max, _, num_nodes = case
+    idle = [n for gap in guarantee.idle_ranges(num_nodes, n0, n_max) for n in gap]
+    assert idle == [n for n in range(n0, num_nodes + 1) if guarantee.most_usable(n, n0, n_max) < n]
+    assert (idle == []) == (n_max >= guarantee.n_max_down_to_n0(n0, num_nodes))
+
+
+def test_the_guarantee_of_a_job():
+    whole = guarantee.guarantee(num_nodes=11, n0=5, n_max=7, f=1)
+    assert whole == guarantee.Guarantee(
+        num_pipelines=2, can_lose=1, full_down_to=10, waits_below=5, idle=(range(8, 10),)
+    )
+    assert guarantee.guarantee(num_nodes=11, n0=5, n_max=9, f=1).idle == ()
+    assert guarantee.guarantee(num_nodes=9, n0=5, n_max=9, f=1).can_lose == 0
+
+
+def test_a_replan_needs_n0_nodes_and_a_holder_of_every_layer():
+    held = [Range(0, 2), Range(0, 2), Range(3, 4)]
+    assert guarantee.lost_layers(held, 4) == (2,)
+    assert guarantee.lost_layers([*held, Range(1, 3)], 4) == ()
+    assert not guarantee.can_replan(3, 2, held, 4)
+    assert guarantee.can_replan(4, 2, [*held, Range(1, 3)], 4)
+    assert not guarantee.can_replan(1, 2, [Range(0, 4)], 4)
 
 
 def test_statement_5_one_copy_must_be_left():

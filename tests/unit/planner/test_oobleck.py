@@ -12,7 +12,8 @@ from planner.plan import Plan, Range, Template, device_name, node_of
 from planner.policies import adapt, policy, prepare
 from planner.policies.cases import name_cases
 from planner.policy import PlanError, Policy, Proposal, Setup, Situation
-from planner.schedule import schedules, validate
+from planner.schedule import schedules
+from planner.validator import validate
 from tests.unit.planner.build import even_profile, profile_of, setup_of
 
 

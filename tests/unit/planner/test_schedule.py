@@ -1,4 +1,4 @@
-"""Schedules: text form, 1F1B, and a validator that finds every kind of fault."""
+"""Schedules: text form, 1F1B within memory, and a validator that finds every kind of fault."""
 
 import pytest
 from hypothesis import given
@@ -14,8 +14,10 @@ from planner.schedule import (
     parse_op,
     parse_ops,
     schedules,
-    validate,
 )
+from planner.timeline import dry_run
+from planner.validator import validate
+from planner.work import StageWork, most_in_flight
 
 
 def test_text_of_the_middle_stage_of_three():
@@ -80,6 +82,37 @@ def test_too_many_in_flight_are_found():
     last = "1RA0 1F0 1RA1 1F1 1B0 1SG0 1B1 1SG1 R U"
     with pytest.raises(ScheduleError, match="stage 1 holds 2 micro-batches in flight, 1F1B at most 1"):
         validate([one_f_one_b(2, 0, [0, 1]), parse_ops(last)], [0, 1])
+
+
+def test_too_many_bytes_are_found():
+    work = StageWork(1.0, 1.0, 1.0, activation_bytes=1000, kept_bytes=600, base_bytes=50, limit_bytes=2000)
+    with pytest.raises(ScheduleError) as caught:
+        validate([parse_ops("0F0 0F1 0I0 0I1 0W0 0W1 R U")], [0, 1], [work])
+    assert str(caught.value) == "stage 0 holds 2,050 bytes at its peak and its device has 2,000"
+    validate([parse_ops("0F0 0I0 0W0 0F1 0B1 R U")], [0, 1], [work])
+    with pytest.raises(ScheduleError, match="2,050"):
+        validate([one_f_one_b(2, 0, [0, 1]), one_f_one_b(2, 1, [0, 1])], [0, 1], [work, work])
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 9))
+def test_1f1b_within_memory_runs_and_fits(room: list[int], num: int):
+    works = [StageWork(1.0, 1.0, 1.0, activation_bytes=10, limit_bytes=10 * each) for each in room]
+    caps = most_in_flight(works)
+    stages = [one_f_one_b(len(works), s, range(num), cap) for s, cap in enumerate(caps)]
+    validate(stages, range(num), works)
+    dry_run({f"n{s}/0": ops for s, ops in enumerate(stages)}, lambda _device, _op: 1.0)
+    if min(room) >= len(room):
+        assert stages == [one_f_one_b(len(works), s, range(num)) for s in range(len(works))]
+
+
+def test_no_room_for_one_micro_batch():
+    works = [StageWork(1.0, 1.0, 1.0), StageWork(1.0, 1.0, 1.0, activation_bytes=1500, limit_bytes=1000)]
+    with pytest.raises(ScheduleError) as caught:
+        most_in_flight(works)
+    assert str(caught.value) == (
+        "stage 1 needs 1,500 bytes for one micro-batch in flight and the device has 1,000: raise "
+        "resources.device_memory, or lower train.micro_batch"
+    )
 
 
 def test_every_device_of_a_plan_gets_a_schedule():

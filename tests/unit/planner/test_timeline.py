@@ -8,8 +8,9 @@ from planner.plan import Pipeline, Plan
 from planner.profile import Profile
 from planner.schedule import Op, one_f_one_b, parse_ops
 from planner.template import templates
-from planner.timeline import Deadlock, dry_run, dry_run_plan
+from planner.timeline import Deadlock, dry_run, dry_run_plan, dry_run_works
 from planner.transfer import segments_on
+from planner.work import StageWork
 from tests.unit.planner.build import profiles, setup_of
 
 
@@ -55,6 +56,29 @@ def test_the_model_bounds_the_dry_run_from_above(profile: Profile, m: int):
         assert list(run.in_flight.values()) == [
             min(template.num_nodes - s, m) for s in range(template.num_nodes)
         ]
+
+
+def test_a_decoupled_backward_by_hand():
+    ops = {
+        "a/0": parse_ops("0F0 0SA0 0F1 0SA1 0RG0 0I0 0RG1 0I1 0W0 0W1 R U"),
+        "b/0": parse_ops("1RA0 1F0 1I0 1SG0 1RA1 1F1 1I1 1SG1 1W0 1W1 R U"),
+    }
+    work = StageWork(1.0, 1.0, 1.0, 0.0, 0.0, activation_bytes=10, kept_bytes=7, base_bytes=100)
+    run = dry_run_works(ops, {"a/0": work, "b/0": work})
+    # a: F0 F1 . I0 . I1 W0 W1      b: . F0 I0 F1 I1 W0 W1
+    assert run.makespan_s == 8.0
+    assert run.bubble == {"a/0": 0.25, "b/0": 0.25}
+    assert run.peak_bytes == {"a/0": 120, "b/0": 117}
+
+
+@settings(max_examples=30, deadline=None)
+@given(profiles(), st.integers(1, 5))
+def test_the_peak_is_what_the_template_says(profile: Profile, m: int):
+    for template in templates(setup_of(profile, num_micro_batches=m, f=0)):
+        nodes = tuple(f"n{k}" for k in range(template.num_nodes))
+        plan = Plan((Pipeline(nodes, segments_on(template, nodes), tuple(range(m))),))
+        peak = dry_run_plan(plan, profile).peak_bytes
+        assert list(peak.values()) == [stage.memory_bytes for stage in template.stages]
 
 
 def test_a_deadlock_names_the_ops_that_wait_for_each_other():

@@ -100,6 +100,12 @@ def test_sources_share_the_sending_evenly():
     assert copies[0] == Transfer(0, "a/0", "c/0", 120)
 
 
+def test_what_another_device_of_the_node_holds_takes_no_link():
+    profile = even_profile(2)
+    copies = transfers({"a/1": Range(0, 2)}, {"a/0": Range(0, 1), "b/0": Range(0, 2)}, profile)
+    assert [(c.layer, c.source) for c in copies] == [(0, "a/0"), (1, "b/0")]
+
+
 def test_copies_take_as_long_as_the_busiest_node():
     profile = profile_of([(1, 1, 100, 0, 0)] * 4, link_latency_s=0.5, link_bytes_per_s=1200.0)
     copies = transfers(
