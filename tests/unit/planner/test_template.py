@@ -10,7 +10,7 @@ from planner.costs import copy_bytes, stage_costs
 from planner.plan import Range
 from planner.policy import PlanError
 from planner.profile import Profile
-from planner.template import expected_share, node_stages, num_stages, templates
+from planner.template import expected_share, node_stages, templates
 from tests.unit.planner.build import REFERENCE, even_profile, profile_of, profiles, setup_of
 
 LINK = {"link_latency_s": 0.02e-3, "link_bytes_per_s": 25e9}
@@ -57,7 +57,7 @@ def test_against_every_split(profile: Profile, m: int, f: int, limit: int, per_n
         share = expected_share(setup, nodes)
         fitting = (
             split_time_s(profile, bounds, share)
-            for bounds in all_splits(len(profile.layers), num_stages(setup, nodes))
+            for bounds in all_splits(len(profile.layers), min(nodes * per_node, len(profile.layers)))
             if not limit or max(split_memory_bytes(profile, bounds, m)) <= limit
         )
         return min(fitting, default=float("inf"))
