@@ -42,6 +42,9 @@ async def test_templates_and_plan(planning: Planning) -> None:
     assert planned.templates == prepared.templates
     assert planned.proposal is not None
     assert set(planned.proposal.plan.nodes()) == set(SITUATION.nodes)
+    await planning.planned_ahead()
+    again = await planning.plan(MakePlan(3, "oobleck", setup_of(), SITUATION))
+    assert again.proposal == planned.proposal, "what is looked up is what was found"
 
 
 @pytest.mark.asyncio
