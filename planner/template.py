@@ -147,12 +147,13 @@ class _Model:
     def does_not_fit(self, num_nodes: int) -> PlanError:
         """The error for a model that ``num_nodes`` nodes do not hold."""
         stages, num_layers = self.fewest_stages(num_nodes), self.costs[0].num_layers
+        nodes = "one node" if num_nodes == 1 else f"{num_nodes} nodes"
         if stages > num_layers:
             return PlanError(
-                f"{num_nodes} nodes of {self.setup.devices_per_node} devices are too many for one pipeline: "
-                f"it has {stages} stages at least, and the model {num_layers} layers"
+                f"{nodes} of {self.setup.devices_per_node} devices: too many for one pipeline, "
+                f"which has {stages} stages at least while the model has {num_layers} layers"
             )
-        return self._too_large(f"the model does not fit {num_nodes} nodes", stages)
+        return self._too_large(f"the model does not fit {nodes}", stages)
 
     def _too_large(self, problem: str, num_stages: int) -> PlanError:
         """The error that names the stage which is too large even in the split that comes closest."""
