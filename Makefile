@@ -42,7 +42,8 @@ fmt: setup ## format and mend what can be mended
 docs: setup ## write docs/job-toml.md from the model of job.toml
 	$(BIN)/python -m oobleckd.ctl.docs
 
-bench: setup ## recovery and throughput, against other systems; schedules, against the optimum
+bench: setup ## the planner against brute force and the optimum; recovery and throughput, against other systems
+	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/schedules.py

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.profile import LayerCost, Profile
+from planner.profile import NOTHING, Held, LayerCost, Profile
 
 Floats = NDArray[np.float64]
 
@@ -21,13 +21,15 @@ STATE_COPIES = 3  # weights and the two AdamW moments travel; gradient sums do n
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
-    """Costs of every possible stage of a model.
+    """Costs of every possible stage of a model on ``num_devices`` devices of one node each.
 
     ``time_s``: forward and backward of one micro-batch. ``cut_s[i]``: one way of the tensor between
     layers i-1 and i (0 at both ends). ``period_s``: time plus both cuts, what the stage takes of every
-    micro-batch in the steady phase. ``state_bytes``, ``activation_bytes`` (one micro-batch in flight).
+    micro-batch in the steady phase. ``state_bytes``, ``activation_bytes`` (one micro-batch in flight)
+    are those of the whole stage, of which each device has its share.
     """
 
+    num_devices: int
     time_s: Floats
     cut_s: Floats
     period_s: Floats
@@ -41,25 +43,57 @@ class StageCosts:
         return len(self.cut_s) - 1
 
     def memory_bytes(self, from_end: int, num_micro_batches: int) -> Floats:
-        """Peak of every stage in bytes when it is the ``from_end``-th from the end (1: the last)."""
+        """Peak on a device of every stage in bytes when it is the ``from_end``-th from the end (1: the
+        last).
+        """
         in_flight = min(from_end, num_micro_batches)
-        return self.state_bytes + in_flight * self.activation_bytes + self.reserve_bytes
+        return (self.state_bytes + in_flight * self.activation_bytes) / self.num_devices + self.reserve_bytes
+
+    def deepest(self, num_micro_batches: int, limit_bytes: float) -> Floats:
+        """The largest ``from_end`` at which every stage fits ``limit_bytes``: 0 where it fits nowhere,
+        inf where it fits everywhere.
+        """
+        room = self.num_devices * (limit_bytes - self.reserve_bytes) - self.state_bytes
+        with np.errstate(divide="ignore", invalid="ignore"):
+            index = np.where(room < 0, 0, room // self.activation_bytes)
+        return np.where(room >= num_micro_batches * self.activation_bytes, np.inf, index)
 
 
-def stage_costs(profile: Profile) -> StageCosts:
-    """The cost model of ``profile``; every cut is charged the profile's link, in a node too."""
+def stage_costs(profile: Profile, num_devices: int = 1, held: Held = NOTHING) -> StageCosts:
+    """The cost model of ``profile`` with ``num_devices`` devices a stage and ``held`` besides; every cut
+    is charged the profile's link, in a node too.
+    """
     layers = profile.layers
     cut_s = np.zeros(len(layers) + 1)
     cut_s[1:-1] = [profile.link_latency_s + c.output_bytes / profile.link_bytes_per_s for c in layers[:-1]]
-    time_s = _between(np.array([c.forward_s + c.backward_s for c in layers]))
+    allreduce_s = [dict(c.allreduce_s)[num_devices] if num_devices > 1 else 0.0 for c in layers]
+    compute_s = [(c.forward_s + c.backward_s) / num_devices for c in layers]
+    # To the picosecond: equal stages get equal times, whatever lies before them.
+    time_s = np.round(_between(np.array(compute_s) + 2 * np.array(allreduce_s)), 12)
     return StageCosts(
+        num_devices=num_devices,
         time_s=time_s,
         cut_s=cut_s,
         period_s=np.round(time_s + cut_s[:, None] + cut_s[None, :], 12),
-        state_bytes=_between(np.array([float(c.state_bytes) for c in layers])),
+        state_bytes=_between(np.array([float((1 + held.state_copies) * c.state_bytes) for c in layers])),
         activation_bytes=_between(np.array([float(c.activation_bytes) for c in layers])),
-        reserve_bytes=profile.reserve_bytes,
+        reserve_bytes=profile.reserve_bytes + held.device_bytes,
     )
+
+
+def device_counts(profile: Profile, devices_per_node: int, most: int) -> tuple[int, ...]:
+    """How many devices of a node of ``devices_per_node`` may share a stage, ascending.
+
+    The largest divisor up to ``most`` that every layer can be shared by, and the divisors of that: so
+    one stage on all devices of several never needs more memory on a device than they do.
+    """
+
+    def shared(num_devices: int) -> bool:
+        return num_devices == 1 or all(num_devices in dict(c.allreduce_s) for c in profile.layers)
+
+    divisors = [g for g in range(1, devices_per_node + 1) if devices_per_node % g == 0 and shared(g)]
+    largest = max(g for g in divisors if g <= max(1, most))
+    return tuple(g for g in divisors if largest % g == 0)
 
 
 def copy_bytes(layer: LayerCost) -> int:
@@ -68,9 +102,6 @@ def copy_bytes(layer: LayerCost) -> int:
 
 
 def _between(values: Floats) -> Floats:
-    """Entry [i, j]: the sum of ``values[i:j]``, exact for whole numbers below 2^53.
-
-    Rounded to picoseconds: equal stages get equal costs, whatever lies before them.
-    """
+    """Entry [i, j]: the sum of ``values[i:j]``, exact for whole numbers below 2^53."""
     before = np.concatenate(([0.0], np.cumsum(values)))
-    return np.round(before[None, :] - before[:, None], 12)
+    return before[None, :] - before[:, None]

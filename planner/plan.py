@@ -49,7 +49,8 @@ class Template(msgspec.Struct, frozen=True):
     """A pipeline for ``num_nodes`` nodes, planned ahead (Oobleck, section 4.1).
 
     The modelled time of ``m`` micro-batches is ``fill_s + (m - 1) * period_s``: ``fill_s`` is one
-    micro-batch through all stages and cuts, ``period_s`` the slowest stage with its transfers.
+    micro-batch through all stages and cuts, ``period_s`` the slowest stage with its transfers. No split
+    takes less than (1 - ``gap``) of its time for the micro-batches that it was made for.
     """
 
     num_nodes: int
@@ -57,6 +58,7 @@ class Template(msgspec.Struct, frozen=True):
     stages: tuple[Stage, ...]
     fill_s: float
     period_s: float
+    gap: float = 0.0
 
     def time_s(self, num_micro_batches: int) -> float:
         """Modelled 1F1B makespan in seconds of ``num_micro_batches`` micro-batches (0 for none)."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from planner.plan import Plan, Range, Template, Transfer
-from planner.profile import Profile
+from planner.profile import NOTHING, Held, Profile
 
 
 class PlanError(ValueError):
@@ -27,7 +27,9 @@ class Setup(msgspec.Struct, frozen=True):
     """Everything about a job that does not change when nodes come and go.
 
     ``device_memory_bytes``: limit per device (0: unlimited). ``max_nodes``: templates are made for n0
-    up to at most this many nodes.
+    up to at most this many nodes. ``max_devices_per_stage``: devices of a node that may share a stage.
+    ``gap``: a template may be that share slower than the fastest (0: none is). ``held``: what the policy
+    keeps on every device besides its stage.
     """
 
     profile: Profile
@@ -36,6 +38,9 @@ class Setup(msgspec.Struct, frozen=True):
     device_memory_bytes: int
     devices_per_node: int
     max_nodes: int
+    max_devices_per_stage: int = 1
+    gap: float = 0.0
+    held: Held = NOTHING
 
 
 class Situation(msgspec.Struct, frozen=True):
@@ -75,8 +80,15 @@ class Policy(Protocol):
     def prepare(self, setup: Setup) -> tuple[Template, ...]:
         """Templates for n0, n0+1, …, n_max nodes. Raises PlanError when no number of nodes fits."""
 
-    def adapt(self, setup: Setup, templates: tuple[Template, ...], situation: Situation) -> Proposal:
-        """The plan for ``situation``, with transfers from ``situation.holdings``. Raises PlanError when
-        there are fewer than n0 nodes. Layers that nobody holds get no transfer: the caller decides
+    def adapt(
+        self,
+        setup: Setup,
+        templates: tuple[Template, ...],
+        situation: Situation,
+        sizes: tuple[int, ...] = (),
+    ) -> Proposal:
+        """The plan for ``situation``, with transfers from ``situation.holdings``. ``sizes``: those that
+        ``instantiate`` finds for all nodes, where they are known already. Raises PlanError when there are
+        fewer than n0 nodes. Layers that nobody holds get no transfer: the caller decides
         where their state comes from.
         """

@@ -11,7 +11,8 @@ class LayerCost(msgspec.Struct, frozen=True):
     ``forward_s`` and ``backward_s`` in seconds. ``param_bytes``: weights; ``state_bytes``: everything
     that lives as long as the layer (weights, optimizer moments, gradient sums, reduced sums).
     ``activation_bytes``: held between forward and backward; ``output_bytes``: the tensor handed to
-    the next layer.
+    the next layer. ``allreduce_s``: (devices of a node that share the layer, seconds of one all-reduce
+    among them); each pass makes one. A number of devices that is not listed cannot share it.
     """
 
     name: str
@@ -21,6 +22,7 @@ class LayerCost(msgspec.Struct, frozen=True):
     state_bytes: int
     activation_bytes: int
     output_bytes: int
+    allreduce_s: tuple[tuple[int, float], ...] = ()
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -38,3 +40,17 @@ class Profile(msgspec.Struct, frozen=True):
     link_bytes_per_s: float = 1e9
     reserve_bytes: int = 0
     buckets: tuple[tuple[int, ...], ...] = ()
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What a policy keeps on every device besides its stage (backups, shadows, spares).
+
+    ``state_copies``: training states of further stages, each taken to be as large as its own;
+    ``device_bytes``: whatever does not depend on the stage.
+    """
+
+    state_copies: int = 0
+    device_bytes: int = 0
+
+
+NOTHING = Held()

@@ -1,25 +1,29 @@
 """Pipeline templates: for each number of nodes the split with the least modelled time that fits.
 
-Owns the search over contiguous splits with one device a stage (the engine does not shard stages).
-Does not choose which templates run (``instantiate``) nor on which nodes (``transfer``).
+Owns which sizes there are and what a template says of its stages; the search is ``split``'s. Does not
+choose which templates run (``instantiate``) nor on which nodes (``transfer``).
 
-A template for n nodes of d devices has min(n*d, L) stages; node k runs ``node_stages[k]`` consecutive
-ones, so no stage straddles two nodes. Its objective is the time of the micro-batches that it would
-get among ``max_nodes`` nodes, ``T(m) = fill + (m-1)*period`` (Oobleck section 4.1, with transfers and
-memory). Memory is checked for all micro-batches of the step, so that any share fits later.
+A template for n nodes of d devices uses all n*d of them. Where stages have one device each (the engine
+does not shard them today) and layers are fewer, it has a stage a layer. Nodes are filled in order, and
+no stage straddles two. The objective is the time of the micro-batches that a pipeline would get among
+``max_nodes`` nodes, ``T(m) = fill + (m-1)*period`` (Oobleck section 4.1, with transfers and memory).
+Memory is checked for all micro-batches of the step, so that any share fits later.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
-from planner.costs import Floats, StageCosts, stage_costs
+from planner.costs import StageCosts, device_counts, stage_costs
 from planner.guarantee import n_max
-from planner.plan import Range, Stage, Template
+from planner.memory import least_memory, smallest_memory_split
+from planner.plan import Stage, Template
 from planner.policy import PlanError, Setup
+from planner.split import Split, Wanted, fastest_splits
+from planner.suffix import menu
 
 
 def templates(setup: Setup) -> tuple[Template, ...]:
@@ -27,28 +31,37 @@ def templates(setup: Setup) -> tuple[Template, ...]:
 
     Sizes are consecutive. Raises PlanError when no number of nodes fits.
     """
-    if not setup.profile.layers or setup.num_micro_batches < 1 or setup.devices_per_node < 1:
-        raise PlanError("a plan needs at least one layer, one micro-batch and one device a node")
-    search = _Search(stage_costs(setup.profile), setup.num_micro_batches, setup.device_memory_bytes)
+    model = _model(setup)
     num_layers = len(setup.profile.layers)
-    nodes = setup.max_nodes or num_layers
-    need = search.least_memory()
-    fitting = [n for n in range(1, num_layers + 1) if need[num_stages(setup, n)] <= search.limit]
+    fitting = [n for n in range(1, num_layers + 1) if model.fits(n)]
     if not fitting:
-        raise _nothing_fits(setup, search, need)
-    sizes = range(fitting[0], n_max(fitting[0], setup.f, nodes, num_layers) + 1)
+        raise model.nothing_fits()
+    sizes = range(fitting[0], n_max(fitting[0], setup.f, setup.max_nodes or num_layers, num_layers) + 1)
     # A deeper pipeline holds more activations; where that stops fitting, larger sizes are left out.
     last = next((n for n in sizes if n not in fitting), sizes.stop)
-    return tuple(_template(setup, search, n) for n in range(sizes.start, last))
+    return model.templates([(n, expected_share(setup, n)) for n in range(sizes.start, last)])
 
 
-def num_stages(setup: Setup, num_nodes: int) -> int:
-    """Stages of a template for ``num_nodes`` nodes: one a device, as far as there are layers."""
-    return min(num_nodes * setup.devices_per_node, len(setup.profile.layers))
+def templates_for(setup: Setup, wanted: Sequence[tuple[int, int]]) -> tuple[Template, ...]:
+    """A template for each (number of nodes, micro-batches to be fastest for) of ``wanted``.
+
+    Raises PlanError for the first number of nodes that the model does not fit.
+    """
+    model = _model(setup)
+    for num_nodes, _ in wanted:
+        if not model.fits(num_nodes):
+            raise model.does_not_fit(num_nodes)
+    return model.templates(wanted)
 
 
 def node_stages(template: Template) -> tuple[int, ...]:
-    """How many consecutive stages each node of ``template`` runs, as even as possible."""
+    """How many consecutive stages each node of ``template`` runs: nodes are filled in order, or as even
+    as possible where there are fewer stages than devices.
+    """
+    devices = [stage.num_devices for stage in template.stages]
+    if max(devices) > 1:
+        node = (np.cumsum(devices) - 1) // template.devices_per_node
+        return tuple(np.bincount(node).tolist())
     each, more = divmod(len(template.stages), template.num_nodes)
     return tuple(each + (node < more) for node in range(template.num_nodes))
 
@@ -59,143 +72,112 @@ def expected_share(setup: Setup, num_nodes: int) -> int:
     return -(-setup.num_micro_batches // max(setup.f + 1, nodes // num_nodes))
 
 
-@dataclass(slots=True)
-class _Search:
-    """Splits of one model under one memory limit; remembers what it has computed.
-
-    ``cheapest[k]``: for every number of stages the least sum of cut times with no stage slower than
-    the k-th smallest period (inf: none). The sum of layer times is the same for every split.
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """The model of a setup on its nodes; ``costs`` for every number of devices that a stage may have,
+    ascending from 1.
     """
 
-    costs: StageCosts
-    num_micro_batches: int
-    limit: float
-    periods: Floats = field(init=False)
-    cheapest: dict[int, Floats] = field(init=False, default_factory=dict)
+    setup: Setup
+    costs: list[StageCosts]
+    need_bytes: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.limit = self.limit or np.finfo(np.float64).max
-        upper = np.triu_indices(self.costs.num_layers + 1, 1)
-        self.periods = np.unique(self.costs.period_s[upper])
+        # One stage on all devices of several needs no more memory than they do: the largest decide.
+        need = least_memory(self.costs[-1], self.setup.num_micro_batches).tolist()
+        object.__setattr__(self, "need_bytes", need)
 
-    def least_memory(self) -> Floats:
-        """Entry s: the smallest device memory that some split into s stages fits, in bytes."""
-        reach = self._last_stage()
-        need = [np.inf]
-        for from_end in range(1, self.costs.num_layers + 1):
-            reach = np.maximum(self._memory(from_end), reach[None, :]).min(axis=1)
-            need.append(reach[0])
-        return np.array(need)
+    @property
+    def limit_bytes(self) -> float:
+        return self.setup.device_memory_bytes or np.inf
 
-    def smallest_memory_split(self, stages: int) -> list[int]:
-        """Stage boundaries of the split into ``stages`` stages whose largest stage is smallest."""
-        return self._split([self._memory(s) for s in range(1, stages + 1)], np.maximum)
+    def num_devices(self, num_nodes: int) -> int:
+        """Devices that a template for ``num_nodes`` nodes uses."""
+        devices = num_nodes * self.setup.devices_per_node
+        return devices if self.costs[-1].num_devices > 1 else min(devices, self.costs[0].num_layers)
 
-    def fastest_split(self, stages: int, share: int) -> list[int]:
-        """Stage boundaries of the split that fits and has the least time for ``share`` micro-batches.
+    def fewest_stages(self, num_nodes: int) -> int:
+        """Stages of a template for ``num_nodes`` nodes that has as large ones as may be."""
+        return self.num_devices(num_nodes) // self.costs[-1].num_devices
 
-        Branch and bound over the sorted periods: within (low, high] the cuts cost at least what they
-        cost at high, the period at least the one after low.
-        """
-        best_s, best = np.inf, -1
-        low, high = self._first_feasible(stages), len(self.periods) - 1
-        open_intervals = [(low, high)]
-        for k in (low, high):
-            best_s, best = min((best_s, best), (self._time_s(stages, share, k), k))
-        while open_intervals:
-            low, high = open_intervals.pop()
-            bound = self._cuts_s(stages, high) + (share - 1) * self.periods[min(low + 1, high)]
-            if high - low < 2 or bound >= best_s or self._cuts_s(stages, low) == self._cuts_s(stages, high):
-                continue
-            middle = (low + high) // 2
-            best_s, best = min((best_s, best), (self._time_s(stages, share, middle), middle))
-            open_intervals += [(middle, high), (low, middle)]
-        return self._split([self._edges(s, best) for s in range(1, stages + 1)], np.add)
+    def fits(self, num_nodes: int) -> bool:
+        """Whether some split for ``num_nodes`` nodes fits layers and memory."""
+        stages = self.fewest_stages(num_nodes)
+        return stages < len(self.need_bytes) and self.need_bytes[stages] <= self.limit_bytes
 
-    def _time_s(self, stages: int, share: int, k: int) -> float:
-        """Time of ``share`` micro-batches less the sum of layer times, with the k-th period."""
-        return float(self._cuts_s(stages, k) + (share - 1) * self.periods[k])
+    def templates(self, wanted: Sequence[tuple[int, int]]) -> tuple[Template, ...]:
+        """As ``templates_for``, where every number of nodes fits."""
+        setup = self.setup
+        stages = menu(self.costs, setup.devices_per_node, setup.num_micro_batches, self.limit_bytes)
+        splits = fastest_splits(
+            self.costs, stages, [Wanted(self.num_devices(n), share) for n, share in wanted], setup.gap
+        )
+        made = []
+        for (num_nodes, _), split in zip(wanted, splits, strict=True):
+            assert split is not None, "what fits has a split"
+            made.append(self._template(num_nodes, split))
+        return tuple(made)
 
-    def _cuts_s(self, stages: int, k: int) -> float:
-        if k not in self.cheapest:
-            reach = self._last_stage()
-            sums = [np.inf]
-            for from_end in range(1, self.costs.num_layers + 1):
-                reach = (self._edges(from_end, k) + reach[None, :]).min(axis=1)
-                sums.append(reach[0])
-            self.cheapest[k] = np.array(sums)
-        return float(self.cheapest[k][stages])
+    def _template(self, num_nodes: int, split: Split) -> Template:
+        by_devices = {costs.num_devices: costs for costs in self.costs}
+        alone = self.costs[0]
+        num_stages, stages = len(split.cuts), []
+        sharing_s = cuts_s = period_s = 0.0
+        for place, (layers, num_devices) in enumerate(split.cuts):
+            costs, where = by_devices[num_devices], (layers.start, layers.stop)
+            memory = costs.memory_bytes(num_stages - place, self.setup.num_micro_batches)[where]
+            stages.append(Stage(layers, num_devices, float(costs.time_s[where]), int(np.ceil(memory))))
+            sharing_s += float(costs.time_s[where] - alone.time_s[where])
+            cuts_s += float(costs.cut_s[layers.start])
+            period_s = max(period_s, float(costs.period_s[where]))
+        return Template(
+            num_nodes=num_nodes,
+            devices_per_node=self.setup.devices_per_node,
+            stages=tuple(stages),
+            fill_s=float(alone.time_s[0, -1] + sharing_s + 2 * cuts_s),
+            period_s=period_s,
+            gap=split.gap,
+        )
 
-    def _first_feasible(self, stages: int) -> int:
-        low, high = 0, len(self.periods) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if self._cuts_s(stages, middle) < np.inf:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+    def nothing_fits(self) -> PlanError:
+        """The error for a model that no number of nodes holds."""
+        stages = min(range(1, len(self.need_bytes)), key=lambda s: (self.need_bytes[s], s))
+        return self._too_large("the model fits no number of nodes", stages)
 
-    def _edges(self, from_end: int, k: int) -> Floats:
-        """Cost of the cut before every stage that fits and is no slower than the k-th period."""
-        allowed = (self.costs.period_s <= self.periods[k]) & (self._memory(from_end) <= self.limit)
-        return np.where(allowed, 2 * self.costs.cut_s[:, None], np.inf)
+    def does_not_fit(self, num_nodes: int) -> PlanError:
+        """The error for a model that ``num_nodes`` nodes do not hold."""
+        stages, num_layers = self.fewest_stages(num_nodes), self.costs[0].num_layers
+        nodes = "one node" if num_nodes == 1 else f"{num_nodes} nodes"
+        if stages > num_layers:
+            return PlanError(
+                f"{nodes} of {self.setup.devices_per_node} devices: too many for one pipeline, "
+                f"which has {stages} stages at least while the model has {num_layers} layers"
+            )
+        return self._too_large(f"the model does not fit {nodes}", stages)
 
-    def _memory(self, from_end: int) -> Floats:
-        """Memory of every stage there, inf where there is no stage."""
-        memory = self.costs.memory_bytes(from_end, self.num_micro_batches)
-        return np.where(np.triu(np.ones_like(memory, dtype=bool), 1), memory, np.inf)
-
-    def _last_stage(self) -> Floats:
-        """Cost of what follows layer i when nothing may: 0 after the last layer, inf before."""
-        reach = np.full(self.costs.num_layers + 1, np.inf)
-        reach[-1] = 0.0
-        return reach
-
-    def _split(self, edges: list[Floats], combine: np.ufunc) -> list[int]:
-        """Boundaries of the best path over ``edges`` (last stage first); fewest layers first on ties."""
-        reach = [self._last_stage()]
-        for edge in edges:
-            reach.append(combine(edge, reach[-1][None, :]).min(axis=1))
-        bounds = [0]
-        for edge, beyond in zip(reversed(edges), reversed(reach[:-1]), strict=True):
-            bounds.append(int(combine(edge[bounds[-1]], beyond).argmin()))
-        return bounds
-
-
-def _template(setup: Setup, search: _Search, num_nodes: int) -> Template:
-    stages = num_stages(setup, num_nodes)
-    bounds = search.fastest_split(stages, expected_share(setup, num_nodes))
-    costs = search.costs
-    cuts = list(pairwise(bounds))
-    memory = [costs.memory_bytes(stages - s, setup.num_micro_batches) for s in range(stages)]
-    return Template(
-        num_nodes=num_nodes,
-        devices_per_node=setup.devices_per_node,
-        stages=tuple(
-            Stage(Range(i, j), 1, float(costs.time_s[i, j]), int(memory[s][i, j]))
-            for s, (i, j) in enumerate(cuts)
-        ),
-        fill_s=float(costs.time_s[0, -1] + 2 * sum(costs.cut_s[i] for i, _ in cuts)),
-        period_s=max(float(costs.period_s[i, j]) for i, j in cuts),
-    )
+    def _too_large(self, problem: str, num_stages: int) -> PlanError:
+        """The error that names the stage which is too large even in the split that comes closest."""
+        costs, profile, limit = self.costs[-1], self.setup.profile, self.setup.device_memory_bytes
+        bounds = smallest_memory_split(costs, num_stages, self.setup.num_micro_batches)
+        memory = [costs.memory_bytes(num_stages - s, self.setup.num_micro_batches) for s in range(num_stages)]
+        sizes = [int(np.ceil(memory[s][bounds[s], bounds[s + 1]])) for s in range(num_stages)]
+        worst = int(np.argmax(sizes))
+        first, last = bounds[worst], bounds[worst + 1] - 1
+        where = (
+            f"layer {first} ({profile.layers[first].name})" if first == last else f"layers {first} to {last}"
+        )
+        devices = f"each of {costs.num_devices} devices" if costs.num_devices > 1 else "a device"
+        return PlanError(
+            f"{problem}: with {num_stages} stages, the split that needs least, {where} "
+            f"needs {sizes[worst]:,} bytes of {devices} and the limit is {limit:,}",
+            f"raise resources.device_memory to at least {sizes[worst]:,} bytes, or lower "
+            "train.micro_batch or train.sequence",
+        )
 
 
-def _nothing_fits(setup: Setup, search: _Search, need: Floats) -> PlanError:
-    """The error for a model that no number of nodes holds: the stage that is too large even in the
-    split that comes closest.
-    """
-    stages = min(range(1, len(need)), key=lambda s: (need[s], s))
-    bounds = search.smallest_memory_split(stages)
-    memory = [search.costs.memory_bytes(stages - s, setup.num_micro_batches) for s in range(stages)]
-    sizes = [memory[s][bounds[s], bounds[s + 1]] for s in range(stages)]
-    worst = int(np.argmax(sizes))
-    first, last = bounds[worst], bounds[worst + 1] - 1
-    names = [layer.name for layer in setup.profile.layers]
-    where = f"layer {first} ({names[first]})" if first == last else f"layers {first} to {last}"
-    return PlanError(
-        f"the model fits no number of nodes: with {stages} stages, the split that needs least, {where} "
-        f"needs {int(sizes[worst]):,} bytes of a device and the limit is {setup.device_memory_bytes:,}",
-        f"raise resources.device_memory to at least {int(sizes[worst]):,} bytes, or lower "
-        "train.micro_batch or train.sequence",
-    )
+def _model(setup: Setup) -> _Model:
+    """The model of ``setup``. Raises PlanError where there is nothing to plan."""
+    if not setup.profile.layers or setup.num_micro_batches < 1 or setup.devices_per_node < 1:
+        raise PlanError("a plan needs at least one layer, one micro-batch and one device a node")
+    counts = device_counts(setup.profile, setup.devices_per_node, setup.max_devices_per_stage)
+    return _Model(setup, [stage_costs(setup.profile, count, setup.held) for count in counts])

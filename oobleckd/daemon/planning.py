@@ -2,7 +2,8 @@
 
 Owns the pool: warmed at start, rebuilt when a process of it dies (and the request repeated once), gone
 with the daemon however that ends. Owns no plan: requests and answers are the core's, the work is
-``planner.policies``. Templates that were prepared are kept, so that ``adapt`` after a loss starts at once.
+``planner.policies``. Templates that were prepared are kept, so that ``adapt`` after a loss starts at once;
+and after every plan the sizes for fewer nodes are computed ahead, a few at a time, so that nobody waits long.
 """
 
 from __future__ import annotations
@@ -16,19 +17,32 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from typing import TypeVar
 
 from oobleckd.core.events import MakePlan, Planned
-from planner import policies
+from planner import catalogue, policies
+from planner.catalogue import Catalogue
 from planner.plan import Template
 from planner.policy import PlanError, Setup
 
 # One plan for a recovery must not wait behind the templates of a queued job.
 NUM_PROCESSES = 2
 _MOST_PREPARED = 16
+_AHEAD = 32  # numbers of nodes a call: some 0.1 s, which a recovery may have to wait behind
 _log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Key = tuple[str, Setup]
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """What is kept of a policy and a setup; ``filling``: the catalogue is being filled."""
+
+    templates: tuple[Template, ...]
+    catalogue: Catalogue
+    filling: bool = False
 
 
 class Planning:
@@ -38,7 +52,8 @@ class Planning:
         self.num_rebuilt = 0
         self._num_processes = num_processes
         self._pool = self._new_pool()
-        self._prepared: dict[tuple[str, Setup], tuple[Template, ...]] = {}
+        self._prepared: dict[Key, _Prepared] = {}
+        self._ahead: set[asyncio.Task[None]] = set()
 
     def warm(self) -> None:
         """Have every process started and the planner imported there, without waiting for it."""
@@ -48,11 +63,15 @@ class Planning:
     async def plan(self, request: MakePlan) -> Planned:
         """The answer to ``request``. Never raises: what goes wrong is a sentence in the answer."""
         try:
-            templates = await self._templates(request.policy, request.setup)
+            prepared = await self._prepare(request.policy, request.setup)
+            templates = prepared.templates
             if request.situation is None:
                 return Planned(request.ticket, templates=templates)
+            num_nodes = len(set(request.situation.nodes))
+            known = prepared.catalogue.look_up(num_nodes)
+            sizes = known.sizes if known else ()
             proposal = await self._run(
-                policies.adapt, request.policy, request.setup, templates, request.situation
+                policies.adapt, request.policy, request.setup, templates, request.situation, sizes
             )
         except PlanError as error:
             return Planned(request.ticket, error=error.problem, hint=error.hint)
@@ -61,10 +80,18 @@ class Planning:
         except Exception as error:  # noqa: BLE001 - a task's boundary: a fault of the planner must not stop the daemon
             _log.exception("planner: %s", request)
             return _failed(request, f"the planner failed: {type(error).__name__}: {error}")
+        self._plan_ahead(prepared, request.setup, num_nodes)
         return Planned(request.ticket, templates=templates, proposal=proposal)
+
+    async def planned_ahead(self) -> None:
+        """Wait until nothing is being computed ahead."""
+        while self._ahead:
+            await asyncio.wait(self._ahead)
 
     def close(self) -> None:
         """End the processes; plans under way are dropped."""
+        for task in self._ahead:
+            task.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def pids(self) -> tuple[int, ...]:
@@ -73,14 +100,37 @@ class Planning:
             sorted(child.pid for child in multiprocessing.active_children() if child.pid is not None)
         )
 
-    async def _templates(self, policy: str, setup: Setup) -> tuple[Template, ...]:
+    async def _prepare(self, policy: str, setup: Setup) -> _Prepared:
         key = (policy, setup)
         if key not in self._prepared:
             templates = await self._run(policies.prepare, policy, setup)
             while len(self._prepared) >= _MOST_PREPARED:
                 self._prepared.pop(next(iter(self._prepared)))
-            self._prepared[key] = templates
+            n0 = min(template.num_nodes for template in templates)
+            self._prepared[key] = _Prepared(templates, Catalogue(n0))
         return self._prepared[key]
+
+    def _plan_ahead(self, prepared: _Prepared, setup: Setup, num_nodes: int) -> None:
+        """Begin to fill the catalogue for up to ``num_nodes`` nodes, unless that is under way."""
+        if prepared.filling or not prepared.catalogue.missing(num_nodes):
+            return
+        prepared.filling = True
+        task = asyncio.create_task(self._fill(prepared, setup, num_nodes))
+        self._ahead.add(task)
+        task.add_done_callback(self._ahead.discard)
+
+    async def _fill(self, prepared: _Prepared, setup: Setup, num_nodes: int) -> None:
+        """Fill the catalogue. What cannot be computed ahead is computed when it is needed."""
+        try:
+            while numbers := prepared.catalogue.missing(num_nodes)[:_AHEAD]:
+                made = await self._run(
+                    catalogue.entries, prepared.templates, numbers, setup.f, setup.num_micro_batches
+                )
+                prepared.catalogue.add(made)
+        except Exception:  # noqa: BLE001 - a task's boundary: the next plan tries again
+            _log.exception("planner: sizes for up to %d nodes ahead", num_nodes)
+        finally:
+            prepared.filling = False
 
     async def _run(self, function: Callable[..., Result], *arguments: object) -> Result:
         pool = self._pool

@@ -23,6 +23,12 @@ def prepare(name: str, setup: Setup) -> tuple[Template, ...]:
     return policy(name).prepare(setup)
 
 
-def adapt(name: str, setup: Setup, templates: tuple[Template, ...], situation: Situation) -> Proposal:
+def adapt(
+    name: str,
+    setup: Setup,
+    templates: tuple[Template, ...],
+    situation: Situation,
+    sizes: tuple[int, ...] = (),
+) -> Proposal:
     """``policy(name).adapt``, at top level so that a process pool can pickle it."""
-    return policy(name).adapt(setup, templates, situation)
+    return policy(name).adapt(setup, templates, situation, sizes)

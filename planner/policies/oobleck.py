@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.guarantee import most_pipelines
-from planner.instantiate import instantiate, slowest_s, split_micro_batches, too_few
+from planner.instantiate import instantiate, slowest_s, split_micro_batches, too_few, why_idle
 from planner.plan import Pipeline, Plan, Template, Transfer, tolerance
 from planner.policies.cases import Nodes, name_cases
 from planner.policy import Proposal, Rejected, Setup, Situation
@@ -54,14 +54,20 @@ class Oobleck:
         """Templates for n0 .. n_max nodes. Raises PlanError when no number of nodes fits."""
         return make_templates(setup)
 
-    def adapt(self, setup: Setup, templates: tuple[Template, ...], situation: Situation) -> Proposal:
+    def adapt(
+        self,
+        setup: Setup,
+        templates: tuple[Template, ...],
+        situation: Situation,
+        sizes: tuple[int, ...] = (),
+    ) -> Proposal:
         """The plan of least modelled cost, copies plus ``HORIZON_STEPS`` steps, on all nodes; at equal
         cost the one with more pipelines, which can lose more.
 
         Raises PlanError when there are fewer than n0 nodes.
         """
         moment = _Moment(setup, {template.num_nodes: template for template in templates}, situation)
-        whole = moment.anew()
+        whole = moment.anew(sizes)
         local = moment.touching_only_the_hit(whole)
         if (local.sizes, local.cost_s) == (whole.sizes, whole.cost_s):
             return _proposal(moment, local, None)
@@ -90,9 +96,12 @@ class _Moment:
         template = self.by_size.get(len(nodes))
         return template is not None and holds(template, nodes, self.situation.holdings)
 
-    def anew(self) -> _Candidate:
-        """The fastest sizes for all nodes, placed where the fewest bytes are copied."""
-        sizes = list(self._instantiate(len(self.nodes), self.setup.f, self.setup.num_micro_batches))
+    def anew(self, known: Sequence[int]) -> _Candidate:
+        """The fastest sizes for all nodes (``known`` ahead, or found now), placed where the fewest bytes
+        are copied.
+        """
+        every = len(self.nodes), self.setup.f, self.setup.num_micro_batches
+        sizes = list(known or self._instantiate(*every))
         kept = []
         # A node that holds exactly what a place needs can stay in it at no loss: swapping it back costs
         # nothing there, and elsewhere at most what it saves (bytes lacked obey the triangle inequality).
@@ -187,10 +196,8 @@ def _reason(moment: _Moment, chosen: _Candidate) -> str:
         parts.append(f"copies {_size(chosen.copies)}")
     parts.append(f"can lose {tolerance([len(planned)])}")
     if plan.idle:
-        parts.append(
-            f"{', '.join(plan.idle)} idle: {len(moment.nodes)} nodes do not split into pipelines of "
-            f"{moment.n0} to {max(moment.by_size)}"
-        )
+        why = why_idle(len(moment.nodes), moment.n0, max(moment.by_size))
+        parts.append(f"{', '.join(plan.idle)} idle: {why}")
     return "; ".join(parts)
 
 

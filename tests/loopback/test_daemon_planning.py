@@ -42,6 +42,9 @@ async def test_templates_and_plan(planning: Planning) -> None:
     assert planned.templates == prepared.templates
     assert planned.proposal is not None
     assert set(planned.proposal.plan.nodes()) == set(SITUATION.nodes)
+    await planning.planned_ahead()
+    again = await planning.plan(MakePlan(3, "oobleck", setup_of(), SITUATION))
+    assert again.proposal == planned.proposal, "what is looked up is what was found"
 
 
 @pytest.mark.asyncio
@@ -72,6 +75,35 @@ async def test_a_killed_process_is_replaced_and_the_request_repeated(planning: P
     assert answer.proposal is not None
     assert planning.num_rebuilt == 1
     assert planning.pids() != (pid,)
+
+
+@pytest.mark.asyncio
+async def test_sizes_are_computed_ahead_and_more_nodes_extend_them(planning: Planning) -> None:
+    await planning.plan(MakePlan(1, "oobleck", setup_of(), SITUATION))
+    await planning.planned_ahead()
+    (prepared,) = planning._prepared.values()
+    assert sorted(prepared.catalogue.by_nodes) == [1, 2, 3, 4]
+    more = Situation((*SITUATION.nodes, "node-5", "node-6"), {})
+    await planning.plan(MakePlan(2, "oobleck", setup_of(), more))
+    await planning.planned_ahead()
+    assert sorted(prepared.catalogue.by_nodes) == [1, 2, 3, 4, 5, 6]
+    assert planning.num_rebuilt == 0
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_computed_ahead_is_logged_and_plans_go_on(
+    planning: Planning, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared = await planning._prepare("oobleck", setup_of())
+    templates, prepared.templates = prepared.templates, ()
+    planning._plan_ahead(prepared, setup_of(), 4)
+    await planning.planned_ahead()
+    assert "sizes for up to 4 nodes" in caplog.text
+    prepared.templates = templates
+    answer = await planning.plan(MakePlan(1, "oobleck", setup_of(), SITUATION))
+    assert answer.proposal is not None
+    await planning.planned_ahead()
+    assert sorted(prepared.catalogue.by_nodes) == [1, 2, 3, 4]
 
 
 PROGRAM = """

@@ -28,7 +28,7 @@ def even_profile(num_layers: int, *, params: int = 10, activation_bytes: int = 2
     return profile_of([(1e-3, 2e-3, params, activation_bytes, 1000)] * num_layers)
 
 
-def setup_of(profile: Profile, **changes: int) -> Setup:
+def setup_of(profile: Profile, **changes: Any) -> Setup:
     fields = {
         "num_micro_batches": 8,
         "f": 1,

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner import sizes
 from planner.guarantee import most_pipelines, most_usable
 from planner.instantiate import instantiate, slowest_s, split_micro_batches
 from planner.plan import Template
@@ -79,10 +80,37 @@ def test_more_copies_win_a_tie():
     assert instantiate(made, 4, 0, 4).sizes == (1, 1, 1, 1)
 
 
-def test_pipelines_without_micro_batches_are_allowed_where_the_exact_table_would_be_too_large():
+def test_more_pipelines_than_micro_batches_at_any_rate_leave_some_with_copies_only():
     made = [bare_template(size, 1.0 + size / 100, 1.0 / size) for size in (1, 2, 3)]
     found = instantiate(made, 3000, 1, 200)
     assert (sum(found.sizes), sum(found.shares)) == (3000, 200)
+
+
+@settings(max_examples=100, deadline=None)
+@given(template_sets(), st.integers(0, 40), st.integers(0, 3), st.integers(1, 12))
+def test_trying_numbers_of_pipelines_is_as_good_as_the_table(made: list[Template], more: int, f: int, m: int):
+    num_nodes = made[0].num_nodes + more
+    by_table = instantiate(made, num_nodes, f, m)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sizes, "LARGEST_TABLE", 0)
+        tried = instantiate(made, num_nodes, f, m)
+    assert tried.step_s == pytest.approx(by_table.step_s)
+    assert (sum(tried.sizes), min(tried.shares) > 0) == (sum(by_table.sizes), min(by_table.shares) > 0)
+
+
+def test_every_pipeline_is_busy_where_a_table_would_be_too_large():
+    made = [bare_template(size, 1.0 + size / 100, 1.0 / size) for size in range(1, 31)]
+    found = instantiate(made, 3000, 1, 200)
+    assert (sum(found.sizes), sum(found.shares), min(found.shares)) == (3000, 200, 1)
+    assert found.step_s == pytest.approx(made[14].time_s(1)), "200 pipelines of 15 nodes, one each"
+
+
+def test_fewer_pipelines_where_the_all_reduce_is_dear():
+    made = [bare_template(size, 1.0, 1.0 / size) for size in (1, 2, 3, 4)]
+    assert len(instantiate(made, 12, 0, 24, [0.0] * 13).sizes) == 12
+    found = instantiate(made, 12, 0, 24, [0.0] + [float(c) for c in range(1, 13)])
+    assert (found.sizes, found.shares) == ((4, 4, 4), (8, 8, 8))
+    assert found.step_s == pytest.approx(1.0 + 7 / 4 + 3.0)
 
 
 def test_below_n0_the_error_says_how_many_nodes_are_missing():

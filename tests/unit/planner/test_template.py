@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.costs import copy_bytes, stage_costs
+from benchmarks.brute import SplitCase, best_split_s
+from planner import split as split_module
+from planner.costs import copy_bytes, device_counts, stage_costs
 from planner.plan import Range
 from planner.policy import PlanError
-from planner.profile import Profile
-from planner.template import expected_share, node_stages, num_stages, templates
+from planner.profile import Held, LayerCost, Profile
+from planner.suffix import Menu, exact_split
+from planner.template import expected_share, node_stages, templates, templates_for
 from tests.unit.planner.build import REFERENCE, even_profile, profile_of, profiles, setup_of
 
 LINK = {"link_latency_s": 0.02e-3, "link_bytes_per_s": 25e9}
@@ -57,7 +60,7 @@ def test_against_every_split(profile: Profile, m: int, f: int, limit: int, per_n
         share = expected_share(setup, nodes)
         fitting = (
             split_time_s(profile, bounds, share)
-            for bounds in all_splits(len(profile.layers), num_stages(setup, nodes))
+            for bounds in all_splits(len(profile.layers), min(nodes * per_node, len(profile.layers)))
             if not limit or max(split_memory_bytes(profile, bounds, m)) <= limit
         )
         return min(fitting, default=float("inf"))
@@ -163,3 +166,83 @@ def test_copies_move_weights_and_moments_and_never_more_than_the_state():
     assert costs.num_layers == 2
     layer = even_profile(1).layers[0]
     assert copy_bytes(layer) == 120
+
+
+def shared_profile(
+    rows: list[tuple[float, int, int]], allreduce_s: float, counts: tuple[int, ...] = (2,)
+) -> Profile:
+    """From rows of (seconds, state bytes, activation bytes); no cut takes time."""
+    layers = tuple(
+        LayerCost(f"layer{i}", s / 2, s / 2, 1, state, held, 0, tuple((g, allreduce_s) for g in counts))
+        for i, (s, state, held) in enumerate(rows)
+    )
+    return Profile("test", "cpu", layers, link_latency_s=0.0)
+
+
+def test_six_devices_a_node_share_stages_by_ones_twos_threes_and_sixes():
+    # One layer takes three times what each of the others does: it gets three devices and they get one each.
+    profile = shared_profile([(3.0, 1, 0), (1.0, 1, 0), (1.0, 1, 0), (1.0, 1, 0)], 0.01, (2, 3, 4, 6))
+    assert device_counts(profile, 6, 6) == (1, 2, 3, 6)
+    setup = setup_of(profile, devices_per_node=6, max_devices_per_stage=6)
+    (made,) = templates_for(setup, [(1, 100)])
+    assert [stage.num_devices for stage in made.stages] == [3, 1, 1, 1]
+    assert (made.period_s, node_stages(made)) == (1.02, (4,))
+
+
+def test_a_stage_has_as_many_devices_as_may_be_and_the_profile_knows_of():
+    profile = shared_profile([(1.0, 1, 0)], 0.0, (2, 3))
+    assert device_counts(profile, 6, 4) == (1, 3)
+    assert device_counts(profile, 6, 6) == (1, 3)
+    assert device_counts(profile, 8, 8) == (1, 2)
+    assert device_counts(even_profile(2), 8, 8) == (1,)
+
+
+def test_what_a_policy_holds_besides_counts():
+    profile = shared_profile([(1.0, 100, 10)], 0.0)
+    for held, needed in ((Held(), 110), (Held(state_copies=1), 210), (Held(device_bytes=7), 117)):
+        setup = setup_of(profile, device_memory_bytes=needed, held=held)
+        assert templates(setup)[0].stages[0].memory_bytes == needed
+        with pytest.raises(PlanError, match=f"needs {needed:,} bytes"):
+            templates(setup_of(profile, device_memory_bytes=needed - 1, held=held))
+
+
+def test_the_error_names_the_devices_that_share_the_stage():
+    profile = shared_profile([(1.0, 100, 10), (1.0, 300, 10)], 0.0)
+    setup = setup_of(profile, device_memory_bytes=150, devices_per_node=2, max_devices_per_stage=2)
+    with pytest.raises(PlanError, match=r"layer 1 \(layer1\) needs 155 bytes of each of 2 devices"):
+        templates(setup)
+    with pytest.raises(PlanError, match=r"does not fit one node: with 1 stages, .* layers 0 to 1 needs 210"):
+        templates_for(setup, [(1, 1)])
+
+
+def test_more_nodes_than_layers_are_too_many():
+    setup = setup_of(shared_profile([(1.0, 1, 0)], 0.0), devices_per_node=2, max_devices_per_stage=2)
+    with pytest.raises(PlanError, match=r"2 nodes of 2 devices: too many .* 2 stages .* 1 layers"):
+        templates_for(setup, [(2, 1)])
+
+
+def test_a_split_that_the_table_finds_and_memory_forbids_is_replaced(monkeypatch: pytest.MonkeyPatch):
+    # Sharing is dear, so three stages are cheaper than two; but the first has memory for two only.
+    profile = shared_profile([(1.0, 10, 100), (1.0, 10, 0), (1.0, 10, 0)], 2.0)
+    setup = setup_of(profile, device_memory_bytes=110, devices_per_node=4, max_devices_per_stage=2)
+    asked = []
+
+    def noted(menu: Menu, bound_s: float, num_devices: int) -> object:
+        asked.append(num_devices)
+        return exact_split(menu, bound_s, num_devices)
+
+    monkeypatch.setattr(split_module, "exact_split", noted)
+    (made,) = templates_for(setup, [(1, 4)])
+    assert 4 in asked
+    assert [stage.num_devices for stage in made.stages] == [2, 2]
+    assert made.time_s(4) == pytest.approx(best_split_s(SplitCase(setup, 1, 4), (1, 2)))
+
+
+def test_a_gap_is_certified_and_none_is_exact():
+    profile = profile_of([(1e-3 * (7 + i * i % 5), 2e-3, 10, 20, 50_000 * (i % 4)) for i in range(24)])
+    exact, near = (templates(setup_of(profile, num_micro_batches=64, gap=gap)) for gap in (0.0, 0.05))
+    assert all(made.gap == 0.0 for made in exact)
+    for best, made in zip(exact, near, strict=True):
+        share = expected_share(setup_of(profile, num_micro_batches=64), made.num_nodes)
+        assert made.gap <= 0.05
+        assert made.time_s(share) * (1 - made.gap) <= best.time_s(share) * (1 + 1e-12)
