@@ -34,7 +34,9 @@ class Terminal:
         self._ask("kill-server")
 
     def _ask(self, *args: str) -> str:
-        done = subprocess.run([*self._tmux, *args], env=self._env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*self._tmux, *args], env=self._env, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, f"tmux {args[0]}: {done.stderr}"
         return done.stdout
 
@@ -74,7 +76,9 @@ def test_a_kill_on_the_screen(cluster: Cluster, terminal: Terminal) -> None:
 
     def agrees() -> list[str] | None:
         screen = terminal.screen()
-        rows = {name: ms(seconds) for name, seconds in spent.items()} | {incident["id"]: ms(incident["total_s"])}
+        rows = {name: ms(seconds) for name, seconds in spent.items()} | {
+            incident["id"]: ms(incident["total_s"])
+        }
         found = all(any(name in line and value in line for line in screen) for name, value in rows.items())
         dead = any(victim in line and "lost" in line for line in screen)
         return screen if found and dead else None
