@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.peers.launch import end_on_sigterm
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 5
@@ -42,6 +43,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--load", type=int, default=2, help="busy processes beside the cluster")
     args = parser.parse_args()
+    end_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="oobleck-quiet-") as folder:
         state = Path(folder)
         with Cluster(state / "c", NODES) as cluster, load(args.load, state / "scratch"):
