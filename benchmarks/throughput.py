@@ -1,6 +1,6 @@
 """Fault-free samples/s of oobleckd against torch.distributed.pipelining and DDP, in pairs that take turns.
 
-    python benchmarks/throughput.py [--pairs 7] [--steps 6] [--only 1x4,2x2]
+    python benchmarks/throughput.py [--pairs 7] [--steps 5] [--only 1x4,2x2]
 
 The same GPT-2, batch, micro-batches and four processes everywhere; README.md says what is compared with what.
 The last line is one JSON object.
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-os.environ.setdefault("OOBLECK_BENCH_SEQUENCE", "256")  # before anything imports the shape; peers inherit it
+os.environ.setdefault("OOBLECK_BENCH_LONG", "1")  # before anything imports the shape; peers inherit it
 
 from benchmarks.cluster import Cluster, ClusterFailed, depths, job_of
 from benchmarks.peers import shape
@@ -34,7 +34,7 @@ from benchmarks.peers.launch import (
 from benchmarks.ratios import median_interval
 from benchmarks.tables import table
 
-WARM_UP = 2
+WARM_UP = 1
 _TIMEOUT_S = 300.0
 Window = Callable[[int], float]
 """Runs so many steps of one system, nothing else running, and says its samples/s."""
@@ -202,7 +202,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=6, help="measured steps of a window")
+    parser.add_argument("--steps", type=int, default=5, help="measured steps of a window")
     parser.add_argument("--only", default="1x4,2x2", help="layouts")
     args = parser.parse_args()
     layouts = [layout for layout in LAYOUTS if layout in args.only.split(",")]

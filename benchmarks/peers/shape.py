@@ -1,8 +1,8 @@
 """The one job that every system of the benchmarks trains: a GPT-2 of 6.5 M parameters over bytes.
 
 Owns numbers only, so that ``throughput.py``, ``recovery.py`` and the peers' programs (which run in
-environments without this project) cannot differ. ``OOBLECK_BENCH_SMALL`` in the environment is for trying the scripts out,
-``OOBLECK_BENCH_SEQUENCE`` says how many tokens a sample has.
+environments without this project) cannot differ. ``OOBLECK_BENCH_SMALL`` in the environment is for trying the scripts out; ``OOBLECK_BENCH_LONG`` takes
+samples of GPT-2's own context, one a micro-batch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ NUM_LAYERS = 8
 WIDTH = 64 if SMALL else 256
 NUM_HEADS = 8
 VOCABULARY = 256
-SEQUENCE = int(os.environ.get("OOBLECK_BENCH_SEQUENCE", "64"))
-GLOBAL_BATCH = 16
-MICRO_BATCH = 2
+LONG = bool(os.environ.get("OOBLECK_BENCH_LONG"))
+SEQUENCE = 1024 if LONG else 64
+GLOBAL_BATCH = 8 if LONG else 16
+MICRO_BATCH = 1 if LONG else 2
 NUM_PROCESSES = 4
 LEARNING_RATE = 3e-4
 CHECKPOINT_EVERY = 10
