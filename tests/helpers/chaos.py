@@ -24,7 +24,8 @@ def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS) -> str:
     cluster.heal()
     cluster.usable(cluster.num_nodes)
     job = cluster.client.submit(tiny_job(f"chaos-{seed}", train={"steps": 40})).id
-    story = []
+    story: list[str] = []
+    struck: set[str] = set()
     for _ in range(rng.choice([1, 1, 2])):
         view = cluster.at_step(job, 2 + len(story))
         time.sleep(rng.random() * 1.5)
@@ -33,14 +34,16 @@ def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS) -> str:
             break
         wanted = rng.choice([1, 1, 2])
         doomed: list[str] = []
+        risk = struck - recovered(cluster, job)
         nodes = [n for p in view.pipelines for n in p.nodes]
         for node in rng.sample(nodes, len(nodes)):
-            if len(doomed) < wanted and survivable(view, {*doomed, node}):
+            if len(doomed) < wanted and survivable(view, {*risk, *doomed, node}):
                 doomed.append(node)
         how = rng.choice(hows)
         story.append(f"step {view.step}: {how} {'+'.join(doomed)}")
         for node in doomed:
             fail(cluster, node, how)
+        struck.update(doomed)
     if seed % _DAEMON_EVERY == 0:
         story.append("the daemon")
         time.sleep(rng.random())
@@ -51,6 +54,11 @@ def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS) -> str:
     assert done.steps_lost == 0, f"{done.steps_lost} steps lost"
     cluster.verify(job)
     return "; ".join(story) or "nothing killed"
+
+
+def recovered(cluster: Cluster, job: str) -> set[str]:
+    """Nodes whose failure the job has behind it. A hang or a cut is noticed seconds after it was made."""
+    return {node for i in cluster.client.incidents() if i.job == job and not i.open for node in i.nodes}
 
 
 def fail(cluster: Cluster, node: str, how: str) -> None:
