@@ -13,7 +13,7 @@ from oobleckd.core import checkpoints, deploy, jobs, recovery, requests, steer, 
 from oobleckd.core.config import Config
 from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import AnyEntry, NodeDrained, apply
-from oobleckd.core.events import Asked, Command, Event, Heard, LinkLost, ManifestWritten, Planned, Tick
+from oobleckd.core.events import Asked, Command, Event, Heard, LinkLost, ManifestWritten, Planned, Tell, Tick
 from oobleckd.core.membership import Membership
 from oobleckd.core.run import Run
 from oobleckd.core.state import State
@@ -84,7 +84,9 @@ class Machine:
                 pass
             case _:
                 assert_never(event)
-        self._settle()
+        core.members.expire(core.now)
+        if core.members.obituaries or not self._is_routine(event):
+            self._settle()
         self.due = self.next_deadline()
         commands, core.outbox = core.outbox, []
         return commands
@@ -101,9 +103,16 @@ class Machine:
 
     # ------------------------------------------------------------------ after every event
 
+    def _is_routine(self, event: Event) -> bool:
+        """Whether it was a beat, or one device more that tells a known round, and changed nothing but a lease.
+
+        Of these there are thousands a second on thousands of nodes, and looking at all nodes takes milliseconds.
+        """
+        routine = isinstance(event, Heard) and isinstance(event.message, Beat | StepDone)
+        return routine and all(isinstance(command, Tell) for command in self.core.outbox)
+
     def _settle(self) -> None:
         core = self.core
-        core.members.expire(core.now)
         self._evict()
         self._announce_deaths()
         run = core.run
@@ -118,7 +127,7 @@ class Machine:
 
     def _evict(self) -> None:
         core = self.core
-        if core.run is None or core.run.phase == "adrift":
+        if core.run is None or core.run.phase == "adrift" or not core.members.at_odds:
             return
         live = {node_of(device) for device in core.run.job.survivors()}
         name = core.members.quarrel(live, core.now)

@@ -74,7 +74,7 @@ class Membership:
     """All nodes ever seen in this life of the daemon. ``obituaries``: lives that ended, not yet announced.
 
     ``lease_s``: the longest lease. ``asleep_s``: how long this daemon did not run although it was due; leases
-    do not run meanwhile. ``look_at``: no lease ends before (waking clock).
+    do not run meanwhile. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused.
     """
 
     lease_s: float
@@ -83,6 +83,7 @@ class Membership:
     obituaries: list[str] = field(default_factory=list)
     asleep_s: float = 0.0
     look_at: float = float("inf")
+    at_odds: set[str] = field(default_factory=set)
 
     def attend(self, now: float, due: float | None) -> None:
         """An event is at hand that should have come at ``due`` at the latest: we slept through what lies between."""
@@ -150,6 +151,7 @@ class Membership:
         if node is None or not node.alive:
             return
         node.accused.setdefault((message.device, message.peer), now)
+        self.at_odds.add(node.name)
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         if not node.connected:
             self._over(node, f"its link closed and {message.device} lost it too", now)
@@ -211,8 +213,8 @@ class Membership:
         Fixed rule: most accusers first, then the name that sorts last.
         """
         due = []
-        for node in self.nodes.values():
-            if node.alive and node.name in live:
+        for node in self._accused():
+            if node.name in live:
                 broken = [(by, at) for (by, _), at in node.accused.items() if node_of(by) in live]
                 if broken and now >= min(at for _, at in broken) + self.link_grace_s:
                     due.append((len({by for by, _ in broken}), node.name))
@@ -223,8 +225,7 @@ class Membership:
         due = [self.look_at + self.asleep_s] if self.look_at != float("inf") else []
         due += [
             at + self.link_grace_s
-            for node in self.nodes.values()
-            if node.alive
+            for node in self._accused()
             for at in node.accused.values()
             if at + self.link_grace_s > now
         ]
@@ -241,6 +242,12 @@ class Membership:
         """What is known of a device, whether it lives or not."""
         node = self.nodes.get(node_of(name))
         return next((d for d in node.devices if d.device == name), None) if node else None
+
+    def _accused(self) -> list[Node]:
+        """Living nodes with a broken link: every event asks, so nobody looks at all of thousands."""
+        accused = [node for name in sorted(self.at_odds) if (node := self.nodes[name]).alive and node.accused]
+        self.at_odds = {node.name for node in accused}
+        return accused
 
     def _awake(self, now: float) -> float:
         return now - self.asleep_s

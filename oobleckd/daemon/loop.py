@@ -91,6 +91,7 @@ class Loop:
         self._fault: Exception | None = None
         self._stopping = False
         self._deadline: asyncio.TimerHandle | None = None
+        self._armed_for = 0.0
         self._tickets = 0
         self._asked: dict[int, asyncio.Future[Response]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -178,13 +179,19 @@ class Loop:
                 answer.set_exception(Stopped())
 
     def _arm(self) -> None:
+        """See to it that there is a Tick when one is due. One that comes too early only looks again."""
+        due = self._machine.next_deadline()
+        if due is None or (self._deadline is not None and self._armed_for <= due):
+            return
         if self._deadline is not None:
             self._deadline.cancel()
-            self._deadline = None
-        due = self._machine.next_deadline()
-        if due is not None:
-            delay_s = max(due - self._clock.now(), 0.0)
-            self._deadline = asyncio.get_running_loop().call_later(delay_s, self.feed, Tick())
+        self._armed_for = due
+        delay_s = max(due - self._clock.now(), 0.0)
+        self._deadline = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._deadline = None
+        self.feed(Tick())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

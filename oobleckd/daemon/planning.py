@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from oobleckd.core.events import MakePlan, Planned
-from planner import catalogue, policies
+from oobleckd.daemon import poolwork
 from planner.catalogue import Catalogue
 from planner.plan import Template
 from planner.policy import PlanError, Setup
@@ -38,8 +38,10 @@ Key = tuple[str, Setup]
 
 @dataclass(slots=True)
 class _Prepared:
-    """What is kept of a policy and a setup; ``filling``: the catalogue is being filled."""
+    """What is kept of a policy and a setup, ``packed`` the templates for the pool; ``filling``: the catalogue is being filled."""
 
+    setup: bytes
+    packed: bytes
     templates: tuple[Template, ...]
     catalogue: Catalogue
     filling: bool = False
@@ -70,9 +72,11 @@ class Planning:
             num_nodes = len(set(request.situation.nodes))
             known = prepared.catalogue.look_up(num_nodes)
             sizes = known.sizes if known else ()
-            proposal = await self._run(
-                policies.adapt, request.policy, request.setup, templates, request.situation, sizes
+            situation = poolwork.pack(request.situation)
+            found = await self._run(
+                poolwork.adapt, request.policy, prepared.setup, prepared.packed, situation, sizes
             )
+            proposal = poolwork.proposal_of(found)
         except PlanError as error:
             return Planned(request.ticket, error=error.problem, hint=error.hint)
         except BrokenProcessPool as error:
@@ -103,11 +107,13 @@ class Planning:
     async def _prepare(self, policy: str, setup: Setup) -> _Prepared:
         key = (policy, setup)
         if key not in self._prepared:
-            templates = await self._run(policies.prepare, policy, setup)
+            asked = poolwork.pack(setup)
+            packed = await self._run(poolwork.prepare, policy, asked)
+            templates = poolwork.templates_of(packed)
             while len(self._prepared) >= _MOST_PREPARED:
                 self._prepared.pop(next(iter(self._prepared)))
             n0 = min(template.num_nodes for template in templates)
-            self._prepared[key] = _Prepared(templates, Catalogue(n0))
+            self._prepared[key] = _Prepared(asked, packed, templates, Catalogue(n0))
         return self._prepared[key]
 
     def _plan_ahead(self, prepared: _Prepared, setup: Setup, num_nodes: int) -> None:
@@ -124,7 +130,7 @@ class Planning:
         try:
             while numbers := prepared.catalogue.missing(num_nodes)[:_AHEAD]:
                 made = await self._run(
-                    catalogue.entries, prepared.templates, numbers, setup.f, setup.num_micro_batches
+                    poolwork.ahead, prepared.packed, numbers, setup.f, setup.num_micro_batches
                 )
                 prepared.catalogue.add(made)
         except Exception:  # noqa: BLE001 - a task's boundary: the next plan tries again

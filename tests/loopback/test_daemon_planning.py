@@ -95,11 +95,11 @@ async def test_what_cannot_be_computed_ahead_is_logged_and_plans_go_on(
     planning: Planning, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepared = await planning._prepare("oobleck", setup_of())
-    templates, prepared.templates = prepared.templates, ()
+    packed, prepared.packed = prepared.packed, b""
     planning._plan_ahead(prepared, setup_of(), 4)
     await planning.planned_ahead()
     assert "sizes for up to 4 nodes" in caplog.text
-    prepared.templates = templates
+    prepared.packed = packed
     answer = await planning.plan(MakePlan(1, "oobleck", setup_of(), SITUATION))
     assert answer.proposal is not None
     await planning.planned_ahead()
