@@ -1,5 +1,7 @@
 """Single events that worlds meet rarely."""
 
+import time
+
 import msgspec
 import pytest
 
@@ -12,6 +14,7 @@ from oobleckd.core.steps import both_nan
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Ack,
+    Beat,
     CheckpointPart,
     DeviceFailed,
     Hello,
@@ -61,6 +64,25 @@ def test_a_spare_that_is_ready_is_announced_once():
         said.append([c.change.text for c in commands if hasattr(c, "change") and "spare" in c.change.text])
     ready = ["n1 has a spare ready"]
     assert said == [[], ready, [], [], ready]
+
+
+def beat_cost_s(num_nodes):
+    """CPU seconds of a beat, the best of a few rounds."""
+    machine = Machine(Config())
+    for number in range(num_nodes):
+        machine.handle(Heard(f"n{number}", Hello(PROTOCOL, f"n{number}", "1", "host", True, ())), 1.0)
+    costs = []
+    for turn in range(5):
+        began = time.process_time()
+        for number in range(100):
+            assert machine.handle(Heard(f"n{number}", Beat("1")), 1.0 + turn / 100) == []
+            machine.next_deadline()
+        costs.append(time.process_time() - began)
+    return min(costs) / 100
+
+
+def test_a_beat_costs_the_same_with_a_hundred_nodes_and_with_thousands():
+    assert beat_cost_s(4000) < 8 * beat_cost_s(100)
 
 
 def test_devices_that_disagree_on_a_loss_are_silent_corruption(world):
