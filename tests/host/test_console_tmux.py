@@ -72,7 +72,7 @@ def test_a_kill_on_the_screen(cluster: Cluster, terminal: Terminal) -> None:
     spent: dict[str, float] = {}
     for phase in incident["phases"]:
         spent[phase["phase"]] = spent.get(phase["phase"], 0.0) + phase["duration_s"]
-    assert {"detect", "deploy"} <= spent.keys()
+    assert {"detect", "resume"} <= spent.keys()
 
     def agrees() -> list[str] | None:
         screen = terminal.screen()
