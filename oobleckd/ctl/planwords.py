@@ -39,7 +39,7 @@ def show(found: Forecast) -> None:
         emit_fields(_change(found.change))
     _title("templates")
     emit_table(
-        ("NODES", "STAGES", "LAYERS", "FILL", "PERIOD", "MEMORY", "IN PLAN"), _templates(found.templates)
+        ("NODES", "STAGES", "FILL", "PERIOD", "IN PLAN", "LAYERS", "MEMORY"), _templates(found.templates)
     )
     _title("plan")
     emit_fields(_plan(found))
@@ -87,26 +87,34 @@ def _templates(templates: Sequence[TemplateForecast]) -> list[Sequence[str]]:
 
 
 def _template(template: TemplateForecast) -> Sequence[str]:
-    parts = [layers(stage.start, stage.stop) for stage in template.stages]
-    if len(parts) > _STAGES_SHOWN:
-        parts = [*parts[: _STAGES_SHOWN - 1], "…", parts[-1]]
+    stages = template.stages
     return (
-        str(template.num_nodes), str(len(template.stages)), " | ".join(parts), seconds(template.fill_s),
-        seconds(template.period_s), size(max(stage.memory_bytes for stage in template.stages)),
+        str(template.num_nodes), str(len(stages)), seconds(template.fill_s), seconds(template.period_s),
         str(template.instances) if template.instances else _NONE,
+        _by_stage([layers(stage.start, stage.stop) for stage in stages]),
+        _by_stage([size(stage.memory_bytes) for stage in stages]),
     )  # fmt: skip
+
+
+def _by_stage(parts: Sequence[str]) -> str:
+    """A word for each stage, of many the first ones and the last."""
+    shown = parts if len(parts) <= _STAGES_SHOWN else (*parts[: _STAGES_SHOWN - 1], "…", parts[-1])
+    return " | ".join(shown)
 
 
 def _plan(found: Forecast) -> dict[str, str]:
     plan = found.plan
     of = f" of {size(found.memory_bytes)}" if found.memory_bytes else ""
+    standby = (
+        {"standing by": f"{found.standby:,}: resources.max_nodes wants no more"} if found.standby else {}
+    )
     return {
         "pipelines": "; ".join(_group(group) for group in plan.groups),
         "step": f"{seconds(plan.step_s)}: {_speed(plan)}, {rate(plan.tokens_per_s)} tokens/s",
         "waiting": f"{plan.bubble:.1%} of the devices' time (bubble)",
         "memory": f"up to {size(plan.memory_bytes)}{of} a device",
         "idle": f"{plan.idle:,}: {plan.idle_reason}" if plan.idle else "none",
-        "standing by": f"{found.standby:,}: resources.max_nodes wants no more" if found.standby else "",
+        **standby,
     }
 
 
@@ -152,7 +160,7 @@ def _loss(loss: LossForecast) -> Sequence[str]:
     if loss.plan is None:
         return lost, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, loss.reason
     return (
-        lost, _sizes(loss.plan.groups), size(loss.copied_bytes), seconds(loss.copy_s), str(loss.plan.can_lose),
+        lost, _sizes(loss.plan.groups), size(loss.copied_bytes), seconds(loss.copy_s) if loss.copied_bytes else _NONE, str(loss.plan.can_lose),
         seconds(loss.plan.step_s), rate(loss.plan.samples_per_s), _because(loss),
     )  # fmt: skip
 

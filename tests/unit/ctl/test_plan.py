@@ -106,6 +106,19 @@ def test_all_copies_of_a_layer_lost() -> None:
     )
 
 
+def test_nodes_without_a_place(tmp_path: Path, job_file: JobFile) -> None:
+    """Five equal layers of 180 bytes of state, of which two fit a device with little in flight."""
+    file = tmp_path / "profile.json"
+    file.write_bytes(msgspec.json.encode(even_profile(5)))
+    words = (str(job_file("[resources]\ndevice_memory = 410\n")), "--nodes", "7", "--profile", str(file))
+    found = planned(*words)
+    assert (found.guarantee.n0, found.guarantee.n_max, found.guarantee.idle) == (4, 5, ((6, 7),))
+    assert (found.plan.idle, found.plan.idle_reason) == (2, "7 nodes do not split into pipelines of 4 to 5")
+    text = ctl(*words).stdout
+    assert "2: 7 nodes do not split into pipelines of 4 to 5" in text
+    assert "but 6 to 7" in text
+
+
 def test_too_few_left_after_a_loss() -> None:
     found = planned(EXAMPLE, "--nodes", "2")
     assert [loss.plan for loss in found.losses] == [None, None]
@@ -116,6 +129,7 @@ def test_standbys_take_the_place(job_file: JobFile) -> None:
     file = str(job_file("[resources]\nmax_nodes = 2\n"))
     found = planned(file, "--nodes", "5")
     assert found.standby == 3
+    assert "standing by: 3" in ctl(file, "--nodes", "5").stdout
     assert sum(group.num_nodes * group.count for group in found.plan.groups) == 2
     assert all(loss.plan is not None and "node-3" in loss.reason for loss in found.losses)
 
@@ -264,6 +278,8 @@ def test_wrong_tables(tmp_path: Path, text: str, says: str) -> None:
 
 def test_no_plan(job_file: JobFile) -> None:
     assert "1 usable nodes, and the model needs 2" in refused(EXAMPLE, "--nodes", "1", code=1)
+    last = ("--without", "2", "--without", "3")
+    assert "hint: add 1 or more nodes" in refused(EXAMPLE, "--nodes", "3", *last, code=1)
     small = str(job_file("[resources]\ndevice_memory = '1MiB'\n"))
     assert "raise resources.device_memory" in refused(small, "--nodes", "4", code=1)
     huge = str(job_file("[model]\nconfig = { n_embd = 49152, n_head = 1 }\n"))
