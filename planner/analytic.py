@@ -5,7 +5,7 @@ Parameters, state and outputs are exact. Kept bytes are those that autograd keep
 transformers run as they are (every term below is one tensor that is saved), so a profile that was measured on
 a CPU has the same to within a few percent (tests/unit/worker/test_analytic.py). Times are estimates: matrix
 products at the share of the peak that the sheet says, and what is kept written and read once more at the
-memory's rate; a backward takes twice as long.
+memory's rate; a backward takes twice as long. No pass is quicker than its operations are started.
 
 Operations as counted by Narayanan et al. 2021 (Megatron-LM) and Korthikanti et al. 2022: two a weight and
 token, and ``4 * sequence * width`` a token for attention.
@@ -140,9 +140,10 @@ def _layer(
     device: DeviceSheet,
 ) -> LayerCost:
     moved_s = 2 * (kept_bytes + output_bytes) / device.memory_bytes_per_s
-    forward_s = flops / device.flops(work.precision) + moved_s
+    works_s = flops / device.flops(work.precision) + moved_s
+    forward_s, backward_s = max(works_s, device.dispatch_s), max(2 * works_s, device.dispatch_s)
     state_bytes = work.state_bytes_per_param * params
-    return LayerCost(name, forward_s, 2 * forward_s, FULL * params, state_bytes, kept_bytes, output_bytes)
+    return LayerCost(name, forward_s, backward_s, FULL * params, state_bytes, kept_bytes, output_bytes)
 
 
 # --------------------------------------------------------------------------- bytes kept for the backward

@@ -11,7 +11,8 @@ Peaks are those of dense matrices. Sources, by name of the maker's document:
 
 How much of a peak training gets (``utilisation``): 42 to 54 % were reported on A100 (Korthikanti et al.
 2022), 38 to 43 % on H100 (Llama 3, 2024), for fused layers of large models. Layers here are not fused, so we
-take less. Links and memory give four fifths of their rate.
+take less. Links and memory give four fifths of their rate. A layer's pass is some thirty operations, and
+Python starts one in about 10 us.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class DeviceSheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """A device as its maker describes it, and how much of that training gets.
 
     ``fp32_flops``, ``bf16_flops``: peaks, in operations a second. ``utilisation``: the share of the peak that
-    matrix products get. ``memory_bytes``: 0 where nobody knows of a limit; ``reserve_bytes`` of it the
-    runtime takes. ``memory_bytes_per_s``, ``link_bytes_per_s`` (to another node, one way): as achieved.
+    matrix products get. ``memory_bytes``: 0 where nobody knows of a limit; ``reserve_bytes`` of it the runtime
+    takes. ``memory_bytes_per_s``, ``link_bytes_per_s`` (to another node, one way): as achieved.
+    ``dispatch_s``: what starting the operations of a layer takes in each pass, however small they are.
     ``fused_attention``: dropout of attention's probabilities keeps none of them (on a CPU it does).
     """
 
@@ -43,6 +45,7 @@ class DeviceSheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     link_latency_s: Annotated[float, Meta(ge=0)] = 20e-6
     memory_bytes: Annotated[int, Meta(ge=0)] = 0
     reserve_bytes: Annotated[int, Meta(ge=0)] = 0
+    dispatch_s: Annotated[float, Meta(ge=0)] = 300e-6
     fused_attention: bool = True
 
     def flops(self, precision: str) -> float:

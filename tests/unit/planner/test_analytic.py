@@ -60,6 +60,13 @@ def test_the_times_of_a_block_follow_the_sheet() -> None:
     )
 
 
+def test_what_is_small_takes_as_long_as_starting_it() -> None:
+    small = Shape(2, 64, 256, 4, 64, 64, 256, positions=32, bias=True)
+    work = Workload(1, 32, "fp32", 32)
+    for layer in analytic_profile(small, work, SHEETS["h200"]).layers:
+        assert layer.forward_s == layer.backward_s == SHEETS["h200"].dispatch_s
+
+
 def test_dropout_of_attention_costs_memory_where_it_is_not_fused() -> None:
     dropping = msgspec.structs.replace(GPT2, attention_dropout=0.1)
     kept = {
