@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from console.feed import fetch_once
-from console.lines import framed, plain
 from console.model import View, fold
 from console.widgets import events, nodes, pipelines, recovery, templates, training, verdict
 from oobleckd.client import Client
+from oobleckd.draw.lines import framed, plain
 
 _ROWS = {"events": 20, "training": 6, "recovery": 20}
 _MOST_ROWS = 60

@@ -10,12 +10,12 @@ from textual.containers import Container
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from console.lines import Line
 from console.model import View
 from console.screens.places import Place, places
 from console.widgets import events as events_panel
 from console.widgets import nodes, pipelines, recovery, templates, training, verdict
 from console.widgets.panel import Panel
+from oobleckd.draw.lines import Line
 
 FOOTER_ROWS = 1
 

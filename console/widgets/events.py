@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from console.lines import Line, Role, clipped, clock
 from console.model import View
+from oobleckd.draw.lines import Line, Role, clipped, clock
 from oobleckd.protocol.api import Change
 
 _MARKS: dict[str, tuple[str, Role]] = {

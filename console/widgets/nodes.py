@@ -7,8 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from console.lines import Line, Role, Span, clipped, cut, layers, seconds
 from console.model import View
+from oobleckd.draw.lines import Line, Role, Span, clipped, cut, layers, seconds
 from oobleckd.protocol.api import NodeState, NodeView
 
 DEPENDS = ("nodes",)

@@ -14,8 +14,8 @@ from textual.geometry import Size
 from textual.strip import Strip
 from textual.widget import Widget
 
-from console.lines import Line, Role, framed
 from console.model import View
+from oobleckd.draw.lines import Line, Role, framed
 
 Painter = Callable[[View, float, int, int], list[Line]]
 

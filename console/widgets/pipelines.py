@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from console.lines import Line, Span, bar, clipped, layers, more
 from console.model import View
+from oobleckd.draw.lines import Line, Span, bar, clipped, layers, more
 from oobleckd.protocol.api import LayerRange, PipelineView
 
 DEPENDS = ("pipelines", "nodes")

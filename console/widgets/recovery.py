@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import get_args
 
-from console.lines import Line, Role, Span, bar, clipped, count, ms, seconds, size, wrapped
 from console.model import View
+from oobleckd.draw.lines import Line, Role, Span, bar, clipped, count, ms, seconds, size, wrapped
 from oobleckd.protocol.api import IncidentView, Phase
 
 PHASES: tuple[Phase, ...] = get_args(Phase)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from console.lines import Line, Role, clipped, layers, more, seconds
 from console.model import View
+from oobleckd.draw.lines import Line, Role, clipped, layers, more, seconds
 from oobleckd.protocol.api import TemplateView
 
 DEPENDS = ("templates",)

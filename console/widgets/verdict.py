@@ -6,8 +6,8 @@ that waits or failed.
 
 from __future__ import annotations
 
-from console.lines import Line, Role, age, clipped, clock, count, flow, rate, seconds
 from console.model import View
+from oobleckd.draw.lines import Line, Role, age, clipped, clock, count, flow, rate, seconds
 from oobleckd.protocol.api import JobView
 
 HEIGHT = 3

@@ -30,12 +30,16 @@ from oobleckd.protocol.job import Job, JobError, load_job
 
 def read_job(path: Path) -> Job:
     """The job of a file, with paths made absolute and found to exist. Raises Failure with exit code 2."""
+    return _with_paths(loaded(path), path)
+
+
+def loaded(path: Path) -> Job:
+    """The job of a file as it is. Raises Failure with exit code 2."""
     try:
-        job = load_job(path)
+        return load_job(path)
     except JobError as error:
         where = "" if str(path) in str(error) else f"{path}: "
         raise Failure(f"{where}{error}", error.hint, USAGE) from error
-    return _with_paths(job, path)
 
 
 def _with_paths(job: Job, source: Path) -> Job:

@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "start-node": ("cluster", "Start a node of the local cluster again."),
     "logs": ("cluster", "Show the logs of the local cluster."),
     "keygen": ("cluster", "Make the keys of a cluster."),
+    "plan": ("plan", "Say what a job would do on so many nodes, without a cluster."),
     "submit": ("jobs", "Hand in a job."),
     "pause": ("jobs", "Stop a job at the next step's boundary."),
     "resume": ("jobs", "Let a paused job go on."),

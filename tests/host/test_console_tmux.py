@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from console.lines import ms
+from oobleckd.draw.lines import ms
 from tests.helpers.cluster import BIN, Cluster, tiny_job
 
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from console.lines import Line, framed, length, plain
 from console.model import Away, Point, View, fold
 from console.widgets import events, nodes, pipelines, recovery, templates, training, verdict
 from console.widgets.panel import COLOURED, PLAIN, Painter
+from oobleckd.draw.lines import Line, framed, length, plain
 from oobleckd.protocol.api import PhaseView
 from tests.helpers.api_server import node_view
 from tests.unit.console import build

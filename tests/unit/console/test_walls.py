@@ -12,7 +12,7 @@ import console
 from tests.unit.test_imports import loaded_by
 
 HOME = Path(console.__file__).parent
-ALLOWED = ("oobleckd.protocol", "oobleckd.client", "oobleckd.unixhttp")
+ALLOWED = ("oobleckd.protocol", "oobleckd.client", "oobleckd.draw", "oobleckd.unixhttp")
 
 
 def imported(path: Path) -> Iterator[str]:

@@ -27,6 +27,7 @@ def test_verbs_and_options() -> None:
     assert "--socket" in completed("--so")
     assert completed("get", "n") == ["nodes"]
     assert completed("kill-node", "--how", "sigk") == ["sigkill"]
+    assert completed("plan", "--device", "h") == ["h100", "h200"]
 
 
 def test_names(ctl: Ctl) -> None:

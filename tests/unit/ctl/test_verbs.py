@@ -48,7 +48,7 @@ def test_the_main_module_is_light() -> None:
     assert {"torch", "textual", "aiohttp", "zmq", "numpy", "rich", "msgspec"}.isdisjoint(done.stdout.split())
 
 
-@pytest.mark.parametrize("verb", ["get", "submit", "wait", "verify", "events", "up", "down"])
+@pytest.mark.parametrize("verb", ["get", "submit", "plan", "wait", "verify", "events", "up", "down"])
 def test_no_verb_loads_what_is_heavy(verb: str) -> None:
     assert isinstance(main, Verbs)
     code = (

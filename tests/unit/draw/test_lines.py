@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console import lines
+from oobleckd.draw import lines
 
 
 def test_nothing_that_a_terminal_obeys_is_left() -> None:

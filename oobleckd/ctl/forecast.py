@@ -1,0 +1,223 @@
+"""What a job would do on nodes that need not be there: plan, losses, guarantee and schedule as modelled.
+
+Owns the answers of ``oobleckctl plan``; makes no plan itself (``planner``). Times leave out what no profile
+measures: adding up gradients, exchanging their sums, updating weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from oobleckd.ctl.world import Loss, World
+from oobleckd.protocol.api import LayerRange, PipelineView
+from oobleckd.protocol.forecast import (
+    Forecast,
+    Group,
+    GuaranteeForecast,
+    LossForecast,
+    OpForecast,
+    PlanForecast,
+    ScheduleForecast,
+    StageForecast,
+    TemplateForecast,
+)
+from oobleckd.protocol.job import Job
+from planner.estimate import one_f_one_b_s
+from planner.guarantee import guarantee, losses_survived
+from planner.instantiate import why_idle
+from planner.plan import Pipeline, Plan
+from planner.profile import Profile
+from planner.schedule import one_f_one_b
+from planner.timeline import dry_run_works
+from planner.work import stage_works
+
+PIPELINES_LISTED = 64
+EVERY_NODE = 16  # in a plan of so many nodes the loss of each is looked at, else one of each kind of pipeline
+DRAWN_A_STAGE = 2  # micro-batches: enough to see how a pipeline fills, runs and drains
+MOST_DRAWN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A job, what its layers cost, and the nodes in question. ``limit_bytes`` of a device, 0: none known."""
+
+    job: Job
+    profile: Profile
+    measured: bool
+    limit_bytes: int
+    num_nodes: int
+    devices_per_node: int
+    without: tuple[str, ...] = ()
+
+
+def forecast(question: Question) -> Forecast:
+    """The answer to ``question``. Raises PlanError where there is no plan."""
+    job = question.job
+    world = World(job, question.profile, question.limit_bytes, question.num_nodes, question.devices_per_node)
+    teller = _Teller(job, world)
+    plan, change = world.start(), None
+    if question.without:
+        loss = world.lose(plan, frozenset(question.without))
+        change = teller.loss(loss, 1)
+        plan = world.after(loss)
+    gone = frozenset(question.without)
+    listed = plan.pipelines if len(plan.pipelines) <= PIPELINES_LISTED else ()
+    return Forecast(
+        job=job.name,
+        device=question.profile.device,
+        measured=question.measured,
+        num_layers=len(question.profile.layers),
+        num_nodes=question.num_nodes,
+        devices_per_node=question.devices_per_node,
+        memory_bytes=question.limit_bytes,
+        micro_batches=job.num_micro_batches,
+        templates=teller.templates(plan),
+        plan=teller.plan(plan),
+        pipelines=tuple(_listed(index, pipeline) for index, pipeline in enumerate(listed)),
+        guarantee=teller.guarantee(plan),
+        losses=tuple(
+            teller.loss(world.lose(plan, frozenset({node}), gone), alike)
+            for node, alike in _possible_losses(world, plan)
+        ),
+        schedule=_schedule(world, plan),
+        standby=len(world.nodes) - len(gone) - len(plan.nodes()) - len(plan.idle),
+        without=question.without,
+        change=change,
+    )
+
+
+def _listed(index: int, pipeline: Pipeline) -> PipelineView:
+    stages = tuple(LayerRange(s.device, s.layers.start, s.layers.stop) for s in pipeline.segments)
+    return PipelineView(index, pipeline.nodes, stages, pipeline.micro_batches)
+
+
+def _possible_losses(world: World, plan: Plan) -> list[tuple[str, int]]:
+    """(node, pipelines that its loss stands for): every node, or the one of most state of each kind."""
+    nodes = plan.nodes()
+    if len(nodes) <= EVERY_NODE:
+        return [(node, 1) for node in nodes]
+    kinds: dict[tuple[int, int], list[Pipeline]] = {}
+    for pipeline in plan.pipelines:
+        kinds.setdefault((len(pipeline.nodes), len(pipeline.micro_batches)), []).append(pipeline)
+    return [(world.heaviest_node(alike[0]), len(alike)) for alike in kinds.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Teller:
+    """Plans and losses of a world in numbers for people."""
+
+    job: Job
+    world: World
+
+    def templates(self, plan: Plan) -> tuple[TemplateForecast, ...]:
+        """All templates, and how often ``plan`` has each."""
+        instances = Counter(len(pipeline.nodes) for pipeline in plan.pipelines)
+        return tuple(
+            TemplateForecast(
+                num_nodes=template.num_nodes,
+                stages=tuple(
+                    StageForecast(stage.layers.start, stage.layers.stop, stage.time_s, stage.memory_bytes)
+                    for stage in template.stages
+                ),
+                fill_s=template.fill_s,
+                period_s=template.period_s,
+                instances=instances[template.num_nodes],
+            )
+            for template in self.world.templates
+        )
+
+    def plan(self, plan: Plan) -> PlanForecast:
+        """``plan`` by kinds of pipelines."""
+        by_size = self.world.by_size
+        sizes = {len(pipeline.nodes) for pipeline in plan.pipelines}
+        largest = max(stage.memory_bytes for size in sizes for stage in by_size[size].stages)
+        groups = groups_of(plan)
+        samples_per_s = self.job.train.global_batch / plan.step_s
+        return PlanForecast(
+            groups=groups,
+            can_lose=losses_survived(len(plan.pipelines)),
+            idle=len(plan.idle),
+            idle_reason=self._why_idle(plan),
+            step_s=plan.step_s,
+            samples_per_s=samples_per_s,
+            tokens_per_s=samples_per_s * self.job.train.sequence,
+            bubble=self._bubble(groups),
+            memory_bytes=largest,
+        )
+
+    def loss(self, loss: Loss, alike: int) -> LossForecast:
+        """``loss`` in numbers; it stands for that of a node in any of ``alike`` pipelines."""
+        return LossForecast(
+            nodes=loss.nodes,
+            alike=alike,
+            plan=None if loss.plan is None else self.plan(loss.plan),
+            lost_layers=loss.lost_layers,
+            copied_bytes=sum(copy.num_bytes for copy in loss.copies),
+            copy_s=loss.copy_s,
+            considered=loss.considered,
+            reason=loss.reason,
+        )
+
+    def guarantee(self, plan: Plan) -> GuaranteeForecast:
+        """What the templates promise for as many nodes as ``plan`` has."""
+        f = self.job.fault_tolerance.f
+        promised = guarantee(len(plan.nodes()) + len(plan.idle), self.world.n0, max(self.world.by_size), f)
+        return GuaranteeForecast(
+            f=f,
+            can_lose=losses_survived(len(plan.pipelines)),
+            n0=self.world.n0,
+            n_max=max(self.world.by_size),
+            full_down_to=promised.full_down_to,
+            idle=tuple((gap.start, gap.stop - 1) for gap in promised.idle),
+        )
+
+    def _why_idle(self, plan: Plan) -> str:
+        if not plan.idle:
+            return ""
+        return why_idle(len(plan.nodes()) + len(plan.idle), self.world.n0, max(self.world.by_size))
+
+    def _bubble(self, groups: Sequence[Group]) -> float:
+        """Share of waiting over all devices, until the slowest pipeline is done."""
+        took_s, busy_s, num_devices = 0.0, 0.0, 0
+        for group in groups:
+            stages = [stage.layers for stage in self.world.by_size[group.num_nodes].stages]
+            works = stage_works(stages, self.world.setup.profile)
+            took_s = max(took_s, one_f_one_b_s(works, group.micro_batches))
+            each_s = sum(w.forward_s + w.send_s + w.input_s + w.weight_s + w.return_s for w in works)
+            busy_s += group.count * group.micro_batches * each_s
+            num_devices += group.count * len(works)
+        return max(0.0, 1 - busy_s / (took_s * num_devices)) if took_s else 0.0
+
+
+def groups_of(plan: Plan) -> tuple[Group, ...]:
+    """The kinds of pipelines of ``plan``, smallest first."""
+    kinds = sorted((len(pipeline.nodes), len(pipeline.micro_batches)) for pipeline in plan.pipelines)
+    return tuple(Group(*kind, sum(1 for _ in alike)) for kind, alike in groupby(kinds))
+
+
+def _schedule(world: World, plan: Plan) -> ScheduleForecast:
+    """1F1B of the deepest pipeline, of the first micro-batches."""
+    deepest = max(plan.pipelines, key=lambda pipeline: len(pipeline.segments))
+    num_stages, share = len(deepest.segments), len(deepest.micro_batches)
+    drawn = min(share, max(2, DRAWN_A_STAGE * num_stages), MOST_DRAWN)
+    works = stage_works([segment.layers for segment in deepest.segments], world.setup.profile)
+    names = [str(stage) for stage in range(num_stages)]
+    ops = {name: one_f_one_b(num_stages, stage, range(drawn)) for stage, name in enumerate(names)}
+    run = dry_run_works(ops, dict(zip(names, works, strict=True)))
+    return ScheduleForecast(
+        num_nodes=len(deepest.nodes),
+        micro_batches=drawn,
+        of_micro_batches=share,
+        makespan_s=run.makespan_s,
+        stages=tuple(
+            tuple(
+                OpForecast(str(span.op), span.start_s, span.stop_s)
+                for span in run.spans[name]
+                if span.op.kind in {"F", "B"}
+            )
+            for name in names
+        ),
+    )

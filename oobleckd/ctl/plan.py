@@ -1,0 +1,119 @@
+"""The verb ``plan``: what a job would do on so many nodes, without a cluster.
+
+Owns the options and what is wrong with them. Answers are ``forecast``'s, words ``planwords``'; both load
+numpy, so they are imported when there is something to plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from oobleckd.ctl.connect import output_option, wants_json
+from oobleckd.ctl.jobs import loaded
+from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail
+
+if TYPE_CHECKING:
+    from oobleckd.ctl.forecast import Question
+    from oobleckd.protocol.job import Job
+
+_DEFAULT = "cpu"
+# What the planner's hints say of a job with a cap; without one the limit is the device's own.
+_CAP = re.compile(r"raise resources\.device_memory( to at least [\d,]+ bytes)?")
+_NO_CAP = "plan for a --device of more memory"
+
+
+def _devices(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Known devices, and else a file."""
+    from planner.devices import SHEETS
+
+    known = [
+        CompletionItem(key, help=each.name) for key, each in SHEETS.items() if key.startswith(incomplete)
+    ]
+    return known or [CompletionItem(incomplete, type="file")]
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--nodes", "num_nodes", type=click.IntRange(min=1), required=True, metavar="N", help="Nodes.")
+@click.option(
+    "--devices", "devices_per_node", type=click.IntRange(min=1), default=1, show_default=True, metavar="D",
+    help="Devices of each node.",
+)  # fmt: skip
+@click.option(
+    "--device", default="", metavar="NAME|FILE", shell_complete=_devices,
+    help=f"Data sheet: a40, a100, h100, h200, cpu, or a file with a [device] table (default: {_DEFAULT}).",
+)  # fmt: skip
+@click.option(
+    "--profile", type=click.Path(path_type=Path), metavar="FILE",
+    help="Measured costs instead: a profile as JSON, or a daemon's journal.sqlite.",
+)  # fmt: skip
+@click.option(
+    "--without", multiple=True, metavar="NODE", help="Plan after the loss of this node (repeat for more)."
+)
+@output_option
+def plan(
+    file: Path,
+    num_nodes: int,
+    devices_per_node: int,
+    device: str,
+    profile: Path | None,
+    without: tuple[str, ...],
+) -> None:
+    """Plan the job of FILE, a job.toml, for nodes that need not be there. Asks no daemon.
+
+    Prints templates, the plan, the guarantee, what follows after each possible loss, and the schedule. Nodes
+    are called node-1, node-2, ... Times are modelled.
+    """
+    from oobleckd.ctl.forecast import forecast
+    from oobleckd.ctl.planwords import show
+    from planner.policy import PlanError
+
+    job = loaded(file)
+    question = _question(job, num_nodes, devices_per_node, device, profile, _known(without, num_nodes))
+    try:
+        answer = forecast(question)
+    except PlanError as error:
+        hint = error.hint if job.resources.device_memory_bytes else _CAP.sub(_NO_CAP, error.hint)
+        raise Failure(f"{file}: {error.problem}", hint, FAILED) from error
+    if wants_json():
+        emit_item("Forecast", answer)
+    else:
+        show(answer)
+
+
+def _question(
+    job: Job,
+    num_nodes: int,
+    devices_per_node: int,
+    device: str,
+    profile: Path | None,
+    without: tuple[str, ...],
+) -> Question:
+    from oobleckd.ctl.forecast import Question
+    from oobleckd.ctl.profiles import analytic, device_sheet, limit_bytes, measured
+
+    sheet = device_sheet(device or _DEFAULT) if device or profile is None else None
+    if profile is not None:
+        costs = measured(profile, job)
+    else:
+        assert sheet is not None
+        costs = analytic(job, sheet)
+    limit = limit_bytes(job, costs, sheet)
+    return Question(job, costs, profile is not None, limit, num_nodes, devices_per_node, without)
+
+
+def _known(without: Sequence[str], num_nodes: int) -> tuple[str, ...]:
+    """``without`` in order and each once; a plain number is that node's."""
+    numbers = set()
+    for name in without:
+        digits = name.removeprefix("node-")
+        if not digits.isdecimal() or not 1 <= int(digits) <= num_nodes:
+            fail(f"--without: no node {name!r}", f"there are node-1 to node-{num_nodes}", USAGE)
+        numbers.add(int(digits))
+    return tuple(f"node-{number}" for number in sorted(numbers))

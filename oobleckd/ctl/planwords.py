@@ -1,0 +1,210 @@
+"""The answer of ``oobleckctl plan`` for people: tables, sentences, and the drawing of the schedule.
+
+Owns the words. Numbers are those of ``oobleckd.protocol.forecast``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+
+import click
+
+from oobleckd.ctl.output import emit_fields, emit_table, layers, seconds, size
+from oobleckd.draw.lines import count, plain, rate
+from oobleckd.draw.schedule import LEGEND, Mark, Row, draw
+from oobleckd.protocol.forecast import (
+    Forecast,
+    Group,
+    GuaranteeForecast,
+    LossForecast,
+    OpForecast,
+    PlanForecast,
+    ScheduleForecast,
+    TemplateForecast,
+)
+
+_TEMPLATES_SHOWN = 8
+_STAGES_SHOWN = 8
+_WIDTH = (60, 140)
+_MOST_ROWS = 24
+_NONE = "-"
+
+
+def show(found: Forecast) -> None:
+    """Print everything."""
+    emit_fields(_headline(found))
+    if found.change is not None:
+        _title(f"without {_some(found.without)}")
+        emit_fields(_change(found.change))
+    _title("templates")
+    emit_table(
+        ("NODES", "STAGES", "FILL", "PERIOD", "IN PLAN", "LAYERS", "MEMORY"), _templates(found.templates)
+    )
+    _title("plan")
+    emit_fields(_plan(found))
+    if found.pipelines:
+        click.echo()
+        emit_table(
+            ("PIPELINE", "NODES", "MICRO-BATCHES"),
+            [(str(p.index), ", ".join(p.nodes), str(len(p.micro_batches))) for p in found.pipelines],
+        )
+    _title("guarantee")
+    emit_fields(_guarantee(found.guarantee))
+    _title("after a loss")
+    emit_table(
+        ("LOST", "PIPELINES OF", "COPIED", "IN", "CAN LOSE", "STEP", "SAMPLES/S", "BECAUSE"),
+        [_loss(loss) for loss in found.losses],
+    )
+    _title("schedule")
+    _draw(found.schedule)
+
+
+def _title(text: str) -> None:
+    click.echo(f"\n{text.upper()}")
+
+
+def _headline(found: Forecast) -> dict[str, str]:
+    how = "measured" if found.measured else "estimated from its data sheet"
+    limit = f"{size(found.memory_bytes)} a device" if found.memory_bytes else "no limit known"
+    return {
+        "job": f"{found.job}: {found.num_layers} layers, {_micro_batches(found.micro_batches)} a step",
+        "nodes": f"{found.num_nodes:,} of {count(found.devices_per_node, 'device')}",
+        "device": f"{found.device}, times {how}",
+        "memory": limit,
+    }
+
+
+# --------------------------------------------------------------------------- templates and plan
+
+
+def _templates(templates: Sequence[TemplateForecast]) -> list[Sequence[str]]:
+    """All of them, or of many those in use, the smallest and the largest."""
+    shown = list(templates)
+    if len(shown) > _TEMPLATES_SHOWN:
+        shown = [t for t in shown if t.instances or t in (templates[0], templates[-1])]
+    return [_template(template) for template in shown]
+
+
+def _template(template: TemplateForecast) -> Sequence[str]:
+    stages = template.stages
+    return (
+        str(template.num_nodes), str(len(stages)), seconds(template.fill_s), seconds(template.period_s),
+        str(template.instances) if template.instances else _NONE,
+        _by_stage([layers(stage.start, stage.stop) for stage in stages]),
+        _by_stage([size(stage.memory_bytes) for stage in stages]),
+    )  # fmt: skip
+
+
+def _by_stage(parts: Sequence[str]) -> str:
+    """A word for each stage, of many the first ones and the last."""
+    shown = parts if len(parts) <= _STAGES_SHOWN else (*parts[: _STAGES_SHOWN - 1], "…", parts[-1])
+    return " | ".join(shown)
+
+
+def _plan(found: Forecast) -> dict[str, str]:
+    plan = found.plan
+    of = f" of {size(found.memory_bytes)}" if found.memory_bytes else ""
+    standby = (
+        {"standing by": f"{found.standby:,}: resources.max_nodes wants no more"} if found.standby else {}
+    )
+    return {
+        "pipelines": "; ".join(_group(group) for group in plan.groups),
+        "step": f"{seconds(plan.step_s)}: {_speed(plan)}, {rate(plan.tokens_per_s)} tokens/s",
+        "waiting": f"{plan.bubble:.1%} of the devices' time (bubble)",
+        "memory": f"up to {size(plan.memory_bytes)}{of} a device",
+        "idle": f"{plan.idle:,}: {plan.idle_reason}" if plan.idle else "none",
+        **standby,
+    }
+
+
+def _group(group: Group) -> str:
+    return f"{group.count:,} of {count(group.num_nodes, 'node')} with {_micro_batches(group.micro_batches)}"
+
+
+def _micro_batches(number: int) -> str:
+    return "1 micro-batch" if number == 1 else f"{number:,} micro-batches"
+
+
+def _speed(plan: PlanForecast) -> str:
+    return f"{rate(plan.samples_per_s)} samples/s"
+
+
+def _sizes(groups: Sequence[Group]) -> str:
+    """``"2 x 2, 1 x 3"``: pipelines by nodes, whatever their share."""
+    counts: dict[int, int] = {}
+    for group in groups:
+        counts[group.num_nodes] = counts.get(group.num_nodes, 0) + group.count
+    return ", ".join(f"{number:,} x {nodes}" for nodes, number in sorted(counts.items()))
+
+
+# --------------------------------------------------------------------------- guarantee and losses
+
+
+def _guarantee(promised: GuaranteeForecast) -> dict[str, str]:
+    asked = f"asked for {promised.f}" + (
+        "" if promised.can_lose >= promised.f else ", which needs more nodes"
+    )
+    gaps = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in promised.idle)
+    return {
+        "can lose": f"any {count(promised.can_lose, 'node')} at once ({asked})",
+        "copies": f"{promised.f + 1} of every layer down to {count(promised.full_down_to, 'node')}",
+        "waits": f"below {count(promised.n0, 'node')} (n0)",
+        "sizes": f"pipelines of {promised.n0} to {promised.n_max} nodes",
+        "all used": f"at every number of nodes but {gaps}" if gaps else "at every number of nodes down to n0",
+    }
+
+
+def _loss(loss: LossForecast) -> Sequence[str]:
+    lost = _some(loss.nodes) + (f" (1 of {loss.alike:,} alike)" if loss.alike > 1 else "")
+    if loss.plan is None:
+        return lost, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, loss.reason
+    return (
+        lost, _sizes(loss.plan.groups), size(loss.copied_bytes), seconds(loss.copy_s) if loss.copied_bytes else _NONE, str(loss.plan.can_lose),
+        seconds(loss.plan.step_s), rate(loss.plan.samples_per_s), _because(loss),
+    )  # fmt: skip
+
+
+def _because(loss: LossForecast) -> str:
+    """What becomes of the pipelines: the part of the reason that no column says, and what is lost for good."""
+    what = loss.reason.partition("; pipelines of")[0]
+    if not loss.lost_layers:
+        return what
+    return f"{count(len(loss.lost_layers), 'layer')} without a copy: back to the last checkpoint; {what}"
+
+
+def _change(change: LossForecast) -> dict[str, str]:
+    copied = f"{size(change.copied_bytes)} in {seconds(change.copy_s)} on the busiest link"
+    return {
+        "then": _because(change),
+        "copies": copied if change.copied_bytes else "nothing",
+        "lost": f"{len(change.lost_layers)} layers: back to the last checkpoint"
+        if change.lost_layers
+        else "nothing",
+    }
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = names if len(names) <= 6 else (*names[:5], f"{len(names) - 5} more")
+    return ", ".join(shown)
+
+
+# --------------------------------------------------------------------------- schedule
+
+
+def _draw(schedule: ScheduleForecast) -> None:
+    shown = _micro_batches(schedule.of_micro_batches)
+    if schedule.of_micro_batches > schedule.micro_batches:
+        shown = f"the first {schedule.micro_batches} of {shown}"
+    click.echo(
+        f"1F1B of a pipeline of {count(schedule.num_nodes, 'node')}, {shown}, {seconds(schedule.makespan_s)}"
+    )
+    rows = [Row(f"stage {number}", [_mark(op) for op in ops]) for number, ops in enumerate(schedule.stages)]
+    width = min(max(shutil.get_terminal_size((100, 24)).columns, _WIDTH[0]), _WIDTH[1])
+    for line in (*draw(rows, width, _MOST_ROWS), LEGEND):
+        click.echo(plain(line))
+
+
+def _mark(op: OpForecast) -> Mark:
+    kind = "B" if "B" in op.op else "F"
+    return Mark(int(op.op.partition(kind)[2]), kind == "B", op.start_s, op.stop_s)

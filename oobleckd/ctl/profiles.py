@@ -1,0 +1,146 @@
+"""What a plan without a cluster knows of layers and devices: measured once, or from shapes and data sheets.
+
+Owns reading those files: a profile as JSON, the journal of a daemon (which keeps what its workers measured),
+a ``[device]`` table. Every mistake in them is a Failure with exit code 2.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tomllib
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from oobleckd.core.entries import ProfileMeasured
+from oobleckd.core.jobs import profile_key
+from oobleckd.ctl.output import USAGE, Failure
+from oobleckd.ctl.shapes import shape_of
+from oobleckd.protocol.job import Job, JobError, parse_size
+from oobleckd.protocol.parts import DeviceInfo
+from planner.analytic import Workload, analytic_profile
+from planner.devices import SHEETS, DeviceSheet
+from planner.profile import Profile
+
+_SQLITE = b"SQLite format 3\0"
+_MEASURED = "SELECT data FROM entries WHERE kind = 'ProfileMeasured' ORDER BY seq DESC"
+_HOW = "a profile is JSON with the fields of planner.profile.Profile, or a daemon's journal.sqlite"
+
+
+def limit_bytes(job: Job, profile: Profile, sheet: DeviceSheet | None) -> int:
+    """What a device may hold: its memory, or the job's cap and what the runtime takes; 0: no limit is known."""
+    cap = job.resources.device_memory_bytes
+    limits = [sheet.memory_bytes if sheet else 0, cap + profile.reserve_bytes if cap else 0]
+    return min(filter(None, limits), default=0)
+
+
+# --------------------------------------------------------------------------- from shapes
+
+
+def analytic(job: Job, sheet: DeviceSheet) -> Profile:
+    """The profile that follows from the model's shape. Raises Failure for a model whose shape is not known."""
+    try:
+        return analytic_profile(shape_of(job), workload_of(job), sheet)
+    except JobError as error:
+        raise Failure(str(error), error.hint, USAGE) from error
+
+
+def workload_of(job: Job) -> Workload:
+    """A micro-batch of ``job``.
+
+    A parameter lives with two moments, two sums and a mean gradient (``worker.measure``).
+    """
+    sum_bytes = 8 if job.train.exact else 4
+    return Workload(
+        job.train.micro_batch,
+        job.train.sequence,
+        job.train.precision,
+        state_bytes_per_param=16 + 2 * sum_bytes,
+    )
+
+
+def device_sheet(name: str) -> DeviceSheet:
+    """The data sheet called ``name``, or of the ``[device]`` table in the file of that name. Raises Failure."""
+    if name.lower() in SHEETS:
+        return SHEETS[name.lower()]
+    path = Path(name).expanduser()
+    known = ", ".join(SHEETS)
+    if path.suffix != ".toml" and not path.exists():
+        raise Failure(
+            f"no device {name!r}", f"known are {known}, or name a file with a [device] table", USAGE
+        )
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}", f"known devices are {known}", USAGE) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise Failure(
+            f"{path}: not TOML: {error}", "write a [device] table: docs/planner.md", USAGE
+        ) from error
+    return _sheet_of(path, raw.get("device"))
+
+
+def _sheet_of(path: Path, table: Any) -> DeviceSheet:
+    fields = ", ".join(DeviceSheet.__struct_fields__)
+    if not isinstance(table, dict):
+        raise Failure(f"{path}: no [device] table", f"its keys are like, {fields}", USAGE)
+    given = {"name": path.stem, **table}
+    like = given.pop("like", None)
+    if like is not None and like not in SHEETS:
+        raise Failure(f"{path}: device.like: no device {like!r}", f"known are {', '.join(SHEETS)}", USAGE)
+    try:
+        for key in ("memory_bytes", "reserve_bytes"):
+            if key in given:
+                given[key] = parse_size(given[key])
+        base = msgspec.to_builtins(SHEETS[like]) if like else {}
+        return msgspec.convert(base | given, DeviceSheet)
+    except (msgspec.ValidationError, ValueError, TypeError) as error:
+        raise Failure(f"{path}: [device]: {error}", f"its keys are like, {fields}", USAGE) from error
+
+
+# --------------------------------------------------------------------------- measured
+
+
+def measured(path: Path, job: Job) -> Profile:
+    """The profile in a file: JSON, or the newest in a daemon's journal that was measured for ``job``.
+
+    Raises Failure.
+    """
+    try:
+        with path.open("rb") as file:
+            journal = file.read(len(_SQLITE)) == _SQLITE
+        profile = (
+            _from_journal(path, job) if journal else msgspec.json.decode(path.read_bytes(), type=Profile)
+        )
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}", _HOW, USAGE) from error
+    except sqlite3.Error as error:
+        raise Failure(f"{path}: cannot be read: {error}", _HOW, USAGE) from error
+    except msgspec.DecodeError as error:
+        raise Failure(f"{path}: no profile: {error}", _HOW, USAGE) from error
+    if not profile.layers:
+        raise Failure(f"{path}: a profile without layers", _HOW, USAGE)
+    return profile
+
+
+def _from_journal(path: Path, job: Job) -> Profile:
+    decoder = msgspec.msgpack.Decoder(ProfileMeasured)
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        entries = [decoder.decode(data) for (data,) in database.execute(_MEASURED)]
+    fitting = [entry.profile for entry in entries if entry.key in _keys(job, entry.profile)]
+    if not fitting:
+        raise Failure(
+            f"{path}: none of its {len(entries)} profiles is of {job.name}'s model, shapes and precision",
+            "submit the job once, and it is measured; or leave --profile away for an analytic one",
+            USAGE,
+        )
+    return fitting[0]
+
+
+def _keys(job: Job, profile: Profile) -> Iterable[str]:
+    """What the daemon calls a profile of ``job`` on the device of ``profile``: that of a CPU or of a GPU."""
+    for kind, name in (("cpu", "cpu"), ("cuda", profile.device)):
+        yield profile_key(job, DeviceInfo("", kind, name, 0, "", "", 0))

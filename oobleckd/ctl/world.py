@@ -1,0 +1,163 @@
+"""Nodes that need not be there: the plan that a daemon would deploy on them, and the one after a loss.
+
+Owns which nodes take part and what they hold; every choice is the job's policy's, by way of ``planner``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from oobleckd.protocol.job import Job
+from planner.guarantee import lost_layers, most_pipelines
+from planner.instantiate import instantiate, slowest_s, split_micro_batches, too_few
+from planner.plan import Pipeline, Plan, Transfer, node_of
+from planner.policies import adapt, prepare
+from planner.policy import Setup, Situation
+from planner.profile import Profile
+from planner.transfer import copy_s, segments_on
+
+NODES_AT_ONCE = 1024  # a change is planned over all nodes as long as there are so many at most
+CONSIDERED = 512  # beyond, over the pipelines that were hit and others of about so many nodes, of all sizes
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """``nodes`` have died: the plan that follows (None: too few are left), what it copies, and why it is so.
+
+    ``considered``: pipelines that could take part in it.
+    """
+
+    nodes: tuple[str, ...]
+    plan: Plan | None
+    lost_layers: tuple[int, ...]
+    copies: tuple[Transfer, ...]
+    copy_s: float
+    considered: int
+    reason: str
+
+
+def node_names(num_nodes: int) -> tuple[str, ...]:
+    """node-1, node-2, …: as ``oobleckctl up`` calls them."""
+    return tuple(f"node-{number}" for number in range(1, num_nodes + 1))
+
+
+class World:
+    """A job on ``num_nodes`` nodes of ``devices_per_node`` devices, each with ``limit_bytes`` (0: unlimited).
+
+    Making it makes the templates. Raises PlanError where the model fits no number of nodes.
+    """
+
+    def __init__(
+        self, job: Job, profile: Profile, limit_bytes: int, num_nodes: int, devices_per_node: int
+    ) -> None:
+        self._policy = job.fault_tolerance.policy
+        self.setup = Setup(
+            profile=profile,
+            num_micro_batches=job.num_micro_batches,
+            f=job.fault_tolerance.f,
+            device_memory_bytes=limit_bytes,
+            devices_per_node=devices_per_node,
+            max_nodes=job.resources.max_nodes,
+        )
+        self.nodes = node_names(num_nodes)
+        self.templates = prepare(self._policy, self.setup)
+        self.by_size = {template.num_nodes: template for template in self.templates}
+
+    @property
+    def n0(self) -> int:
+        """The fewest nodes that hold the model."""
+        return min(self.by_size)
+
+    def start(self) -> Plan:
+        """The plan on all nodes, as far as the job wants them; in their order, since nobody holds anything
+        yet.
+
+        Raises PlanError below n0 nodes.
+        """
+        nodes = self._wanted(self.nodes, ())
+        found = instantiate(self.templates, len(nodes), self.setup.f, self.setup.num_micro_batches)
+        placed, first = [], 0
+        for size in found.sizes:
+            placed.append(nodes[first : first + size])
+            first += size
+        return self._plan(placed, nodes[first:])
+
+    def lose(self, plan: Plan, nodes: Collection[str], gone: Collection[str] = ()) -> Loss:
+        """What follows when ``nodes`` die at once under ``plan``; ``gone`` have died before."""
+        dead = frozenset(nodes) | frozenset(gone)
+        alive = self._wanted([node for node in self.nodes if node not in dead], plan.nodes())
+        named = tuple(node for node in self.nodes if node in nodes)
+        held = {device: layers for device, layers in plan.holdings().items() if node_of(device) not in dead}
+        missing = lost_layers(held.values(), len(self.setup.profile.layers))
+        if len(alive) < self.n0:
+            return Loss(named, None, missing, (), 0.0, 0, f"waits: {too_few(len(alive), self.n0).problem}")
+        touched = self._touched(plan, dead)
+        open_ = frozenset(pipeline.nodes for pipeline in touched)
+        staying = [pipeline for pipeline in plan.pipelines if pipeline.nodes not in open_]
+        taken = frozenset(node for pipeline in staying for node in pipeline.nodes)
+        proposal = adapt(
+            self._policy,
+            self._setup_for(touched, most_pipelines(len(alive), self.n0, self.setup.f) - len(staying)),
+            self.templates,
+            Situation(
+                nodes=tuple(node for node in alive if node not in taken),
+                holdings={device: layers for device, layers in held.items() if node_of(device) not in taken},
+                running=tuple(pipeline.nodes for pipeline in touched),
+            ),
+        )
+        placed = [pipeline.nodes for pipeline in (*staying, *proposal.plan.pipelines)]
+        after = self._plan(placed, proposal.plan.idle)
+        took_s = copy_s(proposal.transfers, self.setup.profile)
+        return Loss(named, after, missing, proposal.transfers, took_s, len(touched), proposal.reason)
+
+    def after(self, loss: Loss) -> Plan:
+        """The plan that follows ``loss``. Raises PlanError where there is none."""
+        if loss.plan is None:
+            left = len(self.nodes) - len(loss.nodes)
+            raise too_few(left, self.n0)
+        return loss.plan
+
+    def heaviest_node(self, pipeline: Pipeline) -> str:
+        """The node of ``pipeline`` with the most state; the first of them."""
+        held: Counter[str] = Counter()
+        for segment in pipeline.segments:
+            layers = self.setup.profile.layers[segment.layers.start : segment.layers.stop]
+            held[node_of(segment.device)] += sum(layer.state_bytes for layer in layers)
+        return max(pipeline.nodes, key=lambda node: held[node])
+
+    def _wanted(self, nodes: Sequence[str], working: Collection[str]) -> tuple[str, ...]:
+        """As many of ``nodes`` as the job wants, those at work before those that stand by."""
+        at_work = frozenset(working)
+        order = sorted(nodes, key=lambda node: node not in at_work)
+        return tuple(order[: self.setup.max_nodes or len(order)])
+
+    def _touched(self, plan: Plan, dead: frozenset[str]) -> list[Pipeline]:
+        """The pipelines that a change may touch: all, or the hit ones and some of each size."""
+        if len(plan.nodes()) <= NODES_AT_ONCE:
+            return list(plan.pipelines)
+        sizes = {len(pipeline.nodes) for pipeline in plan.pipelines}
+        room = {size: -(-CONSIDERED // (len(sizes) * size)) for size in sizes}
+        touched = []
+        for pipeline in plan.pipelines:
+            size, hit = len(pipeline.nodes), not dead.isdisjoint(pipeline.nodes)
+            if hit or room[size] > 0:
+                touched.append(pipeline)
+                room[size] -= not hit
+        return touched
+
+    def _setup_for(self, touched: Sequence[Pipeline], fewest: int) -> Setup:
+        """The setup of the part of the job that ``touched`` run, which is to keep ``fewest`` pipelines."""
+        share = sum(len(pipeline.micro_batches) for pipeline in touched)
+        return msgspec.structs.replace(self.setup, num_micro_batches=max(1, share), f=max(0, fewest - 1))
+
+    def _plan(self, placed: Sequence[tuple[str, ...]], idle: Sequence[str]) -> Plan:
+        members = [self.by_size[len(nodes)] for nodes in placed]
+        shares = split_micro_batches(members, self.setup.num_micro_batches)
+        pipelines, first = [], 0
+        for template, nodes, share in zip(members, placed, shares, strict=True):
+            block = tuple(range(first, first + share))
+            pipelines.append(Pipeline(nodes, segments_on(template, nodes), block))
+            first += share
+        return Plan(tuple(pipelines), tuple(idle), slowest_s(members, shares))

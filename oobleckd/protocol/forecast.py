@@ -1,0 +1,140 @@
+"""What ``oobleckctl plan`` says of a job on nodes that need not be there.
+
+Owns the shapes only. Nodes are called node-1, node-2, …; layers are ``[start, stop)``; times are modelled,
+in seconds.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from oobleckd.protocol.api import API_VERSION, PipelineView
+
+
+class StageForecast(msgspec.Struct, frozen=True):
+    """Layers of one device: forward and backward of a micro-batch, and the most that the device holds."""
+
+    start: int
+    stop: int
+    time_s: float
+    memory_bytes: int
+
+
+class TemplateForecast(msgspec.Struct, frozen=True):
+    """The split for so many nodes; ``instances`` of it are in the plan."""
+
+    num_nodes: int
+    stages: tuple[StageForecast, ...]
+    fill_s: float
+    period_s: float
+    instances: int
+
+
+class Group(msgspec.Struct, frozen=True):
+    """``count`` pipelines of ``num_nodes`` nodes with ``micro_batches`` each."""
+
+    num_nodes: int
+    micro_batches: int
+    count: int
+
+
+class PlanForecast(msgspec.Struct, frozen=True):
+    """A plan by kinds of pipelines. ``can_lose``: nodes that may die at once, whichever they are.
+
+    ``idle``: nodes of the job without a place, for ``idle_reason``. ``bubble``: share of the step in which a
+    device waits, over all devices in the plan. ``memory_bytes``: the most that one of them holds.
+    """
+
+    groups: tuple[Group, ...]
+    can_lose: int
+    idle: int
+    idle_reason: str
+    step_s: float
+    samples_per_s: float
+    tokens_per_s: float
+    bubble: float
+    memory_bytes: int
+
+
+class LossForecast(msgspec.Struct, frozen=True):
+    """What follows when ``nodes`` die at once; ``alike`` pipelines would fare the same.
+
+    ``plan`` is None where too few nodes are left: the job waits. ``lost_layers`` have no copy left and come
+    from the last checkpoint. ``copied_bytes`` of state travel, ``copy_s`` on the busiest link.
+    ``considered``: pipelines that could take part in the change; fewer than there are where there are very
+    many.
+    """
+
+    nodes: tuple[str, ...]
+    alike: int
+    plan: PlanForecast | None
+    lost_layers: tuple[int, ...]
+    copied_bytes: int
+    copy_s: float
+    considered: int
+    reason: str
+
+
+class GuaranteeForecast(msgspec.Struct, frozen=True):
+    """What these templates promise (docs/guarantee.md). ``n0``: with fewer nodes the job waits.
+
+    ``full_down_to``: ``f + 1`` pipelines down to so many nodes. ``idle``: first and last of the numbers of
+    nodes at which some idle, because no sizes sum up to them.
+    """
+
+    f: int
+    can_lose: int
+    n0: int
+    n_max: int
+    full_down_to: int
+    idle: tuple[tuple[int, int], ...]
+
+
+class OpForecast(msgspec.Struct, frozen=True):
+    """A forward (``0F3``: stage 0, micro-batch 3) or backward, from ``start_s`` to ``stop_s``."""
+
+    op: str
+    start_s: float
+    stop_s: float
+
+
+class ScheduleForecast(msgspec.Struct, frozen=True):
+    """1F1B of one pipeline for the first ``micro_batches`` of its ``of_micro_batches``.
+
+    ``stages``: the ops of each, as simulated.
+    """
+
+    num_nodes: int
+    micro_batches: int
+    of_micro_batches: int
+    makespan_s: float
+    stages: tuple[tuple[OpForecast, ...], ...]
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """The whole answer. ``memory_bytes``: limit of a device, 0 where none is known.
+
+    ``measured``: whether the times were measured on a device, or follow from its data sheet. ``without``:
+    nodes that are taken to have died together; what ``change`` says of that, and the plan after it.
+    ``pipelines`` are left out where there are many. ``standby``: nodes beyond those that the job wants at
+    most.
+    """
+
+    job: str
+    device: str
+    measured: bool
+    num_layers: int
+    num_nodes: int
+    devices_per_node: int
+    memory_bytes: int
+    micro_batches: int
+    templates: tuple[TemplateForecast, ...]
+    plan: PlanForecast
+    pipelines: tuple[PipelineView, ...]
+    guarantee: GuaranteeForecast
+    losses: tuple[LossForecast, ...]
+    schedule: ScheduleForecast
+    standby: int = 0
+    without: tuple[str, ...] = ()
+    change: LossForecast | None = None
+    apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect

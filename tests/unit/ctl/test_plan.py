@@ -1,0 +1,309 @@
+"""The verb ``plan``: no daemon, no cluster; what it prints, what it refuses, what it may not load.
+
+``python -m tests.unit.ctl.test_plan`` writes plan.txt, the golden text, anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from oobleckd.core.entries import ProfileMeasured
+from oobleckd.core.jobs import profile_key
+from oobleckd.ctl.main import main
+from oobleckd.ctl.profiles import analytic, limit_bytes
+from oobleckd.ctl.world import World
+from oobleckd.daemon.journal import Journal
+from oobleckd.protocol.forecast import Forecast
+from oobleckd.protocol.job import load_job
+from oobleckd.protocol.parts import DeviceInfo
+from planner.devices import SHEETS
+from planner.profile import Profile
+from planner.timeline import dry_run_plan
+from tests.unit.planner.build import even_profile
+from tests.unit.test_imports import ROOT
+
+GOLDEN = Path(__file__).with_name("plan.txt")
+EXAMPLE = str(ROOT / "examples" / "gpt2-stdlib.toml")
+JobFile = Callable[[str], Path]
+
+
+def ctl(*words: str) -> Result:
+    with patch.dict(os.environ, COLUMNS="100"):
+        return CliRunner().invoke(main, ["plan", *words], catch_exceptions=False)
+
+
+def planned(*words: str) -> Forecast:
+    result = ctl(*words, "-o", "json")
+    assert result.exit_code == 0, result.stderr
+    return msgspec.json.decode(result.stdout, type=Forecast)
+
+
+def refused(*words: str, code: int = 2) -> str:
+    result = ctl(*words)
+    assert result.exit_code == code
+    assert result.stdout == ""
+    problem, hint = result.stderr.splitlines()
+    assert problem.startswith("error: ")
+    assert hint.startswith("hint: ")
+    return result.stderr
+
+
+# --------------------------------------------------------------------------- what it says
+
+
+def golden() -> str:
+    return ctl(EXAMPLE, "--nodes", "7", "--without", "node-3").stdout
+
+
+def test_text() -> None:
+    assert golden() == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_document() -> None:
+    document = json.loads(ctl(EXAMPLE, "--nodes", "7", "-o", "json").stdout)
+    assert (document["apiVersion"], document["kind"]) == ("oobleck/v1", "Forecast")
+    found = planned(EXAMPLE, "--nodes", "7")
+    assert [t.num_nodes for t in found.templates] == [2, 3, 4, 5, 6]
+    assert sum(group.num_nodes * group.count for group in found.plan.groups) == 7
+    assert sum(group.micro_batches * group.count for group in found.plan.groups) == 12
+    assert (found.plan.can_lose, found.guarantee.n0, found.guarantee.full_down_to) == (2, 2, 6)
+    assert found.plan.memory_bytes <= found.memory_bytes == 56 << 20
+    assert [loss.nodes for loss in found.losses] == [(f"node-{n}",) for n in range(1, 8)]
+    for loss in found.losses:
+        assert loss.plan is not None
+        assert loss.plan.can_lose == 2
+        assert not loss.lost_layers
+        assert loss.copied_bytes > 0
+    assert found.change is None
+
+
+def test_the_losses_are_those_of_the_plan_without_what_is_gone() -> None:
+    found = planned(EXAMPLE, "--nodes", "7", "--without", "6", "--without", "node-3")
+    assert found.without == ("node-3", "node-6")
+    assert found.change is not None
+    assert found.change.plan == found.plan
+    assert {loss.nodes[0] for loss in found.losses} == {"node-1", "node-2", "node-4", "node-5", "node-7"}
+    assert all(loss.plan is not None and loss.plan.can_lose == 1 for loss in found.losses)
+
+
+def test_all_copies_of_a_layer_lost() -> None:
+    found = planned(EXAMPLE, "--nodes", "5", "--without", "node-1", "--without", "node-3")
+    assert found.change is not None
+    assert found.change.lost_layers == (0, 1, 2, 3)
+    assert (
+        "back to the last checkpoint"
+        in ctl(EXAMPLE, "--nodes", "5", "--without", "1", "--without", "3").stdout
+    )
+
+
+def test_nodes_without_a_place(tmp_path: Path, job_file: JobFile) -> None:
+    """Five equal layers of 180 bytes of state, of which two fit a device with little in flight."""
+    file = tmp_path / "profile.json"
+    file.write_bytes(msgspec.json.encode(even_profile(5)))
+    words = (str(job_file("[resources]\ndevice_memory = 410\n")), "--nodes", "7", "--profile", str(file))
+    found = planned(*words)
+    assert (found.guarantee.n0, found.guarantee.n_max, found.guarantee.idle) == (4, 5, ((6, 7),))
+    assert (found.plan.idle, found.plan.idle_reason) == (2, "7 nodes do not split into pipelines of 4 to 5")
+    text = ctl(*words).stdout
+    assert "2: 7 nodes do not split into pipelines of 4 to 5" in text
+    assert "but 6 to 7" in text
+
+
+def test_too_few_left_after_a_loss() -> None:
+    found = planned(EXAMPLE, "--nodes", "2")
+    assert [loss.plan for loss in found.losses] == [None, None]
+    assert "waits: 1 usable nodes, and the model needs 2" in ctl(EXAMPLE, "--nodes", "2").stdout
+
+
+def test_standbys_take_the_place(job_file: JobFile) -> None:
+    file = str(job_file("[resources]\nmax_nodes = 2\n"))
+    found = planned(file, "--nodes", "5")
+    assert found.standby == 3
+    assert "standing by: 3" in ctl(file, "--nodes", "5").stdout
+    assert sum(group.num_nodes * group.count for group in found.plan.groups) == 2
+    assert all(loss.plan is not None and "node-3" in loss.reason for loss in found.losses)
+
+
+def test_sixteen_thousand_nodes() -> None:
+    result = ctl(EXAMPLE, "--nodes", "16384", "--devices", "8")
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) < 60
+    found = planned(EXAMPLE, "--nodes", "16384", "--devices", "8")
+    assert not found.pipelines
+    assert sum(group.num_nodes * group.count for group in found.plan.groups) == 16384
+    assert sum(loss.alike for loss in found.losses) == found.plan.can_lose + 1
+    for loss in found.losses:
+        assert loss.plan is not None
+        assert sum(group.num_nodes * group.count for group in loss.plan.groups) + loss.plan.idle == 16383
+
+
+def test_a_change_over_some_pipelines_keeps_what_one_over_all_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = planned(EXAMPLE, "--nodes", "41")
+    monkeypatch.setattr("oobleckd.ctl.world.NODES_AT_ONCE", 20)
+    monkeypatch.setattr("oobleckd.ctl.world.CONSIDERED", 20)
+    part = planned(EXAMPLE, "--nodes", "41")
+    assert part.plan == whole.plan
+    for all_over, some in zip(whole.losses, part.losses, strict=True):
+        assert some.considered < all_over.considered
+        assert all_over.plan is not None
+        assert some.plan is not None
+        assert sum(group.num_nodes * group.count for group in some.plan.groups) == 40
+        assert abs(some.plan.can_lose - all_over.plan.can_lose) <= 1
+        assert some.plan.step_s == pytest.approx(all_over.plan.step_s, rel=0.2)
+
+
+def test_the_drawing_is_of_the_deepest_pipeline() -> None:
+    schedule = planned(EXAMPLE, "--nodes", "7").schedule
+    assert (schedule.num_nodes, schedule.micro_batches, schedule.of_micro_batches) == (3, 4, 4)
+    assert [op.op for op in schedule.stages[2]][:4] == ["2F0", "2B0", "2F1", "2B1"]
+    assert schedule.makespan_s == max(op.stop_s for ops in schedule.stages for op in ops)
+
+
+def test_waiting_is_what_a_simulation_shows() -> None:
+    job = load_job(Path(EXAMPLE))
+    profile = analytic(job, SHEETS["cpu"])
+    plan = World(job, profile, limit_bytes(job, profile, None), 7, 1).start()
+    simulated = dry_run_plan(plan, profile).bubble
+    expected = sum(simulated.values()) / len(simulated)
+    assert planned(EXAMPLE, "--nodes", "7").plan.bubble == pytest.approx(expected, abs=0.01)
+
+
+# --------------------------------------------------------------------------- what it goes by
+
+
+@pytest.mark.parametrize("device", ["a40", "A100", "h100", "h200", "cpu"])
+def test_data_sheets(device: str) -> None:
+    found = planned(EXAMPLE, "--nodes", "6", "--device", device)
+    assert not found.measured
+    assert found.plan.step_s > 0
+
+
+def test_a_table_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "slow.toml"
+    file.write_text('[device]\nlike = "h100"\ndispatch_s = 1e-3\nmemory_bytes = "40GiB"\n', encoding="utf-8")
+    slow = planned(EXAMPLE, "--nodes", "6", "--device", str(file))
+    fast = planned(EXAMPLE, "--nodes", "6", "--device", "h100")
+    assert slow.plan.step_s > fast.plan.step_s
+    assert slow.device == "slow"
+
+
+def test_a_profile_as_json(tmp_path: Path, job_file: JobFile) -> None:
+    file = tmp_path / "profile.json"
+    file.write_bytes(msgspec.json.encode(even_profile(6)))
+    found = planned(str(job_file("")), "--nodes", "4", "--profile", str(file))
+    assert found.measured
+    assert (found.num_layers, found.memory_bytes) == (6, 0)
+
+
+def test_what_a_daemon_has_measured(tmp_path: Path, job_file: JobFile) -> None:
+    path = job_file("")
+    profile = msgspec.structs.replace(even_profile(5), device="cpu x86_64, 1 threads")
+    key = profile_key(load_job(path), DeviceInfo("n/0", "cpu", "cpu", 0, "", "", 1))
+    journal = Journal(tmp_path, step_of=lambda _entry: None, on_trouble=lambda _trouble: None)
+    journal.append(
+        [ProfileMeasured("other", Profile("k", "cpu", ())), ProfileMeasured(key, profile)]
+    ).result()
+    journal.close()
+    file = str(tmp_path / "journal.sqlite")
+    assert planned(str(path), "--nodes", "4", "--profile", file).num_layers == 5
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("sequence = 8", "sequence = 9"), encoding="utf-8"
+    )
+    assert "none of its 2 profiles is of small's" in refused(str(path), "--nodes", "4", "--profile", file)
+
+
+# --------------------------------------------------------------------------- what it refuses
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--nodes", "0"), "--nodes"),
+        ((), "Missing option '--nodes'"),
+        (("--nodes", "4", "--device", "h1000"), "no device 'h1000'"),
+        (("--nodes", "4", "--device", "nowhere.toml"), "nowhere.toml: No such file"),
+        (("--nodes", "4", "--device", EXAMPLE), "no [device] table"),
+        (("--nodes", "4", "--profile", "nowhere.json"), "nowhere.json: No such file"),
+        (("--nodes", "4", "--profile", EXAMPLE), "no profile"),
+        (("--nodes", "4", "--without", "node-5"), "no node 'node-5'"),
+        (("--nodes", "4", "--without", "rack"), "no node 'rack'"),
+    ],
+)
+def test_wrong_words(words: tuple[str, ...], says: str) -> None:
+    assert says in refused(EXAMPLE, *words)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("[model]\nfamily = 'bert'\n", "model.family: 'bert' has no analytic profile"),
+        ("[model]\nconfig = { n_layer = 0 }\n", "model.config.n_layer: 0 is no whole number above 0"),
+        ("[model]\nconfig = { n_head = 5 }\n", "model.config.n_head: 5 does not divide n_embd = 768"),
+        ("[model]\nconfig = { attn_pdrop = 1 }\n", "model.config.attn_pdrop: 1 is not in [0, 1)"),
+        ("[model]\ncheckpoint = '/nowhere'\n", "/nowhere/config.json: No such file"),
+        ("[modell]\n", "unknown key"),
+    ],
+)
+def test_wrong_jobs(job_file: JobFile, table: str, says: str) -> None:
+    assert says in refused(str(job_file(table)), "--nodes", "4")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[device]\nlike = 'z80'\n", "device.like: no device 'z80'"),
+        ("[device]\nlike = 'h100'\nflops = 3\n", "unknown field"),
+        ("[device]\nlike = 'h100'\nmemory_bytes = 'much'\n", "'much' is no size"),
+        ("[device]\nfp32_flops = 1e12\n", "missing required field"),
+        ("[device\n", "not TOML"),
+    ],
+)
+def test_wrong_tables(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "device.toml"
+    file.write_text(text, encoding="utf-8")
+    assert says in refused(EXAMPLE, "--nodes", "4", "--device", str(file))
+
+
+def test_no_plan(job_file: JobFile) -> None:
+    assert "1 usable nodes, and the model needs 2" in refused(EXAMPLE, "--nodes", "1", code=1)
+    last = ("--without", "2", "--without", "3")
+    assert "hint: add 1 or more nodes" in refused(EXAMPLE, "--nodes", "3", *last, code=1)
+    small = str(job_file("[resources]\ndevice_memory = '1MiB'\n"))
+    assert "raise resources.device_memory" in refused(small, "--nodes", "4", code=1)
+    huge = str(job_file("[model]\nconfig = { n_embd = 49152, n_head = 1 }\n"))
+    assert "a --device of more memory" in refused(huge, "--nodes", "4", "--device", "a40", code=1)
+
+
+# --------------------------------------------------------------------------- what it loads
+
+
+def loaded_by(code: str) -> frozenset[str]:
+    script = (
+        f"import sys\n{code}\nprint(*sorted({{m.partition('.')[0] for m in sys.modules}}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return frozenset(done.stderr.split())
+
+
+def test_planning_loads_neither_torch_nor_sockets() -> None:
+    code = f"from oobleckd.ctl.main import main; sys.argv = ['', 'plan', {EXAMPLE!r}, '--nodes', '3']\n"
+    code += "try: main()\nexcept SystemExit as end: assert not end.code"
+    assert loaded_by(code).isdisjoint({"torch", "transformers", "aiohttp", "zmq", "textual"})
+
+
+def write() -> None:
+    GOLDEN.write_text(golden(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,80 @@
+"""Profiles from shapes: known numbers of parameters, and how times follow from the data sheet.
+
+That bytes are those of real layers is tested in tests/unit/worker/test_analytic.py.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from planner.analytic import Shape, Workload, analytic_profile
+from planner.devices import SHEETS
+
+GPT2 = Shape(12, 768, 3072, 12, 768, 768, 50257, positions=1024, bias=True, tied=True)
+LLAMA_7B = Shape(32, 4096, 11008, 32, 4096, 4096, 32000, gated=True)
+MISTRAL_7B = Shape(32, 4096, 14336, 32, 4096, 1024, 32000, gated=True)
+QWEN2_7B = Shape(28, 3584, 18944, 28, 3584, 512, 152064, gated=True, qkv_bias=True)
+WORK = Workload(2, 1024, "bf16", 32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "params"),
+    [
+        (GPT2, 124_439_808),
+        (LLAMA_7B, 6_738_415_616),
+        (MISTRAL_7B, 7_241_732_096),
+        (QWEN2_7B, 7_615_616_512),
+    ],
+)
+def test_parameters_are_those_of_the_published_models(shape: Shape, params: int) -> None:
+    head = shape.norm if shape.tied else shape.head_params
+    assert shape.embedding_params + shape.num_blocks * shape.block_params + head == params
+    profile = analytic_profile(shape, WORK, SHEETS["h100"])
+    assert len(profile.layers) == shape.num_blocks + 2
+    twice = shape.vocab * shape.hidden if shape.tied else 0
+    assert sum(layer.param_bytes for layer in profile.layers) == 4 * (params + twice)
+    assert sum(layer.state_bytes for layer in profile.layers) == 32 * (params + twice)
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_no_pass_is_quicker_than_the_peak_and_none_absurdly_slow(name: str) -> None:
+    sheet = SHEETS[name]
+    for precision, peak in (("fp32", sheet.fp32_flops), ("bf16", sheet.bf16_flops)):
+        work = msgspec.structs.replace(WORK, precision=precision)
+        layers = analytic_profile(LLAMA_7B, work, sheet).layers
+        took_s = sum(layer.forward_s + layer.backward_s for layer in layers)
+        least_flops = 6 * work.tokens * 6.6e9  # six operations a weight and token
+        assert 0.1 < least_flops / took_s / peak < sheet.utilisation
+
+
+def test_the_times_of_a_block_follow_the_sheet() -> None:
+    sheet = SHEETS["a100"]
+    block = analytic_profile(LLAMA_7B, WORK, sheet).layers[1]
+    assert block.backward_s == 2 * block.forward_s
+    endless = msgspec.structs.replace(sheet, memory_bytes_per_s=1e30)
+    weights = 4 * 4096 * 4096 + 3 * 4096 * 11008
+    flops = 2048 * (2 * weights + 4 * 1024 * 4096)
+    assert analytic_profile(LLAMA_7B, WORK, endless).layers[1].forward_s == pytest.approx(
+        flops / (0.35 * 312e12)
+    )
+
+
+def test_what_is_small_takes_as_long_as_starting_it() -> None:
+    small = Shape(2, 64, 256, 4, 64, 64, 256, positions=32, bias=True)
+    work = Workload(1, 32, "fp32", 32)
+    for layer in analytic_profile(small, work, SHEETS["h200"]).layers:
+        assert layer.forward_s == layer.backward_s == SHEETS["h200"].dispatch_s
+
+
+def test_dropout_of_attention_costs_memory_where_it_is_not_fused() -> None:
+    dropping = msgspec.structs.replace(GPT2, attention_dropout=0.1)
+    kept = {
+        (name, shape.attention_dropout > 0): analytic_profile(shape, WORK, SHEETS[name])
+        .layers[1]
+        .activation_bytes
+        for name in ("cpu", "h100")
+        for shape in (GPT2, dropping)
+    }
+    assert kept["h100", True] == kept["h100", False]
+    assert kept["cpu", True] == kept["cpu", False] + 12 * 12 * 1024 * 2048

@@ -1,0 +1,48 @@
+"""The analytic profile against a measured one: bytes are the same, and layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from oobleckd.ctl.profiles import workload_of
+from oobleckd.ctl.shapes import shape_of
+from oobleckd.protocol.job import parse_job
+from planner.analytic import analytic_profile
+from planner.devices import SHEETS
+from worker.measure import measure
+from worker.models import load_spec
+
+GPT2 = {"vocab_size": 500, "n_positions": 32, "n_embd": 128, "n_layer": 2, "n_head": 4}
+LLAMA = {
+    "vocab_size": 500, "max_position_embeddings": 32, "hidden_size": 128, "intermediate_size": 320,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "precision"),
+    [
+        ("gpt2", GPT2, "fp32"),
+        ("gpt2", GPT2 | STILL | {"n_inner": 320, "tie_word_embeddings": False}, "bf16"),
+        ("gpt2", GPT2, "bf16"),
+        ("llama", LLAMA, "fp32"),
+        ("llama", LLAMA | {"head_dim": 16, "tie_word_embeddings": True}, "bf16"),
+        ("mistral", LLAMA, "fp32"),
+        ("qwen2", LLAMA, "bf16"),
+    ],
+)
+def test_bytes_are_those_that_a_worker_measures(family: str, config: dict[str, Any], precision: str) -> None:
+    train = {"steps": 1, "global_batch": 2, "micro_batch": 2, "sequence": 32, "precision": precision}
+    job = parse_job({"name": "x", "model": {"family": family, "config": config}, "train": train})
+    measured = measure(load_spec(job), job, torch.device("cpu"))
+    expected = analytic_profile(shape_of(job), workload_of(job), SHEETS["cpu"])
+    assert expected.buckets == measured.buckets
+    for found, real in zip(expected.layers, measured.layers, strict=True):
+        assert (found.name, found.param_bytes, found.state_bytes, found.output_bytes) == (
+            real.name, real.param_bytes, real.state_bytes, real.output_bytes,
+        )  # fmt: skip
+        assert found.activation_bytes == pytest.approx(real.activation_bytes, rel=0.05), found.name
