@@ -42,9 +42,7 @@ def entries(
     num_micro_batches: int,
     reduce_s: Sequence[float] | None = None,
 ) -> tuple[Entry, ...]:
-    """An entry for each of ``numbers`` of nodes, as ``instantiate`` finds them. At top level, so that a
-    process pool can pickle it. Raises PlanError below n0.
-    """
+    """An entry for each of ``numbers`` of nodes, as ``instantiate`` finds them. Raises PlanError below n0."""
     made = []
     for num_nodes in numbers:
         found = instantiate(templates, num_nodes, f, num_micro_batches, reduce_s)

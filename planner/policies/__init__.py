@@ -1,4 +1,4 @@
-"""Recovery policies behind the Policy protocol: the registry, and what the process pool calls."""
+"""Recovery policies behind the Policy protocol: the registry, and its two calls by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def policy(name: str) -> Policy:
 
 
 def prepare(name: str, setup: Setup) -> tuple[Template, ...]:
-    """``policy(name).prepare``, at top level so that a process pool can pickle it."""
+    """``policy(name).prepare``. Raises PlanError."""
     return policy(name).prepare(setup)
 
 
@@ -30,5 +30,5 @@ def adapt(
     situation: Situation,
     sizes: tuple[int, ...] = (),
 ) -> Proposal:
-    """``policy(name).adapt``, at top level so that a process pool can pickle it."""
+    """``policy(name).adapt``. Raises PlanError."""
     return policy(name).adapt(setup, templates, situation, sizes)
