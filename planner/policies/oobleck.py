@@ -101,15 +101,15 @@ class _Moment:
         are copied.
         """
         every = len(self.nodes), self.setup.f, self.setup.num_micro_batches
-        sizes = list(known or self._instantiate(*every))
-        kept = []
+        sizes = known or self._instantiate(*every)
+        kept, left = [], Counter(sizes)
         # A node that holds exactly what a place needs can stay in it at no loss: swapping it back costs
         # nothing there, and elsewhere at most what it saves (bytes lacked obey the triangle inequality).
         for nodes in self.intact:
-            if len(nodes) in sizes:
-                sizes.remove(len(nodes))
+            if left[len(nodes)]:
+                left[len(nodes)] -= 1
                 kept.append(nodes)
-        return self._candidate("plan all nodes anew", kept, sizes)
+        return self._candidate("plan all nodes anew", kept, [*left.elements()])
 
     def touching_only_the_hit(self, whole: _Candidate) -> _Candidate:
         """Intact pipelines stay; what is left is planned anew. Where that leaves nodes without a place
@@ -151,11 +151,12 @@ class _Moment:
         made = [self.by_size[size] for size in sizes]
         placed = [*kept, *(place(made, free, holdings, profile) if made else ())]
         placed.sort(key=lambda nodes: (len(nodes), nodes))
+        used = {node for nodes in placed for node in nodes}
         members = [self.by_size[len(nodes)] for nodes in placed]
         shares = split_micro_batches(members, self.setup.num_micro_batches)
         plan = Plan(
             pipelines=_pipelines(members, placed, shares),
-            idle=tuple(node for node in free if not any(node in nodes for nodes in placed)),
+            idle=tuple(node for node in free if node not in used),
             step_s=slowest_s(members, shares),
         )
         copies = transfers(plan.holdings(), holdings, profile)
