@@ -66,18 +66,23 @@ class Suspicion:
     stopped_s: float = 0.0
     looked_s: float = -1.0
 
-    def look(self, now_s: float, reading: Reading, state: str, delay_s: float) -> str:
-        """Why the process hangs, for people; "" if nothing says that it does."""
+    def look(self, now_s: float, reading: Reading | None, state: str, delay_s: float) -> str:
+        """Why the process hangs, for people; "" if nothing says that it does.
+
+        Without a reading (before the first word, or stopped in the middle of one) the kernel's account is all.
+        """
         credit_s = min(now_s - self.looked_s, _MOST_CREDIT_S) if self.looked_s >= 0 else 0.0
         self.looked_s = now_s
+        self.stopped_s = self.stopped_s + credit_s if state == "T" else 0.0
+        if self.stopped_s >= _STOPPED_S:
+            return f"hung{_where(reading)}: stopped by a signal for {self.stopped_s:.1f} s"
+        if reading is None:
+            return ""
         if reading.since_s != self.since_s:
             self.since_s, self.delay_s = reading.since_s, delay_s
             self.counted_s = min(max(0.0, now_s - reading.since_s), credit_s)
         elif state != "t":
             self.counted_s += credit_s
-        self.stopped_s = self.stopped_s + credit_s if state == "T" else 0.0
-        if self.stopped_s >= _STOPPED_S:
-            return f"hung{_where(reading)}: stopped by a signal for {self.stopped_s:.1f} s"
         return self._too_long(reading, self.counted_s - (delay_s - self.delay_s))
 
     @staticmethod
@@ -94,8 +99,8 @@ class Suspicion:
         return f"hung: gave no sign for {took_s:.1f} s while waiting (it does so every {LOOK_UP_S:g} s)"
 
 
-def _where(reading: Reading) -> str:
-    return f" in {reading.what}" if reading.what else ""
+def _where(reading: Reading | None) -> str:
+    return f" in {reading.what}" if reading is not None and reading.what else ""
 
 
 class Watchdog:
@@ -110,10 +115,8 @@ class Watchdog:
 
     def look(self, now_s: float) -> str:
         """Why the process hangs; "" if nothing says that it does. Call it every ``LOOK_EVERY_S``."""
-        reading = self._pulse.read()
-        if reading is None:
-            return ""
-        return self._suspicion.look(now_s, reading, self._account.state(), self._account.delay_s())
+        state, delay_s = self._account.state(), self._account.delay_s()
+        return self._suspicion.look(now_s, self._pulse.read(), state, delay_s)
 
     def close(self) -> None:
         """Close what belongs to it, the page too."""

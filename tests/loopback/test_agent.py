@@ -26,7 +26,7 @@ from oobleckd.protocol.messages import (
     Resume,
     StepDone,
 )
-from oobleckd.protocol.parts import Counters  # fmt: skip
+from oobleckd.protocol.parts import Counters
 from tests.helpers.stub_daemon import TIMEOUT_S, StubDaemon
 from worker.children import EXITING
 
@@ -140,10 +140,15 @@ def test_the_spare_takes_a_killed_device_s_place(daemon: StubDaemon, launch: Lau
 
 
 def test_two_deaths_in_quick_succession_have_one_spare(daemon: StubDaemon, launch: Launch) -> None:
-    launch(daemon.endpoint, spare=True)
+    agent = launch(daemon.endpoint, spare=True)
     old = with_spare(daemon)
+    ends = Pids(*device_pids(old))
+    # Both deaths are there when the agent looks: else the spare may be in its place before the second one.
+    agent.send_signal(signal.SIGSTOP)
     for info in old.devices:
         os.kill(info.pid, signal.SIGKILL)
+    ends.assert_end()
+    agent.send_signal(signal.SIGCONT)
     assert daemon.expect(DeviceLost).spare
     assert not daemon.expect(DeviceLost).spare
     new = with_spare(daemon)

@@ -1,6 +1,7 @@
 """Hung, long, starved, stopped, held by a debugger: what a watchdog says of each."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,12 +20,12 @@ def page():
 
 
 def looks(reading, seconds, *, state="S", delay_of=lambda _took: 0.0, every=LOOK_EVERY_S):
-    """Look at an unchanging reading for ``seconds``; the first verdict and when it came."""
-    suspicion, now = Suspicion(), reading.since_s
-    while now - reading.since_s <= seconds:
-        verdict = suspicion.look(now, reading, state, delay_of(now - reading.since_s))
+    """Look at an unchanging reading, begun at 100 s if at all, for ``seconds``; the first verdict and when it came."""
+    suspicion, now = Suspicion(), 100.0
+    while now - 100.0 <= seconds:
+        verdict = suspicion.look(now, reading, state, delay_of(now - 100.0))
         if verdict:
-            return verdict, now - reading.since_s
+            return verdict, now - 100.0
         now += every
     return "", seconds
 
@@ -69,6 +70,13 @@ def test_a_debugger_may_take_its_time():
 def test_a_stopped_process_is_told_by_the_kernel():
     verdict, after_s = looks(forward(longest_s=60.0, limit_s=600.0), 10.0, state="T")
     assert verdict.startswith("hung in 2F0: stopped by a signal for 1.")
+    assert after_s < 1.3
+
+
+def test_a_process_that_stops_before_its_first_word_or_within_one_is_seen_too():
+    assert looks(None, 60.0) == ("", 60.0)
+    verdict, after_s = looks(None, 10.0, state="T")
+    assert verdict.startswith("hung: stopped by a signal for 1.")
     assert after_s < 1.3
 
 
@@ -120,3 +128,17 @@ def test_a_process_that_has_not_said_a_word_is_not_judged(page):
     assert dog.look(time.monotonic()) == ""
     Pulse(page.fd).wait()
     assert dog.look(time.monotonic()) == ""
+
+
+def test_a_stopped_process_is_seen_whatever_its_page_says(page):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    dog = Watchdog(child.pid, page)
+    try:
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        verdicts = [dog.look(100.0 + number * LOOK_EVERY_S) for number in range(15)]
+    finally:
+        child.kill()
+        child.wait()
+    assert verdicts[0] == ""
+    assert verdicts[-1].startswith("hung: stopped by a signal for 1.")
