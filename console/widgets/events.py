@@ -30,7 +30,7 @@ def _row(change: Change, job: str, width: int) -> Line:
     kind = f"{change.kind:<10} " if roomy else ""
     return clipped(
         (
-            (clock(change.at, tenths=roomy), "dim"),
+            (clock(change.at, digits=1 if roomy else 0), "dim"),
             (f" {mark} ", role),
             (kind, "note"),
             (change.text.removeprefix(f"{job}: "), role if change.level != "debug" else "dim"),

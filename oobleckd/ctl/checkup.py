@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from oobleckd.ctl.output import size
+from oobleckd.draw.lines import size
 
 Level = Literal["ok", "warn", "fail"]
 

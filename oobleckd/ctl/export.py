@@ -10,9 +10,10 @@ import msgspec
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.jobs import new_checkpoint
-from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_item, fail, note, size
+from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_item, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import FINAL, TimedOut
+from oobleckd.draw.lines import size
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.export import Exported, why_not
 from oobleckd.protocol.job import parse_size

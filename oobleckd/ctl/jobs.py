@@ -21,9 +21,9 @@ from oobleckd.ctl.output import (
     emit_json,
     fail,
     note,
-    size,
 )
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
+from oobleckd.draw.lines import size
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job, JobError, load_job
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, NoReturn
 
 import click
@@ -86,39 +85,6 @@ def emit_fields(fields: Mapping[str, str]) -> None:
     for name, value in fields.items():
         if value:
             click.echo(f"{name + ':':<{width + 1}} {value}")
-
-
-# --------------------------------------------------------------------------- words for numbers
-
-
-def seconds(value: float) -> str:
-    """``"3.2 ms"``, ``"1.25 s"``, ``"4 min 10 s"``."""
-    if value < 0.1:
-        return f"{value * 1e3:.3g} ms"
-    if value < 60:
-        return f"{value:.3g} s"
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def size(num_bytes: float) -> str:
-    """``"12.5 MiB"``."""
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.3g} GiB"
-
-
-def clock(at: float) -> str:
-    """Local time of day of POSIX seconds, to the millisecond."""
-    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S.%f")[:-3]
-
-
-def layers(start: int, stop: int) -> str:
-    """``"3-5"`` for layers 3, 4, 5."""
-    return f"{start}" if stop == start + 1 else f"{start}-{stop - 1}"
 
 
 def tolerance(still: int, f: int) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import click
 
-from oobleckd.ctl.output import emit_fields, emit_table, layers, seconds, size
-from oobleckd.draw.lines import count, plain, rate
+from oobleckd.ctl.output import emit_fields, emit_table
+from oobleckd.draw.lines import count, layers, plain, rate, seconds, size
 from oobleckd.draw.schedule import LEGEND, Mark, Row, draw
 from oobleckd.protocol.forecast import (
     Forecast,

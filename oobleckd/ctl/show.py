@@ -11,19 +11,8 @@ import msgspec
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import described_names
-from oobleckd.ctl.output import (
-    NOT_FOUND,
-    clock,
-    emit_fields,
-    emit_item,
-    emit_items,
-    emit_table,
-    fail,
-    layers,
-    seconds,
-    size,
-    tolerance,
-)
+from oobleckd.ctl.output import NOT_FOUND, emit_fields, emit_item, emit_items, emit_table, fail, tolerance
+from oobleckd.draw.lines import clock, layers, seconds, size
 from oobleckd.protocol.api import IncidentView, JobView, LayerRange, NodeView, PipelineView, TemplateView
 
 
@@ -86,7 +75,7 @@ def _template_row(template: TemplateView) -> Row:
 
 def _incident_row(incident: IncidentView) -> Row:
     return (
-        incident.id, clock(incident.at), ", ".join(incident.nodes), incident.cause, str(incident.step),
+        incident.id, clock(incident.at, digits=3), ", ".join(incident.nodes), incident.cause, str(incident.step),
         "open" if incident.open else seconds(incident.total_s), str(incident.steps_lost), incident.reason,
     )  # fmt: skip
 
@@ -181,8 +170,8 @@ def _describe_job(client: Client, job: JobView) -> None:
         "policy": job.policy,
         "step time": seconds(job.step_s) if job.step_s else "",
         "throughput": f"{job.samples_per_s:.1f} samples/s" if job.samples_per_s else "",
-        "submitted": clock(job.submitted_at),
-        "finished": "" if job.finished_at is None else clock(job.finished_at),
+        "submitted": clock(job.submitted_at, digits=3),
+        "finished": "" if job.finished_at is None else clock(job.finished_at, digits=3),
         "incidents": f"{job.incidents}, {job.steps_lost} steps lost",
         "checkpoint": job.checkpoint,
         "digest": job.digest,
@@ -232,7 +221,7 @@ def _describe_incident(incident: IncidentView) -> None:
         "job": incident.job,
         "cause": incident.cause,
         "nodes": ", ".join(incident.nodes),
-        "at": f"{clock(incident.at)}, step {incident.step}, epoch {incident.epoch}",
+        "at": f"{clock(incident.at, digits=3)}, step {incident.step}, epoch {incident.epoch}",
         "took": "still open" if incident.open else seconds(incident.total_s),
         "step committed": f"after {seconds(incident.committed_s)}" if incident.committed_s else "",
         "computed again": redone if incident.step_layer_gradients else "",

@@ -7,7 +7,8 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
-from oobleckd.ctl.output import NOT_FOUND, clock, emit_item, fail, note
+from oobleckd.ctl.output import NOT_FOUND, emit_item, fail, note
+from oobleckd.draw.lines import clock
 from oobleckd.protocol.api import Change
 
 _COLOURS = {"debug": "bright_black", "info": None, "warn": "yellow", "error": "red"}
@@ -18,7 +19,7 @@ def _show(change: Change) -> None:
         emit_item("Change", change)
         return
     level = "" if change.level in {"info", "debug"} else f"{change.level}: "
-    line = f"{clock(change.at)}  {change.seq:>6}  {change.kind:<10}  {level}{change.text}"
+    line = f"{clock(change.at, digits=3)}  {change.seq:>6}  {change.kind:<10}  {level}{change.text}"
     click.secho(line, fg=_COLOURS[change.level])
 
 

@@ -108,18 +108,15 @@ def more(what: str, count: int) -> Line:
 
 def ms(value_s: float) -> str:
     """Milliseconds of a phase: three digits below 100 ms, whole ones from there on."""
-    value = value_s * 1e3
-    if value < 100:
-        return f"{value:.3g} ms"
-    return f"{value:,.0f} ms"
+    return f"{_short(value_s * 1e3)} ms"
 
 
 def seconds(value_s: float) -> str:
     """``"38 ms"``, ``"2.13 s"``, ``"4 min 10 s"``, ``"3 h 5 min"``."""
-    if value_s < 1:
-        return f"{value_s * 1e3:.3g} ms"
+    if value_s < 0.9995:
+        return f"{_short(value_s * 1e3)} ms"
     if value_s < 60:
-        return f"{value_s:.3g} s"
+        return f"{_short(value_s)} s"
     minutes, rest = divmod(round(value_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
@@ -133,10 +130,15 @@ def age(value_s: float) -> str:
 def size(num_bytes: float) -> str:
     """``"12.5 MiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.3g} {unit}"
+        if num_bytes < 1023.5:
+            return f"{_short(num_bytes)} {unit}"
         num_bytes /= 1024
-    return f"{num_bytes:.3g} TiB"
+    return f"{_short(num_bytes)} TiB"
+
+
+def _short(value: float) -> str:
+    """Three digits, all of those before the point, and no exponent."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def rate(value: float) -> str:
@@ -154,10 +156,10 @@ def layers(start: int, stop: int) -> str:
     return f"{start}" if stop == start + 1 else f"{start}-{stop - 1}"
 
 
-def clock(at: float, *, tenths: bool = False) -> str:
-    """Local time of day of POSIX seconds."""
+def clock(at: float, digits: int = 0) -> str:
+    """Local time of day of POSIX seconds, with so many digits after the second."""
     text = datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S.%f")
-    return text[: 10 if tenths else 8]
+    return text[: 9 + digits] if digits else text[:8]
 
 
 # --------------------------------------------------------------------------- bars

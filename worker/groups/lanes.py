@@ -7,6 +7,7 @@ of its lanes together. Everything here that several threads see is guarded by th
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -58,7 +59,7 @@ class Surroundings:
     opened: Callable[[str], None]
 
 
-class End:
+class End(ABC):
     """What both ends have in common: the lane, its store, the thread, and how it ends."""
 
     def __init__(self, around: Surroundings, peer: str, rank: int) -> None:
@@ -96,8 +97,9 @@ class End:
             if not self.over:
                 around.broke(f"{self.name}: {_first_line(error)}")
 
+    @abstractmethod
     def _work(self) -> None:
-        raise NotImplementedError
+        """Move letters until there are none or the lane is over; in the lane's thread."""
 
 
 class SenderEnd(End):

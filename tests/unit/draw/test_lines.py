@@ -69,3 +69,23 @@ def test_other_numbers() -> None:
     assert [lines.layers(*r) for r in ((3, 4), (3, 6))] == ["3", "3-5"]
     assert [lines.count(n, "step") for n in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
     assert [lines.rate(v) for v in (12.34, 4118.0)] == ["12.3", "4,118"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (lines.seconds(0.0384), "38.4 ms"),
+        (lines.seconds(0.9991), "999 ms"),
+        (lines.seconds(0.9996), "1 s"),
+        (lines.seconds(59.96), "60 s"),
+        (lines.seconds(250), "4 min 10 s"),
+        (lines.ms(0.0997), "99.7 ms"),
+        (lines.ms(1.2345), "1,234 ms"),
+        (lines.size(1000), "1,000 B"),
+        (lines.size(1023.7), "1 KiB"),
+        (lines.size(12.5 * 2**20), "12.5 MiB"),
+        (lines.size(2000 * 2**40), "2,000 TiB"),
+    ],
+)
+def test_numbers_have_three_digits_and_no_exponent(shown: str, expected: str) -> None:
+    assert shown == expected
