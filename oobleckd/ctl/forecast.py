@@ -25,9 +25,9 @@ from oobleckd.protocol.forecast import (
     TemplateForecast,
 )
 from oobleckd.protocol.job import Job
-from planner.estimate import one_f_one_b_s
 from planner.guarantee import guarantee, losses_survived
 from planner.instantiate import why_idle
+from planner.makespan import busy_s, one_f_one_b_s
 from planner.plan import Pipeline, Plan
 from planner.profile import Profile
 from planner.schedule import one_f_one_b
@@ -181,15 +181,14 @@ class _Teller:
 
     def _bubble(self, groups: Sequence[Group]) -> float:
         """Share of waiting over all devices, until the slowest pipeline is done."""
-        took_s, busy_s, num_devices = 0.0, 0.0, 0
+        took_s, working_s, num_devices = 0.0, 0.0, 0
         for group in groups:
             stages = [stage.layers for stage in self.world.by_size[group.num_nodes].stages]
             works = stage_works(stages, self.world.setup.profile)
             took_s = max(took_s, one_f_one_b_s(works, group.micro_batches))
-            each_s = sum(w.forward_s + w.send_s + w.input_s + w.weight_s + w.return_s for w in works)
-            busy_s += group.count * group.micro_batches * each_s
+            working_s += group.count * group.micro_batches * sum(map(busy_s, works))
             num_devices += group.count * len(works)
-        return max(0.0, 1 - busy_s / (took_s * num_devices)) if took_s else 0.0
+        return max(0.0, 1 - working_s / (took_s * num_devices)) if took_s else 0.0
 
 
 def groups_of(plan: Plan) -> tuple[Group, ...]:

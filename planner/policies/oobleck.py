@@ -16,6 +16,8 @@ from planner.instantiate import instantiate, slowest_s, split_micro_batches, too
 from planner.plan import Pipeline, Plan, Template, Transfer, tolerance
 from planner.policies.cases import Nodes, name_cases
 from planner.policy import Proposal, Rejected, Setup, Situation
+from planner.refine import refined
+from planner.template import expected_share
 from planner.template import templates as make_templates
 from planner.transfer import copy_s, holds, place, segments_on, transfers
 
@@ -52,7 +54,10 @@ class Oobleck:
 
     def prepare(self, setup: Setup) -> tuple[Template, ...]:
         """Templates for n0 .. n_max nodes. Raises PlanError when no number of nodes fits."""
-        return make_templates(setup)
+        return tuple(
+            refined(setup, template, expected_share(setup, template.num_nodes))
+            for template in make_templates(setup)
+        )
 
     def adapt(
         self,

@@ -53,9 +53,10 @@ def multisets(total: int, smallest: int, largest: int) -> Iterator[tuple[int, ..
 
 
 @st.composite
-def profiles(draw: st.DrawFn, max_layers: int = 6) -> Profile:
+def profiles(draw: st.DrawFn, max_layers: int = 6, even_cuts: bool = False) -> Profile:
     whole = st.integers(1, 9)
-    row = st.tuples(whole, whole, st.integers(1, 50), st.integers(0, 200), st.integers(0, 5))
+    output = st.just(draw(st.integers(0, 5))) if even_cuts else st.integers(0, 5)
+    row = st.tuples(whole, whole, st.integers(1, 50), st.integers(0, 200), output)
     rows = draw(st.lists(row, min_size=1, max_size=max_layers))
     return profile_of(
         [(f / 8, b / 8, p, a, o) for f, b, p, a, o in rows],

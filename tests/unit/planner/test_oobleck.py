@@ -1,4 +1,7 @@
-"""Policy oobleck: named cases, and random failure sequences down to n0 with every node used."""
+"""Policy oobleck: named cases, and random failure sequences down to n0 with every node used.
+
+With templates as the linear model has them (``planner.template``): their numbers can be followed by hand.
+"""
 
 import pickle
 
@@ -13,6 +16,7 @@ from planner.policies import adapt, policy, prepare
 from planner.policies.cases import name_cases
 from planner.policy import PlanError, Policy, Proposal, Setup, Situation
 from planner.schedule import schedules
+from planner.template import templates as templates_of
 from planner.validator import validate
 from tests.unit.planner.build import even_profile, profile_of, setup_of
 
@@ -30,7 +34,7 @@ def alive(plan: Plan, nodes: list[str]) -> dict[str, Range]:
 def adapted(setup: Setup, plan: Plan, nodes: list[str], holdings: dict[str, Range] | None = None) -> Proposal:
     running = tuple(pipeline.nodes for pipeline in plan.pipelines)
     kept = alive(plan, nodes) if holdings is None else holdings
-    return adapt("oobleck", setup, prepare("oobleck", setup), Situation(tuple(nodes), kept, running))
+    return adapt("oobleck", setup, templates_of(setup), Situation(tuple(nodes), kept, running))
 
 
 def started(setup: Setup, nodes: list[str]) -> Plan:
@@ -161,7 +165,7 @@ def test_slow_copies_reject_the_plan_that_moves_more():
     setup = setup_of(even_profile(5), device_memory_bytes=720, num_micro_batches=13, f=0, max_nodes=7)
     plan = started(setup, list("abcdefg"))
     slow = msgspec.structs.replace(setup.profile, link_bytes_per_s=1000.0)
-    templates = prepare("oobleck", setup)
+    templates = templates_of(setup)
     running = tuple(pipeline.nodes for pipeline in plan.pipelines)
     situation = Situation(tuple("bcdefg"), alive(plan, list("bcdefg")), running)
     proposal = adapt("oobleck", msgspec.structs.replace(setup, profile=slow), templates, situation)
@@ -186,7 +190,7 @@ def test_a_much_faster_plan_rejects_the_one_that_moves_less():
 def test_two_pipelines_are_opened_where_one_does_not_give_everyone_a_place():
     # Six layers bound the sizes to 5 and 6, so three more nodes fit only if both pipelines become 5.
     setup = setup_of(even_profile(6), device_memory_bytes=400, f=0, max_nodes=15)
-    templates = prepare("oobleck", setup)
+    templates = templates_of(setup)
     assert [t.num_nodes for t in templates] == [5, 6]
     nodes = [f"n{i:02}" for i in range(15)]
     plan = started(setup, nodes[:12])
@@ -267,7 +271,7 @@ def jobs(draw: st.DrawFn) -> Setup:
 @given(jobs(), st.randoms(use_true_random=False))
 def test_any_sequence_of_failures_one_at_a_time_down_to_n0(setup: Setup, random) -> None:
     try:
-        templates = prepare("oobleck", setup)
+        templates = templates_of(setup)
     except PlanError:
         return
     nodes = [f"n{i:02}" for i in range(max(setup.max_nodes, templates[0].num_nodes))]
@@ -297,6 +301,6 @@ def test_a_thousand_nodes_lose_one():
     dead = plan.pipelines[7].nodes[0]
     nodes.remove(dead)
     proposal = adapted(setup, plan, nodes)
-    check(setup, prepare("oobleck", setup), nodes, proposal)
+    check(setup, templates_of(setup), nodes, proposal)
     assert len(proposal.transfers) < 16
     assert device_name(dead, 0) not in proposal.plan.holdings()

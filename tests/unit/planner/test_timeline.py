@@ -45,8 +45,8 @@ def test_an_empty_run_takes_no_time():
 
 
 @settings(max_examples=100, deadline=None)
-@given(profiles(), st.integers(1, 9))
-def test_the_model_bounds_the_dry_run_from_above(profile: Profile, m: int):
+@given(profiles(even_cuts=True), st.integers(1, 9))
+def test_the_model_bounds_the_dry_run_from_above_where_cuts_are_alike(profile: Profile, m: int):
     for template in templates(setup_of(profile, num_micro_batches=m, f=0)):
         nodes = tuple(f"n{k}" for k in range(template.num_nodes))
         plan = Plan((Pipeline(nodes, segments_on(template, nodes), tuple(range(m))),))
