@@ -4,6 +4,8 @@ Owns configuration, structure, fresh weights and the layers that compute. Does n
 the tensors that layers compute with belong to the caller (``worker.store``).
 """
 
+# Before anything imports transformers.
+from worker.models import light as light  # isort: skip
 from worker.models.config import FAMILIES, MASKED, load_config
 from worker.models.layer import Batch, Layer, seed_layer
 from worker.models.spec import Bucket, ModelSpec, load_spec

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedC
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from worker.errors import UserError
+from worker.models import light
 from worker.models.config import MASKED
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -89,7 +90,7 @@ def split(config: PretrainedConfig) -> Split:
     """Build the structure of ``config``'s model and find its cut. Raises UserError if it has none."""
     auto = AutoModelForMaskedLM if config.model_type in MASKED else AutoModelForCausalLM
     try:
-        with torch.device("meta"):
+        with light.without_heavy_parts(), torch.device("meta"):
             model = auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
         raise UserError(

@@ -1,0 +1,33 @@
+"""What a worker does not import."""
+
+import subprocess
+import sys
+
+import pytest
+
+_SPLIT = """
+import sys
+import worker.device
+from planner.plan import Range
+from tests.helpers.models import CPU, layered_step, small_job, some_batch
+from worker.models import load_spec
+from worker.store import Store
+spec = load_spec(small_job(sys.argv[1]))
+whole, store = Range(0, spec.num_layers), Store(spec, CPU)
+store.adopt(whole, {bucket: store.fresh(bucket) for bucket in store.needed(whole)})
+layered_step(spec, list(store.layers.values()), some_batch(spec))
+heavy = {"scipy", "torch._dynamo", "torch._inductor", "torch.distributed.tensor"} & set(sys.modules)
+assert not heavy, heavy
+import torch
+from transformers.utils import is_torch_available
+assert torch.distributed.is_available() and is_torch_available()
+import scipy.optimize
+import torch._dynamo
+assert torch._dynamo.config is not torch._dynamo.disable
+"""
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "bert"])
+def test_a_worker_imports_no_compiler_and_no_scipy_and_whoever_wants_them_finds_them(family: str) -> None:
+    done = subprocess.run([sys.executable, "-c", _SPLIT, family], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
