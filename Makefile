@@ -23,8 +23,9 @@ setup: .venv/ready ## make .venv with everything pinned in constraints.txt
 demo: setup ## train on seven nodes of this machine, kill some, verify bit for bit
 	$(BIN)/python examples/demo.py
 
+# Real clusters in one process of pytest, everything else in the other: clusters wait much, the others never.
 test: setup ## every test but the long repetitions
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadgroup
 
 test-gpu: setup ## the tests that need an NVIDIA GPU (tests/gpu/README.md)
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -81,18 +81,6 @@ class Cluster:
         """Start the daemon or a node's agent again, and wait until it takes part."""
         self._ctl("start-node", program)
 
-    def caps(self) -> dict[int, int]:
-        """Memory cap in bytes that makes pipelines of n nodes the smallest, for every n that there is.
-
-        From the templates of a job without a cap. The stages of a larger pipeline are smaller, so the largest
-        stage of n is what n-1 nodes cannot hold.
-        """
-        job = self.submit(job_of("templates", steps=10**6, f=0))
-        self.in_state(job, "running")
-        templates = self.client.templates(job)
-        self.end(job)
-        return {template.num_nodes: max(template.memory_bytes) for template in templates}
-
     def submit(self, job: Job) -> str:
         """Submit; returns the job's id."""
         return self.client.submit(job).id
@@ -146,12 +134,10 @@ class Cluster:
         return done.stdout
 
 
-def job_of(
-    name: str, *, steps: int, f: int, cap_bytes: int = 0, exact: bool = True, max_nodes: int = 0
-) -> Job:
+def job_of(name: str, *, steps: int, f: int, depth: int, exact: bool = True, max_nodes: int = 0) -> Job:
     """The benchmarks' model and batch as a job: constant work a step, no clipping, as the peers have none.
 
-    With ``max_nodes`` further nodes stand by.
+    Pipelines have ``depth`` nodes at least; with ``max_nodes`` further nodes stand by.
     """
     raw: dict[str, Any] = {
         "name": name,
@@ -162,7 +148,7 @@ def job_of(
         },
         "optimizer": {"lr": shape.LEARNING_RATE, "clip_norm": 0.0},
         "fault_tolerance": {"f": f, "policy": "oobleck"},
-        "resources": {"device_memory": cap_bytes, **({"max_nodes": max_nodes} if max_nodes else {})},
+        "resources": {"min_pipeline_nodes": depth, "max_nodes": max_nodes},
     }  # fmt: skip
     return parse_job(raw)
 

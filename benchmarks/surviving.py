@@ -65,8 +65,7 @@ FAULTS = {
 def rounds_of(fault: Fault, cluster: Cluster, rounds: int, rng: random.Random) -> Iterator[Cost]:
     """Strike one node after the other, each at a random moment of a step of a job that is whole again."""
     cluster.until(lambda: _at_hand(cluster, fault) or None, "all nodes and spares")
-    cap = cluster.caps()[2]
-    job = cluster.submit(job_of("recovery", steps=10**6, f=1, cap_bytes=cap, max_nodes=shape.NUM_PROCESSES))
+    job = cluster.submit(job_of("recovery", steps=10**6, f=1, depth=2, max_nodes=shape.NUM_PROCESSES))
     cluster.in_state(job, "running")
     for _ in range(rounds):
         before = _normal(cluster, job, fault)

@@ -85,13 +85,13 @@ def _of_rank_0(attempts: list[Attempt]) -> list[float]:
     return [attempt.ended_at for attempt in attempts if attempt.who == "rank0"]
 
 
-def our_window(cluster: Cluster, layout: str, cap_bytes: int, exact: bool) -> Window:
+def our_window(cluster: Cluster, layout: str, exact: bool) -> Window:
     """Windows of ours: each is a job of its own on the same cluster, which stands still between them."""
     f, depth = LAYOUTS[layout]
     name = f"{layout}-{'exact' if exact else 'float'}"
 
     def run(steps: int) -> float:
-        spec = job_of(name, steps=WARM_UP + steps + 1, f=f, cap_bytes=cap_bytes, exact=exact)
+        spec = job_of(name, steps=WARM_UP + steps + 1, f=f, depth=depth, exact=exact)
         cluster.resume()
         job = cluster.submit(spec)
         found = depths(cluster.in_state(job, "running", "done"))
@@ -121,12 +121,11 @@ def measure(layouts: list[str], pairs: int, steps: int, folder: Path) -> dict[st
             if comparison.layout in layouts:
                 windows[comparison.peer] = _start_peer(stack, folder, comparison.peer)
         cluster = stack.enter_context(Cluster(folder / "ours"))
-        caps = cluster.caps()
         cluster.pause()
         for layout in layouts:
             for exact in (False, True):
                 name = our_name(layout, exact)
-                windows[name] = our_window(cluster, layout, caps[LAYOUTS[layout][1]], exact)
+                windows[name] = our_window(cluster, layout, exact)
         return _take_turns(windows, pairs, steps)
 
 

@@ -27,7 +27,7 @@ class Setup(msgspec.Struct, frozen=True):
     """Everything about a job that does not change when nodes come and go.
 
     ``device_memory_bytes``: limit per device (0: unlimited). ``max_nodes``: templates are made for n0
-    up to at most this many nodes. ``max_devices_per_stage``: devices of a node that may share a stage.
+    up to at most this many nodes, and for ``min_nodes`` at least. ``max_devices_per_stage``: devices of a node that may share a stage.
     ``gap``: a template may be that share slower than the fastest (0: none is). ``held``: what the policy
     keeps on every device besides its stage.
     """
@@ -41,6 +41,7 @@ class Setup(msgspec.Struct, frozen=True):
     max_devices_per_stage: int = 1
     gap: float = 0.0
     held: Held = NOTHING
+    min_nodes: int = 1
 
 
 class Situation(msgspec.Struct, frozen=True):

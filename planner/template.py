@@ -27,13 +27,14 @@ from planner.suffix import menu
 
 
 def templates(setup: Setup) -> tuple[Template, ...]:
-    """Templates for n0, n0+1, .. n_max nodes, n0 being the fewest whose memory holds the model.
+    """Templates for n0, n0+1, .. n_max nodes, n0 being the fewest whose memory holds the model, or
+    ``setup.min_nodes`` if that is more.
 
     Sizes are consecutive. Raises PlanError when no number of nodes fits.
     """
     model = _model(setup)
     num_layers = len(setup.profile.layers)
-    fitting = [n for n in range(1, num_layers + 1) if model.fits(n)]
+    fitting = [n for n in range(setup.min_nodes, num_layers + 1) if model.fits(n)]
     if not fitting:
         raise model.nothing_fits()
     sizes = range(fitting[0], n_max(fitting[0], setup.f, setup.max_nodes or num_layers, num_layers) + 1)
@@ -141,6 +142,12 @@ class _Model:
 
     def nothing_fits(self) -> PlanError:
         """The error for a model that no number of nodes holds."""
+        if any(map(self.fits, range(1, self.setup.min_nodes))):
+            return PlanError(
+                f"no pipeline of {self.setup.min_nodes} nodes or more can be made: the model has "
+                f"{self.costs[0].num_layers} layers, and memory is limited",
+                f"lower resources.min_pipeline_nodes from {self.setup.min_nodes}",
+            )
         stages = min(range(1, len(self.need_bytes)), key=lambda s: (self.need_bytes[s], s))
         return self._too_large("the model fits no number of nodes", stages)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # Before anything imports torch or transformers. Started programs inherit it.
@@ -18,3 +20,13 @@ os.environ.pop("OOBLECK_STATE", None)
 
 settings.register_profile("ours", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ours")
+
+
+_LIVE = ("host", "loopback")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with real clusters run one after another, in one of the processes that ``make test`` starts."""
+    for item in items:
+        if Path(item.path).parent.name in _LIVE:
+            item.add_marker(pytest.mark.xdist_group("live"))

@@ -77,6 +77,7 @@ def prepare(core: Core, run: Run) -> None:
             device_memory_bytes=least_device_bytes(nodes, members, cap_bytes),
             devices_per_node=min(len(node.devices) for node in nodes),
             max_nodes=run.job.spec.resources.max_nodes,
+            min_nodes=run.job.spec.resources.min_pipeline_nodes,
         )
         run.asked = Asked(core.ask_plan(run.job.spec.fault_tolerance.policy, setup), setup)
 

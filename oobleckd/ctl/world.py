@@ -60,6 +60,7 @@ class World:
             device_memory_bytes=limit_bytes,
             devices_per_node=devices_per_node,
             max_nodes=job.resources.max_nodes,
+            min_nodes=job.resources.min_pipeline_nodes,
         )
         self.nodes = node_names(num_nodes)
         self.templates = prepare(self._policy, self.setup)

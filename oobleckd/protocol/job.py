@@ -132,6 +132,10 @@ class Resources(_Table, frozen=True):
         int,
         Meta(ge=0, description="Nodes to use at most; 0: all. The others stand by for a dead one's place."),
     ] = 0
+    min_pipeline_nodes: Annotated[
+        int,
+        Meta(ge=1, description="Nodes of a pipeline at least, even where the model fits fewer."),
+    ] = 1
 
     @property
     def device_memory_bytes(self) -> int:

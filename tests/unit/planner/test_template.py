@@ -246,3 +246,11 @@ def test_a_gap_is_certified_and_none_is_exact():
         share = expected_share(setup_of(profile, num_micro_batches=64), made.num_nodes)
         assert made.gap <= 0.05
         assert made.time_s(share) * (1 - made.gap) <= best.time_s(share) * (1 + 1e-12)
+
+
+def test_pipelines_of_a_least_number_of_nodes():
+    setup = setup_of(even_profile(6), f=0, min_nodes=3)
+    assert [template.num_nodes for template in templates(setup)][:2] == [3, 4]
+    with pytest.raises(PlanError, match="no pipeline of 7 nodes or more") as refused:
+        templates(setup_of(even_profile(6), f=0, min_nodes=7))
+    assert "resources.min_pipeline_nodes" in refused.value.hint
