@@ -49,8 +49,8 @@ class Template(msgspec.Struct, frozen=True):
     """A pipeline for ``num_nodes`` nodes, planned ahead (Oobleck, section 4.1).
 
     The modelled time of ``m`` micro-batches is ``fill_s + (m - 1) * period_s``: ``fill_s`` is one
-    micro-batch through all stages and cuts, or what makes the sum that of a run (``refine``); ``period_s``
-    the slowest stage with its transfers. No split takes less than (1 - ``gap``) of its time, so modelled, for
+    micro-batch through all stages and cuts and the slowest update, or what makes the sum that of a run
+    (``refine``); ``period_s`` the slowest stage with its transfers. No split takes less than (1 - ``gap``) of its time, so modelled, for
     the micro-batches that it was made for.
     """
 

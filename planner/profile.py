@@ -8,7 +8,8 @@ import msgspec
 class LayerCost(msgspec.Struct, frozen=True):
     """One layer and one micro-batch on one device.
 
-    ``forward_s`` and ``backward_s`` in seconds. ``param_bytes``: weights; ``state_bytes``: everything
+    ``forward_s`` and ``backward_s`` in seconds, the backward with its gradients added up; ``update_s``: what
+    follows once a step, from complete sums to new weights. ``param_bytes``: weights; ``state_bytes``: everything
     that lives as long as the layer (weights, optimizer moments, gradient sums, reduced sums).
     ``activation_bytes``: held between forward and backward; ``output_bytes``: the tensor handed to
     the next layer. ``allreduce_s``: (devices of a node that share the layer, seconds of one all-reduce
@@ -23,6 +24,7 @@ class LayerCost(msgspec.Struct, frozen=True):
     activation_bytes: int
     output_bytes: int
     allreduce_s: tuple[tuple[int, float], ...] = ()
+    update_s: float = 0.0
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -40,6 +42,10 @@ class Profile(msgspec.Struct, frozen=True):
     link_bytes_per_s: float = 1e9
     reserve_bytes: int = 0
     buckets: tuple[tuple[int, ...], ...] = ()
+
+    def update_s(self, start: int, stop: int) -> float:
+        """Seconds that the update of layers ``[start, stop)`` takes on one device."""
+        return sum(layer.update_s for layer in self.layers[start:stop])
 
 
 class Held(msgspec.Struct, frozen=True):

@@ -59,13 +59,14 @@ class _Search:
         self.deepest[np.tril_indices(len(self.deepest))] = 0  # a stage has a layer
 
     def run_s(self, bounds: Bounds) -> float:
-        """Seconds that the micro-batches take."""
+        """Seconds that the micro-batches and the update take."""
         self.num_ops += 2 * self.num_stages * min(self.share, 4 * self.num_stages)
         stages = _ranges(bounds)
         new = [layers for layers in stages if layers not in self.works]
         if new:
             self.works.update(zip(new, stage_works(new, self.setup.profile), strict=True))
-        return one_f_one_b_s([self.works[layers] for layers in stages], self.share)
+        update_s = max(self.setup.profile.update_s(layers.start, layers.stop) for layers in stages)
+        return one_f_one_b_s([self.works[layers] for layers in stages], self.share) + update_s
 
     def shortest(self, starts: Sequence[Bounds]) -> tuple[float, Bounds]:
         """From the best of ``starts`` downhill; the time, and where it is reached. The first wins a tie."""

@@ -123,7 +123,7 @@ class _Model:
         by_devices = {costs.num_devices: costs for costs in self.costs}
         alone = self.costs[0]
         num_stages, stages = len(split.cuts), []
-        sharing_s = cuts_s = period_s = 0.0
+        sharing_s = cuts_s = period_s = update_s = 0.0
         for place, (layers, num_devices) in enumerate(split.cuts):
             costs, where = by_devices[num_devices], (layers.start, layers.stop)
             memory = costs.memory_bytes(num_stages - place, self.setup.num_micro_batches)[where]
@@ -131,11 +131,12 @@ class _Model:
             sharing_s += float(costs.time_s[where] - alone.time_s[where])
             cuts_s += float(costs.cut_s[layers.start])
             period_s = max(period_s, float(costs.period_s[where]))
+            update_s = max(update_s, self.setup.profile.update_s(*where))
         return Template(
             num_nodes=num_nodes,
             devices_per_node=self.setup.devices_per_node,
             stages=tuple(stages),
-            fill_s=float(alone.time_s[0, -1] + sharing_s + 2 * cuts_s),
+            fill_s=float(alone.time_s[0, -1] + sharing_s + 2 * cuts_s) + update_s,
             period_s=period_s,
             gap=split.gap,
         )

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from oobleckd.protocol.job import Job
 from planner.profile import LayerCost, Profile
+from worker import optimizer, sums
 from worker.models import Batch, Layer, ModelSpec, seed_layer
 
 _T = TypeVar("_T")
+_VERSION = 2  # of what a profile means
 _NUM_RUNS = 5
 _BUDGET_S = 0.5
 
@@ -30,6 +32,7 @@ _BUDGET_S = 0.5
 class _Cost:
     forward_s: float
     backward_s: float
+    update_s: float
     activation_bytes: int
     output_bytes: int
 
@@ -64,7 +67,7 @@ def profile_key(job: Job, device: torch.device) -> str:
     """Identity of a profile: model, shapes, precision, exactness and the kind of device."""
     train = job.train
     shapes = (train.micro_batch, train.sequence, train.precision, train.exact)
-    identity = msgspec.json.encode((job.model, shapes, _device_name(device)), order="deterministic")
+    identity = msgspec.json.encode((_VERSION, job.model, shapes, _device_name(device)), order="deterministic")
     return hashlib.blake2b(identity, digest_size=16).hexdigest()
 
 
@@ -108,6 +111,7 @@ def _layer_cost(spec: ModelSpec, index: int, cost: _Cost, exact: bool) -> LayerC
         state_bytes(shapes, exact),
         cost.activation_bytes,
         cost.output_bytes,
+        update_s=cost.update_s,
     )
 
 
@@ -122,18 +126,45 @@ def _measure_layer(
     seed_layer(job.train.seed, 0, 0, layer.index, device)
     out, activation_bytes = _activations(layer, x, batch)
     gradient = torch.ones_like(out)
-    forward: list[float] = []
-    backward: list[float] = []
+    sum_of = _SumOf([param for _, _, param in layer.params], job, device)
+    times: list[tuple[float, float, float]] = []
     began = time.perf_counter()
-    torch.autograd.grad(out, inputs, gradient)
-    while len(forward) < _NUM_RUNS and (not forward or time.perf_counter() - began < _BUDGET_S):
+    sum_of.add(torch.autograd.grad(out, inputs, gradient))
+    while len(times) < _NUM_RUNS and (not times or time.perf_counter() - began < _BUDGET_S):
         out, forward_s = _timed(lambda: layer(x, batch), device)
         run = out
-        _, backward_s = _timed(lambda: torch.autograd.grad(run, inputs, gradient), device)  # noqa: B023
-        forward.append(forward_s)
-        backward.append(backward_s)
-    cost = _Cost(statistics.median(forward), statistics.median(backward), activation_bytes, out.nbytes)
-    return cost, out.detach()
+        _, backward_s = _timed(lambda: sum_of.add(torch.autograd.grad(run, inputs, gradient)), device)  # noqa: B023
+        _, update_s = _timed(sum_of.update, device)
+        times.append((forward_s, backward_s, update_s))
+    forward_s, backward_s, update_s = (statistics.median(column) for column in zip(*times, strict=True))
+    return _Cost(forward_s, backward_s, update_s, activation_bytes, out.nbytes), out.detach()
+
+
+class _SumOf:
+    """What becomes of a layer's gradients: added up by micro-batch, and once a step an update (``reduce``, ``update``)."""
+
+    def __init__(self, params: Sequence[Tensor], job: Job, device: torch.device) -> None:
+        self._exact = job.train.exact
+        self._params = [torch.zeros_like(param) for param in params]
+        self._moments = [[torch.zeros_like(param) for param in params] for _ in range(2)]
+        self._sum = sums.Sum([tuple(param.shape) for param in params], self._exact, device)
+        self._exponents = [0] * len(params)  # with which nothing overflows
+
+    def add(self, grads: Sequence[Tensor]) -> None:
+        """One micro-batch; ``grads`` may have that of the input behind them."""
+        self._sum.add(grads[: len(self._params)], self._exponents, 1)
+
+    def update(self) -> None:
+        """From the sums to new weights; the next micro-batch is the first of a step."""
+        reduced = sums.total([self._sum.tensors])
+        mean = sums.mean_grads(reduced, self._exponents, 1, self._exact)
+        sums.squared_norms(mean)
+        if self._exact:
+            sums.next_exponents(reduced, self._exponents, 1)
+        optimizer.adamw_(
+            self._params, mean, *self._moments, applied=1, lr=1e-9, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
+        )  # fmt: skip
+        self._sum.zero_()
 
 
 def _activations(layer: Layer, x: Tensor | None, batch: Batch) -> tuple[Tensor, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -20,6 +21,7 @@ import torch
 _COMPILER = "torch._dynamo"
 _MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
 _SCIPY = "scipy"
+_one_at_a_time = threading.RLock()
 _OURS = ("transformers.modeling_utils", "transformers.generation.utils")
 
 
@@ -51,16 +53,17 @@ def without_heavy_parts() -> Iterator[None]:
     For imports, and for what runs torch on the meta device. What has been imported before stays as it is.
     """
     instead = {_COMPILER: _Nothing(_COMPILER), _MASKS: _Masks(_MASKS), _SCIPY: None}
-    hidden = {name: module for name, module in instead.items() if name not in sys.modules}
-    is_available = torch.distributed.is_available
-    sys.modules.update(hidden)  # type: ignore[arg-type] # None is import's own mark for "there is none"
-    torch.distributed.is_available = lambda: False
-    try:
-        yield
-    finally:
-        torch.distributed.is_available = is_available
-        for name in hidden:
-            del sys.modules[name]
+    with _one_at_a_time:
+        hidden = {name: module for name, module in instead.items() if name not in sys.modules}
+        is_available = torch.distributed.is_available
+        sys.modules.update(hidden)  # type: ignore[arg-type] # None is import's own mark for "there is none"
+        torch.distributed.is_available = lambda: False
+        try:
+            yield
+        finally:
+            torch.distributed.is_available = is_available
+            for name in hidden:
+                del sys.modules[name]
 
 
 with without_heavy_parts():

@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from planner.costs import copy_bytes, device_counts, stage_costs
 from planner.plan import Range
 from planner.policy import PlanError
 from planner.profile import Held, LayerCost, Profile
+from planner.refine import refined
 from planner.suffix import Menu, exact_split
 from planner.template import expected_share, node_stages, templates, templates_for
 from tests.unit.planner.build import REFERENCE, even_profile, profile_of, profiles, setup_of
@@ -254,3 +256,17 @@ def test_pipelines_of_a_least_number_of_nodes():
     with pytest.raises(PlanError, match="no pipeline of 7 nodes or more") as refused:
         templates(setup_of(even_profile(6), f=0, min_nodes=7))
     assert "resources.min_pipeline_nodes" in refused.value.hint
+
+
+def test_the_slowest_update_comes_on_top():
+    plain = even_profile(4)
+    layers = tuple(msgspec.structs.replace(layer, update_s=0.5 * i) for i, layer in enumerate(plain.layers))
+    slow = msgspec.structs.replace(plain, layers=layers)
+    for made, with_update in zip(
+        templates(setup_of(plain, f=0)), templates(setup_of(slow, f=0)), strict=True
+    ):
+        slowest_s = max(sum(0.5 * i for i in stage.layers.layers()) for stage in made.stages)
+        assert with_update.stages == made.stages
+        assert with_update.time_s(3) == pytest.approx(made.time_s(3) + slowest_s)
+        better = refined(setup_of(slow, f=0), with_update, 3)
+        assert better.time_s(3) <= with_update.time_s(3) * (1 + 1e-9)
