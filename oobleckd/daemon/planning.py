@@ -1,7 +1,8 @@
 """Planning in processes of their own, so that a long plan never delays a heartbeat.
 
 Owns the pool: warmed at start, rebuilt when a process of it dies (and the request repeated once), gone
-with the daemon however that ends. Owns no plan: requests and answers are the core's, the work is
+with the daemon however that ends. When the second process dies over it too, a plan after a loss is made in a thread of
+the daemon, from the templates and sizes that there are: recovery outranks the loop's punctuality. Owns no plan: requests and answers are the core's, the work is
 ``planner.policies``. Templates that were prepared are kept, so that ``adapt`` after a loss starts at once;
 and after every plan the sizes for fewer nodes are computed ahead, a few at a time, so that nobody waits long.
 """
@@ -33,6 +34,7 @@ _AHEAD = 32  # numbers of nodes a call: some 0.1 s, which a recovery may have to
 _log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+_LOST = (BrokenProcessPool, MemoryError)
 Key = tuple[str, Setup]
 
 
@@ -50,8 +52,11 @@ class _Prepared:
 class Planning:
     """The pool. ``warm`` starts its processes; ``plan`` may be called any number of times at once."""
 
-    def __init__(self, num_processes: int = NUM_PROCESSES) -> None:
+    def __init__(
+        self, num_processes: int = NUM_PROCESSES, on_trouble: Callable[[str], None] = _log.warning
+    ) -> None:
         self.num_rebuilt = 0
+        self._on_trouble = on_trouble
         self._num_processes = num_processes
         self._pool = self._new_pool()
         self._prepared: dict[Key, _Prepared] = {}
@@ -73,14 +78,13 @@ class Planning:
             known = prepared.catalogue.look_up(num_nodes)
             sizes = known.sizes if known else ()
             situation = poolwork.pack(request.situation)
-            found = await self._run(
-                poolwork.adapt, request.policy, prepared.setup, prepared.packed, situation, sizes
+            proposal = poolwork.proposal_of(
+                await self._adapt(request.policy, prepared.setup, prepared.packed, situation, sizes)
             )
-            proposal = poolwork.proposal_of(found)
         except PlanError as error:
             return Planned(request.ticket, error=error.problem, hint=error.hint)
-        except BrokenProcessPool as error:
-            return _failed(request, f"the planner's process died twice: {error}")
+        except _LOST as error:
+            return _failed(request, f"the planner's process was lost twice over it: {str(error) or 'out of memory'}")
         except Exception as error:  # noqa: BLE001 - a task's boundary: a fault of the planner must not stop the daemon
             _log.exception("planner: %s", request)
             return _failed(request, f"the planner failed: {type(error).__name__}: {error}")
@@ -138,18 +142,36 @@ class Planning:
         finally:
             prepared.filling = False
 
+    async def _adapt(self, *arguments: object) -> bytes:
+        """The proposal, wherever it can be made."""
+        try:
+            return await self._run(poolwork.adapt, *arguments)
+        except _LOST:
+            self._on_trouble("the planner's process was lost twice over one plan: the daemon makes it itself")
+            return await asyncio.to_thread(poolwork.adapt, *arguments)  # type: ignore[arg-type]
+
     async def _run(self, function: Callable[..., Result], *arguments: object) -> Result:
+        """Run it in the pool, once more if its process is lost over it. Raises one of _LOST."""
+        try:
+            return await self._once(function, *arguments)
+        except _LOST:
+            return await self._once(function, *arguments)
+
+    async def _once(self, function: Callable[..., Result], *arguments: object) -> Result:
         pool = self._pool
         try:
             return await asyncio.wrap_future(pool.submit(function, *arguments))
-        except BrokenProcessPool:
+        except _LOST:
             self._rebuild(pool)
-        return await asyncio.wrap_future(self._pool.submit(function, *arguments))
+            raise
 
     def _rebuild(self, broken: ProcessPoolExecutor) -> None:
         # Several requests may meet the same broken pool; one of them replaces it.
         if self._pool is broken:
-            _log.warning("a process of the planner died; the pool is made anew")
+            self._on_trouble(
+                "a process of the planner was lost (killed, or out of memory): the pool is made anew, and its "
+                "plan once more; sizes that were computed ahead still serve"
+            )
             self.num_rebuilt += 1
             broken.shutdown(wait=False)
             self._pool = self._new_pool()

@@ -127,7 +127,12 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
         hub.close()
         raise
     history.restore(machine.core.state.history, machine.core.state.seq)
-    planning = Planning()
+
+    def on_trouble(text: str) -> None:
+        _log.warning("%s", text)
+        history.notice(text, "warn")
+
+    planning = Planning(on_trouble=on_trouble)
     made = Loop(machine, journal, history, planning, hub.tell, clock)
     _log.info("read %d entries of %s; agents connect to %s", len(entries), journal.path, hub.endpoint)
     return Service(config, clock, clock.now(), journal, machine, history, planning, hub, made)

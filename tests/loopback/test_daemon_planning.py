@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from oobleckd.core.events import MakePlan
+from oobleckd.daemon import poolwork
 from oobleckd.daemon.planning import Planning
 from planner.policy import Setup, Situation
 from planner.profile import LayerCost, Profile
@@ -104,6 +107,52 @@ async def test_what_cannot_be_computed_ahead_is_logged_and_plans_go_on(
     assert answer.proposal is not None
     await planning.planned_ahead()
     assert sorted(prepared.catalogue.by_nodes) == [1, 2, 3, 4]
+
+
+def dies_in_the_pool(*arguments: Any) -> bytes:
+    """``adapt`` of a planner that is killed each time; not so in the daemon's own process."""
+    if multiprocessing.parent_process() is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return adapt(*arguments)
+
+
+def has_no_memory(*_arguments: Any) -> bytes:
+    raise MemoryError
+
+
+adapt = poolwork.adapt
+
+
+@pytest.mark.asyncio
+async def test_a_plan_that_kills_every_process_is_made_by_the_daemon(
+    planning: Planning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await planning.plan(MakePlan(1, "oobleck", setup_of(), SITUATION))
+    await planning.planned_ahead()
+    said: list[str] = []
+    planning._on_trouble = said.append
+    monkeypatch.setattr(poolwork, "adapt", dies_in_the_pool)
+    answer = await planning.plan(MakePlan(2, "oobleck", setup_of(), SITUATION))
+    assert answer.proposal == before.proposal
+    assert planning.num_rebuilt == 2
+    assert ["lost" in text for text in said] == [True] * 3
+    assert "the daemon makes it itself" in said[-1]
+    (prepared,) = planning._prepared.values()
+    assert sorted(prepared.catalogue.by_nodes) == [1, 2, 3, 4], "what was computed ahead is still there"
+    monkeypatch.undo()
+    assert (await planning.plan(MakePlan(3, "oobleck", setup_of(), SITUATION))).proposal == before.proposal
+
+
+@pytest.mark.asyncio
+async def test_templates_without_memory_are_an_answer_and_the_pool_comes_back(
+    planning: Planning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poolwork, "prepare", has_no_memory)
+    answer = await planning.plan(MakePlan(1, "oobleck", setup_of()))
+    assert "lost twice" in answer.error
+    assert "memory" in answer.error
+    monkeypatch.undo()
+    assert (await planning.plan(MakePlan(2, "oobleck", setup_of()))).templates
 
 
 PROGRAM = """
