@@ -25,6 +25,7 @@ settings.load_profile("ours")
 _LIVE = ("host", "loopback")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests with real clusters run one after another, in one of the processes that ``make test`` starts."""
     for item in items:

@@ -11,6 +11,7 @@ exchange for the two copies of f = 1 (docs/decisions.md).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -196,9 +197,12 @@ class Reducer:
         if what.nan or what.overflow:
             return Reduced(what, total, [], (0.0,) * len(total), exponents)
         grads = sums.mean_grads(total, exponents, self.num_micro_batches, self.exact)
+        norms = sums.squared_norms(grads)
+        if not all(map(math.isfinite, norms)):  # float sums: what was not finite in a term is so in the sum
+            return Reduced(msgspec.structs.replace(what, nan=True), total, [], (0.0,) * len(total), exponents)
         following = (
             sums.next_exponents(total, exponents, self._num_contributions(bucket))
             if self.exact
             else exponents
         )
-        return Reduced(what, total, grads, sums.squared_norms(grads), following)
+        return Reduced(what, total, grads, norms, following)

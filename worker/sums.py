@@ -76,19 +76,21 @@ class Sum:
     ) -> tuple[bool, bool]:
         """Add one micro-batch's gradients; returns (NaN or infinity seen, overflow seen).
 
-        Overflow: ``|g * 2**exponent| >= 2**51 / num_contributions``, where ``num_contributions`` is how many
+        Float32 is not looked at: what is not finite stays so in the sum, where its norm shows it. Overflow: ``|g * 2**exponent| >= 2**51 / num_contributions``, where ``num_contributions`` is how many
         there will be in the whole sum over all devices (8, if there will be fewer). The test looks at this
         contribution alone, so it does not depend on the grouping. A gradient that fails either test is not
         added: a round with such a flag is never applied.
         """
+        if not self.exact:
+            for key, grad in enumerate(grads):
+                self._add_float(key, grad.reshape(-1))
+            return False, False
         nan = overflow = False
         limit = min(2.0**SUM_BITS / num_contributions, 2.0**_TERM_BITS)
         for key, (grad, exponent) in enumerate(zip(grads, exponents, strict=True)):
             largest = _largest(grad)
             if not math.isfinite(largest):
                 nan = True
-            elif not self.exact:
-                self._add_float(key, grad.reshape(-1))
             elif math.ldexp(largest, exponent) >= limit:
                 overflow = True
             else:

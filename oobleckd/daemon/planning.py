@@ -84,7 +84,9 @@ class Planning:
         except PlanError as error:
             return Planned(request.ticket, error=error.problem, hint=error.hint)
         except _LOST as error:
-            return _failed(request, f"the planner's process was lost twice over it: {str(error) or 'out of memory'}")
+            return _failed(
+                request, f"the planner's process was lost twice over it: {str(error) or 'out of memory'}"
+            )
         except Exception as error:  # noqa: BLE001 - a task's boundary: a fault of the planner must not stop the daemon
             _log.exception("planner: %s", request)
             return _failed(request, f"the planner failed: {type(error).__name__}: {error}")

@@ -166,6 +166,27 @@ def test_nan_skips_the_update_and_counts_the_step(
     assert counters == {Counters(round=GOAL, step=GOAL, applied=GOAL - 1)}
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_nan_in_a_gradient_skips_the_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool
+) -> None:
+    add = sums.Sum.add
+    bad = {"left": 1}
+
+    def add_with_nan(self, grads, exponents, num_contributions):
+        if bad["left"]:
+            bad["left"] -= 1
+            grads = [torch.full_like(grads[0], torch.nan), *grads[1:]]
+        return add(self, grads, exponents, num_contributions)
+
+    monkeypatch.setattr(sums.Sum, "add", add_with_nan)
+    world = World(job(tmp_path, exact=exact), STAGES, 1, tmp_path)
+    world.run()
+    counters = {world.nodes[device].executor.counters for device in world.live()}
+    assert counters == {Counters(round=GOAL, step=GOAL, applied=GOAL - 1)}
+    assert all(weight.isfinite().all() for weight in world.weights().values())
+
+
 def test_a_flag_that_comes_after_the_vote_waits_for_the_next_round(reference, tmp_path: Path) -> None:
     world = World(reference[0], STAGES, 1, tmp_path)
     executor = world.nodes["a0/0"].executor
