@@ -164,7 +164,7 @@ def test_a_change_over_some_pipelines_keeps_what_one_over_all_keeps(monkeypatch:
 
 def test_the_drawing_is_of_the_deepest_pipeline() -> None:
     schedule = planned(EXAMPLE, "--nodes", "7").schedule
-    assert (schedule.num_nodes, schedule.micro_batches, schedule.of_micro_batches) == (3, 4, 4)
+    assert (schedule.num_nodes, schedule.micro_batches, schedule.of_micro_batches) == (3, 5, 5)
     assert [op.op for op in schedule.stages[2]][:4] == ["2F0", "2B0", "2F1", "2B1"]
     assert schedule.makespan_s == max(op.stop_s for ops in schedule.stages for op in ops)
 
