@@ -25,7 +25,7 @@ demo: setup ## train on seven nodes of this machine, kill some, verify bit for b
 
 # Real clusters in one process of pytest, everything else in the other: clusters wait much, the others never.
 test: setup ## every test but the long repetitions
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2
 
 test-gpu: setup ## the tests that need an NVIDIA GPU (tests/gpu/README.md)
 	$(BIN)/python -m pytest -m gpu tests/gpu

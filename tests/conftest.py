@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # Before anything imports torch or transformers. Started programs inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -22,12 +23,15 @@ settings.register_profile("ours", deadline=None, derandomize=True, print_blob=Tr
 settings.load_profile("ours")
 
 
-_LIVE = ("host", "loopback")
+_LIVE = ("tests/host/", "tests/loopback/")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class _LiveTogether(LoadScopeScheduling):
     """Tests with real clusters run one after another, in one of the processes that ``make test`` starts."""
-    for item in items:
-        if Path(item.path).parent.name in _LIVE:
-            item.add_marker(pytest.mark.xdist_group("live"))
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "live" if nodeid.startswith(_LIVE) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    return _LiveTogether(config, log)
