@@ -23,7 +23,8 @@ settings.register_profile("ours", deadline=None, derandomize=True, print_blob=Tr
 settings.load_profile("ours")
 
 
-_LIVE = ("tests/host/", "tests/loopback/")
+_CLUSTERS = ("demo", "devices_live", "export", "faults", "nodes_live", "recovery", "roads", "twin", "up")
+_LIVE = ("tests/host/", *(f"tests/loopback/test_{name}.py" for name in _CLUSTERS))
 
 
 class _LiveTogether(LoadScopeScheduling):
