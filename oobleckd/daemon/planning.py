@@ -1,6 +1,6 @@
 """Planning in processes of their own, so that a long plan never delays a heartbeat.
 
-Owns the pool: warmed at start, rebuilt when a process of it dies (and the request repeated once), gone
+Owns the processes: warmed at start, made anew when one dies (and the request repeated once), gone
 with the daemon however that ends. When the second process dies over it too, a plan after a loss is made in a thread of
 the daemon, from the templates and sizes that there are: recovery outranks the loop's punctuality. Owns no plan: requests and answers are the core's, the work is
 ``planner.policies``. Templates that were prepared are kept, so that ``adapt`` after a loss starts at once;
@@ -27,10 +27,9 @@ from planner.catalogue import Catalogue
 from planner.plan import Template
 from planner.policy import PlanError, Setup
 
-# One plan for a recovery must not wait behind the templates of a queued job.
-NUM_PROCESSES = 2
 _MOST_PREPARED = 16
-_AHEAD = 32  # numbers of nodes a call: some 0.1 s, which a recovery may have to wait behind
+_AHEAD = 32  # numbers of nodes a call: some 0.1 s
+_NICER_BY = 5  # what is not waited for leaves the processor to the loop, and to training on this host
 _log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -49,23 +48,77 @@ class _Prepared:
     filling: bool = False
 
 
-class Planning:
-    """The pool. ``warm`` starts its processes; ``plan`` may be called any number of times at once."""
+class _Lane:
+    """A pool of one process, made anew when that is lost."""
 
-    def __init__(
-        self, num_processes: int = NUM_PROCESSES, on_trouble: Callable[[str], None] = _log.warning
-    ) -> None:
+    def __init__(self, nicer_by: int, on_trouble: Callable[[str], None]) -> None:
         self.num_rebuilt = 0
+        self._nicer_by = nicer_by
         self._on_trouble = on_trouble
-        self._num_processes = num_processes
         self._pool = self._new_pool()
+
+    def warm(self) -> None:
+        """Have the process started and the planner imported there, without waiting for it."""
+        self._pool.submit(os.getpid)
+
+    def close(self) -> None:
+        """End the process; what is under way is dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, function: Callable[..., Result], *arguments: object) -> Result:
+        """Run it there, once more if the process is lost over it. Raises one of _LOST."""
+        try:
+            return await self._once(function, *arguments)
+        except _LOST:
+            return await self._once(function, *arguments)
+
+    async def _once(self, function: Callable[..., Result], *arguments: object) -> Result:
+        pool = self._pool
+        try:
+            return await asyncio.wrap_future(pool.submit(function, *arguments))
+        except _LOST:
+            self._rebuild(pool)
+            raise
+
+    def _rebuild(self, broken: ProcessPoolExecutor) -> None:
+        # Several requests may meet the same broken pool; one of them replaces it.
+        if self._pool is broken:
+            self._on_trouble(
+                "a process of the planner was lost (killed, or out of memory): it is made anew, and its "
+                "plan once more; sizes that were computed ahead still serve"
+            )
+            self.num_rebuilt += 1
+            broken.shutdown(wait=False)
+            self._pool = self._new_pool()
+
+    def _new_pool(self) -> ProcessPoolExecutor:
+        # spawn: the daemon has threads, and a fork of those may hang.
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(self._nicer_by,))
+
+
+class Planning:
+    """The pool: a process for plans after a loss, so that these wait for nothing, and one for all else.
+
+    ``warm`` starts both; ``plan`` may be called any number of times at once.
+    """
+
+    def __init__(self, on_trouble: Callable[[str], None] = _log.warning) -> None:
+        self._on_trouble = on_trouble
+        self._urgent = _Lane(0, self._trouble)
+        self._patient = _Lane(_NICER_BY, self._trouble)
         self._prepared: dict[Key, _Prepared] = {}
         self._ahead: set[asyncio.Task[None]] = set()
 
+    @property
+    def num_rebuilt(self) -> int:
+        """Processes lost and made anew."""
+        return self._urgent.num_rebuilt + self._patient.num_rebuilt
+
     def warm(self) -> None:
-        """Have every process started and the planner imported there, without waiting for it."""
-        for _ in range(self._num_processes):
-            self._pool.submit(os.getpid)
+        """Have the processes started and the planner imported there, without waiting for it."""
+        self._urgent.warm()
+        self._patient.warm()
 
     async def plan(self, request: MakePlan) -> Planned:
         """The answer to ``request``. Never raises: what goes wrong is a sentence in the answer."""
@@ -102,7 +155,8 @@ class Planning:
         """End the processes; plans under way are dropped."""
         for task in self._ahead:
             task.cancel()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._urgent.close()
+        self._patient.close()
 
     def pids(self) -> tuple[int, ...]:
         """Process numbers of the pool."""
@@ -114,7 +168,7 @@ class Planning:
         key = (policy, setup)
         if key not in self._prepared:
             asked = poolwork.pack(setup)
-            packed = await self._run(poolwork.prepare, policy, asked)
+            packed = await self._patient.run(poolwork.prepare, policy, asked)
             templates = poolwork.templates_of(packed)
             while len(self._prepared) >= _MOST_PREPARED:
                 self._prepared.pop(next(iter(self._prepared)))
@@ -135,7 +189,7 @@ class Planning:
         """Fill the catalogue. What cannot be computed ahead is computed when it is needed."""
         try:
             while numbers := prepared.catalogue.missing(num_nodes)[:_AHEAD]:
-                made = await self._run(
+                made = await self._patient.run(
                     poolwork.ahead, prepared.packed, numbers, setup.f, setup.num_micro_batches
                 )
                 prepared.catalogue.add(made)
@@ -144,52 +198,25 @@ class Planning:
         finally:
             prepared.filling = False
 
+    def _trouble(self, text: str) -> None:
+        self._on_trouble(text)
+
     async def _adapt(self, *arguments: object) -> bytes:
         """The proposal, wherever it can be made."""
         try:
-            return await self._run(poolwork.adapt, *arguments)
+            return await self._urgent.run(poolwork.adapt, *arguments)
         except _LOST:
-            self._on_trouble("the planner's process was lost twice over one plan: the daemon makes it itself")
+            self._trouble("the planner's process was lost twice over one plan: the daemon makes it itself")
             return await asyncio.to_thread(poolwork.adapt, *arguments)  # type: ignore[arg-type]
-
-    async def _run(self, function: Callable[..., Result], *arguments: object) -> Result:
-        """Run it in the pool, once more if its process is lost over it. Raises one of _LOST."""
-        try:
-            return await self._once(function, *arguments)
-        except _LOST:
-            return await self._once(function, *arguments)
-
-    async def _once(self, function: Callable[..., Result], *arguments: object) -> Result:
-        pool = self._pool
-        try:
-            return await asyncio.wrap_future(pool.submit(function, *arguments))
-        except _LOST:
-            self._rebuild(pool)
-            raise
-
-    def _rebuild(self, broken: ProcessPoolExecutor) -> None:
-        # Several requests may meet the same broken pool; one of them replaces it.
-        if self._pool is broken:
-            self._on_trouble(
-                "a process of the planner was lost (killed, or out of memory): the pool is made anew, and its "
-                "plan once more; sizes that were computed ahead still serve"
-            )
-            self.num_rebuilt += 1
-            broken.shutdown(wait=False)
-            self._pool = self._new_pool()
-
-    def _new_pool(self) -> ProcessPoolExecutor:
-        # spawn: the daemon has threads, and a fork of those may hang.
-        context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(self._num_processes, mp_context=context, initializer=_begin)
 
 
 def _failed(request: MakePlan, problem: str) -> Planned:
     return Planned(request.ticket, error=problem, hint="this is a fault of oobleckd; the log has more")
 
 
-def _begin() -> None:
+def _begin(nicer_by: int) -> None:
     """In each process: leave Ctrl-C to the daemon, and end with it even if it was killed."""
+    os.nice(nicer_by)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

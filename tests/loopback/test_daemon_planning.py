@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import select
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from oobleckd.core.events import MakePlan
 from oobleckd.daemon import poolwork
 from oobleckd.daemon.planning import Planning
-from planner.policy import Setup, Situation
+from planner.policy import PlanError, Setup, Situation
 from planner.profile import LayerCost, Profile
 
 
@@ -30,7 +32,7 @@ SITUATION = Situation(("node-1", "node-2", "node-3", "node-4"), {})
 
 @pytest.fixture
 def planning() -> Iterator[Planning]:
-    made = Planning(1)
+    made = Planning()
     yield made
     made.close()
 
@@ -71,13 +73,34 @@ async def test_a_fault_of_the_planner_is_an_answer_too(
 
 @pytest.mark.asyncio
 async def test_a_killed_process_is_replaced_and_the_request_repeated(planning: Planning) -> None:
-    await planning.plan(MakePlan(1, "oobleck", setup_of()))
-    (pid,) = planning.pids()
-    os.kill(pid, signal.SIGKILL)
+    await planning.plan(MakePlan(1, "oobleck", setup_of(), SITUATION))
+    await planning.planned_ahead()
+    pids = planning.pids()
+    assert len(pids) == 2
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
     answer = await planning.plan(MakePlan(2, "oobleck", setup_of(), SITUATION))
     assert answer.proposal is not None
     assert planning.num_rebuilt == 1
-    assert planning.pids() != (pid,)
+    assert (await planning.plan(MakePlan(3, "oobleck", setup_of(device_memory_bytes=10**6)))).templates
+    assert planning.num_rebuilt == 2
+    assert not set(planning.pids()) & set(pids)
+
+
+@pytest.mark.asyncio
+async def test_a_recovery_does_not_wait_for_templates(
+    planning: Planning, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    await planning.plan(MakePlan(1, "oobleck", setup_of(), SITUATION))
+    await planning.planned_ahead()
+    os.mkfifo(tmp_path / "go")
+    monkeypatch.setattr(poolwork, "prepare", waits)
+    long = asyncio.create_task(planning.plan(MakePlan(2, str(tmp_path / "go"), setup_of())))
+    answer = await planning.plan(MakePlan(3, "oobleck", setup_of(), SITUATION))
+    assert answer.proposal is not None
+    assert not long.done()
+    (tmp_path / "go").write_text("now", encoding="utf-8")
+    assert "now" in (await long).error
 
 
 @pytest.mark.asyncio
@@ -114,6 +137,11 @@ def dies_in_the_pool(*arguments: Any) -> bytes:
     if multiprocessing.parent_process() is not None:
         os.kill(os.getpid(), signal.SIGKILL)
     return adapt(*arguments)
+
+
+def waits(policy: str, _setup: bytes) -> bytes:
+    """``prepare`` that ends when somebody writes to the pipe ``policy``."""
+    raise PlanError(Path(policy).read_text(encoding="utf-8"))
 
 
 def has_no_memory(*_arguments: Any) -> bytes:
@@ -162,7 +190,7 @@ from oobleckd.daemon.planning import Planning
 from tests.loopback.test_daemon_planning import setup_of
 
 async def main():
-    planning = Planning(1)
+    planning = Planning()
     await planning.plan(MakePlan(1, "oobleck", setup_of()))
     print(*planning.pids(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
