@@ -10,6 +10,7 @@ and after every plan the sizes for fewer nodes are computed ahead, a few at a ti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -216,7 +217,8 @@ def _failed(request: MakePlan, problem: str) -> Planned:
 
 def _begin(nicer_by: int) -> None:
     """In each process: leave Ctrl-C to the daemon, and end with it even if it was killed."""
-    os.nice(nicer_by)
+    with contextlib.suppress(OSError):  # a sandbox may forbid it: then its plans take the processor that they get
+        os.nice(nicer_by)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from oobleckd.core.events import MakePlan
+from oobleckd.daemon import planning as daemon_planning
 from oobleckd.daemon import poolwork
 from oobleckd.daemon.planning import Planning
 from planner.policy import PlanError, Setup, Situation
@@ -146,6 +147,27 @@ def waits(policy: str, _setup: bytes) -> bytes:
 
 def has_no_memory(*_arguments: Any) -> bytes:
     raise MemoryError
+
+
+begin = daemon_planning._begin
+
+
+def begins_where_nobody_may_be_nicer(nicer_by: int) -> None:
+    def refuse(_by: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    os.nice = refuse
+    begin(nicer_by)
+
+
+@pytest.mark.asyncio
+async def test_a_sandbox_that_forbids_nice_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_planning, "_begin", begins_where_nobody_may_be_nicer)
+    planning = Planning()
+    answer = await planning.plan(MakePlan(1, "oobleck", setup_of(), SITUATION))
+    planning.close()
+    assert answer.proposal is not None
+    assert planning.num_rebuilt == 0
 
 
 adapt = poolwork.adapt
