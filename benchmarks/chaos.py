@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.peers.launch import end_on_sigterm
+from benchmarks.peers.launch import endable
 from tests.helpers.chaos import HOWS, daemon_seed, random_seed
 from tests.helpers.cluster import Cluster
 from tests.helpers.matrix import NODES as MATRIX_NODES
@@ -47,7 +47,6 @@ def main() -> int:
         "--with-node", action="store_true", help="with --daemon: a node dies while it is away"
     )
     args = parser.parse_args()
-    end_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="oobleck-chaos-") as state, contextlib.ExitStack() as stack:
         clusters = Clusters(Path(state), stack)
         failed, total = (matrix if args.matrix else seeds)(clusters, args)
@@ -126,4 +125,4 @@ def seeds(clusters: Clusters, args: argparse.Namespace) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(endable(main))

@@ -27,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.peers.launch import end_on_sigterm
+from benchmarks.peers.launch import endable
 from benchmarks.quiet import evictions, train
 from oobleckd.client import Client
 from oobleckd.ctl.local import program
@@ -85,7 +85,6 @@ def main() -> int:
     parser.add_argument("--loss", type=float, default=0.1, help="share of packets that are lost")
     parser.add_argument("--delay", type=float, default=0.02, help="seconds on the road, one way")
     args = parser.parse_args()
-    end_on_sigterm()
     if os.geteuid() != 0:
         print(
             "error: network namespaces need root\nhint: sudo .venv/bin/python benchmarks/lossy.py",
@@ -182,4 +181,4 @@ def started(state: Path, spaces: dict[str, str]) -> Iterator[Cluster]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(endable(main))

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cluster import Cluster, ClusterFailed
-from benchmarks.peers.launch import end_on_sigterm, isolate
+from benchmarks.peers.launch import endable, isolate
 from benchmarks.tables import table
 from oobleckd.protocol.job import Job, parse_job
 
@@ -107,7 +107,6 @@ def main() -> int:
     args = parser.parse_args()
     names = [name for name in SHAPES if not args.only or name in args.only.split(",")]
     isolate()
-    end_on_sigterm()
     try:
         with (
             tempfile.TemporaryDirectory(prefix="oobleck-bench-") as folder,
@@ -132,4 +131,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(endable(main))

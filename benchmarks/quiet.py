@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.peers.launch import end_on_sigterm
+from benchmarks.peers.launch import endable
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 5
@@ -43,7 +43,6 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--load", type=int, default=2, help="busy processes beside the cluster")
     args = parser.parse_args()
-    end_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="oobleck-quiet-") as folder:
         state = Path(folder)
         with Cluster(state / "c", NODES) as cluster, load(args.load, state / "scratch"):
@@ -102,4 +101,4 @@ def evictions(cluster: Cluster) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(endable(main))

@@ -26,7 +26,7 @@ from benchmarks.cost import Cost, Summary, summarise
 from benchmarks.goals import Goal, goals_of
 from benchmarks.peers import recovering
 from benchmarks.peers.environments import NotAvailable, torchft_python
-from benchmarks.peers.launch import ROOT, PeerFailed, Programs, end_on_sigterm, isolate
+from benchmarks.peers.launch import ROOT, PeerFailed, Programs, endable, isolate
 from benchmarks.tables import table
 
 OURS = "oobleckd"
@@ -162,7 +162,6 @@ def main() -> int:
                 system: str(error) for system in PEERS if system.startswith("torchft") and system in only
             }
     isolate()
-    end_on_sigterm()
     plan = plan_of(only, args.rounds, args.peer_rounds)
     costs, broke = measure_all(plan, python, random.Random(args.seed))
     failures |= broke
@@ -178,4 +177,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(endable(main))

@@ -27,7 +27,7 @@ from benchmarks.peers.attempts import Attempt
 from benchmarks.peers.launch import (
     PeerFailed,
     Programs,
-    end_on_sigterm,
+    endable,
     isolate,
     start_ranks,
 )
@@ -206,7 +206,6 @@ def main() -> int:
     args = parser.parse_args()
     layouts = [layout for layout in LAYOUTS if layout in args.only.split(",")]
     isolate()
-    end_on_sigterm()
     try:
         with tempfile.TemporaryDirectory(prefix="oobleck-bench-") as folder:
             rates = measure(layouts, args.pairs, args.steps, Path(folder))
@@ -218,4 +217,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(endable(main))

@@ -150,13 +150,24 @@ def stop(pids: Iterable[int]) -> None:
         time.sleep(0.001)
 
 
-def end_on_sigterm() -> None:
-    """SIGTERM ends this program as Ctrl-C does, by way of everything that ends what it started."""
+def endable(main: Callable[[], int]) -> int:
+    """What ``main`` returns, or 130 if Ctrl-C or SIGTERM ended it, by way of everything that ends what it started.
+
+    Only the first signal counts: ``timeout`` sends two, and the second would cut the ending short.
+    """
 
     def interrupt(_number: int, _frame: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    try:
+        return main()
+    except KeyboardInterrupt:
+        print("stopped; what this had started is ended", file=sys.stderr)
+        return 130
 
 
 def start_ranks(programs: Programs, module: str, *args: str) -> None:

@@ -217,7 +217,9 @@ def _failed(request: MakePlan, problem: str) -> Planned:
 
 def _begin(nicer_by: int) -> None:
     """In each process: leave Ctrl-C to the daemon, and end with it even if it was killed."""
-    with contextlib.suppress(OSError):  # a sandbox may forbid it: then its plans take the processor that they get
+    with contextlib.suppress(
+        OSError
+    ):  # a sandbox may forbid it: then its plans take the processor that they get
         os.nice(nicer_by)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -53,7 +53,11 @@ class Cluster:
         return Home(self.state)
 
     def __enter__(self) -> Self:
-        self.ctl("up", "--nodes", str(self.num_nodes), "--allow-injection", *self._options)
+        try:
+            self.ctl("up", "--nodes", str(self.num_nodes), "--allow-injection", *self._options)
+        except BaseException:  # interrupted, too: half a cluster is not left behind
+            self.ctl("down", check=False)
+            raise
         return self
 
     def __exit__(
