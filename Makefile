@@ -4,6 +4,8 @@ SEEDS ?= 20
 MINUTES ?= 30
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
+# The programs started here are many, and compiling our modules anew is a tenth of what each imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-gpu check fmt docs bench chaos chaos-matrix quiet lossy soak
 

@@ -31,6 +31,14 @@ EXITING = "the process is exiting"
 """Evidence of an end whose cause the kernel does not tell yet."""
 
 _PR_SET_PDEATHSIG = 1
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    # What a micro-batch freed is kept for the next one, in large pages; else its pages are cleared by the
+    # kernel again and again, a twentieth of a CPU device's time. Given back when the job ends (``device``).
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824"
+    ":glibc.malloc.trim_threshold=1073741824",
+}
+"""Of every device process, where the agent's own environment does not say otherwise."""
 _log = logging.getLogger(__name__)
 
 
@@ -136,7 +144,7 @@ def start(device: str, setting: Setting) -> Child:
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno(), lifeline.fd, lifeline.held_fd, pulse.fd],
             start_new_session=True,
-            env={"OMP_NUM_THREADS": "1", **os.environ},
+            env={**_ENVIRONMENT, **os.environ},
         )
     return Child(device, process, ours, lifeline, pulse)
 

@@ -6,6 +6,7 @@ Started by the agent (``process``); ends with it. Training itself is in ``execut
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from collections.abc import Collection, Sequence
@@ -249,6 +250,7 @@ class DeviceProcess:
         self.post.purge(lambda _: True)
         self.plane.leave()
         self._forget(self.transport.peers())
+        give_back_memory()
 
     def _forget(self, peers: Collection[str]) -> None:
         self.plane.forget(peers)
@@ -290,6 +292,12 @@ class DeviceProcess:
             holding=executor is not None and executor.holding,
         )
         self.link.send(DeviceUp(info))
+
+
+def give_back_memory() -> None:
+    """Have the C library return to the system what it keeps for allocations to come (``children``)."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc's
+        trim(0)
 
 
 def torch_device(place: Place) -> torch.device:

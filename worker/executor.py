@@ -25,7 +25,7 @@ from planner.plan import Layout
 from worker.commit import Commit, outcome_of
 from worker.data import Corpus
 from worker.faults import Faults
-from worker.models import seed_layer
+from worker.models import gradients, seed_layer
 from worker.post import Post
 from worker.pulse import Pulse
 from worker.reduce import Contribution, Reducer
@@ -241,7 +241,7 @@ class Executor:
         if through:
             assert into is not None
             inputs = [*inputs, into]
-        grads = list(torch.autograd.grad(out, inputs, g)) if inputs else []
+        grads = gradients(out, inputs, g)
         below = grads.pop() if through else None
         if task.route.wants(layer):
             if layer == self.store.spec.num_layers - 1:

@@ -20,7 +20,7 @@ from torch import Tensor
 from oobleckd.protocol.job import Job
 from planner.profile import LayerCost, Profile
 from worker import optimizer, sums
-from worker.models import Batch, Layer, ModelSpec, seed_layer
+from worker.models import Batch, Layer, ModelSpec, gradients, seed_layer
 
 _T = TypeVar("_T")
 _VERSION = 2  # of what a profile means
@@ -129,11 +129,11 @@ def _measure_layer(
     sum_of = _SumOf([param for _, _, param in layer.params], job, device)
     times: list[tuple[float, float, float]] = []
     began = time.perf_counter()
-    sum_of.add(torch.autograd.grad(out, inputs, gradient))
+    sum_of.add(gradients(out, inputs, gradient))
     while len(times) < _NUM_RUNS and (not times or time.perf_counter() - began < _BUDGET_S):
         out, forward_s = _timed(lambda: layer(x, batch), device)
         run = out
-        _, backward_s = _timed(lambda: sum_of.add(torch.autograd.grad(run, inputs, gradient)), device)  # noqa: B023
+        _, backward_s = _timed(lambda: sum_of.add(gradients(run, inputs, gradient)), device)  # noqa: B023
         _, update_s = _timed(sum_of.update, device)
         times.append((forward_s, backward_s, update_s))
     forward_s, backward_s, update_s = (statistics.median(column) for column in zip(*times, strict=True))

@@ -108,7 +108,7 @@ class Sum:
         # One chunk at a time stays in the cache. The product is exact but for bits far below a half.
         factor, chunk = math.ldexp(_NO_TIES, exponent), self._wide.numel()
         empty, rises = self._empty[key], not self._gathers[key]
-        for part, into in zip(torch.split(grad, chunk), torch.split(self._flat[key], chunk), strict=True):
+        for part, into in zip(_pieces(grad, chunk), _pieces(self._flat[key], chunk), strict=True):
             wide = self._wide[: part.numel()].copy_(part)
             if empty:
                 into.fill_(_BASE)
@@ -140,9 +140,7 @@ def mean_grads(
         grad = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
         divisor = math.ldexp(float(num_micro_batches), exponent)
         chunk = _chunk(tensor.device)
-        for part, into in zip(
-            torch.split(tensor.view(-1), chunk), torch.split(grad.view(-1), chunk), strict=True
-        ):
+        for part, into in zip(_pieces(tensor.view(-1), chunk), _pieces(grad.view(-1), chunk), strict=True):
             into.copy_(part.div(divisor))
         grads.append(grad)
     return grads
@@ -180,6 +178,10 @@ def _chunk(device: torch.device) -> int:
     return _CPU_CHUNK if device.type == "cpu" else _GPU_CHUNK
 
 
+def _pieces(flat: Tensor, chunk: int) -> Sequence[Tensor]:
+    return torch.split(flat, chunk) if flat.numel() > chunk else (flat,)
+
+
 def _largest(grad: Tensor) -> float:
     """The largest magnitude; NaN if there is a NaN."""
     low, high = torch.aminmax(grad)
@@ -194,5 +196,5 @@ def _magnitude(tensor: Tensor) -> int:
 def _squared_norm(flat: Tensor) -> float:
     # Chunks this small are summed by one thread, whatever the number of threads.
     chunk = 1 << 15 if flat.device.type == "cpu" else _GPU_CHUNK
-    squares = [part.to(torch.float64).square_().sum() for part in torch.split(flat, chunk)]
+    squares = [part.to(torch.float64).square_().sum() for part in _pieces(flat, chunk)]
     return sum(torch.stack(squares).tolist()) if squares else 0.0

@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from oobleckd.protocol.job import Job, parse_job
 from worker.masking import Masking
-from worker.models import MASKED, Batch, Layer, ModelSpec, seed_layer
+from worker.models import MASKED, Batch, Layer, ModelSpec, gradients, seed_layer
 
 CPU = torch.device("cpu")
 
@@ -99,7 +99,7 @@ def layered_step(spec: ModelSpec, layers: list[Layer], batch: Batch) -> tuple[Te
     sums: dict[str, Tensor] = {}
     for layer, into, out in reversed(passes):
         through = [] if into is None else [into]
-        grads = list(torch.autograd.grad(out, [p for _, _, p in layer.params] + through, gradient))
+        grads = gradients(out, [p for _, _, p in layer.params] + through, gradient)
         gradient = grads.pop() if through else None
         for (bucket, position, _), grad in zip(layer.params, grads, strict=True):
             key = spec.buckets[bucket].keys[position]

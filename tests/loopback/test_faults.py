@@ -15,7 +15,8 @@ from oobleckd.ctl.twin import to_toml
 from oobleckd.protocol.api import IncidentView, NodeView
 from tests.helpers.cluster import Cluster, tiny_job
 
-NODES, STEPS = 4, 80
+NODES = 4
+TRAIN = {"steps": 80, "micro_batch": 4}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def begin(cluster: Cluster, name: str) -> tuple[str, str]:
     """A job a few steps in, and a node of it. All train the same, so that one run without failures serves all."""
     cluster.heal()
-    job = cluster.client.submit(tiny_job(name, train={"steps": STEPS})).id
+    job = cluster.client.submit(tiny_job(name, train=TRAIN)).id
     return job, cluster.at_step(job, 5).nodes[-1]
 
 
@@ -110,7 +111,7 @@ wait = "whole"
 def test_a_drill_passes_and_says_what_it_did(cluster: Cluster, tmp_path: Path) -> None:
     cluster.heal()
     # A copy on each node: two can be lost one after the other, however soon.
-    job = tiny_job("drill", train={"steps": STEPS}, resources={"device_memory": "64MiB"})
+    job = tiny_job("drill", train=TRAIN, resources={"device_memory": "64MiB"})
     (tmp_path / "job.toml").write_text(to_toml(msgspec.to_builtins(job)))
     (tmp_path / "drill.toml").write_text(DRILL)
     said = cluster.ctl("drill", str(tmp_path / "drill.toml"), "--seed", "5", "-o", "json")

@@ -29,7 +29,7 @@ def settled(cluster: Cluster, job: str, count: int) -> JobView:
 
 
 def test_six_down_to_two_and_back_without_losing_a_step(cluster: Cluster) -> None:
-    spec = tiny_job("tide", train={"steps": 400}, fault_tolerance={"f": 2})
+    spec = tiny_job("tide", train={"steps": 160}, fault_tolerance={"f": 2})
     job = cluster.client.submit(spec).id
     view = settled(cluster, job, 6)
     assert view.tolerance == 2

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 _COMPILER = "torch._dynamo"
 _MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
@@ -64,6 +65,22 @@ def without_heavy_parts() -> Iterator[None]:
             torch.distributed.is_available = is_available
             for name in hidden:
                 del sys.modules[name]
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Within, modules are made without initial values. For the meta device: it has none, but imports sympy for them."""
+    made = {name: value for name, value in vars(nn.init).items() if name.endswith("_") and name[0] != "_"}
+    with _one_at_a_time:
+        vars(nn.init).update(dict.fromkeys(made, _left_as_it_is))
+        try:
+            yield
+        finally:
+            vars(nn.init).update(made)
+
+
+def _left_as_it_is(tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
+    return tensor
 
 
 with without_heavy_parts():

@@ -90,7 +90,7 @@ def split(config: PretrainedConfig) -> Split:
     """Build the structure of ``config``'s model and find its cut. Raises UserError if it has none."""
     auto = AutoModelForMaskedLM if config.model_type in MASKED else AutoModelForCausalLM
     try:
-        with light.without_heavy_parts(), torch.device("meta"):
+        with light.without_heavy_parts(), light.without_values(), torch.device("meta"):
             model = auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
         raise UserError(

@@ -103,6 +103,18 @@ def test_the_page_tells_what_is_done_and_how_long_it_took_before(page):
         assert page.read().limit_s == 60.0
 
 
+def test_the_first_of_a_kind_prepares_much_and_does_not_count_for_long(page, monkeypatch):
+    now_ns = 0
+    monkeypatch.setattr("worker.pulse.time.monotonic_ns", lambda: now_ns)
+    pulse = Pulse(page.fd)
+    for took_s in (4.0, 0.5, 0.25):
+        with pulse.doing("B"):
+            now_ns += int(took_s * 1e9)
+    with pulse.doing("B", units=2):
+        reading = page.read()
+    assert (reading.longest_s, reading.limit_s) == (1.0, 10.0)
+
+
 def test_a_name_that_is_too_long_is_cut(page):
     pulse = Pulse(page.fd)
     with pulse.doing("x" * 100):
