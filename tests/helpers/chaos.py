@@ -76,7 +76,7 @@ def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool) -> str:
     cluster.heal()
     cluster.usable(cluster.num_nodes)
     incidents = len(cluster.client.incidents())
-    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train={"steps": 80, "micro_batch": 4})).id
+    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train={"steps": 80, "global_batch": 6})).id
     cluster.at_step(job, 3)
     time.sleep(rng.random())
     before = cluster.client.job(job)

@@ -106,7 +106,7 @@ def run_cell(cluster: Cluster, cell: Cell) -> JobView:
 def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:
     moving = cell.phase in MOVE_PHASES
     before = len(cluster.fired())
-    train = {"steps": 60, "micro_batch": 4} if moving else {"steps": 16}
+    train = {"steps": 60, "global_batch": 6} if moving else {"steps": 16}
     job = cluster.client.submit(tiny_job(f"cell-{cell.name}", train=train)).id
     view = cluster.at_step(job, 2)
     doomed = victims(view, cell)

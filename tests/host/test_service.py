@@ -39,7 +39,7 @@ def test_nothing_runs_as_root(services: UnitCluster) -> None:
 
 
 def test_the_daemon_comes_and_goes_and_training_does_not_notice(services: UnitCluster) -> None:
-    job = services.client.submit(tiny_job("units", train={"steps": 120, "micro_batch": 4})).id
+    job = services.client.submit(tiny_job("units", train={"steps": 120, "global_batch": 6})).id
     services.at_step(job, 4)
     workers, daemon = services.pids(), services.property(DAEMON, "MainPID")
     assert "units-1 running" in services.property(DAEMON, "StatusText")

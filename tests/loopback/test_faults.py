@@ -16,7 +16,7 @@ from oobleckd.protocol.api import IncidentView, NodeView
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 4
-TRAIN = {"steps": 80, "micro_batch": 4}
+TRAIN = {"steps": 80, "global_batch": 6}
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,10 @@ from transformers.utils import is_torch_available
 assert torch.distributed.is_available() and is_torch_available()
 import scipy.optimize
 import torch._dynamo
+import transformers
+assert "T5Config" not in dir(transformers), "all families were read"
+from transformers.models.t5 import T5Config
+assert type(transformers.AutoConfig.for_model("t5")) is T5Config
 assert torch._dynamo.config is not torch._dynamo.disable
 """
 
