@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -35,11 +35,21 @@ class ClusterFailed(Exception):
 
 
 class Cluster:
-    """``nodes`` nodes of one CPU device each, with a warm spare or without, and their state under ``state``."""
+    """``nodes`` nodes of one CPU device each, with a warm spare or without, and their state under ``state``.
 
-    def __init__(self, state: Path, nodes: int = shape.NUM_PROCESSES, *, spare: bool = False) -> None:
+    ``environment`` is set for its programs besides this one's.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        nodes: int = shape.NUM_PROCESSES,
+        *,
+        spare: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.nodes, self.spare, self._home = nodes, spare, Home(state)
-        self._environment = {**os.environ, "OOBLECK_STATE": str(state)}
+        self._environment = {**os.environ, **(environment or {}), "OOBLECK_STATE": str(state)}
         self._pids: tuple[int, ...] = ()
         self.client = Client("")
 
