@@ -58,8 +58,8 @@ def main(
     die_with_parent(parent)
     hold(*lifeline)
     try:
-        device = device or wait_for_place(fd, _HEAVY)
-        # Not before: it imports torch.
+        import_gently(_HEAVY)
+        device = device or wait_for_place(fd)
         from worker.device import DeviceProcess, Place
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -73,14 +73,20 @@ def main(
         os._exit(1)
 
 
-def wait_for_place(fd: int, modules: Sequence[str]) -> str:
-    """Import ``modules``, say so on the agent's socket ``fd``, and sleep until a device's place is free.
+def import_gently(modules: Sequence[str]) -> None:
+    """Import ``modules`` at a lower priority: those that train, or mend a step, go first.
+
+    In a thread, since a priority that was lowered cannot be raised again without privileges.
+    """
+    with ThreadPoolExecutor(1) as gently:
+        gently.submit(_import, modules).result()
+
+
+def wait_for_place(fd: int) -> str:
+    """Say on the agent's socket ``fd`` that all is imported, and sleep until a device's place is free.
 
     Returns the device's name. Raises EOFError when the agent is gone.
     """
-    # In a thread, since a priority that was lowered cannot be raised again without privileges.
-    with ThreadPoolExecutor(1) as gently:
-        gently.submit(_import, modules).result()
     with socket.socket(fileno=os.dup(fd)) as agent:
         write_frame(agent, codec.encode(SpareUp()))
         order = read_frame(agent)
