@@ -133,11 +133,11 @@ class GroupPeer:
     def receive(self, command: Command) -> Any:
         """Take letters until there are ``count`` of each of ``names``; how often each key came, what was wrong."""
         deadline = time.monotonic() + TIMEOUT_S
+        self._take()
         while any(self._from(name) < command.count for name in command.names):
-            self._take()
             if not self.mailbox.wait(deadline - time.monotonic()):
                 break
-        self._take()
+            self._take()
         return [self.got, self.wrong]
 
     def end(self, _command: Command) -> Any:
