@@ -26,13 +26,13 @@ settings.load_profile("ours")
 # Tests with real clusters run one after another in one of the processes that ``make test`` starts: where two share the
 # machine, both take as long again. All else, with the clusters that mind it least, runs in the other.
 _FIRST = (
-    "tests/host/",
     "tests/loopback/test_faults",
     "tests/loopback/test_nodes_live",
     "tests/loopback/test_recovery",
 )
-_SECOND = tuple(
-    f"tests/loopback/test_{name}." for name in ("demo", "devices_live", "export", "roads", "twin", "up")
+_SECOND = (
+    "tests/host/",
+    *(f"tests/loopback/test_{name}." for name in ("demo", "devices_live", "export", "roads", "twin", "up")),
 )
 
 
