@@ -15,6 +15,8 @@ from itertools import product
 from math import inf
 from typing import NamedTuple
 
+import msgspec
+
 from planner.orders import ROUNDING, Orders, durations, improve, least_makespan_s, run
 from planner.plan import Plan, Range
 from planner.profile import Profile
@@ -22,6 +24,7 @@ from planner.schedule import Op, backward_ops, forward_ops, one_f_one_b
 from planner.work import StageWork, check_room, most_in_flight, stage_works
 
 EFFORT = 1_000_000  # ops run in trials of the search, together about a second
+EFFORT_AT_ONCE = 20_000  # where training waits for the schedule
 
 
 class Rule(NamedTuple):
@@ -66,12 +69,20 @@ def decoupled_plan(
         stages = tuple(segment.layers for segment in pipeline.segments)
         key = stages, len(pipeline.micro_batches)
         if key not in made:
-            works = stage_works(stages, profile, device_memory_bytes)
+            works = _with_a_limit(stage_works(stages, profile, device_memory_bytes))
             check_room(works)
             made[key] = best_orders(works, len(pipeline.micro_batches), effort)
         for stage, (segment, order) in enumerate(zip(pipeline.segments, made[key], strict=True)):
             ops[segment.device] = _ops(len(stages), stage, order, pipeline.micro_batches)
     return ops
+
+
+def _with_a_limit(works: tuple[StageWork, ...]) -> tuple[StageWork, ...]:
+    """Where nothing limits memory: as many micro-batches a stage as 1F1B has on the first one, not all of them."""
+    return tuple(
+        work if work.limit_bytes else msgspec.structs.replace(work, limit_bytes=work.peak_bytes("F" * len(works)))
+        for work in works
+    )
 
 
 def best_orders(works: Sequence[StageWork], num_micro_batches: int, effort: int = EFFORT) -> Orders:

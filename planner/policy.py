@@ -29,7 +29,7 @@ class Setup(msgspec.Struct, frozen=True):
     ``device_memory_bytes``: limit per device (0: unlimited). ``max_nodes``: templates are made for n0
     up to at most this many nodes, and for ``min_nodes`` at least. ``max_devices_per_stage``: devices of a node that may share a stage.
     ``gap``: a template may be that share slower than the fastest (0: none is). ``held``: what the policy
-    keeps on every device besides its stage.
+    keeps on every device besides its stage. ``decoupled``: the backward is (``decoupled``).
     """
 
     profile: Profile
@@ -42,6 +42,7 @@ class Setup(msgspec.Struct, frozen=True):
     gap: float = 0.0
     held: Held = NOTHING
     min_nodes: int = 1
+    decoupled: bool = False
 
 
 class Situation(msgspec.Struct, frozen=True):
@@ -64,13 +65,17 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """A plan, the copies that lead to it, its modelled cost in seconds, and one sentence of reason."""
+    """A plan, the copies that lead to it, its modelled cost in seconds, and one sentence of reason.
+
+    ``ops``: device -> its schedule, as text.
+    """
 
     plan: Plan
     transfers: tuple[Transfer, ...]
     cost_s: float
     reason: str
     rejected: tuple[Rejected, ...] = ()
+    ops: dict[str, str] = {}
 
 
 class Policy(Protocol):

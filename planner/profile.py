@@ -14,6 +14,8 @@ class LayerCost(msgspec.Struct, frozen=True):
     ``activation_bytes``: held between forward and backward; ``output_bytes``: the tensor handed to
     the next layer. ``allreduce_s``: (devices of a node that share the layer, seconds of one all-reduce
     among them); each pass makes one. A number of devices that is not listed cannot share it.
+    Where the backward was measured decoupled, ``weight_s`` of its seconds are the weight gradients', which hold ``kept_bytes``
+    until they run; both 0 where it was measured whole.
     """
 
     name: str
@@ -25,6 +27,8 @@ class LayerCost(msgspec.Struct, frozen=True):
     output_bytes: int
     allreduce_s: tuple[tuple[int, float], ...] = ()
     update_s: float = 0.0
+    weight_s: float = 0.0
+    kept_bytes: int = 0
 
 
 class Profile(msgspec.Struct, frozen=True):

@@ -11,10 +11,10 @@ import msgspec
 
 from planner.costs import stage_costs
 from planner.plan import Plan, Range
-from planner.profile import Profile
+from planner.profile import LayerCost, Profile
 from planner.schedule import Op, ScheduleError
 
-# A profile measures the backward whole. In a prototype, weight gradients deferred in linear layers took
+# For profiles that measured the backward whole. In a prototype, weight gradients deferred in linear layers took
 # four tenths of it over five families of models, and held 0.47 to 0.77 of the activations until they ran.
 INPUT_SHARE = 0.6
 KEPT_SHARE = 0.77
@@ -83,21 +83,29 @@ def stage_works(
     for held in stages:
         layers = [profile.layers[layer] for layer in held.layers()]
         backward_s = sum(layer.backward_s for layer in layers)
-        activation_bytes = sum(layer.activation_bytes for layer in layers)
+        weight_s = sum(_weight_s(layer) for layer in layers)
         works.append(
             StageWork(
                 forward_s=sum(layer.forward_s for layer in layers),
-                input_s=INPUT_SHARE * backward_s,
-                weight_s=backward_s - INPUT_SHARE * backward_s,
+                input_s=backward_s - weight_s,
+                weight_s=weight_s,
                 send_s=float(costs.cut_s[held.stop]),
                 return_s=float(costs.cut_s[held.start]),
-                activation_bytes=activation_bytes,
-                kept_bytes=round(KEPT_SHARE * activation_bytes),
+                activation_bytes=sum(layer.activation_bytes for layer in layers),
+                kept_bytes=sum(map(_kept_bytes, layers)),
                 base_bytes=sum(layer.state_bytes for layer in layers) + profile.reserve_bytes,
                 limit_bytes=device_memory_bytes,
             )
         )
     return tuple(works)
+
+
+def _weight_s(layer: LayerCost) -> float:
+    return layer.weight_s if layer.kept_bytes else (1 - INPUT_SHARE) * layer.backward_s
+
+
+def _kept_bytes(layer: LayerCost) -> int:
+    return layer.kept_bytes or round(KEPT_SHARE * layer.activation_bytes)
 
 
 def plan_works(plan: Plan, profile: Profile, device_memory_bytes: int = 0) -> dict[str, StageWork]:

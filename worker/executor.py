@@ -25,16 +25,18 @@ from planner.plan import Layout
 from worker.commit import Commit, outcome_of
 from worker.data import Corpus
 from worker.faults import Faults
-from worker.models import gradients, seed_layer
+from worker.models import Owed, gradients, input_gradients, seed_layer
 from worker.post import Post
 from worker.pulse import Pulse
 from worker.reduce import Contribution, Reducer
 from worker.snapshot import ledger_digest, write_share
 from worker.store import Store
-from worker.tasks import Board, Task
+from worker.tasks import Board, Order, Task
 from worker.update import apply_update
 
-Graph = list[tuple[Tensor | None, Tensor]]
+Graph = list[tuple[Tensor | None, Tensor, Owed | None]]
+Debts = list[tuple[int, list[Tensor | None], Owed]]
+"""Of the layers whose I has run, from the last to the first: (layer, gradients found, what W adds to them)."""
 
 
 @dataclass(slots=True)
@@ -71,15 +73,21 @@ class Executor:
         self.flags = Flags()
         self.holding, self.hold_next = True, False
         self.commit = Commit(device)
-        self.board = Board(device)
+        self.board = Board(device, job.schedule.apart)
         self.reducer = Reducer(device, store, self.board, post, job.num_micro_batches, job.train.exact)
         self.graphs: dict[Task, Graph] = {}
+        self.debts: dict[Task, Debts] = {}
+        self.order: Order = ()
         self.clock = Clock()
 
     # ------------------------------------------------------------------ layouts and boundaries
 
-    def adopt(self, layout: Layout, counters: Counters) -> None:
-        """Take ``layout`` into force at a boundary; its layers are in the store. Does not run yet."""
+    def adopt(self, layout: Layout, counters: Counters, order: Order = ()) -> None:
+        """Take ``layout`` into force at a boundary; its layers are in the store. Does not run yet.
+
+        ``order``: what the planner would have this device do in every round, where the backward is decoupled.
+        """
+        self.order = order
         self.layout, self.dead, self.counters = layout, frozenset(), counters
         self.holding, self.hold_next = True, False
         self.flags = Flags()
@@ -101,9 +109,9 @@ class Executor:
         """Set up the next round: standing routes that touch no dead device."""
         self.post.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.counters.round)
         self.graphs.clear()
-        self.board.begin(
-            sorted(self.store.layers), [r for r in self.layout.routes if not r.touches(self.dead)]
-        )
+        self.debts.clear()
+        standing = [r for r in self.layout.routes if not r.touches(self.dead)]
+        self.board.begin(sorted(self.store.layers), standing, () if self.dead else self.order)
         self.reducer.begin(self.counters.round)
         self._enter({})
 
@@ -184,6 +192,8 @@ class Executor:
         with self.pulse.doing(kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)):
             if kind == "F":
                 self._forward(task)
+            elif kind == "W":
+                self._weights(task)
             else:
                 self._backward(task)
         self.clock.busy_s += time.perf_counter() - began
@@ -205,10 +215,14 @@ class Executor:
             needed = layer >= low
             into = None if x is None else x.detach().requires_grad_(layer > low)
             seed_layer(self.job.train.seed, self.counters.step, micro_batch, layer, self.store.device)
+            owed = None
             with torch.set_grad_enabled(needed):
-                x = self.store.layers[layer](into, batch)
+                if self.board.apart and task.route.wants(layer):
+                    x, owed = self.store.layers[layer].forward_apart(into, batch)
+                else:
+                    x = self.store.layers[layer](into, batch)
             if needed:
-                graph.append((into, x))
+                graph.append((into, x, owed))
             self.clock.forwards += task.route.mask is not None
         self.board.ran_forward(task)
         if task.has_backward:
@@ -221,9 +235,13 @@ class Executor:
         low = task.lowest
         g = None if task.last else self._input(task, "B")
         graph = self.graphs.pop(task)
+        debts = self.debts[task] = []
         for layer in reversed(range(max(low, task.layers.start), task.layers.stop)):
-            into, out = graph.pop()
-            g = self._backward_layer(task, layer, into, out, g)
+            into, out, owed = graph.pop()
+            if owed is None:
+                g = self._backward_layer(task, layer, into, out, g)
+            else:
+                g = self._input_gradients(task, layer, into, out, g, owed)
             self.faults.reach("backward", self.counters.round)
             self._contribute()
         self.board.ran_backward(task)
@@ -235,23 +253,51 @@ class Executor:
         self, task: Task, layer: int, into: Tensor | None, out: Tensor, g: Tensor | None
     ) -> Tensor | None:
         """One layer's gradients: the weights' into the sums if the route wants them, the input's returned."""
-        params = self.store.layers[layer].params if task.route.wants(layer) else []
-        inputs = [param for _, _, param in params]
+        inputs = self.store.layers[layer].leaves if task.route.wants(layer) else []
         through = into is not None and into.requires_grad
         if through:
             assert into is not None
-            inputs = [*inputs, into]
+            inputs.append(into)
         grads = gradients(out, inputs, g)
         below = grads.pop() if through else None
         if task.route.wants(layer):
-            if layer == self.store.spec.num_layers - 1:
-                self.reducer.losses[task.route.micro_batch] = float(out.detach())
-            by_bucket: dict[int, list[Tensor]] = {b: [] for b in self.store.spec.buckets_of(layer)}
-            for (bucket, _, _), grad in zip(params, grads, strict=True):
-                by_bucket[bucket].append(grad)
-            self.reducer.add(layer, task.route.micro_batch, by_bucket)
-            self.clock.gradients += task.route.mask is not None
+            self._note_loss(task, layer, out)
+            self._add(task, layer, grads)
         return below
+
+    def _input_gradients(
+        self, task: Task, layer: int, into: Tensor | None, out: Tensor, g: Tensor | None, owed: Owed
+    ) -> Tensor | None:
+        """I of one layer: the gradient of its input is returned, its weights' are left to W."""
+        inputs = self.store.layers[layer].leaves
+        through = into is not None and into.requires_grad
+        if through:
+            assert into is not None
+            inputs.append(into)
+        grads = input_gradients(out, inputs, g)
+        below = grads.pop() if through else None
+        self._note_loss(task, layer, out)
+        self.debts[task].append((layer, grads, owed))
+        return below
+
+    def _weights(self, task: Task) -> None:
+        for layer, grads, owed in self.debts.pop(task):
+            self._add(task, layer, owed.complete(self.store.layers[layer].leaves, grads))
+            self.faults.reach("weights", self.counters.round)
+            self._contribute()
+        self.board.ran_weights(task)
+
+    def _note_loss(self, task: Task, layer: int, out: Tensor) -> None:
+        if layer == self.store.spec.num_layers - 1:
+            self.reducer.losses[task.route.micro_batch] = float(out.detach())
+
+    def _add(self, task: Task, layer: int, grads: list[Tensor]) -> None:
+        """Gradients of all parameters of ``layer`` go into the sums."""
+        by_bucket: dict[int, list[Tensor]] = {b: [] for b in self.store.spec.buckets_of(layer)}
+        for (bucket, _, _), grad in zip(self.store.layers[layer].params, grads, strict=True):
+            by_bucket[bucket].append(grad)
+        self.reducer.add(layer, task.route.micro_batch, by_bucket)
+        self.clock.gradients += task.route.mask is not None
 
     def _pass_on(self, task: Task, kind: str, position: int, tensor: Tensor) -> None:
         peer = task.route.segments[position].device
@@ -350,6 +396,9 @@ class Executor:
         frozen = {route.micro_batch for route in self.layout.routes if route.touches(self.dead)}
         self.board.freeze(frozen)
         self.graphs = {task: g for task, g in self.graphs.items() if task.route.micro_batch not in frozen}
+        self.debts = {task: d for task, d in self.debts.items() if task.route.micro_batch not in frozen}
+        if self.dead:
+            self.board.forget_order()
         self.tell(
             Progress(
                 self.device,

@@ -1,18 +1,26 @@
 """What a device has to compute in a round: forward and backward tasks of the routes that cross it.
 
 Pure. Owns which task runs next and which layers' gradients a device still owes; does not run anything.
-Ready-first with priority backward > forward and at most ``segments - position`` micro-batches in
+Ready-first with priority backward > forward > weight gradients and at most ``segments - position`` micro-batches in
 flight: that is 1F1B (ENGINE facts in docs/design.md), and it needs no fixed order that a failure
-could make impossible. Attempts that repair a failure are not capped: their number is small, and a cap
-over stitched routes could wait for itself.
+could make impossible. A decoupled backward is different: what waits for nobody should be done when there is nothing
+better, and that takes foresight. There the planner's order leads, for as long as nobody has died. Attempts that
+repair a failure are not capped: their number is small, and a cap over stitched routes could wait for itself.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from planner.plan import Range, Route
+from planner.schedule import parse_ops
+
+Kind = Literal["F", "B", "I", "W"]
+Order = tuple[tuple[Kind, int], ...]
+"""(kind, micro-batch) of a device's standing routes, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +68,33 @@ class Task:
 Arrived = Callable[[Task, str], bool]
 
 
+def order_of(ops: str) -> Order:
+    """The F, I and W of a device's schedule."""
+    return tuple((op.kind, op.micro_batch) for op in parse_ops(ops) if op.kind in {"F", "I", "W"})
+
+
 @dataclass(slots=True)
 class Board:
     """Tasks of one round on ``device``, and its ledger.
 
-    ``done``: layer -> micro-batches whose weight gradients are in this device's sums.
+    ``apart``: the backward is decoupled, so a task is run as F, I, W and not as F, B. ``weights``: those whose W
+    is still to be run. ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``order``:
+    what is to be run next as the planner had it; when it is empty, whatever is ready.
     """
 
     device: str
+    apart: bool = False
     forward: list[Task] = field(default_factory=list)
     in_flight: list[Task] = field(default_factory=list)
+    weights: list[Task] = field(default_factory=list)
+    order: deque[tuple[Kind, int]] = field(default_factory=deque)
     done: dict[int, set[int]] = field(default_factory=dict)
     owed: dict[int, set[int]] = field(default_factory=dict)
 
-    def begin(self, layers: Iterable[int], routes: Iterable[Route]) -> None:
+    def begin(self, layers: Iterable[int], routes: Iterable[Route], order: Order = ()) -> None:
         """A new round with these standing routes; ``layers`` are those that the device holds."""
-        self.forward, self.in_flight = [], []
+        self.forward, self.in_flight, self.weights = [], [], []
+        self.order = deque(order)
         self.done = {layer: set() for layer in layers}
         self.owed = {layer: set() for layer in self.done}
         self.add(routes)
@@ -95,29 +114,45 @@ class Board:
         """Drop unfinished work of ``micro_batches``; what is in the sums stays there."""
         self.forward = [task for task in self.forward if task.route.micro_batch not in micro_batches]
         self.in_flight = [task for task in self.in_flight if task.route.micro_batch not in micro_batches]
+        self.weights = [task for task in self.weights if task.route.micro_batch not in micro_batches]
         for layer, done in self.done.items():
             self.owed[layer] -= set(micro_batches) - done
 
-    def next(self, arrived: Arrived) -> tuple[str, Task] | None:
-        """The task to run now: ("B" | "F", task), or None when all wait for data."""
+    def forget_order(self) -> None:
+        """The planner did not foresee what is to be done now: from here on whatever is ready."""
+        self.order.clear()
+
+    def next(self, arrived: Arrived) -> tuple[Kind, Task] | None:
+        """The task to run now, or None when all wait for data."""
+        if self.order:
+            return self._planned(arrived)
         for task in self.in_flight:
             if task.last or arrived(task, "B"):
-                return "B", task
+                return self._backward, task
         for task in self.forward:
             capped = task.route.mask is None and self._flying() >= task.cap
             if not capped and (task.first or arrived(task, "F")):
                 return "F", task
-        return None
+        return ("W", self.weights[0]) if self.weights else None
 
     def ran_forward(self, task: Task) -> None:
         """``task``'s forward is done."""
         self.forward.remove(task)
         if task.has_backward:
             self.in_flight.append(task)
+        self._follow("F", task)
 
     def ran_backward(self, task: Task) -> None:
-        """``task``'s backward is done."""
+        """``task``'s backward is done, or its I."""
         self.in_flight.remove(task)
+        if self.apart:
+            self.weights.append(task)
+        self._follow(self._backward, task)
+
+    def ran_weights(self, task: Task) -> None:
+        """``task``'s W is done."""
+        self.weights.remove(task)
+        self._follow("W", task)
 
     def count(self, layer: int, micro_batch: int) -> None:
         """The weight gradients of (micro-batch, layer) went into the sums: exactly once."""
@@ -131,5 +166,23 @@ class Board:
         """Whether everything that this device owes to ``layer`` is in its sums."""
         return self.owed[layer] <= self.done[layer]
 
+    @property
+    def _backward(self) -> Kind:
+        return "I" if self.apart else "B"
+
+    def _planned(self, arrived: Arrived) -> tuple[Kind, Task] | None:
+        kind, micro_batch = self.order[0]
+        waiting = {"F": self.forward, "W": self.weights}.get(kind, self.in_flight)
+        task = next(task for task in waiting if task.route.micro_batch == micro_batch)
+        if kind == "F":
+            return (kind, task) if task.first or arrived(task, "F") else None
+        return (kind, task) if kind == "W" or task.last or arrived(task, "B") else None
+
+    def _follow(self, kind: Kind, task: Task) -> None:
+        if self.order:
+            assert self.order[0] == (kind, task.route.micro_batch)
+            self.order.popleft()
+
     def _flying(self) -> int:
-        return sum(task.route.mask is None for task in self.in_flight)
+        # What W will need is held as well: with as many as 1F1B has in flight, memory is no more than its.
+        return sum(task.route.mask is None for task in (*self.in_flight, *self.weights))

@@ -61,6 +61,7 @@ class World:
             devices_per_node=devices_per_node,
             max_nodes=job.resources.max_nodes,
             min_nodes=job.resources.min_pipeline_nodes,
+            decoupled=job.schedule.apart,
         )
         self.nodes = node_names(num_nodes)
         self.templates = prepare(self._policy, self.setup)

@@ -118,6 +118,23 @@ class FaultTolerance(_Table, frozen=True):
     policy: Annotated[Literal["oobleck"], Meta(description="Recovery policy.")] = "oobleck"
 
 
+class Schedule(_Table, frozen=True):
+    """In which order a device works (docs/schedules.md)."""
+
+    backward: Annotated[
+        Literal["fused", "decoupled"],
+        Meta(
+            description="fused: a backward pass as a whole. decoupled: input gradients first, for which the stage before waits; "
+            "weight gradients fill the bubbles, in an order that the planner made."
+        ),
+    ] = "fused"
+
+    @property
+    def apart(self) -> bool:
+        """Whether the backward is decoupled."""
+        return self.backward == "decoupled"
+
+
 class Resources(_Table, frozen=True):
     """What the job may use."""
 
@@ -164,6 +181,7 @@ class Job(_Table, frozen=True):
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
     fault_tolerance: FaultTolerance = FaultTolerance()
+    schedule: Schedule = Schedule()
     resources: Resources = Resources()
     checkpoint: Checkpoint = Checkpoint()
 

@@ -21,7 +21,10 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, Deploy, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags
 from planner.plan import Layout, Range, Route, Segment
+from planner.decoupled import decoupled
 from planner.reroute import reroute
+from planner.schedule import format_ops
+from planner.work import StageWork
 from worker.data import Corpus, open_corpus
 from worker.deploy import Deployment
 from worker.executor import Executor
@@ -29,6 +32,7 @@ from worker.faults import Faults
 from worker.mailbox import Key, Letter
 from worker.models import ModelSpec, load_spec
 from worker.store import Store
+from worker.tasks import Order, order_of
 
 
 class Died(Exception):
@@ -123,8 +127,18 @@ class World:
         deployment = Deployment(deploy, store, post, faults)
         deployment.start()
         store.adopt(deployment.layers, deployment.incoming)
-        executor.adopt(self.layout, Counters())
+        executor.adopt(self.layout, Counters(), self._order(device))
         self.nodes[device] = Node(post, executor, faults, told)
+
+    def _order(self, device: str) -> Order:
+        """As the planner has it, for equal layers, where the backward is decoupled."""
+        if not self.job.schedule.apart:
+            return ()
+        segments = next(r.segments for r in self.layout.routes if r.touches([device]))
+        mine = tuple(r.micro_batch for r in self.layout.routes if r.touches([device]))
+        works = [StageWork(*[0.01 * len(s.layers)] * 3, limit_bytes=9, activation_bytes=1) for s in segments]
+        stage = next(i for i, s in enumerate(segments) if s.device == device)
+        return order_of(format_ops(decoupled(works, mine, 2000)[stage]))
 
     # ------------------------------------------------------------------ messages
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
-from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.job import Job, Schedule, parse_job
 from oobleckd.protocol.parts import Counters, Flags
 from tests.helpers.engine import World
 from worker import sums, twin
@@ -18,7 +19,7 @@ STAGES = {"a": [(0, 2), (2, 4)], "b": [(0, 1), (1, 3), (3, 4)]}
 GOAL = 5
 
 
-def job(tmp_path: Path, **train: object) -> Job:
+def job(tmp_path: Path, schedule: dict[str, object] | None = None, **train: object) -> Job:
     path = tmp_path / "text"
     if not path.exists():
         path.write_bytes(bytes(range(32, 127)) * 40)
@@ -35,6 +36,7 @@ def job(tmp_path: Path, **train: object) -> Job:
             "data": {"source": "text", "path": str(path)},
             "train": {"steps": GOAL, "global_batch": 8, "micro_batch": 2, "sequence": 16, **train},
             "optimizer": {"lr": 0.01, "warmup_steps": 2},
+            "schedule": schedule or {},
             "checkpoint": {"dir": str(tmp_path / "ckpt")},
         }
     )  # fmt: skip
@@ -79,7 +81,7 @@ def test_single_process_twin_is_equal(reference, tmp_path: Path) -> None:
     assert losses == reference[1]
 
 
-@pytest.mark.parametrize("point", [p for p in POINTS if p not in {"deploy", "copy", "ready"}])
+@pytest.mark.parametrize("point", [p for p in POINTS if p not in {"weights", "deploy", "copy", "ready"}])
 @pytest.mark.parametrize("victim", ["a0/0", "a1/0", "b0/0", "b1/0", "b2/0"])
 def test_kill_at_every_point(reference, tmp_path: Path, point: str, victim: str) -> None:
     """One death at a fault point of round 2 (checkpoint and frozen need a first death or the end)."""
@@ -126,6 +128,38 @@ def test_random_deaths(reference, tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(1000, 1300))
 def test_many_random_deaths(reference, tmp_path: Path, seed: int) -> None:
     test_random_deaths(reference, tmp_path, seed)
+
+
+def decoupled(reference, tmp_path: Path, seed: int) -> World:
+    """The same job with a decoupled backward."""
+    apart = msgspec.structs.replace(reference[0], schedule=Schedule(backward="decoupled"))
+    return World(apart, STAGES, seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_decoupled_backward_does_not_show(reference, tmp_path: Path, seed: int) -> None:
+    world = decoupled(reference, tmp_path, seed)
+    world.run()
+    check(world, reference)
+    assert world.redone == 0
+
+
+@pytest.mark.parametrize("point", ["forward", "backward", "weights", "reduce", "reduced", "update"])
+@pytest.mark.parametrize("victim", ["a0/0", "b0/0", "b2/0"])
+def test_kill_in_a_decoupled_step(reference, tmp_path: Path, point: str, victim: str) -> None:
+    world = decoupled(reference, tmp_path, zlib.crc32(f"{point} {victim}".encode()) % 1000)
+    world.nodes[victim].faults.arm(point, 2)
+    world.run()
+    assert (victim, point) in world.fired
+    check(world, reference)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_deaths_in_decoupled_steps(reference, tmp_path: Path, seed: int) -> None:
+    world = decoupled(reference, tmp_path, seed)
+    random_deaths(world)
+    world.run()
+    check(world, reference)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -79,6 +79,21 @@ def test_three_stages_compute_the_bits_of_the_undivided_model(
     assert shared == ([(0, spec.num_layers - 1)] if is_tied else [])
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decoupled_backward_gives_the_same_bits(family: str, precision: str) -> None:
+    config = three_blocks(family, tied=family in TIED, dropout=0.2)
+    found = []
+    for backward in ("fused", "decoupled"):
+        tables = {"train": {"precision": precision}, "schedule": {"backward": backward}}
+        spec = load_spec(small_job(family, config, **tables))
+        found.append(layered_step(spec, stage(spec, Range(0, 5)), some_batch(spec)))
+    (loss, grads), (other, others) = found
+    assert torch.equal(loss, other)
+    assert grads.keys() == others.keys()
+    assert [key for key in grads if not torch.equal(grads[key], others[key])] == []
+
+
 def test_dropout_shows() -> None:
     """The test above would be empty where dropout did nothing."""
     batch, losses = None, set()
