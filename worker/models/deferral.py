@@ -30,7 +30,10 @@ class _Product:
 
     def gradient(self) -> Tensor:
         """(out, in), or (in, out) where the module keeps its weight that way."""
-        x, g = self.x.reshape(-1, self.x.shape[-1]), self.g.reshape(-1, self.g.shape[-1])
+        # Autocast made the product with x in the dtype of its output. Its own cast of x is out of reach, and to
+        # make one beforehand would show: it casts a leaf once for all modules that take it in.
+        x = self.x.to(self.g.dtype).reshape(-1, self.x.shape[-1])
+        g = self.g.reshape(-1, self.g.shape[-1])
         return x.t().mm(g) if self.transposed else g.t().mm(x)
 
 
@@ -97,8 +100,6 @@ class Deferral:
         owed = self._owed
         if owed is None or not (x.requires_grad and torch.is_grad_enabled()):
             return type(module).forward(module, x)
-        if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
-            x = x.to(torch.get_autocast_dtype(x.device.type))
         weight, transposed = module.weight.detach(), isinstance(module, Conv1D)
         if transposed:
             flat = torch.addmm(module.bias, x.view(-1, x.size(-1)), weight)
