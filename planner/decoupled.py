@@ -80,7 +80,9 @@ def decoupled_plan(
 def _with_a_limit(works: tuple[StageWork, ...]) -> tuple[StageWork, ...]:
     """Where nothing limits memory: as many micro-batches a stage as 1F1B has on the first one, not all of them."""
     return tuple(
-        work if work.limit_bytes else msgspec.structs.replace(work, limit_bytes=work.peak_bytes("F" * len(works)))
+        work
+        if work.limit_bytes
+        else msgspec.structs.replace(work, limit_bytes=work.peak_bytes("F" * len(works)))
         for work in works
     )
 

@@ -235,7 +235,7 @@ class Executor:
         low = task.lowest
         g = None if task.last else self._input(task, "B")
         graph = self.graphs.pop(task)
-        debts = self.debts[task] = []
+        self.debts[task] = []
         for layer in reversed(range(max(low, task.layers.start), task.layers.stop)):
             into, out, owed = graph.pop()
             if owed is None:

@@ -20,8 +20,8 @@ from oobleckd.core.decide import LostLayers, decide
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, Deploy, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags
-from planner.plan import Layout, Range, Route, Segment
 from planner.decoupled import decoupled
+from planner.plan import Layout, Range, Route, Segment
 from planner.reroute import reroute
 from planner.schedule import format_ops
 from planner.work import StageWork

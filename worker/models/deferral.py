@@ -96,18 +96,27 @@ class Deferral:
         finally:
             self._owed = None
 
-    def _forward(self, module: nn.Linear | Conv1D, number: int, x: Tensor) -> Tensor:
-        owed = self._owed
+    def _forward(self, module: nn.Module, number: int, x: Tensor) -> Tensor:
+        owed, transposed = self._owed, isinstance(module, Conv1D)
         if owed is None or not (x.requires_grad and torch.is_grad_enabled()):
-            return type(module).forward(module, x)
-        weight, transposed = module.weight.detach(), isinstance(module, Conv1D)
+            as_ever: Tensor = type(module).forward(module, x)
+            return as_ever
+        weight, bias = module.weight, module.bias
+        assert isinstance(weight, Tensor)
+        assert bias is None or isinstance(bias, Tensor)
         if transposed:
-            flat = torch.addmm(module.bias, x.view(-1, x.size(-1)), weight)
-            y = flat.view((*x.shape[:-1], module.nf))
+            assert bias is not None
+            y = torch.addmm(bias, x.view(-1, x.size(-1)), weight.detach()).view(
+                (*x.shape[:-1], weight.shape[-1])
+            )
         else:
-            y = f.linear(x, weight, module.bias)
+            y = f.linear(x, weight.detach(), bias)
         kept = x.detach()  # not x: the graph that it hangs on would live until W
-        y.register_hook(lambda g: owed.products.append(_Product(number, kept, g.detach(), transposed)))
+
+        def keep(g: Tensor) -> None:
+            owed.products.append(_Product(number, kept, g.detach(), transposed))
+
+        y.register_hook(keep)  # type: ignore[no-untyped-call]
         return y
 
 
