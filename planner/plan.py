@@ -75,18 +75,29 @@ class Segment(msgspec.Struct, frozen=True):
     layers: Range
 
 
+NOTHING, FORWARD, BACKWARD, WEIGHTS = range(4)
+"""How far a hop got with a micro-batch: BACKWARD: the gradient of its input was sent back; WEIGHTS: all is in the sums."""
+
+
 class Route(msgspec.Struct, frozen=True):
     """Who computes micro-batch ``micro_batch``, layer by layer, in ``attempt``.
 
     ``attempt`` is the epoch that made the route, so it never repeats. ``mask`` names the layers whose
     weight gradients this attempt adds; ``None`` means all of them. Layers outside the mask only pass
-    activations and their gradients through.
+    activations and their gradients through. With ``reached`` (for every hop) it goes on with what was done in
+    attempt ``resumes``; what a hop there got to is not done again.
     """
 
     micro_batch: int
     attempt: int
     segments: tuple[Segment, ...]
     mask: tuple[int, ...] | None = None
+    resumes: int = -1
+    reached: tuple[int, ...] = ()
+
+    def reached_at(self, position: int) -> int:
+        """How far hop ``position`` was when this attempt was made."""
+        return self.reached[position] if self.reached else NOTHING
 
     def touches(self, devices: Iterable[str]) -> bool:
         """Whether any hop lies on one of ``devices``."""
@@ -96,6 +107,21 @@ class Route(msgspec.Struct, frozen=True):
     def wants(self, layer: int) -> bool:
         """Whether this attempt adds the weight gradients of ``layer``."""
         return self.mask is None or layer in self.mask
+
+
+class HopState(msgspec.Struct, frozen=True):
+    """How far hop ``position`` of a micro-batch's route (of ``attempt``) is on its device, and what it still has of what it sent.
+
+    ``reached``: NOTHING, FORWARD, BACKWARD (the gradient was sent back) or WEIGHTS. ``has_output``: the activations that it sent
+    on; ``has_gradient``: the gradient that it sent back.
+    """
+
+    micro_batch: int
+    attempt: int
+    position: int
+    reached: int
+    has_output: bool = False
+    has_gradient: bool = False
 
 
 class Pipeline(msgspec.Struct, frozen=True):

@@ -38,26 +38,60 @@ def reroute(
     device, which counts the live standing routes and the routes made before it; so the micro-batches
     spread over the live pipelines. Deterministic. Raises PlanError if a layer has no live holder.
     """
-    lost = frozenset(dead)
-    _check_holders(layout, lost)
-    depth = max((len(route.segments) for route in layout.routes), default=1)
-    load = _standing_load(layout, lost)
-    twins: dict[Range, list[str]] = {}
-    for device in load:
-        twins.setdefault(layout.holdings[device], []).append(device)
-    routes = []
-    for micro_batch, layers in sorted(missing.items()):
-        if not layers:
-            continue
-        mask = tuple(sorted(layers))
-        work = _work_before(layout.num_layers, mask)
-        # Devices with the same range differ in their load alone: the least loaded stands for all.
-        free = {layers: min((load[device], device) for device in same) for layers, same in twins.items()}
-        segments = _best_path(free, work, depth)
+    rerouting = Rerouting(layout, dead)
+    return tuple(
+        rerouting.whole(micro_batch, layers, attempt)
+        for micro_batch, layers in sorted(missing.items())
+        if layers
+    )
+
+
+class Rerouting:
+    """Routes made one after the other for one loss: each counts the work of those before it."""
+
+    def __init__(self, layout: Layout, dead: Collection[str]) -> None:
+        lost = frozenset(dead)
+        _check_holders(layout, lost)
+        self._layout = layout
+        self._depth = max((len(route.segments) for route in layout.routes), default=1)
+        self._load = _standing_load(layout, lost)
+        self._twins: dict[Range, list[str]] = {}
+        for device in self._load:
+            self._twins.setdefault(layout.holdings[device], []).append(device)
+
+    def whole(self, micro_batch: int, missing: Sequence[int], attempt: int) -> Route:
+        """From the embedding to the loss; ``missing``: the layers whose weight gradients it adds."""
+        mask = tuple(sorted(missing))
+        segments = self.path(Range(0, self._layout.num_layers), mask)
+        assert segments is not None, "every layer has a holder"
         for segment in segments:
-            load[segment.device] += work[segment.layers.stop] - work[segment.layers.start]
-        routes.append(Route(micro_batch, attempt, segments, mask))
-    return tuple(routes)
+            self.charge(segment, mask)
+        return Route(micro_batch, attempt, segments, mask)
+
+    def path(
+        self, layers: Range, mask: tuple[int, ...], without: Collection[str] = ()
+    ) -> tuple[Segment, ...] | None:
+        """The best hops through ``layers`` on live devices other than ``without``; None if those do not hold them all."""
+        # Devices with the same range differ in their load alone: the least loaded stands for all.
+        free: dict[Range, tuple[int, str]] = {}
+        for held, same in self._twins.items():
+            part = Range(
+                max(held.start, layers.start) - layers.start, min(held.stop, layers.stop) - layers.start
+            )
+            options = [(self._load[device], device) for device in same if device not in without]
+            if options and part.start < part.stop:
+                free[part] = min([*options, *([free[part]] if part in free else [])])
+        if {layer for part in free for layer in part.layers()} != set(range(len(layers))):
+            return None
+        work = _work_before(self._layout.num_layers, mask)[layers.start : layers.stop + 1]
+        hops = _best_path(free, [done - work[0] for done in work], self._depth)
+        shift = layers.start
+        return tuple(Segment(h.device, Range(h.layers.start + shift, h.layers.stop + shift)) for h in hops)
+
+    def charge(self, segment: Segment, mask: tuple[int, ...]) -> None:
+        """``segment`` will be computed by its device."""
+        work = _work_before(self._layout.num_layers, mask)
+        self._load[segment.device] += work[segment.layers.stop] - work[segment.layers.start]
 
 
 def _check_holders(layout: Layout, lost: frozenset[str]) -> None:

@@ -21,10 +21,11 @@ from torch import Tensor
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
-from planner.plan import Layout
+from planner.plan import BACKWARD, FORWARD, NOTHING, Layout, Route
 from worker.commit import Commit, outcome_of
 from worker.data import Corpus
 from worker.faults import Faults
+from worker.kept import Kept
 from worker.models import Owed, gradients, input_gradients, seed_layer
 from worker.post import Post
 from worker.pulse import Pulse
@@ -77,6 +78,7 @@ class Executor:
         self.reducer = Reducer(device, store, self.board, post, job.num_micro_batches, job.train.exact)
         self.graphs: dict[Task, Graph] = {}
         self.debts: dict[Task, Debts] = {}
+        self.kept = Kept(job.schedule.boundary_bytes)
         self.order: Order = ()
         self.clock = Clock()
 
@@ -110,6 +112,7 @@ class Executor:
         self.post.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.counters.round)
         self.graphs.clear()
         self.debts.clear()
+        self.kept.clear()
         standing = [r for r in self.layout.routes if not r.touches(self.dead)]
         self.board.begin(sorted(self.store.layers), standing, () if self.dead else self.order)
         self.reducer.begin(self.counters.round)
@@ -223,13 +226,13 @@ class Executor:
                     x = self.store.layers[layer](into, batch)
             if needed:
                 graph.append((into, x, owed))
-            self.clock.forwards += task.route.mask is not None
+            self.clock.forwards += task.again
         self.board.ran_forward(task)
         if task.has_backward:
             self.graphs[task] = graph
-        if not task.last:
+        if not task.last and task.route.reached_at(task.position + 1) == NOTHING:
             assert x is not None
-            self._pass_on(task, "F", task.position + 1, x.detach())
+            self._pass_on(task, "F", x.detach())
 
     def _backward(self, task: Task) -> None:
         low = task.lowest
@@ -245,9 +248,9 @@ class Executor:
             self.faults.reach("backward", self.counters.round)
             self._contribute()
         self.board.ran_backward(task)
-        if not task.first and task.layers.start > low:
+        if task.sends_back:
             assert g is not None
-            self._pass_on(task, "B", task.position - 1, g)
+            self._pass_on(task, "B", g)
 
     def _backward_layer(
         self, task: Task, layer: int, into: Tensor | None, out: Tensor, g: Tensor | None
@@ -297,11 +300,17 @@ class Executor:
         for (bucket, _, _), grad in zip(self.store.layers[layer].params, grads, strict=True):
             by_bucket[bucket].append(grad)
         self.reducer.add(layer, task.route.micro_batch, by_bucket)
-        self.clock.gradients += task.route.mask is not None
+        self.clock.gradients += task.again
 
-    def _pass_on(self, task: Task, kind: str, position: int, tensor: Tensor) -> None:
+    def _pass_on(self, task: Task, kind: str, tensor: Tensor) -> None:
+        tensor = tensor.contiguous()
+        self._send_on(task, kind, tensor)
+        self.kept.put(kind, task, tensor)
+
+    def _send_on(self, task: Task, kind: str, tensor: Tensor) -> None:
+        position = task.position + (1 if kind == "F" else -1)
         peer = task.route.segments[position].device
-        self.post.send(peer, task.key(kind, self.counters.round, position), [tensor.contiguous()])
+        self.post.send(peer, task.key(kind, self.counters.round, position), [tensor])
 
     # ------------------------------------------------------------------ commit
 
@@ -395,8 +404,6 @@ class Executor:
         self.dead |= frozenset(dead)
         frozen = {route.micro_batch for route in self.layout.routes if route.touches(self.dead)}
         self.board.freeze(frozen)
-        self.graphs = {task: g for task, g in self.graphs.items() if task.route.micro_batch not in frozen}
-        self.debts = {task: d for task, d in self.debts.items() if task.route.micro_batch not in frozen}
         if self.dead:
             self.board.forget_order()
         self.tell(
@@ -409,6 +416,7 @@ class Executor:
                 self.commit.heard(),
                 self.commit.last,
                 self.holding,
+                self.board.hops(frozen, self.kept.has),
             )
         )
         self.faults.reach("frozen", self.counters.round)
@@ -428,6 +436,32 @@ class Executor:
             self.hold()
             return
         self.hold_next, self.holding = message.hold, False
-        self.board.add(message.routes)
+        self._add_routes(message.routes)
         if self.commit.own is not None:
             self._send_vote()
+
+    def _add_routes(self, routes: tuple[Route, ...]) -> None:
+        """New attempts. What was done in the one before is taken over where the route says so, and dropped elsewhere."""
+        frozen = {route.micro_batch for route in self.layout.routes if route.touches(self.dead)}
+        graphs, debts = self.graphs, self.debts
+        self.graphs = {task: graph for task, graph in graphs.items() if task.route.micro_batch not in frozen}
+        self.debts = {task: debt for task, debt in debts.items() if task.route.micro_batch not in frozen}
+        for task, before in self.board.add(routes).items():
+            if before in graphs and task.has_backward:
+                self.graphs[task] = graphs[before]
+            if before in debts:
+                self.debts[task] = debts[before]
+            self._send_again(task, before)
+
+    def _send_again(self, task: Task, before: Task) -> None:
+        """A hop beside this one is in new hands: what it was given it is given once more."""
+        route, position, reached = task.route, task.position, task.route.reached_at(task.position)
+        if reached >= FORWARD and not task.last and route.reached[position + 1] == NOTHING:
+            self._send_on(task, "F", self.kept.get("F", before, self.store.device))
+        if (
+            reached >= BACKWARD
+            and not task.first
+            and route.reached[position - 1] < BACKWARD
+            and task.sends_back
+        ):
+            self._send_on(task, "B", self.kept.get("B", before, self.store.device))

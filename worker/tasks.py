@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planner.plan import Range, Route
+from planner.plan import BACKWARD, FORWARD, NOTHING, WEIGHTS, HopState, Range, Route
 from planner.schedule import parse_ops
 
 Kind = Literal["F", "B", "I", "W"]
@@ -56,6 +56,19 @@ class Task:
         return self.lowest < self.layers.stop
 
     @property
+    def sends_back(self) -> bool:
+        """Whether the hop before this one needs a gradient."""
+        return not self.first and self.lowest < self.layers.start
+
+    @property
+    def again(self) -> bool:
+        """Whether the hop's work was done before, by a device that is lost (or may have been)."""
+        route, position = self.route, self.position
+        if route.mask is None or not route.reached:
+            return route.mask is not None
+        return route.reached[position] == NOTHING and (not position or route.reached[position - 1] > NOTHING)
+
+    @property
     def cap(self) -> int:
         """Most micro-batches in flight at this hop (1F1B)."""
         return len(self.route.segments) - self.position
@@ -78,8 +91,9 @@ class Board:
     """Tasks of one round on ``device``, and its ledger.
 
     ``apart``: the backward is decoupled, so a task is run as F, I, W and not as F, B. ``weights``: those whose W
-    is still to be run. ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``order``:
-    what is to be run next as the planner had it; when it is empty, whatever is ready.
+    is still to be run. ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reached``: how
+    far each task is, those of frozen micro-batches too. ``order``: what is to be run next as the planner had
+    it; when it is empty, whatever is ready.
     """
 
     device: str
@@ -87,6 +101,7 @@ class Board:
     forward: list[Task] = field(default_factory=list)
     in_flight: list[Task] = field(default_factory=list)
     weights: list[Task] = field(default_factory=list)
+    reached: dict[Task, int] = field(default_factory=dict)
     order: deque[tuple[Kind, int]] = field(default_factory=deque)
     done: dict[int, set[int]] = field(default_factory=dict)
     owed: dict[int, set[int]] = field(default_factory=dict)
@@ -94,21 +109,53 @@ class Board:
     def begin(self, layers: Iterable[int], routes: Iterable[Route], order: Order = ()) -> None:
         """A new round with these standing routes; ``layers`` are those that the device holds."""
         self.forward, self.in_flight, self.weights = [], [], []
-        self.order = deque(order)
+        self.reached, self.order = {}, deque(order)
         self.done = {layer: set() for layer in layers}
         self.owed = {layer: set() for layer in self.done}
         self.add(routes)
 
-    def add(self, routes: Iterable[Route]) -> None:
-        """More routes: attempts that a decision has made."""
+    def add(self, routes: Iterable[Route]) -> dict[Task, Task]:
+        """More routes: attempts that a decision has made. Returns what goes on: the new task -> the one of the attempt before."""
+        resumed: dict[Task, Task] = {}
         for route in routes:
+            before = {t.layers: t for t in self.reached if t.route.micro_batch == route.micro_batch}
             for position, segment in enumerate(route.segments):
                 if segment.device != self.device:
                     continue
-                self.forward.append(Task(route, position))
+                task, reached = Task(route, position), route.reached_at(position)
+                if reached:
+                    resumed[task] = before[segment.layers]
+                self._place(task, reached)
                 for layer in segment.layers.layers():
                     if route.wants(layer):
                         self.owed[layer].add(route.micro_batch)
+            for task in before.values():
+                del self.reached[task]
+        return resumed
+
+    def _place(self, task: Task, reached: int) -> None:
+        self.reached[task] = reached
+        if reached == NOTHING:
+            self.forward.append(task)
+        elif reached == FORWARD and task.has_backward:
+            self.in_flight.append(task)
+        elif reached == BACKWARD:
+            self.weights.append(task)
+
+    def hops(self, micro_batches: Collection[int], kept: Callable[[str, Task], bool]) -> tuple[HopState, ...]:
+        """How far the tasks of ``micro_batches`` are; ``kept``: whether what was sent ("F" or "B") is still there."""
+        return tuple(
+            HopState(
+                task.route.micro_batch,
+                task.route.attempt,
+                task.position,
+                reached,
+                kept("F", task),
+                kept("B", task),
+            )
+            for task, reached in self.reached.items()
+            if task.route.micro_batch in micro_batches
+        )
 
     def freeze(self, micro_batches: Collection[int]) -> None:
         """Drop unfinished work of ``micro_batches``; what is in the sums stays there."""
@@ -138,6 +185,7 @@ class Board:
     def ran_forward(self, task: Task) -> None:
         """``task``'s forward is done."""
         self.forward.remove(task)
+        self.reached[task] = FORWARD
         if task.has_backward:
             self.in_flight.append(task)
         self._follow("F", task)
@@ -145,6 +193,7 @@ class Board:
     def ran_backward(self, task: Task) -> None:
         """``task``'s backward is done, or its I."""
         self.in_flight.remove(task)
+        self.reached[task] = BACKWARD if self.apart else WEIGHTS
         if self.apart:
             self.weights.append(task)
         self._follow(self._backward, task)
@@ -152,6 +201,7 @@ class Board:
     def ran_weights(self, task: Task) -> None:
         """``task``'s W is done."""
         self.weights.remove(task)
+        self.reached[task] = WEIGHTS
         self._follow("W", task)
 
     def count(self, layer: int, micro_batch: int) -> None:

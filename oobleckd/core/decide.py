@@ -13,8 +13,9 @@ import msgspec
 
 from oobleckd.protocol.messages import Progress
 from oobleckd.protocol.parts import Flags, Vote
-from planner.plan import Layout, Route
-from planner.reroute import reroute
+from planner.plan import HopState, Layout, Route
+from planner.reroute import Rerouting
+from planner.splice import spliced
 
 
 class LostLayers(msgspec.Struct, frozen=True):
@@ -107,8 +108,22 @@ def _repair(
     }
     frozen = [route.micro_batch for route in layout.routes if route.touches(dead)]
     missing = {mb: tuple(layer for layer in needed if mb not in done[layer]) for mb in frozen}
-    routes = reroute(layout, dead, {mb: layers for mb, layers in missing.items() if layers}, epoch)
-    return routes, dict(sorted(donors.items()))
+    rerouting, states = Rerouting(layout, dead), _hops(inside)
+    routes = []
+    for route in layout.routes:
+        if layers := missing.get(route.micro_batch):
+            found = spliced(rerouting, route, dead, states.get(route.micro_batch, {}), layers, epoch)
+            routes.append(found or rerouting.whole(route.micro_batch, layers, epoch))
+    return tuple(routes), dict(sorted(donors.items()))
+
+
+def _hops(inside: Mapping[str, Progress]) -> dict[int, dict[str, HopState]]:
+    """Micro-batch -> device -> how far it is there."""
+    states: dict[int, dict[str, HopState]] = {}
+    for device, answer in inside.items():
+        for hop in answer.hops:
+            states.setdefault(hop.micro_batch, {})[device] = hop
+    return states
 
 
 def _union(votes: Iterable[Vote | None]) -> Vote:

@@ -129,10 +129,23 @@ class Schedule(_Table, frozen=True):
         ),
     ] = "fused"
 
+    boundary_memory: Annotated[
+        str | int,
+        Meta(
+            description="Bytes that a device may use to keep what it sent to its neighbours until the step is committed "
+            "(beside a GPU: of the host's memory), so that only a lost device's own work is done again; 0: none."
+        ),
+    ] = "1GiB"
+
     @property
     def apart(self) -> bool:
         """Whether the backward is decoupled."""
         return self.backward == "decoupled"
+
+    @property
+    def boundary_bytes(self) -> int:
+        """``boundary_memory`` in bytes."""
+        return parse_size(self.boundary_memory)
 
 
 class Resources(_Table, frozen=True):

@@ -19,7 +19,7 @@ import msgspec
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How, Outcome, Peer, Spare, Vote
-from planner.plan import Layout, Route, Transfer
+from planner.plan import HopState, Layout, Route, Transfer
 from planner.profile import Profile
 
 PROTOCOL = 2
@@ -117,7 +117,8 @@ class Progress(Message, frozen=True):
     ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reduced``:
     buckets whose sum over all replicas is here. ``vote`` is set once *all* its buckets are reduced
     (REDUCED) and is then the union of all votes it has heard for the round. ``last`` is the vote
-    union of the round before (which it has committed), if it committed one in this life.
+    union of the round before (which it has committed), if it committed one in this life. ``hops``: its part of
+    the routes that the dead broke.
     """
 
     device: str
@@ -128,6 +129,7 @@ class Progress(Message, frozen=True):
     vote: Vote | None = None
     last: Vote | None = None
     holding: bool = False
+    hops: tuple[HopState, ...] = ()
 
 
 class Held(Message, frozen=True):
