@@ -51,6 +51,11 @@ class Profile(msgspec.Struct, frozen=True):
         """Seconds that the update of layers ``[start, stop)`` takes on one device."""
         return sum(layer.update_s for layer in self.layers[start:stop])
 
+    def kept_bytes(self, num_micro_batches: int, limit_bytes: int) -> int:
+        """What a device keeps at most, with such a limit, of all that it sends to its neighbours in a step."""
+        largest = max((layer.output_bytes for layer in self.layers[:-1]), default=0)
+        return min(limit_bytes, 2 * num_micro_batches * largest)  # activations one way, gradients the other
+
 
 class Held(msgspec.Struct, frozen=True):
     """What a policy keeps on every device besides its stage (backups, shadows, spares).

@@ -37,7 +37,10 @@ def spliced(
     ``states``: device -> its hop of the micro-batch. ``missing``: layers whose weight gradients no survivor has. The work of the new
     hops is added to ``rerouting``'s load.
     """
-    old = [_Hop(s, states[s.device]) if s.device in states else None for s in standing.segments]
+    old = [
+        _Hop(s, states[s.device]) if s.device in states and s.device not in dead else None
+        for s in standing.segments
+    ]
     if not _all_known(standing, dead, old):
         return None
     mask = tuple(sorted(missing))

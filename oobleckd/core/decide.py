@@ -13,7 +13,7 @@ import msgspec
 
 from oobleckd.protocol.messages import Progress
 from oobleckd.protocol.parts import Flags, Vote
-from planner.plan import HopState, Layout, Route
+from planner.plan import NOTHING, HopState, Layout, Route
 from planner.reroute import Rerouting
 from planner.splice import spliced
 
@@ -112,7 +112,8 @@ def _repair(
     routes = []
     for route in layout.routes:
         if layers := missing.get(route.micro_batch):
-            found = spliced(rerouting, route, dead, states.get(route.micro_batch, {}), layers, epoch)
+            known = _untouched(route, inside) | states.get(route.micro_batch, {})
+            found = spliced(rerouting, route, dead, known, layers, epoch)
             routes.append(found or rerouting.whole(route.micro_batch, layers, epoch))
     return tuple(routes), dict(sorted(donors.items()))
 
@@ -124,6 +125,15 @@ def _hops(inside: Mapping[str, Progress]) -> dict[int, dict[str, HopState]]:
         for hop in answer.hops:
             states.setdefault(hop.micro_batch, {})[device] = hop
     return states
+
+
+def _untouched(route: Route, inside: Collection[str]) -> dict[str, HopState]:
+    """Hops on devices that have yet to begin the round."""
+    return {
+        segment.device: HopState(route.micro_batch, route.attempt, position, NOTHING)
+        for position, segment in enumerate(route.segments)
+        if segment.device not in inside
+    }
 
 
 def _union(votes: Iterable[Vote | None]) -> Vote:

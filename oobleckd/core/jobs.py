@@ -12,7 +12,7 @@ import msgspec
 from oobleckd.core import incidents
 from oobleckd.core.context import Core
 from oobleckd.core.entries import ProfileMeasured, TemplatesMade
-from oobleckd.core.memory import least_device_bytes
+from oobleckd.core.memory import held_besides, least_device_bytes
 from oobleckd.core.run import Asked, Run
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.job import Job
@@ -79,6 +79,7 @@ def prepare(core: Core, run: Run) -> None:
             max_nodes=run.job.spec.resources.max_nodes,
             min_nodes=run.job.spec.resources.min_pipeline_nodes,
             decoupled=run.job.spec.schedule.apart,
+            held=held_besides(run.job.spec, profile),
         )
         run.asked = Asked(core.ask_plan(run.job.spec.fault_tolerance.policy, setup), setup)
 

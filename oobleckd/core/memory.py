@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from oobleckd.core.membership import Node
+from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import DeviceInfo
+from planner.profile import NOTHING, Held, Profile
 
 SPARE_BYTES = 400 * 2**20  # a spare that is still starting: Python, torch and transformers
 
@@ -35,3 +37,10 @@ def _host_share(node: Node, members: Collection[Node]) -> int:
 
 def _on_host(node: Node) -> list[DeviceInfo]:
     return [info for info in node.devices if info.kind == "cpu"]
+
+
+def held_besides(job: Job, profile: Profile) -> Held:
+    """What a device of ``job`` holds besides its stage: all that it sent in a step, where its memory is the host's."""
+    if not profile.device.startswith("cpu"):
+        return NOTHING
+    return Held(device_bytes=profile.kept_bytes(job.num_micro_batches, job.schedule.boundary_bytes))

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from oobleckd.core.memory import held_besides
 from oobleckd.protocol.job import Job
 from planner.guarantee import lost_layers, most_pipelines
 from planner.instantiate import instantiate, slowest_s, split_micro_batches, too_few
@@ -62,6 +63,7 @@ class World:
             max_nodes=job.resources.max_nodes,
             min_nodes=job.resources.min_pipeline_nodes,
             decoupled=job.schedule.apart,
+            held=held_besides(job, profile),
         )
         self.nodes = node_names(num_nodes)
         self.templates = prepare(self._policy, self.setup)

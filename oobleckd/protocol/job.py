@@ -251,12 +251,14 @@ def check_job(job: Job) -> None:
             f"{job.train.micro_batch} does not divide train.global_batch = {job.train.global_batch}",
             f"the nearest divisor is {best}",
         )
-    try:
-        job.resources.device_memory_bytes  # noqa: B018 - asked for its error
-    except ValueError as error:
-        raise JobError(
-            "resources.device_memory", str(error), 'write a number with a unit, such as "48MiB"'
-        ) from error
+    for path, size in (
+        ("resources.device_memory", job.resources.device_memory),
+        ("schedule.boundary_memory", job.schedule.boundary_memory),
+    ):
+        try:
+            parse_size(size)
+        except ValueError as error:
+            raise JobError(path, str(error), 'write a number with a unit, such as "48MiB"') from error
     if job.data.source != "stdlib" and not job.data.path:
         raise JobError(
             "data.path",

@@ -101,7 +101,7 @@ class World:
         self.progress: dict[str, Progress] = {}
         self.controls: list[tuple[str, Callable[[Executor], None]]] = []
         self.on_loss: Callable[[World], None] | None = None
-        self.layout = self._layout(stages)
+        self.first = self.layout = self._layout(stages)
         for device in sorted(self.layout.holdings):
             self._add(device)
         for node in self.nodes.values():

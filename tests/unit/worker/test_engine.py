@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -130,10 +131,14 @@ def test_many_random_deaths(reference, tmp_path: Path, seed: int) -> None:
     test_random_deaths(reference, tmp_path, seed)
 
 
+def scheduled(reference, tmp_path: Path, seed: int, **schedule: Any) -> World:
+    """The same job with another schedule."""
+    changed = msgspec.structs.replace(reference[0], schedule=Schedule(**schedule))
+    return World(changed, STAGES, seed, tmp_path)
+
+
 def decoupled(reference, tmp_path: Path, seed: int) -> World:
-    """The same job with a decoupled backward."""
-    apart = msgspec.structs.replace(reference[0], schedule=Schedule(backward="decoupled"))
-    return World(apart, STAGES, seed, tmp_path)
+    return scheduled(reference, tmp_path, seed, backward="decoupled")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -152,6 +157,36 @@ def test_kill_in_a_decoupled_step(reference, tmp_path: Path, point: str, victim:
     world.run()
     assert (victim, point) in world.fired
     check(world, reference)
+
+
+@pytest.mark.parametrize("backward", ["fused", "decoupled"])
+@pytest.mark.parametrize("point", ["forward", "backward", "reduce"])
+@pytest.mark.parametrize("victim", ["a0/0", "a1/0", "b0/0", "b1/0", "b2/0"])
+def test_only_what_the_dead_did_is_done_again(
+    reference, tmp_path: Path, point: str, victim: str, backward: str
+) -> None:
+    seed = zlib.crc32(f"{point} {victim}".encode()) % 1000
+    world = scheduled(reference, tmp_path, seed, backward=backward)
+    world.nodes[victim].faults.arm(point, 2)
+    world.run()
+    check(world, reference)
+    share = sum(route.touches([victim]) for route in world.first.routes)
+    assert world.redone <= share * len(world.first.holdings[victim])
+
+
+@pytest.mark.parametrize("backward", ["fused", "decoupled"])
+@pytest.mark.parametrize("limit_bytes", [0, 2500])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_was_not_kept_is_done_again(
+    reference, tmp_path: Path, seed: int, limit_bytes: int, backward: str
+) -> None:
+    """Off, or room for one boundary message of two (2 KiB each): whole routes take the place of spliced ones."""
+    world = scheduled(reference, tmp_path, seed, backward=backward, boundary_memory=limit_bytes)
+    world.nodes["a0/0"].faults.arm("backward", 2)
+    world.run()
+    check(world, reference)
+    peaks = [world.nodes[device].executor.kept.peak_bytes for device in world.live()]
+    assert max(peaks) == (2048 if limit_bytes else 0)
 
 
 @pytest.mark.parametrize("seed", range(10))
