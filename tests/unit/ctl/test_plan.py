@@ -110,7 +110,7 @@ def test_nodes_without_a_place(tmp_path: Path, job_file: JobFile) -> None:
     """Five equal layers of 180 bytes of state, of which two fit a device with little in flight."""
     file = tmp_path / "profile.json"
     file.write_bytes(msgspec.json.encode(even_profile(5)))
-    words = (str(job_file("[resources]\ndevice_memory = 410\n")), "--nodes", "7", "--profile", str(file))
+    words = (str(job_file("[resources]\ndevice_memory = 410\n[schedule]\nboundary_memory = 0\n")), "--nodes", "7", "--profile", str(file))
     found = planned(*words)
     assert (found.guarantee.n0, found.guarantee.n_max, found.guarantee.idle) == (4, 5, ((6, 7),))
     assert (found.plan.idle, found.plan.idle_reason) == (2, "7 nodes do not split into pipelines of 4 to 5")
