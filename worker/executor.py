@@ -21,7 +21,7 @@ from torch import Tensor
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
-from planner.plan import Layout
+from planner.plan import Detours, Layout, Route, standing_routes
 from worker.commit import Commit, outcome_of
 from worker.data import Corpus
 from worker.faults import Faults
@@ -67,6 +67,7 @@ class Executor:
         self.pulse = pulse or Pulse()
         self.layout = Layout(0, store.spec.num_layers, {}, ())
         self.dead: frozenset[str] = frozenset()
+        self.detours: Detours | None = None
         self.counters = Counters()
         self.flags = Flags()
         self.holding, self.hold_next = True, False
@@ -80,7 +81,7 @@ class Executor:
 
     def adopt(self, layout: Layout, counters: Counters) -> None:
         """Take ``layout`` into force at a boundary; its layers are in the store. Does not run yet."""
-        self.layout, self.dead, self.counters = layout, frozenset(), counters
+        self.layout, self.dead, self.detours, self.counters = layout, frozenset(), None, counters
         self.holding, self.hold_next = True, False
         self.flags = Flags()
         self.reducer.adopt()
@@ -102,10 +103,14 @@ class Executor:
         self.post.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.counters.round)
         self.graphs.clear()
         self.board.begin(
-            sorted(self.store.layers), [r for r in self.layout.routes if not r.touches(self.dead)]
+            sorted(self.store.layers), [r for r in self._standing() if not r.touches(self.dead)]
         )
         self.reducer.begin(self.counters.round)
         self._enter({})
+
+    def _standing(self) -> tuple[Route, ...]:
+        """The routes of the present round, if nothing more fails."""
+        return standing_routes(self.layout, self.detours, self.counters.round)
 
     def _enter(self, donors: Mapping[int, str]) -> None:
         self.reducer.enter(self.commit.epoch, self.layout, self.commit.live, donors)
@@ -347,7 +352,7 @@ class Executor:
         if not self.commit.report(epoch):
             return
         self.dead |= frozenset(dead)
-        frozen = {route.micro_batch for route in self.layout.routes if route.touches(self.dead)}
+        frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
         self.board.freeze(frozen)
         self.graphs = {task: g for task, g in self.graphs.items() if task.route.micro_batch not in frozen}
         self.tell(
@@ -369,16 +374,17 @@ class Executor:
         live = frozenset(self.layout.holdings) - self.dead
         if not self.commit.decide(message.epoch, live):
             return
+        self.detours = message.detours
         if self.counters.round < message.round:
             assert message.commit is not None
             self._commit(message.commit)
         self._enter(message.donors)
+        self.board.add(message.routes)
         if message.hold_now or self.finished:
             if self.finished:
                 self.write_checkpoint()  # the dead may have had a bucket to write: its heir does it now
             self.hold()
             return
         self.hold_next, self.holding = message.hold, False
-        self.board.add(message.routes)
         if self.commit.own is not None:
             self._send_vote()
