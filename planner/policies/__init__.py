@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from planner.plan import Template
 from planner.policies.oobleck import Oobleck
+from planner.policies.slipstream import SlipStream
 from planner.policy import PlanError, Policy, Proposal, Setup, Situation
 
-_POLICIES: dict[str, Policy] = {one.name: one for one in (Oobleck(),)}
+_POLICIES: dict[str, Policy] = {one.name: one for one in (Oobleck(), SlipStream())}
 
 
 def policy(name: str) -> Policy:
