@@ -36,12 +36,13 @@ def detoured(world):
 
 
 def twin(world, *others):
-    """A victim of another pipeline than ``others``, on another stage: every layer keeps a holder."""
-    pipelines = world.view().pipelines
-    for pipeline in pipelines:
-        if not set(pipeline.nodes) & set(others):
-            where = [p.nodes.index(o) for p in pipelines for o in others if o in p.nodes]
-            return next(n for i, n in enumerate(pipeline.nodes) if i not in where)
+    """A victim in another pipeline than ``others`` where there is one, after which every layer has a holder."""
+    job, pipelines = world.job(), world.view().pipelines
+    nodes = [n for p in sorted(pipelines, key=lambda p: bool({*p.nodes} & {*others})) for n in p.nodes]
+    for node in nodes:
+        gone = {*job.dead, *(f"{name}/0" for name in (*others, node))}
+        if node not in others and min(job.layout.copies(gone)) > 0:
+            return node
     raise AssertionError(pipelines)
 
 
