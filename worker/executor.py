@@ -102,9 +102,7 @@ class Executor:
         """Set up the next round: standing routes that touch no dead device."""
         self.post.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.counters.round)
         self.graphs.clear()
-        self.board.begin(
-            sorted(self.store.layers), [r for r in self._standing() if not r.touches(self.dead)]
-        )
+        self.board.begin(sorted(self.store.layers), [r for r in self._standing() if not r.touches(self.dead)])
         self.reducer.begin(self.counters.round)
         self._enter({})
 

@@ -49,6 +49,9 @@ class Standing(msgspec.Struct, frozen=True):
     go_on: bool = False
 
 
+NOTHING = Standing()
+
+
 def decide(
     epoch: int,
     progress: Mapping[str, Progress],
@@ -56,7 +59,7 @@ def decide(
     dead: Collection[str],
     buckets: Sequence[tuple[int, ...]],
     num_micro_batches: int,
-    standing: Standing = Standing(),
+    standing: Standing = NOTHING,
 ) -> Verdict:
     """The verdict over the round that ``progress`` (device -> its answer, of every survivor) shows.
 
@@ -127,9 +130,7 @@ class _Case(msgspec.Struct, frozen=True):
         before = self.standing.detours.standing(round_) if self.standing.detours is not None else ()
         return Detours(round_ + 1, detour(self.layout, self.dead, self.epoch), before)
 
-    def repair(
-        self, round_: int, inside: Mapping[str, Progress]
-    ) -> tuple[tuple[Route, ...], dict[int, str]]:
+    def repair(self, round_: int, inside: Mapping[str, Progress]) -> tuple[tuple[Route, ...], dict[int, str]]:
         """New attempts in ``round_``, and donors."""
         donors: dict[int, str] = {}
         for device in sorted(inside):
@@ -148,7 +149,9 @@ class _Case(msgspec.Struct, frozen=True):
         frozen = [route.micro_batch for route in routes if route.touches(self.dead)]
         missing = {mb: tuple(layer for layer in needed if mb not in done[layer]) for mb in frozen}
         now = msgspec.structs.replace(self.layout, routes=routes)
-        attempts = reroute(now, self.dead, {mb: layers for mb, layers in missing.items() if layers}, self.epoch)
+        attempts = reroute(
+            now, self.dead, {mb: layers for mb, layers in missing.items() if layers}, self.epoch
+        )
         return attempts, dict(sorted(donors.items()))
 
 

@@ -82,9 +82,7 @@ class Grid:
         own = {slot: before[slot] for slot in self.vacant if before[slot] not in placed}
         taken = placed | frozenset(own.values())
         left = iter(sorted(name for name in before if name not in taken))
-        names = iter(
-            [self.here.get(slot) or own.get(slot) or next(left) for slot in range(len(self.slots))]
-        )
+        names = iter([self.here.get(slot) or own.get(slot) or next(left) for slot in range(len(self.slots))])
         return tuple(tuple(next(names) for _ in nodes) for nodes in self.running)
 
     @cached_property

@@ -214,6 +214,7 @@ def sizes_of(plan: Plan) -> str:
 
 
 def size_of(copies: Sequence[Transfer]) -> str:
+    """Layers and bytes for a sentence."""
     num_bytes = sum(copy.num_bytes for copy in copies)
     size = f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"
     return f"{len(copies)} {'layer' if len(copies) == 1 else 'layers'} ({size})"

@@ -94,16 +94,18 @@ def _kinds(grid: Grid, slots: Iterable[int]) -> list[int]:
 
 
 def _normalised(grid: Grid) -> tuple[Grid, Grid | None]:
-    """``grid`` with live nodes moved to vacant places for as long as that pays; and the move that paid least, or
-    would not have.
+    """``grid`` with live nodes moved to vacant places for as long as that pays; and the best move that does not.
+
+    One vacant place stays as it is: the loss of one node moves no layer.
     """
-    while True:
+    while len(grid.vacant) > 1:
         better = min(_moves(grid), key=_rank, default=None)
         if better is None or better.busiest_s >= grid.busiest_s * _FASTER:
             return grid, None
         if better.cost_s >= grid.cost_s * _FASTER:
             return grid, better
         grid = better
+    return grid, None
 
 
 def _moves(grid: Grid) -> Iterator[Grid]:
@@ -146,7 +148,9 @@ def _reason(situation: Situation, grid: Grid) -> str:
     parts += [_around(grid, slot) for slot in vacant[:PLACES_SHOWN]]
     if len(vacant) > PLACES_SHOWN:
         parts.append(f"{len(vacant) - PLACES_SHOWN} more places are vacant")
-    return "; ".join([*(parts or ["keep: no pipeline changes"]), f"{_costs(grid)}; can lose {grid.tolerance}"])
+    return "; ".join(
+        [*(parts or ["keep: no pipeline changes"]), f"{_costs(grid)}; can lose {grid.tolerance}"]
+    )
 
 
 def _costs(grid: Grid) -> str:
@@ -166,7 +170,14 @@ def _placed(situation: Situation, grid: Grid) -> list[str]:
     back = {node_of(copy.target) for copy in grid.transfers} & {
         name for slot, name in grid.here.items() if before[slot] == name
     }
-    return [*parts, *([f"{listed(sorted(back))} {'get' if len(back) > 1 else 'gets'} back what was held"] if back else [])]
+    return [
+        *parts,
+        *(
+            [f"{listed(sorted(back))} {'get' if len(back) > 1 else 'gets'} back what was held"]
+            if back
+            else []
+        ),
+    ]
 
 
 def _around(grid: Grid, slot: int) -> str:

@@ -2,14 +2,18 @@
 
 import pytest
 
-from oobleckd.core.entries import AnyEntry, Detoured, LayoutDeployed
+from oobleckd.core.entries import AnyEntry, LayoutDeployed
 from oobleckd.protocol.api import Control, Drain
 from tests.helpers.world import World, _entries, make_job
 
 
 def running(num_nodes=6, seed=0, step=3, **spec):
     """A world whose job has committed a few steps; 350 bytes a device make n0 = 2."""
-    config = {key: spec.pop(key) for key in ("num_devices", "overflows", "nans", "lease_s", "grace_s") if key in spec}
+    config = {
+        key: spec.pop(key)
+        for key in ("num_devices", "overflows", "nans", "lease_s", "grace_s")
+        if key in spec
+    }
     world = World(seed, num_nodes, **config)
     world.run_for(3.0)
     world.submit(make_job(**{"steps": 30, "f": 1, "memory": 350, "policy": "slipstream"} | spec))
@@ -107,7 +111,9 @@ def test_two_at_nearly_the_same_time(seed, apart_s):
     world.until_state("done")
     world.check_done()
     assert world.job().steps_lost == 0
-    assert sorted(node for incident in world.incidents() for node in incident.nodes) == sorted(["n02", second])
+    assert sorted(node for incident in world.incidents() for node in incident.nodes) == sorted(
+        ["n02", second]
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -144,7 +144,9 @@ def test_the_round_is_repaired_and_detours_stand_from_the_next():
 
 
 def test_all_reduced_commits_and_the_next_round_is_repaired_from_nothing():
-    found = going_on(answer("b/0", vote=vote(2, 3)), answer("c/0", vote=vote(0, 1, 4), reduced=(0, 1, 2, 3, 4)))
+    found = going_on(
+        answer("b/0", vote=vote(2, 3)), answer("c/0", vote=vote(0, 1, 4), reduced=(0, 1, 2, 3, 4))
+    )
     assert (found.round, found.commit, found.hold_now) == (8, vote(2, 3, 0, 1, 4), False)
     assert {r.micro_batch: r.mask for r in found.routes} == {0: (0, 1, 2, 3), 1: (0, 1, 2, 3)}
     assert found.donors == {}
@@ -168,7 +170,9 @@ def test_survivors_a_round_apart_freeze_by_the_routes_of_theirs():
     assert first is not None
     settled = Standing(first, ("a/0",), go_on=True)
     # In round 8 nothing goes over a/0 any more: a resync has nothing to repair, and makes no new detours.
-    found = going_on(answer("b/0", 7, vote=vote(2)), answer("c/0", 8, last=vote(0)), standing=settled, epoch=3)
+    found = going_on(
+        answer("b/0", 7, vote=vote(2)), answer("c/0", 8, last=vote(0)), standing=settled, epoch=3
+    )
     assert found == Decision(8, vote(0))
     # In round 7, whose repair it may have interrupted, everything that did is repaired again.
     found = going_on(answer("b/0", 7), answer("c/0", 7), standing=settled, epoch=3)
@@ -186,7 +190,9 @@ def test_a_second_loss_is_repaired_in_the_routes_of_the_round_and_detours_are_ma
     assert isinstance(first, Decision)
     assert around(first) == {0: ("b/0",)}
     settled = Standing(first.detours, ("a/0",), go_on=True)
-    second = decide(3, {"c/0": answer("c/0", 9, done={0: (2,), 1: (2,)})}, layout, {"a/0", "b/0"}, uses, 3, settled)
+    second = decide(
+        3, {"c/0": answer("c/0", 9, done={0: (2,), 1: (2,)})}, layout, {"a/0", "b/0"}, uses, 3, settled
+    )
     assert isinstance(second, Decision)
     assert {r.micro_batch: r.mask for r in second.routes} == {0: (0, 1), 1: (0, 1)}
     assert around(second) == {0: ("c/0",), 1: ("c/0",)}

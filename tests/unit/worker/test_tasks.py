@@ -73,7 +73,12 @@ def crossing(draw: st.DrawFn) -> list[Route]:
     found = [chain(mb, draw(ways)) for mb in range(draw(st.integers(1, 12)))]
     layers = st.sets(st.integers(0, len(devices) - 1), min_size=1)
     return [
-        Route(r.micro_batch, 2, r.segments, tuple(sorted(x for x in draw(layers) if x < len(r.segments))) or (0,))
+        Route(
+            r.micro_batch,
+            2,
+            r.segments,
+            tuple(sorted(x for x in draw(layers) if x < len(r.segments))) or (0,),
+        )
         if draw(st.integers(0, 4)) == 0
         else r
         for r in found
