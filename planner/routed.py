@@ -154,12 +154,17 @@ def run_s(routes: Iterable[Route], profile: Profile) -> float:
 
 def busiest_s(routes: Iterable[Route], profile: Profile) -> float:
     """Seconds that the busiest device works in a step over ``routes``: no order takes less."""
+    return max(device_s(routes, profile).values(), default=0.0)
+
+
+def device_s(routes: Iterable[Route], profile: Profile) -> dict[str, float]:
+    """Device -> seconds that it works in a step over ``routes``."""
     hops = Hops.of(profile)
-    busy_s: defaultdict[str, float] = defaultdict(float)
+    busy: defaultdict[str, float] = defaultdict(float)
     for route in routes:
         for segment in route.segments:
-            busy_s[segment.device] += hops.forward(segment.layers) + hops.backward(segment.layers)
-    return max(busy_s.values(), default=0.0)
+            busy[segment.device] += hops.forward(segment.layers) + hops.backward(segment.layers)
+    return dict(busy)
 
 
 def _update_s(routes: Iterable[Route], profile: Profile) -> float:
