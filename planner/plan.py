@@ -135,21 +135,27 @@ class Pipeline(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     """All pipelines of a job. ``idle`` nodes are members without a place, which ``reason`` explains.
 
-    ``step_s`` is the modelled time of one step in seconds.
+    ``step_s`` is the modelled time of one step in seconds. ``vacant``: devices that segments name and that
+    nobody has now; holders of the same layers in other pipelines compute what these would.
     """
 
     pipelines: tuple[Pipeline, ...]
     idle: tuple[str, ...] = ()
     step_s: float = 0.0
     reason: str = ""
+    vacant: tuple[str, ...] = ()
 
     def holdings(self) -> dict[str, Range]:
-        """Device -> the layers it holds."""
-        return {s.device: s.layers for p in self.pipelines for s in p.segments}
+        """Device -> the layers it holds. Vacant places hold nothing."""
+        gone = frozenset(self.vacant)
+        return {s.device: s.layers for p in self.pipelines for s in p.segments if s.device not in gone}
 
     def nodes(self) -> tuple[str, ...]:
-        """Every node with a place, in pipeline order."""
-        return tuple(node for p in self.pipelines for node in p.nodes)
+        """Every node that has a place, in pipeline order."""
+        if not self.vacant:
+            return tuple(node for p in self.pipelines for node in p.nodes)
+        there = {node_of(device) for device in self.holdings()}
+        return tuple(node for p in self.pipelines for node in p.nodes if node in there)
 
 
 class Transfer(msgspec.Struct, frozen=True):
@@ -187,6 +193,22 @@ class Layout(msgspec.Struct, frozen=True):
         return tuple(counts)
 
 
+class Detours(msgspec.Struct, frozen=True):
+    """From ``round`` on ``routes`` replace the layout's routes of their micro-batches; until then ``before`` does.
+
+    ``before`` are the routes of the detours that were in force when these were decided: who is still in the
+    round of that decision goes by them. Attempts are the epochs that made the routes.
+    """
+
+    round: int
+    routes: tuple[Route, ...]
+    before: tuple[Route, ...] = ()
+
+    def standing(self, round_: int) -> tuple[Route, ...]:
+        """The routes that replace the layout's in ``round_``."""
+        return self.routes if round_ >= self.round else self.before
+
+
 def node_of(device: str) -> str:
     """The node of device ``"<node>/<index>"``."""
     return device.rpartition("/")[0]
@@ -197,13 +219,15 @@ def device_name(node: str, index: int) -> str:
     return f"{node}/{index}"
 
 
-def layout_of(plan: Plan, epoch: int, num_layers: int) -> Layout:
-    """The layout that deploying ``plan`` at ``epoch`` leads to."""
-    routes = [
-        Route(mb, epoch, pipeline.segments) for pipeline in plan.pipelines for mb in pipeline.micro_batches
-    ]
-    routes.sort(key=lambda route: route.micro_batch)
-    return Layout(epoch, num_layers, plan.holdings(), tuple(routes))
+def standing_routes(layout: Layout, detours: Detours | None, round_: int) -> tuple[Route, ...]:
+    """Who computes which micro-batch in ``round_`` if nothing more fails, by micro-batch.
+
+    The same on every device and in the daemon, which freeze and repair by it.
+    """
+    if detours is None:
+        return layout.routes
+    instead = {route.micro_batch: route for route in detours.standing(round_)}
+    return tuple(instead.get(route.micro_batch, route) for route in layout.routes)
 
 
 def tolerance(copies: Mapping[int, int] | Iterable[int]) -> int:

@@ -13,6 +13,10 @@ import msgspec
 from planner.plan import Plan, Range, Template, Transfer
 from planner.profile import NOTHING, Held, Profile
 
+REROUTING = frozenset({"slipstream"})
+"""Policies under which a job goes on with detours after a loss, instead of stopping for a new plan at the next
+boundary. By name, since the daemon's loop does not import the policies (scipy)."""
+
 
 class PlanError(ValueError):
     """No plan exists; the message says why and ``hint`` what the user can change."""
@@ -48,7 +52,8 @@ class Setup(msgspec.Struct, frozen=True):
 class Situation(msgspec.Struct, frozen=True):
     """The moment: ``nodes`` may be used; ``holdings`` (device -> layers) are the live copies now, which
     may include devices of nodes that are not to be used (draining). ``running``: the pipelines at work,
-    as node tuples, with dead nodes still named so that the policy sees which pipelines were hit.
+    as node tuples, with dead nodes and those of vacant places still named so that the policy sees which
+    pipelines were hit.
     """
 
     nodes: tuple[str, ...]
@@ -79,9 +84,10 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class Policy(Protocol):
-    """A recovery policy."""
+    """A recovery policy. ``reroutes``: after a loss the job goes on with detours (``REROUTING``)."""
 
     name: str
+    reroutes: bool
 
     def prepare(self, setup: Setup) -> tuple[Template, ...]:
         """Templates for n0, n0+1, …, n_max nodes. Raises PlanError when no number of nodes fits."""

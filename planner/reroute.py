@@ -1,7 +1,8 @@
 """Routes for micro-batches that lost a device: stitched from whoever is alive (SlipStream, section 4).
 
-Owns the choice of hops. Does not own which layers are missing (the recovery decision knows) nor
-when a device computes what (the worker walks its tasks ready-first).
+Owns the choice of hops: of attempts that repair a round (``reroute``), and of routes that stand from then on
+(``detour``). Does not own which layers are missing (the recovery decision knows) nor when a device computes
+what (the worker walks its tasks ready-first).
 
 A route covers every layer, because the forward pass must reach the loss; only the layers in its mask
 add weight gradients. Work is counted in layer passes: 1 for a forward, 1 for the gradient that flows
@@ -16,7 +17,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.plan import Layout, Range, Route, Segment
+from planner.plan import Layout, Plan, Range, Route, Segment
 from planner.policy import PlanError
 
 FULL_PASS = 3  # forward, input gradient, weight gradient of one layer
@@ -55,9 +56,6 @@ class Rerouting:
         self._layout = layout
         self._depth = max((len(route.segments) for route in layout.routes), default=1)
         self._load = _standing_load(layout, lost)
-        self._twins: dict[Range, list[str]] = {}
-        for device in self._load:
-            self._twins.setdefault(layout.holdings[device], []).append(device)
 
     def whole(self, micro_batch: int, missing: Sequence[int], attempt: int) -> Route:
         """From the embedding to the loss; ``missing``: the layers whose weight gradients it adds."""
@@ -72,15 +70,7 @@ class Rerouting:
         self, layers: Range, mask: tuple[int, ...], without: Collection[str] = ()
     ) -> tuple[Segment, ...] | None:
         """The best hops through ``layers`` on live devices other than ``without``; None if those do not hold them all."""
-        # Devices with the same range differ in their load alone: the least loaded stands for all.
-        free: dict[Range, tuple[int, str]] = {}
-        for held, same in self._twins.items():
-            part = Range(
-                max(held.start, layers.start) - layers.start, min(held.stop, layers.stop) - layers.start
-            )
-            options = [(self._load[device], device) for device in same if device not in without]
-            if options and part.start < part.stop:
-                free[part] = min([*options, *([free[part]] if part in free else [])])
+        free = _free(self._layout, self._load, layers, without)
         if {layer for part in free for layer in part.layers()} != set(range(len(layers))):
             return None
         work = _work_before(self._layout.num_layers, mask)[layers.start : layers.stop + 1]
@@ -92,6 +82,86 @@ class Rerouting:
         """``segment`` will be computed by its device."""
         work = _work_before(self._layout.num_layers, mask)
         self._load[segment.device] += work[segment.layers.stop] - work[segment.layers.start]
+
+
+def detour(layout: Layout, dead: Collection[str], attempt: int) -> tuple[Route, ...]:
+    """Whole routes over live holders for every micro-batch whose route in ``layout`` touches ``dead``.
+
+    Layer by layer, so that pipelines of any depth help each other; the others keep their routes. First each
+    is put where the busiest device of its way is least busy, as repairs are; then each is taken off and put again
+    for as long as that helps. Deterministic. Raises PlanError if a layer has no live holder.
+    """
+    lost = frozenset(dead)
+    hit = [route.micro_batch for route in layout.routes if route.touches(lost)]
+    if not hit:
+        return ()
+    every = tuple(range(layout.num_layers))
+    first = reroute(layout, lost, dict.fromkeys(hit, every), attempt)
+    routes = {route.micro_batch: Route(route.micro_batch, attempt, route.segments) for route in first}
+    load = _standing_load(layout, lost)
+    for route in routes.values():
+        _carry(load, route.segments, 1)
+    while _improve(layout, routes, load):
+        pass
+    return tuple(routes[micro_batch] for micro_batch in hit)
+
+
+def _improve(layout: Layout, routes: dict[int, Route], load: dict[str, int]) -> bool:
+    """Move one micro-batch at a time off the busiest device; whether the loads, the busiest first, went down."""
+    began = sorted(load.values(), reverse=True)
+    depth = max(len(route.segments) for route in layout.routes)
+    work = _work_before(layout.num_layers, tuple(range(layout.num_layers)))
+    busiest = max(load, key=lambda device: (load[device], device))
+    for micro_batch, route in sorted(routes.items()):
+        if not route.touches([busiest]):
+            continue
+        _carry(load, route.segments, -1)
+        segments = _best_path(_free(layout, load, Range(0, layout.num_layers)), work, depth)
+        _carry(load, segments, 1)
+        if sorted(load.values(), reverse=True) < began:
+            routes[micro_batch] = Route(micro_batch, route.attempt, segments)
+            return True
+        _carry(load, segments, -1)
+        _carry(load, route.segments, 1)
+    return False
+
+
+def _carry(load: dict[str, int], segments: Sequence[Segment], sign: int) -> None:
+    """Add (or take off) one micro-batch with all its passes."""
+    for segment in segments:
+        load[segment.device] += sign * FULL_PASS * len(segment.layers)
+
+
+def _free(
+    layout: Layout, load: Mapping[str, int], within: Range, without: Collection[str] = ()
+) -> dict[Range, tuple[int, str]]:
+    """What is held of the layers ``within``, counted from their first: (load, device).
+
+    Devices with the same range differ in their load alone: the least loaded stands for all.
+    """
+    free: dict[Range, tuple[int, str]] = {}
+    for device, passes in load.items():
+        held = layout.holdings[device]
+        start, stop = max(held.start, within.start), min(held.stop, within.stop)
+        if start < stop and device not in without:
+            part = Range(start - within.start, stop - within.start)
+            free[part] = min(free.get(part, (passes, device)), (passes, device))
+    return free
+
+
+def layout_of(plan: Plan, epoch: int, num_layers: int) -> Layout:
+    """The layout that deploying ``plan`` at ``epoch`` leads to: vacant places hold nothing and no route
+    touches them. Raises PlanError if a layer has no other holder.
+    """
+    routes = [
+        Route(mb, epoch, pipeline.segments) for pipeline in plan.pipelines for mb in pipeline.micro_batches
+    ]
+    routes.sort(key=lambda route: route.micro_batch)
+    layout = Layout(epoch, num_layers, plan.holdings(), tuple(routes))
+    around = {route.micro_batch: route for route in detour(layout, plan.vacant, epoch)}
+    return Layout(
+        epoch, num_layers, layout.holdings, tuple(around.get(route.micro_batch, route) for route in routes)
+    )
 
 
 def _check_holders(layout: Layout, lost: frozenset[str]) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
-from planner.plan import BACKWARD, FORWARD, NOTHING, Layout, Route
+from planner.plan import BACKWARD, FORWARD, NOTHING, Detours, Layout, Route, standing_routes
 from worker.commit import Commit, outcome_of
 from worker.data import Corpus
 from worker.faults import Faults
@@ -70,6 +70,7 @@ class Executor:
         self.pulse = pulse or Pulse()
         self.layout = Layout(0, store.spec.num_layers, {}, ())
         self.dead: frozenset[str] = frozenset()
+        self.detours: Detours | None = None
         self.counters = Counters()
         self.flags = Flags()
         self.holding, self.hold_next = True, False
@@ -90,7 +91,7 @@ class Executor:
         ``order``: what the planner would have this device do in every round, where the backward is decoupled.
         """
         self.order = order
-        self.layout, self.dead, self.counters = layout, frozenset(), counters
+        self.layout, self.dead, self.detours, self.counters = layout, frozenset(), None, counters
         self.holding, self.hold_next = True, False
         self.flags = Flags()
         self.reducer.adopt()
@@ -113,10 +114,14 @@ class Executor:
         self.graphs.clear()
         self.debts.clear()
         self.kept.clear()
-        standing = [r for r in self.layout.routes if not r.touches(self.dead)]
+        standing = [r for r in self._standing() if not r.touches(self.dead)]
         self.board.begin(sorted(self.store.layers), standing, () if self.dead else self.order)
         self.reducer.begin(self.counters.round)
         self._enter({})
+
+    def _standing(self) -> tuple[Route, ...]:
+        """The routes of the present round, if nothing more fails."""
+        return standing_routes(self.layout, self.detours, self.counters.round)
 
     def _enter(self, donors: Mapping[int, str]) -> None:
         self.reducer.enter(self.commit.epoch, self.layout, self.commit.live, donors)
@@ -402,7 +407,7 @@ class Executor:
         if not self.commit.report(epoch):
             return
         self.dead |= frozenset(dead)
-        frozen = {route.micro_batch for route in self.layout.routes if route.touches(self.dead)}
+        frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
         self.board.freeze(frozen)
         if self.dead:
             self.board.forget_order()
@@ -426,23 +431,24 @@ class Executor:
         live = frozenset(self.layout.holdings) - self.dead
         if not self.commit.decide(message.epoch, live):
             return
+        self.detours = message.detours
         if self.counters.round < message.round:
             assert message.commit is not None
             self._commit(message.commit)
         self._enter(message.donors)
+        self._add_routes(message.routes)
         if message.hold_now or self.finished:
             if self.finished:
                 self.write_checkpoint()  # the dead may have had a bucket to write: its heir does it now
             self.hold()
             return
         self.hold_next, self.holding = message.hold, False
-        self._add_routes(message.routes)
         if self.commit.own is not None:
             self._send_vote()
 
     def _add_routes(self, routes: tuple[Route, ...]) -> None:
         """New attempts. What was done in the one before is taken over where the route says so, and dropped elsewhere."""
-        frozen = {route.micro_batch for route in self.layout.routes if route.touches(self.dead)}
+        frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
         graphs, debts = self.graphs, self.debts
         self.graphs = {task: graph for task, graph in graphs.items() if task.route.micro_batch not in frozen}
         self.debts = {task: debt for task, debt in debts.items() if task.route.micro_batch not in frozen}

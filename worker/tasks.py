@@ -5,7 +5,16 @@ Ready-first with priority backward > forward > weight gradients and at most ``se
 flight: that is 1F1B (ENGINE facts in docs/design.md), and it needs no fixed order that a failure
 could make impossible. A decoupled backward is different: what waits for nobody should be done when there is nothing
 better, and that takes foresight. There the planner's order leads, for as long as nobody has died. Attempts that
-repair a failure are not capped: their number is small, and a cap over stitched routes could wait for itself.
+repair a failure are not capped: their number is small.
+
+Standing routes may cross (docs/recovery.md, "Re-routed"), so that a device is the second hop of one and the
+third of another. A cap over all in flight could then wait for itself. What counts against a hop's cap is only
+what is as near to the end of its route or nearer: fewer or as many hops remain. Nobody then waits for ever.
+Suppose that nothing can run and nothing is under way. By induction over the remaining hops r, no task with r
+of them is in flight or has its input. In flight: at r = 1 its backward could run; at r > 1 the next hop, with
+r - 1, has the input of its forward (which by induction cannot be), or is in flight (neither), or has sent the
+gradient, so the backward could run. With its input: none with r or fewer is in flight, so the cap lets it run.
+First hops have their input from the start, so all have run, and all is done.
 """
 
 from __future__ import annotations
@@ -177,7 +186,7 @@ class Board:
             if task.last or arrived(task, "B"):
                 return self._backward, task
         for task in self.forward:
-            capped = task.route.mask is None and self._flying() >= task.cap
+            capped = task.route.mask is None and self._flying(task.cap) >= task.cap
             if not capped and (task.first or arrived(task, "F")):
                 return "F", task
         return ("W", self.weights[0]) if self.weights else None
@@ -233,6 +242,9 @@ class Board:
             assert self.order[0] == (kind, task.route.micro_batch)
             self.order.popleft()
 
-    def _flying(self) -> int:
-        # What W will need is held as well: with as many as 1F1B has in flight, memory is no more than its.
-        return sum(task.route.mask is None for task in (*self.in_flight, *self.weights))
+    def _flying(self, cap: int) -> int:
+        """In flight with as many hops to the end of their routes, or fewer.
+
+        What W will need is held as well: with as many as 1F1B has in flight, memory is no more than its.
+        """
+        return sum(task.route.mask is None and task.cap <= cap for task in (*self.in_flight, *self.weights))

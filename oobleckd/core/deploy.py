@@ -16,8 +16,9 @@ from oobleckd.core.run import Candidate, Run
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, Ready, Resume
 from oobleckd.protocol.parts import Peer
-from planner.plan import layout_of, node_of
+from planner.plan import node_of
 from planner.policy import Proposal, Situation
+from planner.reroute import layout_of
 
 
 def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> None:

@@ -69,8 +69,19 @@ def committed(core: Core, run: Run) -> None:
         return
     if incident.decided and not incident.committed_s:
         incident.committed_s = core.now - incident.at
-    if incident.phase == "resume" and run.phase == "run" and not run.job.dead:
+    mended = run.decision is None or run.job.counters.round > run.decision.round
+    if incident.phase == "resume" and run.phase == "run" and mended and _answered(core, run):
         close(core, run)
+
+
+def _answered(core: Core, run: Run) -> bool:
+    """Whether nothing more is to come: no dead is left to be taken care of, and where detours do that the policy
+    has said that nothing is to be moved, or cannot be asked.
+    """
+    job = run.job
+    if job.unsettled:
+        return False
+    return not job.settled or run.satisfied == core.candidates(job) or len(core.candidates(job)) < job.n0
 
 
 def close(core: Core, run: Run) -> None:

@@ -195,15 +195,17 @@ def node_tolerance(job: JobRecord) -> int:
 
 
 def pipeline_views(job: JobRecord) -> list[PipelineView]:
-    """The pipelines of the plan in force."""
+    """The pipelines of the plan in force; places of the dead are vacant."""
     if job.plan is None:
         return []
+    gone = {*job.plan.vacant, *job.dead}
     return [
         PipelineView(
             index,
             pipeline.nodes,
             tuple(LayerRange(s.device, s.layers.start, s.layers.stop) for s in pipeline.segments),
             pipeline.micro_batches,
+            tuple(s.device for s in pipeline.segments if s.device in gone),
         )
         for index, pipeline in enumerate(job.plan.pipelines)
     ]

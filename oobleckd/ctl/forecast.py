@@ -7,7 +7,7 @@ has, the exchange of sums between pipelines, and what an estimate has not: addin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -28,8 +28,10 @@ from oobleckd.protocol.job import Job
 from planner.guarantee import guarantee, losses_survived
 from planner.instantiate import why_idle
 from planner.makespan import busy_s, one_f_one_b_s
-from planner.plan import Pipeline, Plan
+from planner.plan import Pipeline, Plan, node_of
 from planner.profile import Profile
+from planner.reroute import layout_of
+from planner.routed import device_s
 from planner.schedule import one_f_one_b
 from planner.timeline import dry_run_works
 from planner.work import stage_works
@@ -76,7 +78,7 @@ def forecast(question: Question) -> Forecast:
         micro_batches=job.num_micro_batches,
         templates=teller.templates(plan),
         plan=teller.plan(plan),
-        pipelines=tuple(_listed(index, pipeline) for index, pipeline in enumerate(listed)),
+        pipelines=tuple(_listed(index, pipeline, plan.vacant) for index, pipeline in enumerate(listed)),
         guarantee=teller.guarantee(plan),
         losses=tuple(
             teller.loss(world.lose(plan, frozenset({node}), gone), alike)
@@ -89,9 +91,10 @@ def forecast(question: Question) -> Forecast:
     )
 
 
-def _listed(index: int, pipeline: Pipeline) -> PipelineView:
+def _listed(index: int, pipeline: Pipeline, vacant: Collection[str]) -> PipelineView:
     stages = tuple(LayerRange(s.device, s.layers.start, s.layers.stop) for s in pipeline.segments)
-    return PipelineView(index, pipeline.nodes, stages, pipeline.micro_batches)
+    empty = tuple(s.device for s in pipeline.segments if s.device in vacant)
+    return PipelineView(index, pipeline.nodes, stages, pipeline.micro_batches, empty)
 
 
 def _possible_losses(world: World, plan: Plan) -> list[tuple[str, int]]:
@@ -138,13 +141,13 @@ class _Teller:
         samples_per_s = self.job.train.global_batch / plan.step_s
         return PlanForecast(
             groups=groups,
-            can_lose=losses_survived(len(plan.pipelines)),
+            can_lose=losses_survived(self._copies(plan)),
             idle=len(plan.idle),
             idle_reason=self._why_idle(plan),
             step_s=plan.step_s,
             samples_per_s=samples_per_s,
             tokens_per_s=samples_per_s * self.job.train.sequence,
-            bubble=self._bubble(groups),
+            bubble=self._bubble(groups) if not plan.vacant else self._bubble_around(plan),
             memory_bytes=largest,
         )
 
@@ -167,7 +170,7 @@ class _Teller:
         promised = guarantee(len(plan.nodes()) + len(plan.idle), self.world.n0, max(self.world.by_size), f)
         return GuaranteeForecast(
             f=f,
-            can_lose=losses_survived(len(plan.pipelines)),
+            can_lose=losses_survived(self._copies(plan)),
             n0=self.world.n0,
             n_max=max(self.world.by_size),
             full_down_to=promised.full_down_to,
@@ -178,6 +181,23 @@ class _Teller:
         if not plan.idle:
             return ""
         return why_idle(len(plan.nodes()) + len(plan.idle), self.world.n0, max(self.world.by_size))
+
+    def _copies(self, plan: Plan) -> int:
+        """How many nodes hold the layer that fewest hold."""
+        if not plan.vacant:
+            return len(plan.pipelines)
+        held: dict[int, set[str]] = {layer: set() for layer in range(len(self.world.setup.profile.layers))}
+        for device, layers in plan.holdings().items():
+            for layer in layers.layers():
+                held[layer].add(node_of(device))
+        return min(map(len, held.values()))
+
+    def _bubble_around(self, plan: Plan) -> float:
+        """Share of waiting over all devices, where peers compute for vacant places."""
+        profile = self.world.setup.profile
+        routes = layout_of(plan, 1, len(profile.layers)).routes
+        working_s = sum(device_s(routes, profile).values())
+        return max(0.0, 1 - working_s / (plan.step_s * len(plan.holdings())))
 
     def _bubble(self, groups: Sequence[Group]) -> float:
         """Share of waiting over all devices, until the slowest pipeline is done."""

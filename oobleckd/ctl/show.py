@@ -61,7 +61,10 @@ def _node_row(node: NodeView) -> Row:
 
 
 def _pipeline_row(pipeline: PipelineView) -> Row:
-    stages = ", ".join(f"{stage.device}: {layers(stage.start, stage.stop)}" for stage in pipeline.stages)
+    stages = ", ".join(
+        f"{stage.device}: {layers(stage.start, stage.stop)}{' (vacant)' if stage.device in pipeline.vacant else ''}"
+        for stage in pipeline.stages
+    )
     return str(pipeline.index), ", ".join(pipeline.nodes), stages, str(len(pipeline.micro_batches))
 
 

@@ -112,7 +112,12 @@ class World:
             ),
         )
         placed = [pipeline.nodes for pipeline in (*staying, *proposal.plan.pipelines)]
+        gone_before = {d for pipeline in staying for s in pipeline.segments if (d := s.device) in plan.vacant}
+        vacant = (*sorted(gone_before), *proposal.plan.vacant)
         after = self._plan(placed, proposal.plan.idle)
+        if vacant:
+            step_s = max(after.step_s, proposal.plan.step_s)
+            after = msgspec.structs.replace(after, vacant=vacant, step_s=step_s)
         took_s = copy_s(proposal.transfers, self.setup.profile)
         return Loss(named, after, missing, proposal.transfers, took_s, len(touched), proposal.reason)
 

@@ -102,12 +102,13 @@ class LayerRange(msgspec.Struct, frozen=True):
 
 
 class PipelineView(msgspec.Struct, frozen=True):
-    """One pipeline of the running plan."""
+    """One pipeline of the running plan. ``vacant``: devices of its stages that nobody has now; peers compute for them."""
 
     index: int
     nodes: tuple[str, ...]
     stages: tuple[LayerRange, ...]
     micro_batches: tuple[int, ...]
+    vacant: tuple[str, ...] = ()
 
 
 class TemplateView(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+PolicyName = Literal["oobleck", "slipstream"]
 Positive = Annotated[int, Meta(ge=1)]
 _SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -115,7 +116,13 @@ class FaultTolerance(_Table, frozen=True):
     f: Annotated[
         int, Meta(ge=0, description="Simultaneous node losses that must leave a copy of every layer.")
     ] = 1
-    policy: Annotated[Literal["oobleck"], Meta(description="Recovery policy.")] = "oobleck"
+    policy: Annotated[
+        PolicyName,
+        Meta(
+            description="What follows a loss. oobleck: a new plan on all nodes, with copies. slipstream: peers compute "
+            "what the dead would have, nothing is moved until a node can take its place."
+        ),
+    ] = "oobleck"
 
 
 class Schedule(_Table, frozen=True):

@@ -19,10 +19,10 @@ import msgspec
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How, Outcome, Peer, Spare, Vote
-from planner.plan import HopState, Layout, Route, Transfer
+from planner.plan import Detours, HopState, Layout, Route, Transfer
 from planner.profile import Profile
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -303,7 +303,7 @@ class Decide(Message, frozen=True):
     ``commit``: rounds below ``round`` that a survivor has not updated yet commit with this vote.
     ``round`` is the round that goes on. ``routes``: the new attempts in it. ``donors``: bucket ->
     the device whose reduced sum everybody takes. ``hold``: stop at the boundary after ``round``; with
-    ``hold_now`` stop before it.
+    ``hold_now`` stop before it. ``detours``: all that stand beside the layout's routes from now on.
     """
 
     device: str
@@ -314,6 +314,7 @@ class Decide(Message, frozen=True):
     donors: dict[int, str]
     hold: bool
     hold_now: bool = False
+    detours: Detours | None = None
 
 
 class Flag(Message, frozen=True):

@@ -7,10 +7,11 @@ import msgspec
 from planner.decoupled import EFFORT_AT_ONCE, decoupled_plan
 from planner.plan import Plan, Template
 from planner.policies.oobleck import Oobleck
+from planner.policies.slipstream import SlipStream
 from planner.policy import PlanError, Policy, Proposal, Setup, Situation
 from planner.schedule import Op, format_ops, schedules
 
-_POLICIES: dict[str, Policy] = {one.name: one for one in (Oobleck(),)}
+_POLICIES: dict[str, Policy] = {one.name: one for one in (Oobleck(), SlipStream())}
 
 
 def policy(name: str) -> Policy:
@@ -41,6 +42,8 @@ def adapt(
 
 
 def _schedules(setup: Setup, plan: Plan) -> dict[str, tuple[Op, ...]]:
+    if plan.vacant:
+        return {}  # routes cross: whatever is ready
     if not setup.decoupled:
         return schedules(plan)
     return decoupled_plan(plan, setup.profile, setup.device_memory_bytes, EFFORT_AT_ONCE)

@@ -9,7 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
+from oobleckd.protocol.job import PolicyName
 from oobleckd.protocol.parts import How
+from planner.plan import node_of
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.matrix import survivable
 
@@ -18,12 +20,17 @@ _AWAY_S = 6.0  # how long a node is stopped or cut off: long enough to be given 
 _DAEMON_EVERY = 3  # in every third run the daemon dies, too
 
 
-def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS) -> str:
+def random_seed(
+    cluster: Cluster, seed: int, hows: Sequence[str] = HOWS, policy: PolicyName = "oobleck"
+) -> str:
     """A job during which one or two nodes fail at random times, in one of ``hows``. Returns what was done."""
     rng = random.Random(seed)
     cluster.heal()
     cluster.usable(cluster.num_nodes)
-    job = cluster.client.submit(tiny_job(f"chaos-{seed}", train={"steps": 40})).id
+    fault_tolerance = {"policy": policy}
+    job = cluster.client.submit(
+        tiny_job(f"chaos-{seed}", train={"steps": 40}, fault_tolerance=fault_tolerance)
+    ).id
     story: list[str] = []
     struck: set[str] = set()
     for _ in range(rng.choice([1, 1, 2])):
@@ -35,7 +42,8 @@ def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS) -> str:
         wanted = rng.choice([1, 1, 2])
         doomed: list[str] = []
         risk = struck - recovered(cluster, job)
-        nodes = [n for p in view.pipelines for n in p.nodes]
+        vacant = {node_of(device) for p in view.pipelines for device in p.vacant}
+        nodes = [n for p in view.pipelines for n in p.nodes if n not in vacant]
         for node in rng.sample(nodes, len(nodes)):
             if len(doomed) < wanted and survivable(view, {*risk, *doomed, node}):
                 doomed.append(node)
@@ -70,13 +78,14 @@ def fail(cluster: Cluster, node: str, how: str) -> None:
         cluster.client.kill(node, cast("How", how), seconds=seconds)
 
 
-def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool) -> str:
+def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool, policy: PolicyName = "oobleck") -> str:
     """kill -9 of the daemon in the middle of training; with ``with_node`` a node dies while it is away."""
     rng = random.Random(seed)
     cluster.heal()
     cluster.usable(cluster.num_nodes)
     incidents = len(cluster.client.incidents())
-    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train={"steps": 80, "global_batch": 6})).id
+    train, fault_tolerance = {"steps": 80, "global_batch": 6}, {"policy": policy}
+    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train=train, fault_tolerance=fault_tolerance)).id
     cluster.at_step(job, 3)
     time.sleep(rng.random())
     before = cluster.client.job(job)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from oobleckd.core.decide import LostLayers, decide
+from oobleckd.core.decide import LostLayers, Standing, decide
 from oobleckd.protocol.messages import Decide, Progress
 from oobleckd.protocol.parts import Counters, Vote
-from planner.plan import Layout, Range, Route, Segment
+from planner.plan import Detours, Layout, Range, Route, Segment, standing_routes
 from worker.commit import Commit
 
 DEVICES = ("A", "B", "C")
@@ -49,11 +49,20 @@ class Topology:
         holdings = {device: Range(layer, layer + 1) for device, layer in self.held.items()}
         return Layout(1, len(self.uses), holdings, routes)
 
-    def owed(self, device: str, dead: frozenset[str] = frozenset()) -> frozenset[int]:
-        """What a device computes on standing routes that touch no dead device."""
+    def owed(
+        self, device: str, dead: frozenset[str] = frozenset(), detours: bytes = b"", round_: int = 0
+    ) -> frozenset[int]:
+        """What a device computes in a round on standing routes that touch no dead device."""
         return frozenset(
-            mb for mb, devices in enumerate(self.routes) if device in devices and not dead & set(devices)
+            route.micro_batch
+            for route in self.standing(detours, round_)
+            if route.touches([device]) and not route.touches(dead)
         )
+
+    def standing(self, detours: bytes, round_: int) -> tuple[Route, ...]:
+        """The standing routes of a round."""
+        found = msgspec.msgpack.decode(detours, type=Detours) if detours else None
+        return standing_routes(self.layout(), found, round_)
 
 
 REPLICATED_AND_NOT = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("B", "C")))
@@ -82,11 +91,15 @@ class Dev:
     holding: bool = False
     hold_next: bool = False
     dead: frozenset[str] = frozenset()
+    detours: bytes = b""
 
 
 @dataclass(frozen=True)
 class State:
-    """The whole world. ``wires``: (source, target) -> messages on their way, in order."""
+    """The whole world. ``wires``: (source, target) -> messages on their way, in order.
+
+    ``go_on``: the job goes on without its dead, with ``detours`` around those ``settled``.
+    """
 
     devices: tuple[tuple[str, Dev], ...]
     wires: tuple[tuple[tuple[str, str], tuple[object, ...]], ...] = ()
@@ -94,6 +107,9 @@ class State:
     epoch: int = 1
     progress: tuple[tuple[str, bytes], ...] = ()
     over: bool = False
+    detours: bytes = b""
+    settled: frozenset[str] = frozenset()
+    go_on: bool = field(default=False, compare=False)
     topology: Topology = field(default=REPLICATED_AND_NOT, compare=False)
 
 
@@ -148,6 +164,7 @@ class World:
         self.wires = {ends: list(queue) for ends, queue in state.wires}
         self.topology = state.topology
         self.dead, self.epoch, self.over = state.dead, state.epoch, state.over
+        self.detours, self.settled, self.go_on = state.detours, state.settled, state.go_on
         self.progress = {name: msgspec.msgpack.decode(data, type=Progress) for name, data in state.progress}
 
     def state(self) -> State:
@@ -159,6 +176,9 @@ class World:
             self.epoch,
             tuple((name, pack(self.progress[name])) for name in sorted(self.progress)),
             self.over,
+            self.detours,
+            self.settled,
+            self.go_on,
             self.topology,
         )
 
@@ -216,7 +236,7 @@ class World:
         commit.advance(VOTE)
         fresh = replace(
             freeze(dev, commit),
-            owed=self.topology.owed(name, dev.dead),
+            owed=self.topology.owed(name, dev.dead, dev.detours, commit.round),
             done=frozenset(), sent=False, got=frozenset(), reduced=False,
             holding=dev.hold_next, hold_next=False,
         )  # fmt: skip
@@ -269,7 +289,8 @@ class World:
             return
         dev = self.devices[name]
         gone = dev.dead | dead
-        frozen = {r.micro_batch for r in self.topology.layout().routes if r.touches(gone)}
+        standing = self.topology.standing(dev.detours, dev.round)
+        frozen = {r.micro_batch for r in standing if r.touches(gone)}
         dev = replace(freeze(dev, commit), dead=gone, owed=dev.owed - (frozen - dev.done))
         self.devices[name] = dev
         answer = Progress(
@@ -294,15 +315,20 @@ class World:
             return
         top = self.topology
         count = len(top.micro_batches)
-        verdict = decide(self.epoch, self.progress, top.layout(), self.dead, top.uses, count)
+        known = msgspec.msgpack.decode(self.detours, type=Detours) if self.detours else None
+        before = Standing(known, tuple(sorted(self.settled)), self.go_on)
+        verdict = decide(self.epoch, self.progress, top.layout(), self.dead, top.uses, count, before)
         self.progress = {}
         if isinstance(verdict, LostLayers):
             self.over = True
             return
+        if verdict.detours is not None:
+            self.detours, self.settled = pack(verdict.detours), self.dead
+            known = verdict.detours
         for name in live:
             message = Decide(
                 name, self.epoch, verdict.round, verdict.commit, verdict.routes, verdict.donors,
-                verdict.hold, verdict.hold_now,
+                verdict.hold, verdict.hold_now, known,
             )  # fmt: skip
             self.post(f"daemon {self.epoch}", name, ("D", pack(message)))
 
@@ -312,7 +338,8 @@ class World:
         commit = thaw(name, dev)
         if not commit.decide(message.epoch, frozenset(DEVICES) - dev.dead):
             return
-        self.devices[name] = freeze(dev, commit)
+        detours = pack(message.detours) if message.detours is not None else b""
+        self.devices[name] = replace(freeze(dev, commit), detours=detours)
         if commit.round < message.round:
             if message.commit is None:
                 raise Violation(f"{name} is behind in round {commit.round} and nothing tells it to commit")
@@ -349,9 +376,10 @@ class World:
                 self.post(f"daemon {self.epoch}", peer, ("report", self.epoch, self.dead))
 
 
-def start(topology: Topology) -> State:
+def start(topology: Topology, *, go_on: bool = False) -> State:
     """Nothing done yet."""
-    return State(tuple((d, Dev(owed=topology.owed(d))) for d in DEVICES), topology=topology)
+    devices = tuple((d, Dev(owed=topology.owed(d))) for d in DEVICES)
+    return State(devices, go_on=go_on, topology=topology)
 
 
 def successors(state: State, deaths: int, rounds: int) -> Iterator[State]:
@@ -397,9 +425,11 @@ def _own(state: State, name: str, dev: Dev) -> Iterator[State]:
         yield world.state()
 
 
-def explore(deaths: int, rounds: int, topology: Topology = REPLICATED_AND_NOT) -> tuple[int, int]:
+def explore(
+    deaths: int, rounds: int, topology: Topology = REPLICATED_AND_NOT, *, go_on: bool = False
+) -> tuple[int, int]:
     """Walk every state. Returns (states, ends). Raises Violation, also for a stuck state."""
-    first = start(topology)
+    first = start(topology, go_on=go_on)
     seen = {first}
     frontier = [first]
     ends = 0

@@ -16,12 +16,12 @@ import msgspec
 import torch
 from torch import Tensor
 
-from oobleckd.core.decide import LostLayers, decide
+from oobleckd.core.decide import LostLayers, Standing, decide
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, Deploy, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags
 from planner.decoupled import decoupled
-from planner.plan import Layout, Range, Route, Segment
+from planner.plan import Detours, Layout, Range, Route, Segment
 from planner.reroute import reroute
 from planner.schedule import format_ops
 from planner.work import StageWork
@@ -84,8 +84,17 @@ class World:
     """Devices of one job, and a coordinator that does what the daemon does after a loss."""
 
     def __init__(
-        self, job: Job, stages: dict[str, Sequence[tuple[int, int]]], seed: int, run_dir: Path
+        self,
+        job: Job,
+        stages: dict[str, Sequence[tuple[int, int]]],
+        seed: int,
+        run_dir: Path,
+        *,
+        go_on: bool = False,
     ) -> None:
+        self.go_on = go_on
+        self.detours: Detours | None = None
+        self.settled: set[str] = set()
         self.job, self.random, self.run_dir = job, random.Random(seed), run_dir
         self.spec: ModelSpec = load_spec(job)
         self.corpus: Corpus = open_corpus(job)
@@ -177,7 +186,10 @@ class World:
             if idle > 20 * len(self.live()):
                 if not self._held_early():
                     break
-                self._lay_out_again()
+                if self.go_on:
+                    self._resume()
+                else:
+                    self._lay_out_again()
                 idle = 0
         holding = [self.nodes[device].executor.holding for device in self.live()]
         assert all(holding), f"stuck: {dict(zip(self.live(), holding, strict=True))}"
@@ -185,6 +197,11 @@ class World:
     def _held_early(self) -> bool:
         executors = [self.nodes[device].executor for device in self.live()]
         return all(e.holding for e in executors) and not all(e.finished for e in executors)
+
+    def _resume(self) -> None:
+        """Detours stay: the same layout from this boundary."""
+        for device in self.live():
+            self.nodes[device].executor.resume()
 
     def _lay_out_again(self) -> None:
         """What a new plan does, without copies: the dead one's micro-batches stay re-routed."""
@@ -255,12 +272,16 @@ class World:
 
     def _decide(self) -> None:
         uses = [bucket.uses for bucket in self.spec.buckets]
-        verdict = decide(self.epoch, self.progress, self.layout, self.dead, uses, self.job.num_micro_batches)
+        standing = Standing(self.detours, tuple(sorted(self.settled)), self.go_on)
+        count = self.job.num_micro_batches
+        verdict = decide(self.epoch, self.progress, self.layout, self.dead, uses, count, standing)
         assert not isinstance(verdict, LostLayers), verdict
+        if verdict.detours is not None:
+            self.detours, self.settled = verdict.detours, set(self.dead)
         for device in self.random.sample(self.live(), len(self.live())):
             message = Decide(
                 device, self.epoch, verdict.round, verdict.commit, verdict.routes, verdict.donors,
-                verdict.hold, verdict.hold_now,
+                verdict.hold, verdict.hold_now, self.detours,
             )  # fmt: skip
             self.controls.append((device, lambda e, message=message: e.decide(message)))
 

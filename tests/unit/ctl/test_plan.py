@@ -96,6 +96,23 @@ def test_the_losses_are_those_of_the_plan_without_what_is_gone() -> None:
     assert all(loss.plan is not None and loss.plan.can_lose == 1 for loss in found.losses)
 
 
+def test_under_slipstream_a_loss_copies_nothing_and_leaves_a_vacant_place(tmp_path: Path) -> None:
+    text = Path(EXAMPLE).read_text(encoding="utf-8")
+    text = text.replace("[fault_tolerance]", '[fault_tolerance]\npolicy = "slipstream"')
+    (tmp_path / "job.toml").write_text(text, encoding="utf-8")
+    file = str(tmp_path / "job.toml")
+    found = planned(file, "--nodes", "6", "--without", "node-3")
+    assert found.change is not None
+    assert found.change.plan == found.plan
+    assert found.change.copied_bytes == 0
+    assert found.change.reason.startswith("node-3's micro-batches go to ")
+    assert [p.vacant for p in found.pipelines if p.vacant] == [("node-3/0",)]
+    before = planned(file, "--nodes", "6")
+    assert found.plan.can_lose == before.plan.can_lose - 1
+    assert found.plan.step_s > before.plan.step_s
+    assert 0 < found.plan.bubble < 1
+
+
 def test_all_copies_of_a_layer_lost() -> None:
     found = planned(EXAMPLE, "--nodes", "5", "--without", "node-1", "--without", "node-3")
     assert found.change is not None
@@ -110,7 +127,13 @@ def test_nodes_without_a_place(tmp_path: Path, job_file: JobFile) -> None:
     """Five equal layers of 180 bytes of state, of which two fit a device with little in flight."""
     file = tmp_path / "profile.json"
     file.write_bytes(msgspec.json.encode(even_profile(5)))
-    words = (str(job_file("[resources]\ndevice_memory = 410\n[schedule]\nboundary_memory = 0\n")), "--nodes", "7", "--profile", str(file))
+    words = (
+        str(job_file("[resources]\ndevice_memory = 410\n[schedule]\nboundary_memory = 0\n")),
+        "--nodes",
+        "7",
+        "--profile",
+        str(file),
+    )
     found = planned(*words)
     assert (found.guarantee.n0, found.guarantee.n_max, found.guarantee.idle) == (4, 5, ((6, 7),))
     assert (found.plan.idle, found.plan.idle_reason) == (2, "7 nodes do not split into pipelines of 4 to 5")

@@ -1,14 +1,14 @@
 """Re-routing: every layer in order over live holders, spread evenly, the same every time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Layout, Range, Route, Segment
+from planner.plan import Detours, Layout, Pipeline, Plan, Range, Route, Segment, standing_routes
 from planner.policy import PlanError
-from planner.reroute import HOP_COST, covers, reroute
+from planner.reroute import HOP_COST, covers, detour, layout_of, reroute
 
 
 def layout_with(splits: list[list[int]], num_layers: int, num_micro_batches: int) -> Layout:
@@ -182,3 +182,87 @@ def test_every_route_covers_all_layers_over_live_holders(case: tuple):
         devices = [segment.device for segment in route.segments]
         assert len(set(devices)) == len(devices)
     assert routes == reroute(layout, sorted(dead), dict(reversed(missing.items())), 7)
+
+
+# ---------------------------------------------------------------------- routes that stand
+
+
+def busy(layout: Layout, routes: Iterable[Route]) -> dict[str, int]:
+    """Layers that each device computes in a step."""
+    load = dict.fromkeys(layout.holdings, 0)
+    for route in routes:
+        for segment in route.segments:
+            load[segment.device] += len(segment.layers)
+    return load
+
+
+def test_a_detour_is_whole_and_only_for_those_who_need_one():
+    layout = layout_with([[5, 10], [5, 10]], 10, 8)
+    routes = detour(layout, {"01/0"}, 2)
+    assert [r.micro_batch for r in routes] == [0, 2, 4, 6]
+    assert {(r.mask, r.attempt) for r in routes} == {(None, 2)}
+    assert {tuple(s.device for s in r.segments) for r in routes} == {("00/0", "11/0")}
+    assert detour(layout, {"nobody"}, 2) == ()
+
+
+def test_detours_stand_from_their_round_on_and_until_then_what_stood_before():
+    layout = layout_with([[2], [2], [2]], 2, 3)
+    first = Detours(5, detour(layout, {"00/0"}, 2))
+    second = Detours(9, detour(layout, {"00/0", "10/0"}, 3), first.standing(8))
+    assert standing_routes(layout, None, 7) == layout.routes
+    assert standing_routes(layout, first, 4) == layout.routes
+    assert standing_routes(layout, second, 8) == standing_routes(layout, first, 8) != layout.routes
+    last = standing_routes(layout, second, 9)
+    assert [r.micro_batch for r in last] == [0, 1, 2]
+    assert {s.device for r in last for s in r.segments} == {"20/0"}
+
+
+def test_the_layout_of_a_plan_with_vacant_places_goes_around_them():
+    pipelines = tuple(
+        Pipeline((f"{p}0", f"{p}1"), (Segment(f"{p}0/0", Range(0, 2)), Segment(f"{p}1/0", Range(2, 4))), mbs)
+        for p, mbs in (("a", (0, 1)), ("b", (2, 3)))
+    )
+    plan = Plan(pipelines, vacant=("a1/0",))
+    assert plan.nodes() == ("a0", "b0", "b1")
+    layout = layout_of(plan, 5, 4)
+    assert sorted(layout.holdings) == ["a0/0", "b0/0", "b1/0"]
+    assert [[s.device for s in r.segments] for r in layout.routes] == [["a0/0", "b1/0"]] * 2 + [
+        ["b0/0", "b1/0"]
+    ] * 2
+    assert {r.attempt for r in layout.routes} == {5}
+    assert all(covers(r, layout) for r in layout.routes)
+    with pytest.raises(PlanError, match="layer 2 has no live copy"):
+        layout_of(Plan(pipelines, vacant=("a1/0", "b1/0")), 5, 4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 20), st.data())
+def test_among_equal_pipelines_no_device_has_more_than_it_must(pipelines, stages, num, data):
+    layout = layout_with([[2 * (s + 1) for s in range(stages)]] * pipelines, 2 * stages, num)
+    dead = data.draw(st.sets(st.sampled_from(sorted(layout.holdings)), max_size=pipelines * stages))
+    assume(0 not in layout.copies(dead))
+    before = [r for r in layout.routes if not r.touches(dead)]
+    load = busy(layout, [*before, *detour(layout, dead, 2)])
+    fixed = busy(layout, before)
+    for stage in range(stages):
+        live = [d for d in (f"{p}{stage}/0" for p in range(pipelines)) if d not in dead]
+        must = max(2 * -(-num // len(live)), *(fixed[d] for d in live))
+        assert max(load[d] for d in live) <= must
+    assert not any(load[d] for d in dead)
+
+
+@settings(deadline=None, max_examples=60)
+@given(broken_layouts())
+def test_every_detour_covers_all_layers_over_live_holders_and_is_no_worse_than_the_first_try(case: tuple):
+    layout, dead, _ = case
+    if 0 in layout.copies(dead):
+        return
+    routes = detour(layout, dead, 7)
+    assert [r.micro_batch for r in routes] == [r.micro_batch for r in layout.routes if r.touches(dead)]
+    for route in routes:
+        assert covers(route, layout)
+        assert not route.touches(dead)
+    kept = [r for r in layout.routes if not r.touches(dead)]
+    tried = reroute(layout, dead, hit(layout, dead), 7)
+    assert max(busy(layout, [*kept, *routes]).values()) <= max(busy(layout, [*kept, *tried]).values())
+    assert routes == detour(layout, sorted(dead), 7)

@@ -16,14 +16,21 @@ def test_no_interleaving_of_one_step_and_one_death_breaks_the_rule() -> None:
     assert ends > 100
 
 
+def test_no_interleaving_breaks_a_job_that_goes_on_re_routed() -> None:
+    states, ends = commit_model.explore(deaths=1, rounds=1, go_on=True)
+    assert states > 10_000
+    assert ends > 100
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("go_on", [False, True])
 @pytest.mark.parametrize(
     ("deaths", "rounds", "topology"),
     [(1, 2, commit_model.REPLICATED_AND_NOT), (2, 1, commit_model.THREE_REPLICAS)],
     ids=["two steps", "two deaths"],
 )
-def test_longer_histories(deaths: int, rounds: int, topology: commit_model.Topology) -> None:
-    states, _ = commit_model.explore(deaths, rounds, topology)
+def test_longer_histories(deaths: int, rounds: int, topology: commit_model.Topology, go_on: bool) -> None:
+    states, _ = commit_model.explore(deaths, rounds, topology, go_on=go_on)
     assert states > 100_000
 
 

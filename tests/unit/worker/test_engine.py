@@ -197,6 +197,27 @@ def test_random_deaths_in_decoupled_steps(reference, tmp_path: Path, seed: int) 
     check(world, reference)
 
 
+def stays_re_routed(world: World) -> None:
+    """The layout of the start is in force to the end, and nobody waits at a boundary for another."""
+    random_deaths(world)
+    world.run()
+    assert world.layout.epoch == 1
+    assert not world.dead or world.settled == world.dead
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_deaths_after_which_it_goes_on_re_routed(reference, tmp_path: Path, seed: int) -> None:
+    world = World(reference[0], STAGES, seed, tmp_path, go_on=True)
+    stays_re_routed(world)
+    check(world, reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 1300))
+def test_many_random_deaths_after_which_it_goes_on_re_routed(reference, tmp_path: Path, seed: int) -> None:
+    test_random_deaths_after_which_it_goes_on_re_routed(reference, tmp_path, seed)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_overflow_repeats_the_step_and_does_not_show(
     reference, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
