@@ -68,6 +68,30 @@ class Grid:
         return self.copies > 0 and len({self.homes[slot] for slot in self.here}) == len(self.running)
 
     @property
+    def fits(self) -> bool:
+        """Whether every device has room for what it holds and may have in flight.
+
+        Where all its routes leave as many hops to their ends, that is what its template was made for. Else each
+        number of hops left may have as many micro-batches in flight (``worker.tasks``).
+        """
+        setup, profile = self.setup, self.setup.profile
+        flying: dict[str, dict[int, list[int]]] = {}
+        for route in self.routes:
+            for position, segment in enumerate(route.segments):
+                layers = profile.layers[segment.layers.start : segment.layers.stop]
+                activations = sum(layer.activation_bytes for layer in layers)
+                left = len(route.segments) - position
+                flying.setdefault(segment.device, {}).setdefault(left, []).append(activations)
+        base = profile.reserve_bytes + setup.held.device_bytes
+        for device, held in self.plan.holdings().items():
+            layers = profile.layers[held.start : held.stop]
+            state = (1 + setup.held.state_copies) * sum(layer.state_bytes for layer in layers)
+            most = sum(sum(sorted(each)[-left:]) for left, each in flying.get(device, {}).items())
+            if setup.device_memory_bytes and base + state + most > setup.device_memory_bytes:
+                return False
+        return True
+
+    @property
     def tolerance(self) -> int:
         """How many nodes can be lost."""
         return losses_survived(self.copies)

@@ -3,7 +3,8 @@
 Owns what happens to the places of the dead: nodes without a place fill them, a live node moves to a stage that
 lost more than others where that pays (failure normalisation), and the rest stay vacant, their micro-batches
 re-routed. No layer moves otherwise. Where nothing can be re-routed (no pipeline at work yet, one that is gone whole, a
-layer that no place holds) and where more nodes are here than places, it is ``oobleck`` that answers.
+layer that no place holds, too little memory for routes that cross) and where more nodes are here than places, it
+is ``oobleck`` that answers.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class SlipStream:
         if not filled.whole:
             return anew
         chosen, other = _normalised(filled)
+        if chosen.vacant and not chosen.fits:
+            return anew
         return _proposal(situation, chosen, anew, other)
 
 

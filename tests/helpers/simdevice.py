@@ -460,10 +460,20 @@ class SimDevice:
     def _can_run(self, task: Task, route: Route) -> bool:
         kind, mb, attempt, position = task
         if kind == "F":
-            return position == 0 or (self.counters.round, *task) in self.arrived
+            arrived = position == 0 or (self.counters.round, *task) in self.arrived
+            return arrived and not self._capped(route, len(route.segments) - position)
         if ("F", mb, attempt, position) not in self.ran:
             return False
         return position == len(route.segments) - 1 or (self.counters.round, *task) in self.arrived
+
+    def _capped(self, route: Route, cap: int) -> bool:
+        """1F1B as ``worker.tasks`` has it: what is as near to the end of its route or nearer counts."""
+        flying = 0
+        for (kind, mb, attempt, position), _, other in self.tasks:
+            begun = kind == "F" and (kind, mb, attempt, position) in self.ran
+            if begun and ("B", mb, attempt, position) not in self.ran and other.mask is None:
+                flying += len(other.segments) - position <= cap
+        return route.mask is None and flying >= cap
 
     def _ran(self, work: int, task: Task, segment: Segment, route: Route) -> None:
         if not self.alive or work != self.work or self.busy != task:

@@ -3,6 +3,7 @@
 import pytest
 
 from oobleckd.core.entries import AnyEntry, LayoutDeployed
+from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import Control, Drain
 from tests.helpers.world import World, _entries, make_job
 
@@ -383,3 +384,43 @@ def test_a_loss_at_the_last_step():
         world.kill("n04")
         world.until_state("done")
         world.check_done()
+
+
+def test_the_journal_builds_the_same_jobs_again():
+    world = running(8, f=2, steps=60)
+    world.kill("n02")
+    world.run(lambda: bool(world.incidents()))
+    until_closed(world)
+    world.kill(twin(world, "n02"))
+    for _ in range(3):
+        world.run_for(0.02)
+        again = Machine.restore(map(_entries.decode, world.journal), world.now, world.config)
+        assert again.core.state.jobs == world.machine.core.state.jobs
+        assert again.core.state.epoch == world.machine.core.state.epoch
+    job = world.job()
+    assert job.detours is not None
+    assert set(job.settled) == set(job.dead)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_agent_that_was_away_hears_the_detours_again(seed):
+    world = running(seed=seed, steps=80)
+    world.kill("n02")
+    world.run(lambda: world.machine.core.run.phase == "report")
+    world.break_link("n05")  # what was on its way to it is lost
+    world.run(lambda: bool(world.incidents()))
+    until_closed(world)
+    world.until_state("done")
+    world.check_done()
+    assert len(written(world, LayoutDeployed)) == 1
+
+
+def test_a_device_that_is_slow_is_still_told_while_re_routed():
+    world = running(steps=60)
+    world.kill("n02")
+    world.run(lambda: bool(world.incidents()))
+    until_closed(world)
+    world.run_for(0.5)
+    job, paces = world.job(), world.machine.core.run.paces
+    assert paces.layout == job.epoch  # what is compared is the work of the detours
+    assert set(paces.work_s) == set(job.survivors())

@@ -262,3 +262,19 @@ def _carries_what_it_must(setup: Setup, plan: Plan) -> None:
 def test_templates_are_oobleck_s():
     templates: tuple[Template, ...] = prepare("slipstream", n0_of_2())
     assert [template.num_nodes for template in templates] == [2, 3]
+
+
+def test_where_routes_that_cross_would_not_fit_it_is_oobleck_s():
+    """With b gone, d works at the end of some routes and one before the end of others: more in flight than memory is for."""
+    setup = n0_of_2()
+    plan = started(setup, list("abcdefg"))
+    tight = adapted(setup, plan, list("acdefg"))
+    assert tight.plan.vacant == ()
+    assert tight.reason.startswith(("shrink: ", "borrow: ", "merge: ", "reshape: "))
+    roomy = n0_of_2(device_memory_bytes=0)
+    found = adapt(
+        "slipstream", roomy, prepare("slipstream", setup),
+        Situation(tuple("acdefg"), alive(plan, list("acdefg")), tuple(places(plan))),
+    )  # fmt: skip
+    assert found.plan.vacant == ("b/0",)
+    assert found.transfers == ()
