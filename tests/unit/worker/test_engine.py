@@ -105,11 +105,11 @@ def survivable(world: World, dead: set[str]) -> bool:
     return min(world.layout.copies(dead)) > 0
 
 
-def random_deaths(world: World) -> None:
-    """Arm one or two deaths, at any points and rounds, that leave a copy of every layer."""
+def random_deaths(world: World, most: int = 2) -> None:
+    """Arm up to ``most`` deaths, at any points and rounds, that leave a copy of every layer."""
     points = [p for p in POINTS if p not in {"deploy", "copy", "ready"}]
     dead: set[str] = set()
-    for _ in range(2):
+    for _ in range(most):
         able = [d for d in world.live() if d not in dead and survivable(world, dead | {d})]
         if able:
             victim = world.random.choice(able)
@@ -198,8 +198,9 @@ def test_random_deaths_in_decoupled_steps(reference, tmp_path: Path, seed: int) 
 
 
 def stays_re_routed(world: World) -> None:
+def stays_re_routed(world: World, most: int = 2) -> None:
     """The layout of the start is in force to the end, and nobody waits at a boundary for another."""
-    random_deaths(world)
+    random_deaths(world, most)
     world.run()
     assert world.layout.epoch == 1
     assert not world.dead or world.settled == world.dead
@@ -209,6 +210,15 @@ def stays_re_routed(world: World) -> None:
 def test_random_deaths_after_which_it_goes_on_re_routed(reference, tmp_path: Path, seed: int) -> None:
     world = World(reference[0], STAGES, seed, tmp_path, go_on=True)
     stays_re_routed(world)
+    check(world, reference)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_several_deaths_among_three_pipelines_leave_it_re_routed(
+    reference, tmp_path: Path, seed: int
+) -> None:
+    world = World(reference[0], STAGES | {"c": [(0, 3), (3, 4)]}, seed, tmp_path, go_on=True)
+    stays_re_routed(world, 4)
     check(world, reference)
 
 
