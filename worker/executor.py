@@ -12,42 +12,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
-import torch
-from torch import Tensor
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
-from planner.plan import BACKWARD, FORWARD, NOTHING, Detours, Layout, Route, standing_routes
+from planner.plan import Detours, Layout, Route, standing_routes
 from worker.commit import Commit, outcome_of
 from worker.data import Corpus
 from worker.faults import Faults
-from worker.kept import Kept
-from worker.models import Owed, gradients, input_gradients, seed_layer
+from worker.mailbox import Key, Letter
+from worker.optimizer import clip_scale, lr_at
+from worker.passes import Clock, Given, Means, Passes
 from worker.post import Post
 from worker.pulse import Pulse
 from worker.reduce import Contribution, Reducer
 from worker.snapshot import ledger_digest, write_share
-from worker.store import Store
-from worker.tasks import Board, Order, Task
-from worker.update import apply_update
-
-Graph = list[tuple[Tensor | None, Tensor, Owed | None]]
-Debts = list[tuple[int, list[Tensor | None], Owed]]
-"""Of the layers whose I has run, from the last to the first: (layer, gradients found, what W adds to them)."""
+from worker.stagger import Foresight, goes_through, restore, save
+from worker.store import Saved, Store
+from worker.tasks import Order
+from worker.update import apply_update, global_norm
 
 
-@dataclass(slots=True)
-class Clock:
-    """What the present round cost so far on this device."""
+@dataclass(frozen=True, slots=True)
+class Hurried:
+    """The device has updated before all votes were in: the state ``saved`` before that, and the round ``ahead``."""
 
-    began: float = field(default_factory=time.perf_counter)
-    busy_s: float = 0.0
-    gradients: int = 0
-    forwards: int = 0
+    saved: dict[int, Saved]
+    ahead: Passes
 
 
 class Executor:
@@ -75,13 +69,14 @@ class Executor:
         self.flags = Flags()
         self.holding, self.hold_next = True, False
         self.commit = Commit(device)
-        self.board = Board(device, job.schedule.apart)
-        self.reducer = Reducer(device, store, self.board, post, job.num_micro_batches, job.train.exact)
-        self.graphs: dict[Task, Graph] = {}
-        self.debts: dict[Task, Debts] = {}
-        self.kept = Kept(job.schedule.boundary_bytes)
+        self.reducer = Reducer(device, store, post, job.num_micro_batches, job.train.exact)
         self.order: Order = ()
-        self.clock = Clock()
+        self.means = Means(device, job, store, corpus, post, faults, self.pulse)
+        self.late = False
+        self.now = self._passes(self._given(self.counters))
+        self.hurried: Hurried | None = None
+        self.returned: dict[Key, Letter] = {}
+        self.foresight = Foresight()
 
     # ------------------------------------------------------------------ layouts and boundaries
 
@@ -94,6 +89,7 @@ class Executor:
         self.layout, self.dead, self.detours, self.counters = layout, frozenset(), None, counters
         self.holding, self.hold_next = True, False
         self.flags = Flags()
+        self.late, self.hurried, self.returned = False, None, {}
         self.reducer.adopt()
         self.commit.adopt(layout.epoch, counters.round, layout.holdings)
         self._begin()
@@ -101,23 +97,39 @@ class Executor:
     def resume(self) -> None:
         """Run from a boundary."""
         self.holding = False
-        self.clock = Clock()
+        self.now.clock = Clock()
 
     @property
     def finished(self) -> bool:
         """Whether the job's last step is committed here."""
         return self.counters.step >= self.job.train.steps
 
-    def _begin(self) -> None:
-        """Set up the next round: standing routes that touch no dead device."""
-        self.post.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.counters.round)
-        self.graphs.clear()
-        self.debts.clear()
-        self.kept.clear()
-        standing = [r for r in self._standing() if not r.touches(self.dead)]
-        self.board.begin(sorted(self.store.layers), standing, () if self.dead else self.order)
-        self.reducer.begin(self.counters.round)
+    def _begin(self, passes: Passes | None = None) -> None:
+        """Set up the next round: standing routes that touch no dead device. ``passes``: what was done of it already."""
+        self.now = passes or self._passes(self._given(self.counters))
+        self.post.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.now.tag)
+        self.now.board.forward_only = False
+        self.now.contribute = self._contribute
+        self.reducer.begin(self.counters.round, self.now.board)
         self._enter({})
+
+    def _passes(self, given: Given, *, forward_only: bool = False) -> Passes:
+        return Passes(self.means, given, self.reducer, forward_only=forward_only)
+
+    def _given(self, counters: Counters, returned: dict[Key, Letter] | None = None) -> Given:
+        """A round on the standing routes that touch no dead device."""
+        standing = standing_routes(self.layout, self.detours, counters.round)
+        routes = tuple(route for route in standing if not route.touches(self.dead))
+        order = () if self.dead else self.order
+        return Given(counters, self._tag(counters.round), routes, order, returned or {})
+
+    def _tag(self, round_: int) -> int:
+        """What names ``round_`` in the keys of data.
+
+        Where the round before did not go through, others may have begun it with weights that were taken back: what they
+        sent then must not be taken for what they send now. All devices know whether it did from the same votes.
+        """
+        return 2 * round_ + (self.late and round_ == self.counters.round)
 
     def _standing(self) -> tuple[Route, ...]:
         """The routes of the present round, if nothing more fails."""
@@ -144,11 +156,8 @@ class Executor:
                 if self._commit(vote):
                     self.hold()
                 return True
-        found = self.board.next(self._arrived)
-        if found is None:
-            return heard
-        self._run(*found)
-        return True
+        ahead = self.hurried.ahead if self.hurried else None
+        return self.now.advance() or (ahead is not None and ahead.advance()) or heard
 
     def _hear(self) -> bool:
         """Take in contributions and votes; whether there were any."""
@@ -172,9 +181,6 @@ class Executor:
                     heard = True
         return heard
 
-    def _arrived(self, task: Task, kind: str) -> bool:
-        return self.post.has(task.key(kind, self.counters.round, task.position))
-
     def _contribute(self) -> bool:
         if self.commit.frozen or not self.reducer.contribute():
             return False
@@ -186,6 +192,8 @@ class Executor:
         self.commit.cast(Vote(vote.norms, vote.losses, vote.nan, vote.overflow, self.flags))
         self._send_vote()
         self.faults.reach("reduced", self.counters.round)
+        if self._may_hurry(vote):
+            self._hurry()
 
     def _send_vote(self) -> None:
         meta = msgspec.msgpack.encode(self.commit.own)
@@ -193,146 +201,66 @@ class Executor:
         for peer in sorted(self.commit.live - {self.device}):
             self.post.send(peer, key, [], meta)
 
-    # ------------------------------------------------------------------ forward and backward
+    # ------------------------------------------------------------------ staggered update
 
-    def _run(self, kind: str, task: Task) -> None:
-        began = time.perf_counter()
-        with self.pulse.doing(kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)):
-            if kind == "F":
-                self._forward(task)
-            elif kind == "W":
-                self._weights(task)
-            else:
-                self._backward(task)
-        self.clock.busy_s += time.perf_counter() - began
+    def _may_hurry(self, own: Vote) -> bool:
+        """Whether to go on with the next round before the votes for this one are in."""
+        last = self.counters.step + 1 >= self.job.train.steps
+        stops = self.hold_next or self.flags != Flags() or last or len(self.commit.live) == 1
+        clean = not (own.nan or own.overflow)
+        return self.job.schedule.update == "staggered" and clean and not stops and self.foresight.hopeful
 
-    def _input(self, task: Task, kind: str) -> Tensor:
-        letter = self.post.take(task.key(kind, self.counters.round, task.position))
-        assert letter is not None
-        return letter.tensors[0]
+    def _hurry(self) -> None:
+        """Update, and begin the next round, as if all votes were in and let the round through."""
+        with self.pulse.doing("U", units=max(1, len(self.store.layers))):
+            saved = save(self.store)
+            self.faults.reach("backup", self.counters.round)
+            reduced = self.reducer.reduced
+            apply_update(self.job, self.store, reduced, 1.0, self.counters, self.faults)
+        following = self._given(_after(self.counters, "applied"))
+        self.hurried = Hurried(saved, self._passes(following, forward_only=True))
 
-    def _forward(self, task: Task) -> None:
-        self.faults.reach("forward", self.counters.round)
-        micro_batch, low = task.route.micro_batch, task.lowest
-        x = None if task.first else self._input(task, "F")
-        batch = None
-        if task.first or task.last:
-            batch = self.corpus.batch(self.counters.step, micro_batch).to(self.store.device)
-        graph: Graph = []
-        for layer in task.layers.layers():
-            needed = layer >= low
-            into = None if x is None else x.detach().requires_grad_(layer > low)
-            seed_layer(self.job.train.seed, self.counters.step, micro_batch, layer, self.store.device)
-            owed = None
-            with torch.set_grad_enabled(needed):
-                if self.board.apart and task.route.wants(layer):
-                    x, owed = self.store.layers[layer].forward_apart(into, batch)
-                else:
-                    x = self.store.layers[layer](into, batch)
-            if needed:
-                graph.append((into, x, owed))
-            self.clock.forwards += task.again
-        self.board.ran_forward(task)
-        if task.has_backward:
-            self.graphs[task] = graph
-        if not task.last and task.route.reached_at(task.position + 1) == NOTHING:
-            assert x is not None
-            self._pass_on(task, "F", x.detach())
-
-    def _backward(self, task: Task) -> None:
-        low = task.lowest
-        g = None if task.last else self._input(task, "B")
-        graph = self.graphs.pop(task)
-        self.debts[task] = []
-        for layer in reversed(range(max(low, task.layers.start), task.layers.stop)):
-            into, out, owed = graph.pop()
-            if owed is None:
-                g = self._backward_layer(task, layer, into, out, g)
-            else:
-                g = self._input_gradients(task, layer, into, out, g, owed)
-            self.faults.reach("backward", self.counters.round)
-            self._contribute()
-        self.board.ran_backward(task)
-        if task.sends_back:
-            assert g is not None
-            self._pass_on(task, "B", g)
-
-    def _backward_layer(
-        self, task: Task, layer: int, into: Tensor | None, out: Tensor, g: Tensor | None
-    ) -> Tensor | None:
-        """One layer's gradients: the weights' into the sums if the route wants them, the input's returned."""
-        inputs = self.store.layers[layer].leaves if task.route.wants(layer) else []
-        through = into is not None and into.requires_grad
-        if through:
-            assert into is not None
-            inputs.append(into)
-        grads = gradients(out, inputs, g)
-        below = grads.pop() if through else None
-        if task.route.wants(layer):
-            self._note_loss(task, layer, out)
-            self._add(task, layer, grads)
-        return below
-
-    def _input_gradients(
-        self, task: Task, layer: int, into: Tensor | None, out: Tensor, g: Tensor | None, owed: Owed
-    ) -> Tensor | None:
-        """I of one layer: the gradient of its input is returned, its weights' are left to W."""
-        inputs = self.store.layers[layer].leaves
-        through = into is not None and into.requires_grad
-        if through:
-            assert into is not None
-            inputs.append(into)
-        grads = input_gradients(out, inputs, g)
-        below = grads.pop() if through else None
-        self._note_loss(task, layer, out)
-        self.debts[task].append((layer, grads, owed))
-        return below
-
-    def _weights(self, task: Task) -> None:
-        for layer, grads, owed in self.debts.pop(task):
-            self._add(task, layer, owed.complete(self.store.layers[layer].leaves, grads))
-            self.faults.reach("weights", self.counters.round)
-            self._contribute()
-        self.board.ran_weights(task)
-
-    def _note_loss(self, task: Task, layer: int, out: Tensor) -> None:
-        if layer == self.store.spec.num_layers - 1:
-            self.reducer.losses[task.route.micro_batch] = float(out.detach())
-
-    def _add(self, task: Task, layer: int, grads: list[Tensor]) -> None:
-        """Gradients of all parameters of ``layer`` go into the sums."""
-        by_bucket: dict[int, list[Tensor]] = {b: [] for b in self.store.spec.buckets_of(layer)}
-        for (bucket, _, _), grad in zip(self.store.layers[layer].params, grads, strict=True):
-            by_bucket[bucket].append(grad)
-        self.reducer.add(layer, task.route.micro_batch, by_bucket)
-        self.clock.gradients += task.again
-
-    def _pass_on(self, task: Task, kind: str, tensor: Tensor) -> None:
-        tensor = tensor.contiguous()
-        self._send_on(task, kind, tensor)
-        self.kept.put(kind, task, tensor)
-
-    def _send_on(self, task: Task, kind: str, tensor: Tensor) -> None:
-        position = task.position + (1 if kind == "F" else -1)
-        peer = task.route.segments[position].device
-        self.post.send(peer, task.key(kind, self.counters.round, position), [tensor])
+    def _take_back(self) -> dict[Key, Letter]:
+        """Be where the device was before it hurried. Returns what it was sent for the round that it had begun."""
+        if self.hurried is None:
+            return {}
+        hurried, self.hurried = self.hurried, None
+        restore(self.store, hurried.saved)
+        return hurried.ahead.taken
 
     # ------------------------------------------------------------------ commit
 
     def _commit(self, vote: Vote) -> bool:
         """The round's one commit point has passed: roll forward. Returns whether to stop here."""
+        self.late = not goes_through(self.job, vote)
+        self.foresight.saw(not self.late)
+        hurried = self.hurried
+        if hurried is not None:
+            self.faults.reach("validate", self.counters.round)
+        if hurried is not None and self.late:
+            self.returned = self._take_back()
         with self.pulse.doing("U", units=max(1, len(self.store.layers))):
             outcome = self._update(vote)
         hold = self.hold_next or vote.flags.hold or self.finished
         due = self._checkpoint_due(vote, outcome)
         self.commit.advance(vote)
-        done, late = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
-        self.flags = Flags(late.hold and not done.hold, late.checkpoint and not done.checkpoint)
-        self.hold_next, self.clock = False, Clock()
-        self._begin()
+        done, after = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
+        self.flags = Flags(after.hold and not done.hold, after.checkpoint and not done.checkpoint)
+        self.hold_next = False
+        self._begin(self._begun(hold=hold))
         if due:
             self.write_checkpoint()
         return hold
+
+    def _begun(self, *, hold: bool) -> Passes:
+        """The next round: the one begun in a hurry, or a new one, which is given again what was taken for that one."""
+        hurried, self.hurried = self.hurried, None
+        if hurried is not None and not hold:
+            hurried.ahead.clock, hurried.ahead.taken = Clock(), {}
+            return hurried.ahead
+        returned = self.returned if hurried is None else hurried.ahead.taken
+        self.returned = {}
+        return self._passes(self._given(self.counters, returned))
 
     def _update(self, vote: Vote) -> Outcome:
         """Update, tell, and count the round."""
@@ -340,14 +268,15 @@ class Executor:
         outcome = outcome_of(vote)
         norm = lr = 0.0
         if outcome == "applied":
-            norm, lr = apply_update(
-                self.job, self.store, self.reducer.reduced, vote, self.counters, self.faults
-            )
+            norm, lr = global_norm(vote), lr_at(self.counters.step, self.job)
+            if self.hurried is None:
+                scale = clip_scale(norm, self.job.optimizer.clip_norm)
+                apply_update(self.job, self.store, self.reducer.reduced, scale, self.counters, self.faults)
         elif outcome == "repeated":
             over = [bucket for bucket, part in self.reducer.reduced.items() if part.what.overflow]
             self.store.squeeze(over)
         self._tell_step_done(vote, outcome, norm, lr)
-        self._count(outcome)
+        self.counters = _after(self.counters, outcome)
         self.faults.reach("updated", self.counters.round - 1)
         return outcome
 
@@ -366,17 +295,11 @@ class Executor:
                 lr,
                 samples,
                 ledger,
-                time.perf_counter() - self.clock.began,
-                self.clock.busy_s,
-                self.clock.gradients,
-                self.clock.forwards,
+                time.perf_counter() - self.now.clock.began,
+                self.now.clock.busy_s,
+                self.now.clock.gradients,
+                self.now.clock.forwards,
             )
-        )
-
-    def _count(self, outcome: Outcome) -> None:
-        was = self.counters
-        self.counters = Counters(
-            was.round + 1, was.step + (outcome != "repeated"), was.applied + (outcome == "applied")
         )
 
     def _checkpoint_due(self, vote: Vote, outcome: Outcome) -> bool:
@@ -408,20 +331,21 @@ class Executor:
             return
         self.dead |= frozenset(dead)
         frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
-        self.board.freeze(frozen)
+        self.returned |= self._take_back()
+        self.now.board.freeze(frozen)
         if self.dead:
-            self.board.forget_order()
+            self.now.board.forget_order()
         self.tell(
             Progress(
                 self.device,
                 epoch,
                 self.counters,
-                {layer: tuple(sorted(done)) for layer, done in self.board.done.items()},
+                {layer: tuple(sorted(done)) for layer, done in self.now.board.done.items()},
                 tuple(self.reducer.reduced),
                 self.commit.heard(),
                 self.commit.last,
                 self.holding,
-                self.board.hops(frozen, self.kept.has),
+                self.now.board.hops(frozen, self.now.kept.has),
             )
         )
         self.faults.reach("frozen", self.counters.round)
@@ -436,7 +360,8 @@ class Executor:
             assert message.commit is not None
             self._commit(message.commit)
         self._enter(message.donors)
-        self._add_routes(message.routes)
+        frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
+        self.now.add(message.routes, frozen)
         if message.hold_now or self.finished:
             if self.finished:
                 self.write_checkpoint()  # the dead may have had a bucket to write: its heir does it now
@@ -446,28 +371,6 @@ class Executor:
         if self.commit.own is not None:
             self._send_vote()
 
-    def _add_routes(self, routes: tuple[Route, ...]) -> None:
-        """New attempts. What was done in the one before is taken over where the route says so, and dropped elsewhere."""
-        frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
-        graphs, debts = self.graphs, self.debts
-        self.graphs = {task: graph for task, graph in graphs.items() if task.route.micro_batch not in frozen}
-        self.debts = {task: debt for task, debt in debts.items() if task.route.micro_batch not in frozen}
-        for task, before in self.board.add(routes).items():
-            if before in graphs and task.has_backward:
-                self.graphs[task] = graphs[before]
-            if before in debts:
-                self.debts[task] = debts[before]
-            self._send_again(task, before)
 
-    def _send_again(self, task: Task, before: Task) -> None:
-        """A hop beside this one is in new hands: what it was given it is given once more."""
-        route, position, reached = task.route, task.position, task.route.reached_at(task.position)
-        if reached >= FORWARD and not task.last and route.reached[position + 1] == NOTHING:
-            self._send_on(task, "F", self.kept.get("F", before, self.store.device))
-        if (
-            reached >= BACKWARD
-            and not task.first
-            and route.reached[position - 1] < BACKWARD
-            and task.sends_back
-        ):
-            self._send_on(task, "B", self.kept.get("B", before, self.store.device))
+def _after(was: Counters, outcome: Outcome) -> Counters:
+    return Counters(was.round + 1, was.step + (outcome != "repeated"), was.applied + (outcome == "applied"))

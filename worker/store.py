@@ -17,6 +17,9 @@ from planner.plan import Range
 from worker import checkpoint, sums
 from worker.models import Layer, ModelSpec
 
+Saved = tuple[list[Tensor], tuple[int, ...]]
+"""Copies of a bucket's tensors, and its exponents."""
+
 
 @dataclass(slots=True)
 class BucketState:
@@ -41,6 +44,17 @@ class BucketState:
     def tensors(self) -> list[Tensor]:
         """What a copy of this bucket consists of, in wire order."""
         return [param.detach() for param in self.params] + self.exp_avgs + self.exp_avg_sqs
+
+    def save(self) -> Saved:
+        """A copy of the state as it is."""
+        return [tensor.clone() for tensor in self.tensors()], self.exponents
+
+    @torch.no_grad()
+    def restore(self, saved: Saved) -> None:
+        """Be in the state ``saved`` again, in the same tensors."""
+        for tensor, before in zip(self.tensors(), saved[0], strict=True):
+            tensor.copy_(before)
+        self.exponents = saved[1]
 
     @classmethod
     def received(cls, tensors: Sequence[Tensor], exponents: Sequence[int]) -> BucketState:

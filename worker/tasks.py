@@ -100,13 +100,14 @@ class Board:
     """Tasks of one round on ``device``, and its ledger.
 
     ``apart``: the backward is decoupled, so a task is run as F, I, W and not as F, B. ``weights``: those whose W
-    is still to be run. ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reached``: how
+    is still to be run. ``forward_only``: backwards wait. ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reached``: how
     far each task is, those of frozen micro-batches too. ``order``: what is to be run next as the planner had
     it; when it is empty, whatever is ready.
     """
 
     device: str
     apart: bool = False
+    forward_only: bool = False
     forward: list[Task] = field(default_factory=list)
     in_flight: list[Task] = field(default_factory=list)
     weights: list[Task] = field(default_factory=list)
@@ -182,14 +183,14 @@ class Board:
         """The task to run now, or None when all wait for data."""
         if self.order:
             return self._planned(arrived)
-        for task in self.in_flight:
+        for task in () if self.forward_only else self.in_flight:
             if task.last or arrived(task, "B"):
                 return self._backward, task
         for task in self.forward:
             capped = task.route.mask is None and self._flying(task.cap) >= task.cap
             if not capped and (task.first or arrived(task, "F")):
                 return "F", task
-        return ("W", self.weights[0]) if self.weights else None
+        return ("W", self.weights[0]) if self.weights and not self.forward_only else None
 
     def ran_forward(self, task: Task) -> None:
         """``task``'s forward is done."""
@@ -231,6 +232,8 @@ class Board:
 
     def _planned(self, arrived: Arrived) -> tuple[Kind, Task] | None:
         kind, micro_batch = self.order[0]
+        if self.forward_only and kind != "F":
+            return None
         waiting = {"F": self.forward, "W": self.weights}.get(kind, self.in_flight)
         task = next(task for task in waiting if task.route.micro_batch == micro_batch)
         if kind == "F":

@@ -136,6 +136,13 @@ class Schedule(_Table, frozen=True):
         ),
     ] = "fused"
 
+    update: Annotated[
+        Literal["flushed", "staggered"],
+        Meta(
+            description="flushed: weights are updated when all devices have reduced all gradients. staggered: a device updates its own "
+            "as soon as it can and goes on with the next step; where a step turns out to be clipped or skipped, that is taken back."
+        ),
+    ] = "flushed"
     boundary_memory: Annotated[
         str | int,
         Meta(

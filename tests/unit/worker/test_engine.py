@@ -18,6 +18,8 @@ from worker.faults import POINTS
 
 STAGES = {"a": [(0, 2), (2, 4)], "b": [(0, 1), (1, 3), (3, 4)]}
 GOAL = 5
+ELSEWHERE = {"weights", "backup", "validate", "deploy", "copy", "ready"}
+"""Fault points of other schedules, and between layouts."""
 
 
 def job(tmp_path: Path, schedule: dict[str, object] | None = None, **train: object) -> Job:
@@ -82,7 +84,7 @@ def test_single_process_twin_is_equal(reference, tmp_path: Path) -> None:
     assert losses == reference[1]
 
 
-@pytest.mark.parametrize("point", [p for p in POINTS if p not in {"weights", "deploy", "copy", "ready"}])
+@pytest.mark.parametrize("point", [p for p in POINTS if p not in ELSEWHERE])
 @pytest.mark.parametrize("victim", ["a0/0", "a1/0", "b0/0", "b1/0", "b2/0"])
 def test_kill_at_every_point(reference, tmp_path: Path, point: str, victim: str) -> None:
     """One death at a fault point of round 2 (checkpoint and frozen need a first death or the end)."""
@@ -185,7 +187,7 @@ def test_what_was_not_kept_is_done_again(
     world.nodes["a0/0"].faults.arm("backward", 2)
     world.run()
     check(world, reference)
-    peaks = [world.nodes[device].executor.kept.peak_bytes for device in world.live()]
+    peaks = [world.nodes[device].executor.now.kept.peak_bytes for device in world.live()]
     assert max(peaks) == (2048 if limit_bytes else 0)
 
 
@@ -197,7 +199,56 @@ def test_random_deaths_in_decoupled_steps(reference, tmp_path: Path, seed: int) 
     check(world, reference)
 
 
-def stays_re_routed(world: World) -> None:
+@pytest.fixture(scope="module", params=["never", "at times", "always"])
+def clipped(
+    request: pytest.FixtureRequest, reference, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Job, dict[int, float], dict[str, torch.Tensor]]:
+    """A job of which no, some, or all rounds are clipped, and what it comes to with a flushed update."""
+    clip_norm = {"never": 0.0, "at times": 2.2, "always": 0.01}[request.param]
+    optimizer = msgspec.structs.replace(reference[0].optimizer, clip_norm=clip_norm)
+    train = msgspec.structs.replace(reference[0].train, steps=8)
+    changed = msgspec.structs.replace(reference[0], optimizer=optimizer, train=train)
+    world = World(changed, STAGES, 0, tmp_path_factory.mktemp("clipped"))
+    world.run()
+    return changed, world.losses, world.weights()
+
+
+def staggered(clipped, tmp_path: Path, seed: int, **more: Any) -> World:
+    return scheduled(clipped, tmp_path, seed, update="staggered", **more)
+
+
+@pytest.mark.parametrize("backward", ["fused", "decoupled"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_staggered_update_does_not_show(clipped, tmp_path: Path, seed: int, backward: str) -> None:
+    world = staggered(clipped, tmp_path, seed, backward=backward)
+    world.run()
+    check(world, clipped)
+
+
+@pytest.mark.parametrize(
+    "point", ["forward", "backward", "reduced", "backup", "update", "validate", "commit", "updated"]
+)
+@pytest.mark.parametrize("victim", ["a0/0", "a1/0", "b0/0", "b2/0"])
+def test_kill_in_a_staggered_step(clipped, tmp_path: Path, point: str, victim: str) -> None:
+    world = staggered(clipped, tmp_path, zlib.crc32(f"{point} {victim}".encode()) % 1000)
+    world.nodes[victim].faults.arm(point, 3)
+    world.run()
+    if not clipped[0].optimizer.clip_norm:
+        assert (victim, point) in world.fired
+    check(world, clipped)
+
+
+@pytest.mark.parametrize("go_on", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_deaths_in_staggered_steps(clipped, tmp_path: Path, seed: int, go_on: bool) -> None:
+    backward = ["fused", "decoupled"][seed % 2]
+    changed = msgspec.structs.replace(clipped[0], schedule=Schedule(update="staggered", backward=backward))
+    world = World(changed, STAGES, seed, tmp_path, go_on=go_on)
+    random_deaths(world)
+    world.run()
+    check(world, clipped)
+
+
 def stays_re_routed(world: World, most: int = 2) -> None:
     """The layout of the start is in force to the end, and nobody waits at a boundary for another."""
     random_deaths(world, most)
@@ -302,7 +353,7 @@ def test_a_flag_that_comes_after_the_vote_waits_for_the_next_round(reference, tm
 
 def test_a_micro_batch_counted_twice_is_noticed(reference, tmp_path: Path) -> None:
     world = World(reference[0], STAGES, 1, tmp_path)
-    board = world.nodes["a0/0"].executor.board
+    board = world.nodes["a0/0"].executor.now.board
     board.done[0].add(1)  # micro-batch 1 belongs to the other pipeline
     with pytest.raises(AssertionError, match="counted"):
         world.run()
