@@ -68,8 +68,10 @@ def node_stages(template: Template) -> tuple[int, ...]:
 
 
 def expected_share(setup: Setup, num_nodes: int) -> int:
-    """Micro-batches that a pipeline of ``num_nodes`` nodes expects when all nodes run such ones."""
-    nodes = setup.max_nodes or len(setup.profile.layers)
+    """Micro-batches that a pipeline of ``num_nodes`` nodes expects when all nodes run such ones: as many as there are,
+    within ``max_nodes``; where nobody knows, as many as there are layers.
+    """
+    nodes = min(filter(None, (setup.nodes_now, setup.max_nodes)), default=len(setup.profile.layers))
     return -(-setup.num_micro_batches // max(setup.f + 1, nodes // num_nodes))
 
 

@@ -80,6 +80,7 @@ def prepare(core: Core, run: Run) -> None:
             min_nodes=run.job.spec.resources.min_pipeline_nodes,
             decoupled=run.job.spec.schedule.apart,
             held=held_besides(run.job.spec, profile),
+            nodes_now=len(nodes),
         )
         run.asked = Asked(core.ask_plan(run.job.spec.fault_tolerance.policy, setup), setup)
 

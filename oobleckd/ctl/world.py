@@ -64,6 +64,7 @@ class World:
             min_nodes=job.resources.min_pipeline_nodes,
             decoupled=job.schedule.apart,
             held=held_besides(job, profile),
+            nodes_now=num_nodes,
         )
         self.nodes = node_names(num_nodes)
         self.templates = prepare(self._policy, self.setup)

@@ -75,6 +75,11 @@ class Deferral:
 
     _owed: Owed | None = None
 
+    @property
+    def on(self) -> bool:
+        """Whether a forward pass is under way that defers."""
+        return self._owed is not None
+
     def attach(self, layer: nn.Module, params: Sequence[Tensor]) -> None:
         """Put the switch into every linear module of ``layer`` whose weight is one of ``params``, and no other module's."""
         numbers = {id(param): number for number, param in enumerate(params)}
