@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-ASLEEP_S = 0.025
-os.environ["OOBLECK_BENCH_ASLEEP_S"] = str(ASLEEP_S)  # before anything imports the shape; peers inherit it
+os.environ.setdefault(
+    "OOBLECK_BENCH_ASLEEP_S", "0.025"
+)  # before anything imports the shape; peers inherit it
 
 from benchmarks.cluster import Cluster, ClusterFailed, depths, job_of
 from benchmarks.peers import shape
@@ -38,7 +39,7 @@ OURS: dict[str, dict[str, Any]] = {
     "decoupled": {"backward": "decoupled"},
     "decoupled, staggered": {"backward": "decoupled", "update": "staggered"},
 }
-LEAST_S = 3 * ASLEEP_S * shape.NUM_LAYERS * (shape.GLOBAL_BATCH // shape.MICRO_BATCH) / STAGES
+LEAST_S = 3 * shape.ASLEEP_S * shape.NUM_LAYERS * (shape.GLOBAL_BATCH // shape.MICRO_BATCH) / STAGES
 """What a device sleeps in a step."""
 
 
@@ -70,7 +71,7 @@ def our_window(cluster: Cluster, name: str) -> Window:
 def measure(rounds: int, steps: int, names: list[str], folder: Path) -> dict[str, list[float]]:
     """Efficiencies of every system, once a round; every other round goes backwards."""
     times = folder / "asleep.json"
-    times.write_text(json.dumps([0.0, ASLEEP_S, 0.0]))
+    times.write_text(json.dumps([0.0, shape.ASLEEP_S, 0.0]))
     asleep = {"OOBLECK_BENCH_ASLEEP": str(times), "PYTHONPATH": str(Path(__file__).parent / "asleep")}
     with contextlib.ExitStack() as stack:
         windows: dict[str, Window] = {}

@@ -60,11 +60,11 @@ class Profile(msgspec.Struct, frozen=True):
 class Held(msgspec.Struct, frozen=True):
     """What a policy keeps on every device besides its stage (backups, shadows, spares).
 
-    ``state_copies``: training states of further stages, each taken to be as large as its own;
+    ``state_copies``: training states of further stages, each taken to be as large as its own, or a part of its own;
     ``device_bytes``: whatever does not depend on the stage.
     """
 
-    state_copies: int = 0
+    state_copies: float = 0.0
     device_bytes: int = 0
 
 

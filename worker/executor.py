@@ -217,6 +217,7 @@ class Executor:
             self.faults.reach("backup", self.counters.round)
             reduced = self.reducer.reduced
             apply_update(self.job, self.store, reduced, 1.0, self.counters, self.faults)
+        self.now.clock.early = True
         following = self._given(_after(self.counters, "applied"))
         self.hurried = Hurried(saved, self._passes(following, forward_only=True))
 
@@ -299,6 +300,8 @@ class Executor:
                 self.now.clock.busy_s,
                 self.now.clock.gradients,
                 self.now.clock.forwards,
+                early=self.now.clock.early,
+                taken_back=self.now.clock.early and self.hurried is None,
             )
         )
 

@@ -22,7 +22,6 @@ class Kept:
 
     limit_bytes: int
     held_bytes: int = 0
-    peak_bytes: int = 0
     _tensors: dict[tuple[str, Task], Tensor] = field(default_factory=dict)
 
     def put(self, kind: str, task: Task, tensor: Tensor) -> None:
@@ -35,7 +34,6 @@ class Kept:
             )
         self._tensors[kind, task] = tensor
         self.held_bytes += tensor.nbytes
-        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
     def has(self, kind: str, task: Task) -> bool:
         """Whether the message can be sent again."""

@@ -40,6 +40,7 @@ class Clock:
     busy_s: float = 0.0
     gradients: int = 0
     forwards: int = 0
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

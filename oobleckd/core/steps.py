@@ -35,6 +35,9 @@ def on_step_done(core: Core, message: StepDone) -> None:
         _conflict(core, job, message, known)
     run = core.run
     incident = run.incident if run is not None and run.job is job else None
+    if run is not None and run.job is job:
+        run.updates_early += message.early
+        run.updates_taken_back += message.taken_back
     if incident is not None and message.counters.round >= incident.round:
         incident.layer_gradients += message.layer_gradients
     if run is not None and run.job is job and message.epoch == job.epoch and not job.unsettled:

@@ -157,6 +157,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
     step_s = statistics.median(job.step_s) if job.step_s else 0.0
     last = job.steps[-1] if job.steps else None
     incidents = [view for view in core.state.incidents.values() if view.job == job.id]
+    run = core.run if core.run is not None and core.run.job is job else None
     return JobView(
         id=job.id,
         name=job.spec.name,
@@ -180,7 +181,16 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         checkpoint=job.checkpoint,
         digest=digest(job.spec),
         spec=job.spec,
+        updates_early=run.updates_early if run else 0,
+        updates_taken_back=run.updates_taken_back if run else 0,
+        boundary_bytes=_boundary_bytes(job),
     )
+
+
+def _boundary_bytes(job: JobRecord) -> int:
+    if job.setup is None:
+        return 0
+    return job.setup.profile.kept_bytes(job.spec.num_micro_batches, job.spec.schedule.boundary_bytes)
 
 
 def node_tolerance(job: JobRecord) -> int:

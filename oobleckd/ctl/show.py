@@ -176,6 +176,8 @@ def _describe_job(client: Client, job: JobView) -> None:
         "submitted": clock(job.submitted_at, digits=3),
         "finished": "" if job.finished_at is None else clock(job.finished_at, digits=3),
         "incidents": f"{job.incidents}, {job.steps_lost} steps lost",
+        "schedule": _schedule(job),
+        "boundaries": f"at most {job.boundary_bytes / 1e6:,.1f} MB kept on a device" if job.boundary_bytes else "not kept",
         "checkpoint": job.checkpoint,
         "digest": job.digest,
     })  # fmt: skip
@@ -186,6 +188,15 @@ def _describe_job(client: Client, job: JobView) -> None:
     if incidents:
         click.echo("incidents:")
         emit_table(_INCIDENT_COLUMNS, [_incident_row(incident) for incident in incidents])
+
+
+def _schedule(job: JobView) -> str:
+    schedule = job.spec.schedule
+    words = f"{schedule.backward} backward, {schedule.update} update"
+    if not job.updates_early:
+        return words
+    share = job.updates_taken_back / job.updates_early
+    return f"{words} ({job.updates_early} made early, {share:.1%} of them taken back)"
 
 
 def _describe_node(node: NodeView) -> None:

@@ -182,7 +182,8 @@ class JobView(msgspec.Struct, frozen=True):
 
     ``step`` is the number of committed steps. ``tolerance``: nodes that can still be lost at once
     without losing a layer (-1 when not deployed), of ``f`` asked for. ``step_s`` is the median of the
-    last steps.
+    last steps. Of the devices' updates since the daemon's start ``updates_early`` were made before all votes were in (with a
+    staggered update), ``updates_taken_back`` of those in vain. ``boundary_bytes``: what a device keeps at most of what it sent.
     """
 
     id: str
@@ -207,6 +208,9 @@ class JobView(msgspec.Struct, frozen=True):
     checkpoint: str
     digest: str
     spec: Job
+    updates_early: int = 0
+    updates_taken_back: int = 0
+    boundary_bytes: int = 0
 
 
 class StepView(msgspec.Struct, frozen=True):

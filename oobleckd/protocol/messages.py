@@ -149,7 +149,8 @@ class StepDone(Message, frozen=True):
 
     ``loss`` is the mean over micro-batches in micro-batch order (float64). ``samples`` counts the
     samples in the sums and ``ledger`` is a digest of which ones (docs/exactness.md). ``repeated``
-    layer-gradients were computed again by this device (redone work), ``forwards`` layer-forwards.
+    layer-gradients were computed again by this device (redone work), ``forwards`` layer-forwards. ``early``: the device
+    had updated before it had all votes; ``taken_back``: in vain.
     """
 
     device: str
@@ -166,6 +167,8 @@ class StepDone(Message, frozen=True):
     busy_s: float
     layer_gradients: int = 0
     layer_forwards: int = 0
+    early: bool = False
+    taken_back: bool = False
 
 
 class CheckpointPart(Message, frozen=True):

@@ -85,7 +85,7 @@ class Grid:
         base = profile.reserve_bytes + setup.held.device_bytes
         for device, held in self.plan.holdings().items():
             layers = profile.layers[held.start : held.stop]
-            state = (1 + setup.held.state_copies) * sum(layer.state_bytes for layer in layers)
+            state = round((1 + setup.held.state_copies) * sum(layer.state_bytes for layer in layers))
             most = sum(sum(sorted(each)[-left:]) for left, each in flying.get(device, {}).items())
             if setup.device_memory_bytes and base + state + most > setup.device_memory_bytes:
                 return False

@@ -25,7 +25,7 @@ def test_what_fits_is_kept_and_the_rest_is_not() -> None:
     assert (kept.held_bytes, kept.has("F", TASKS[0])) == (0, False)
     kept.put("B", TASKS[2], torch.zeros(4))
     assert kept.has("B", TASKS[2])
-    assert kept.peak_bytes == 32
+    assert kept.held_bytes == 16
 
 
 def test_nothing_is_kept_without_room() -> None:
