@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
-from oobleckd.protocol.job import PolicyName
 from oobleckd.protocol.parts import How
 from planner.plan import node_of
 from tests.helpers.cluster import Cluster, tiny_job
+from tests.helpers.manners import Manner, manner_of
 from tests.helpers.matrix import survivable
 
 HOWS = ("device", "one-device", "sigkill", "agent-only", "sigterm", "sigstop", "hang", "net-drop")
@@ -20,17 +20,13 @@ _AWAY_S = 6.0  # how long a node is stopped or cut off: long enough to be given 
 _DAEMON_EVERY = 3  # in every third run the daemon dies, too
 
 
-def random_seed(
-    cluster: Cluster, seed: int, hows: Sequence[str] = HOWS, policy: PolicyName = "oobleck"
-) -> str:
+def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS, manner: Manner | None = None) -> str:
     """A job during which one or two nodes fail at random times, in one of ``hows``. Returns what was done."""
     rng = random.Random(seed)
     cluster.heal()
     cluster.usable(cluster.num_nodes)
-    fault_tolerance = {"policy": policy}
-    job = cluster.client.submit(
-        tiny_job(f"chaos-{seed}", train={"steps": 40}, fault_tolerance=fault_tolerance)
-    ).id
+    tables = (manner or manner_of(seed)).tables()
+    job = cluster.client.submit(tiny_job(f"chaos-{seed}", train={"steps": 40}, **tables)).id
     story: list[str] = []
     struck: set[str] = set()
     for _ in range(rng.choice([1, 1, 2])):
@@ -78,14 +74,14 @@ def fail(cluster: Cluster, node: str, how: str) -> None:
         cluster.client.kill(node, cast("How", how), seconds=seconds)
 
 
-def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool, policy: PolicyName = "oobleck") -> str:
+def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool, manner: Manner | None = None) -> str:
     """kill -9 of the daemon in the middle of training; with ``with_node`` a node dies while it is away."""
     rng = random.Random(seed)
     cluster.heal()
     cluster.usable(cluster.num_nodes)
     incidents = len(cluster.client.incidents())
-    train, fault_tolerance = {"steps": 80, "global_batch": 6}, {"policy": policy}
-    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train=train, fault_tolerance=fault_tolerance)).id
+    train, tables = {"steps": 80, "global_batch": 6}, (manner or manner_of(seed)).tables()
+    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train=train, **tables)).id
     cluster.at_step(job, 3)
     time.sleep(rng.random())
     before = cluster.client.job(job)

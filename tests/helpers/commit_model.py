@@ -92,6 +92,16 @@ class Dev:
     hold_next: bool = False
     dead: frozenset[str] = frozenset()
     detours: bytes = b""
+    weights: tuple[int, str] = (0, "")
+    saved: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True)
+class Staggered:
+    """Whether devices may update before all votes are in, and whether every round then goes through as they thought."""
+
+    on: bool = False
+    through: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,7 @@ class State:
     settled: frozenset[str] = frozenset()
     go_on: bool = field(default=False, compare=False)
     topology: Topology = field(default=REPLICATED_AND_NOT, compare=False)
+    staggered: Staggered = field(default=Staggered(), compare=False)
 
 
 class Violation(AssertionError):
@@ -162,7 +173,7 @@ class World:
     def __init__(self, state: State) -> None:
         self.devices = dict(state.devices)
         self.wires = {ends: list(queue) for ends, queue in state.wires}
-        self.topology = state.topology
+        self.topology, self.staggered = state.topology, state.staggered
         self.dead, self.epoch, self.over = state.dead, state.epoch, state.over
         self.detours, self.settled, self.go_on = state.detours, state.settled, state.go_on
         self.progress = {name: msgspec.msgpack.decode(data, type=Progress) for name, data in state.progress}
@@ -180,6 +191,7 @@ class World:
             self.settled,
             self.go_on,
             self.topology,
+            self.staggered,
         )
 
     def post(self, source: str, target: str, message: object) -> None:
@@ -193,6 +205,25 @@ class World:
         """Live holders of the layer that ``name`` holds."""
         held = self.topology.held
         return [peer for peer in DEVICES if held[peer] == held[name] and peer in dev.live]
+
+    def compute(self, name: str, dev: Dev) -> None:
+        """Everything owed, with the weights that are there."""
+        self.check_weights(name, dev)
+        self.devices[name] = replace(dev, done=dev.done | dev.owed)
+
+    def check_weights(self, name: str, dev: Dev) -> None:
+        """A forward or backward pass of the present round."""
+        if dev.weights != (dev.round, ""):
+            raise Violation(f"{name} computes round {dev.round} with weights {dev.weights}")
+
+    def hurry(self, name: str, dev: Dev) -> None:
+        """Update as if all votes were in."""
+        after = (dev.round + 1, "" if self.staggered.through else "wrong")
+        self.devices[name] = replace(dev, weights=after, saved=dev.weights)
+
+    def take_back(self, dev: Dev) -> Dev:
+        """The weights as they were."""
+        return replace(dev, weights=dev.saved, saved=None) if dev.saved is not None else dev
 
     def contribute(self, name: str, dev: Dev) -> None:
         """Send what is complete to the other holders."""
@@ -233,6 +264,10 @@ class World:
         dev = self.devices[name]
         if not dev.reduced:
             raise Violation(f"{name} commits round {dev.round} without being reduced")
+        if dev.saved is None or not self.staggered.through:
+            dev = self.take_back(dev)
+            dev = replace(dev, weights=(dev.weights[0] + 1, dev.weights[1]))
+        dev = replace(dev, saved=None)
         commit.advance(VOTE)
         fresh = replace(
             freeze(dev, commit),
@@ -287,7 +322,7 @@ class World:
         commit = thaw(name, self.devices[name])
         if not commit.report(epoch):
             return
-        dev = self.devices[name]
+        dev = self.take_back(self.devices[name])
         gone = dev.dead | dead
         standing = self.topology.standing(dev.detours, dev.round)
         frozen = {r.micro_batch for r in standing if r.touches(gone)}
@@ -350,6 +385,8 @@ class World:
             for r in message.routes
             if any(s.device == name for s in r.segments) and r.wants(self.topology.held[name])
         }
+        if any(route.touches([name]) for route in message.routes):
+            self.check_weights(name, dev)
         self.devices[name] = replace(
             dev,
             owed=dev.owed | extra,
@@ -376,10 +413,10 @@ class World:
                 self.post(f"daemon {self.epoch}", peer, ("report", self.epoch, self.dead))
 
 
-def start(topology: Topology, *, go_on: bool = False) -> State:
+def start(topology: Topology, *, go_on: bool = False, staggered: Staggered = Staggered()) -> State:
     """Nothing done yet."""
     devices = tuple((d, Dev(owed=topology.owed(d))) for d in DEVICES)
-    return State(devices, go_on=go_on, topology=topology)
+    return State(devices, go_on=go_on, topology=topology, staggered=staggered)
 
 
 def successors(state: State, deaths: int, rounds: int) -> Iterator[State]:
@@ -406,7 +443,7 @@ def successors(state: State, deaths: int, rounds: int) -> Iterator[State]:
 def _own(state: State, name: str, dev: Dev) -> Iterator[State]:
     if not dev.owed <= dev.done:
         world = World(state)
-        world.devices[name] = replace(dev, done=dev.done | dev.owed)
+        world.compute(name, dev)
         yield world.state()
     if thaw(name, dev).frozen:
         return
@@ -419,6 +456,10 @@ def _own(state: State, name: str, dev: Dev) -> Iterator[State]:
         world = World(state)
         world.vote(name, thaw(name, dev))
         yield world.state()
+    if state.staggered.on and dev.voted and dev.saved is None and not dev.hold_next:
+        world = World(state)
+        world.hurry(name, dev)
+        yield world.state()
     if thaw(name, dev).committed() is not None:
         world = World(state)
         world.commit(name, thaw(name, dev))
@@ -426,10 +467,15 @@ def _own(state: State, name: str, dev: Dev) -> Iterator[State]:
 
 
 def explore(
-    deaths: int, rounds: int, topology: Topology = REPLICATED_AND_NOT, *, go_on: bool = False
+    deaths: int,
+    rounds: int,
+    topology: Topology = REPLICATED_AND_NOT,
+    *,
+    go_on: bool = False,
+    staggered: Staggered = Staggered(),
 ) -> tuple[int, int]:
     """Walk every state. Returns (states, ends). Raises Violation, also for a stuck state."""
-    first = start(topology, go_on=go_on)
+    first = start(topology, go_on=go_on, staggered=staggered)
     seen = {first}
     frontier = [first]
     ends = 0

@@ -16,8 +16,11 @@ from oobleckd.protocol.job import PolicyName
 from planner.plan import node_of
 from planner.policy import REROUTING
 from tests.helpers.cluster import Cluster, tiny_job
+from tests.helpers.manners import MANNERS, Manner
 
-STEP_PHASES = ("forward", "backward", "reduce", "reduced", "commit", "update")
+STEP_PHASES = (
+    "forward", "backward", "weights", "reduce", "reduced", "backup", "validate", "commit", "update",
+)  # fmt: skip
 MOVE_PHASES = ("deploy", "copy")
 VICTIMS = ("first", "middle", "last", "deepest")
 AHEAD = 4
@@ -27,23 +30,42 @@ NODES = 6
 
 @dataclass(frozen=True)
 class Cell:
-    """``count`` devices die in ``phase`` of a job of ``policy``; the first of them is ``victim``."""
+    """``count`` devices die in ``phase`` of a job that trains in ``manner``; the first of them is ``victim``."""
 
     phase: str
     victim: str
     count: int
-    policy: PolicyName = "oobleck"
+    manner: Manner = MANNERS[0]
 
     @property
     def name(self) -> str:
-        return f"{self.phase}-{self.victim}-{self.count}-{self.policy}"
+        return f"{self.phase}-{self.victim}-{self.count}-{self.manner.name}"
+
+
+def every_cell() -> list[Cell]:
+    """Every combination that there is; without copies under slipstream, which makes too few for every victim to be in one."""
+    product = itertools.product(STEP_PHASES + MOVE_PHASES, VICTIMS, (1, 2), MANNERS)
+    return [cell for values in product if _is_one(cell := Cell(*values))]
+
+
+def _is_one(cell: Cell) -> bool:
+    manner = cell.manner
+    return not (
+        (cell.phase == "weights" and manner.backward == "fused")
+        or (cell.phase in {"backup", "validate"} and manner.update == "flushed")
+        or (cell.phase == "copy" and manner.policy == "slipstream")
+    )
 
 
 def all_cells() -> list[Cell]:
-    """Every combination; without copies under slipstream, which makes too few for every victim to be in one."""
-    product = itertools.product(STEP_PHASES + MOVE_PHASES, VICTIMS, (1, 2), get_args(PolicyName))
-    cells = [Cell(*values) for values in product]
-    return [cell for cell in cells if (cell.phase, cell.policy) != ("copy", "slipstream")]
+    """Every phase, victim, number of deaths and policy; the schedules take turns."""
+    chosen = []
+    alike = itertools.groupby(every_cell(), lambda cell: (cell.phase, cell.victim, cell.count))
+    for turn, (_, group) in enumerate(alike):
+        cells = list(group)
+        by_policy = [[c for c in cells if c.manner.policy == policy] for policy in get_args(PolicyName)]
+        chosen += [options[turn % len(options)] for options in by_policy if options]
+    return chosen
 
 
 def pairwise(cells: Sequence[Cell]) -> list[Cell]:
@@ -58,8 +80,9 @@ def pairwise(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _pairs(cell: Cell) -> Iterator[tuple[tuple[int, object], tuple[int, object]]]:
-    values = list(enumerate((cell.phase, cell.victim, cell.count, cell.policy)))
-    return itertools.combinations(values, 2)
+    manner = cell.manner
+    values = (cell.phase, cell.victim, cell.count, manner.policy, manner.backward, manner.update)
+    return itertools.combinations(enumerate(values), 2)
 
 
 def victims(job: JobView, cell: Cell) -> list[str]:
@@ -116,8 +139,7 @@ def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:
     moving = cell.phase in MOVE_PHASES
     before = len(cluster.fired())
     train = {"steps": 60, "global_batch": 6} if moving else {"steps": 16}
-    policy = {"policy": cell.policy}
-    job = cluster.client.submit(tiny_job(f"cell-{cell.name}", train=train, fault_tolerance=policy)).id
+    job = cluster.client.submit(tiny_job(f"cell-{cell.name}", train=train, **cell.manner.tables())).id
     view = cluster.at_step(job, 2)
     doomed = victims(view, cell)
     for node in doomed:
@@ -183,11 +205,11 @@ def _check_redone(cluster: Cluster, view: JobView, doomed: Sequence[str], cell: 
     most = 0
     for node in doomed:  # two that die in different rounds each cost the share of their pipeline
         most += sum(len(p.micro_batches) for p in view.pipelines if node in p.nodes) * layers
-    if cell.policy in REROUTING:
+    if cell.manner.policy in REROUTING:
         most *= len(doomed)  # the second may have had what was routed around the first
     incidents = [i for i in cluster.client.incidents() if i.job == view.id]
     assert incidents, "no incident was opened"
     assert all(i.layer_gradients <= most for i in incidents), (most, incidents)
 
 
-__all__ = ["NODES", "Cell", "all_cells", "pairwise", "run_cell", "survivable"]
+__all__ = ["NODES", "Cell", "all_cells", "every_cell", "pairwise", "run_cell", "survivable"]
