@@ -175,5 +175,5 @@ def job_of(
 
 
 def depths(view: JobView) -> list[int]:
-    """Stages of every pipeline of a deployed job."""
-    return sorted(len(pipeline.stages) for pipeline in view.pipelines)
+    """Stages of every pipeline of a deployed job that are not vacant."""
+    return sorted(len(pipeline.stages) - len(pipeline.vacant) for pipeline in view.pipelines)

@@ -30,6 +30,7 @@ class Incident:
     steps_lost: int = 0
     copied_bytes: int = 0
     layer_gradients: int = 0
+    layer_forwards: int = 0
     committed_s: float = 0.0
     decided: bool = False
 
@@ -67,6 +68,7 @@ class Incident:
             layer_gradients=self.layer_gradients,
             step_layer_gradients=self.step_layer_gradients,
             committed_s=self.committed_s,
+            layer_forwards=self.layer_forwards,
         )
 
 

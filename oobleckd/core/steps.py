@@ -40,6 +40,7 @@ def on_step_done(core: Core, message: StepDone) -> None:
         run.updates_taken_back += message.taken_back
     if incident is not None and message.counters.round >= incident.round:
         incident.layer_gradients += message.layer_gradients
+        incident.layer_forwards += message.layer_forwards
     if run is not None and run.job is job and message.epoch == job.epoch and not job.unsettled:
         _note_pace(core, run, message)
     checkpoints.ack(core, job, message.device)

@@ -134,7 +134,7 @@ class IncidentView(msgspec.Struct, frozen=True):
     """One recovery from evidence to resumed step. ``step`` is the one that was interrupted, numbered from 1.
 
     ``steps_lost`` is 0 unless a layer's last copy died and the job went back to a checkpoint.
-    ``layer_gradients`` were computed again, of ``step_layer_gradients`` that one step has.
+    ``layer_gradients`` were computed again, of ``step_layer_gradients`` that one step has, and ``layer_forwards``, of as many.
     """
 
     id: str
@@ -153,6 +153,7 @@ class IncidentView(msgspec.Struct, frozen=True):
     layer_gradients: int = 0
     step_layer_gradients: int = 0
     committed_s: float = 0.0
+    layer_forwards: int = 0
 
 
 class NodeView(msgspec.Struct, frozen=True):
