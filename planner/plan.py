@@ -85,7 +85,8 @@ class Route(msgspec.Struct, frozen=True):
     ``attempt`` is the epoch that made the route, so it never repeats. ``mask`` names the layers whose
     weight gradients this attempt adds; ``None`` means all of them. Layers outside the mask only pass
     activations and their gradients through. With ``reached`` (for every hop) it goes on with what was done in
-    attempt ``resumes``; what a hop there got to is not done again.
+    attempt ``resumes``; what a hop there got to is not done again. ``redone``: per hop how much of its work was done once
+    (NOTHING, FORWARD, or BACKWARD for gradients too); without it, all.
     """
 
     micro_batch: int
@@ -94,6 +95,13 @@ class Route(msgspec.Struct, frozen=True):
     mask: tuple[int, ...] | None = None
     resumes: int = -1
     reached: tuple[int, ...] = ()
+    redone: tuple[int, ...] = ()
+
+    def again(self, position: int) -> int:
+        """How much of the hop's work was done once, as far as is known."""
+        if self.mask is None:
+            return NOTHING
+        return self.redone[position] if self.redone else BACKWARD
 
     def reached_at(self, position: int) -> int:
         """How far hop ``position`` was when this attempt was made."""
@@ -112,7 +120,7 @@ class Route(msgspec.Struct, frozen=True):
 class HopState(msgspec.Struct, frozen=True):
     """How far hop ``position`` of a micro-batch's route (of ``attempt``) is on its device, and what it still has of what it sent.
 
-    ``reached``: NOTHING, FORWARD, BACKWARD (the gradient was sent back) or WEIGHTS. ``has_output``: the activations that it sent
+    ``reached``: NOTHING, FORWARD, BACKWARD (the gradient was sent back) or WEIGHTS. ``has_input``: what it waits for has arrived. ``has_output``: the activations that it sent
     on; ``has_gradient``: the gradient that it sent back.
     """
 
@@ -120,6 +128,7 @@ class HopState(msgspec.Struct, frozen=True):
     attempt: int
     position: int
     reached: int
+    has_input: bool = False
     has_output: bool = False
     has_gradient: bool = False
 

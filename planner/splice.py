@@ -61,10 +61,36 @@ def spliced(
     for hop in hops:
         if hop.state is _NEW:
             rerouting.charge(hop.segment, mask)
-    reached = tuple(hop.state.reached for hop in hops)
-    return Route(
-        standing.micro_batch, attempt, tuple(h.segment for h in hops), mask, standing.attempt, reached
-    )
+    segments, reached = tuple(hop.segment for hop in hops), tuple(hop.state.reached for hop in hops)
+    return Route(standing.micro_batch, attempt, segments, mask, standing.attempt, reached, _redone(hops))
+
+
+def _redone(hops: Sequence[_Hop]) -> tuple[int, ...]:
+    """Of each hop what the dead had done of it, by what their neighbours have.
+
+    Forward, if the hop behind got the activations; gradients, if the one in front got them, or where there is none, if
+    the one behind had sent its own. What nobody can have seen was done, too.
+    """
+    redone = []
+    for position, hop in enumerate(hops):
+        if hop.state is not _NEW:
+            redone.append(NOTHING)
+            continue
+        before = next((h.state for h in reversed(hops[:position]) if h.state is not _NEW), None)
+        after = next((h.state for h in hops[position + 1 :] if h.state is not _NEW), None)
+        forward = _was_given(after) if after is not None else before is None or before.reached >= FORWARD
+        back = after is None or after.reached >= BACKWARD
+        gradients = _was_given_back(before) if before is not None else forward and back
+        redone.append(BACKWARD if gradients else FORWARD if forward else NOTHING)
+    return tuple(redone)
+
+
+def _was_given(state: HopState) -> bool:
+    return state.reached >= FORWARD or state.has_input
+
+
+def _was_given_back(state: HopState) -> bool:
+    return state.reached >= BACKWARD or (state.reached == FORWARD and state.has_input)
 
 
 def _all_known(standing: Route, dead: Collection[str], old: Sequence[_Hop | None]) -> bool:

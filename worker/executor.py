@@ -348,7 +348,7 @@ class Executor:
                 self.commit.heard(),
                 self.commit.last,
                 self.holding,
-                self.now.board.hops(frozen, self.now.kept.has),
+                self.now.board.hops(frozen, self.now.arrived, self.now.kept.has),
             )
         )
         self.faults.reach("frozen", self.counters.round)

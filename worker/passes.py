@@ -86,7 +86,7 @@ class Passes:
 
     def advance(self) -> bool:
         """Run one task; False if none is ready."""
-        found = self.board.next(self._arrived)
+        found = self.board.next(self.arrived)
         if found is None:
             return False
         kind, task = found
@@ -104,7 +104,8 @@ class Passes:
         else:
             self._backward(task)
 
-    def _arrived(self, task: Task, kind: str) -> bool:
+    def arrived(self, task: Task, kind: str) -> bool:
+        """Whether the message that ``task`` waits for is here."""
         key = task.key(kind, self.tag, task.position)
         return key in self.returned or self.means.post.has(key)
 
@@ -140,7 +141,7 @@ class Passes:
                     x = store.layers[layer](into, batch)
             if needed:
                 graph.append((into, x, owed))
-            self.clock.forwards += task.again
+            self.clock.forwards += task.route.again(task.position) >= FORWARD
         self.board.ran_forward(task)
         if task.has_backward:
             self.graphs[task] = graph
@@ -215,7 +216,7 @@ class Passes:
         for (bucket, _, _), grad in zip(store.layers[layer].params, grads, strict=True):
             by_bucket[bucket].append(grad)
         self.reducer.add(layer, task.route.micro_batch, by_bucket)
-        self.clock.gradients += task.again
+        self.clock.gradients += task.route.again(task.position) >= BACKWARD
 
     def _pass_on(self, task: Task, kind: str, tensor: Tensor) -> None:
         tensor = tensor.contiguous()

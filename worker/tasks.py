@@ -70,14 +70,6 @@ class Task:
         return not self.first and self.lowest < self.layers.start
 
     @property
-    def again(self) -> bool:
-        """Whether the hop's work was done before, by a device that is lost (or may have been)."""
-        route, position = self.route, self.position
-        if route.mask is None or not route.reached:
-            return route.mask is not None
-        return route.reached[position] == NOTHING and (not position or route.reached[position - 1] > NOTHING)
-
-    @property
     def cap(self) -> int:
         """Most micro-batches in flight at this hop (1F1B)."""
         return len(self.route.segments) - self.position
@@ -152,7 +144,9 @@ class Board:
         elif reached == BACKWARD:
             self.weights.append(task)
 
-    def hops(self, micro_batches: Collection[int], kept: Callable[[str, Task], bool]) -> tuple[HopState, ...]:
+    def hops(
+        self, micro_batches: Collection[int], arrived: Arrived, kept: Callable[[str, Task], bool]
+    ) -> tuple[HopState, ...]:
         """How far the tasks of ``micro_batches`` are; ``kept``: whether what was sent ("F" or "B") is still there."""
         return tuple(
             HopState(
@@ -160,8 +154,9 @@ class Board:
                 task.route.attempt,
                 task.position,
                 reached,
-                kept("F", task),
-                kept("B", task),
+                has_input=reached < BACKWARD and arrived(task, "F" if reached == NOTHING else "B"),
+                has_output=kept("F", task),
+                has_gradient=kept("B", task),
             )
             for task, reached in self.reached.items()
             if task.route.micro_batch in micro_batches

@@ -33,7 +33,7 @@ TWO = layout(pipeline("a", [2, 4]), pipeline("b", [3]))
 
 def states(*reached: int, kept: bool = True) -> dict[str, HopState]:
     return {
-        f"a{at}/0": HopState(0, 1, at, so_far, kept and so_far >= FORWARD, kept and so_far >= BACKWARD)
+        f"a{at}/0": HopState(0, 1, at, so_far, False, kept and so_far >= FORWARD, kept and so_far >= BACKWARD)
         for at, so_far in enumerate(reached)
     }
 
