@@ -196,16 +196,18 @@ def cost_of(
         copied_bytes=sum(incident.copied_bytes for incident in incidents),
         redone_share=sum(i.layer_gradients for i in incidents) / work if work else None,
         forwards_share=sum(i.layer_forwards for i in incidents) / work if work else None,
-        phases=_phases(incidents),
+        phases=_phases(incidents, struck_at),
     )
 
 
-def _phases(incidents: Sequence[IncidentView]) -> dict[str, float]:
-    """Seconds of each phase, over all incidents."""
+def _phases(incidents: Sequence[IncidentView], struck_at: float) -> dict[str, float]:
+    """Seconds of each phase, over all incidents; the first of them is detected from when it struck."""
     phases: dict[str, float] = {}
     for incident in incidents:
         for phase in incident.phases:
             phases[phase.phase] = phases.get(phase.phase, 0.0) + phase.duration_s
+    if incidents and "detect" in phases:
+        phases["detect"] += incidents[0].at - struck_at
     return phases
 
 

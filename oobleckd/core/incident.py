@@ -14,7 +14,9 @@ from oobleckd.protocol.api import IncidentView, Phase, PhaseView
 
 @dataclass(slots=True)
 class Incident:
-    """An open incident. ``round`` is the first one not known to be committed at the loss."""
+    """An open incident. ``round`` is the first one not known to be committed at the loss, ``last_round`` the one with whose
+    commit it is over (-1: not known yet).
+    """
 
     id: str
     job: str
@@ -33,6 +35,7 @@ class Incident:
     layer_forwards: int = 0
     committed_s: float = 0.0
     decided: bool = False
+    last_round: int = -1
 
     def enter(self, phase: Phase, now: float) -> None:
         """The present phase is over and ``phase`` begins; nothing if it is the present one."""

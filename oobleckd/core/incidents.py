@@ -34,7 +34,7 @@ def loss(core: Core, run: Run, nodes: Sequence[str], cause: str, evidence_at: fl
         incident.nodes = (*incident.nodes, *(node for node in nodes if node not in incident.nodes))
         incident.cause = f"{incident.cause}; {cause}"
         incident.epoch = epoch
-        incident.decided = False
+        incident.decided, incident.last_round = False, -1
         incident.enter("detect", core.now)
     story = (f"job:{job.id}", f"incident:{incident.id}", *(f"node:{node}" for node in nodes))
     core.announce(
@@ -71,6 +71,15 @@ def committed(core: Core, run: Run) -> None:
         incident.committed_s = core.now - incident.at
     mended = run.decision is None or run.job.counters.round > run.decision.round
     if incident.phase == "resume" and run.phase == "run" and mended and _answered(core, run):
+        incident.last_round = run.job.counters.round - 1
+
+
+def told(core: Core, run: Run) -> None:
+    """A device told of a round: the incident is over when all have told of its last one, and what it cost them."""
+    incident = run.incident
+    if incident is None or incident.last_round < 0 or run.phase != "run" or run.job.unsettled:
+        return
+    if all(run.told.get(device, -1) >= incident.last_round for device in run.job.survivors()):
         close(core, run)
 
 

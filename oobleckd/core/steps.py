@@ -33,17 +33,23 @@ def on_step_done(core: Core, message: StepDone) -> None:
         _in_order(core, job, message)
     elif known is not None and known != message.loss and not both_nan(known, message.loss):
         _conflict(core, job, message, known)
-    run = core.run
-    incident = run.incident if run is not None and run.job is job else None
-    if run is not None and run.job is job:
-        run.updates_early += message.early
-        run.updates_taken_back += message.taken_back
+    if core.run is not None and core.run.job is job:
+        _count(core, core.run, message)
+    checkpoints.ack(core, job, message.device)
+
+
+def _count(core: Core, run: Run, message: StepDone) -> None:
+    """What the round cost this device."""
+    incident = run.incident
+    run.updates_early += message.early
+    run.updates_taken_back += message.taken_back
+    run.told[message.device] = max(run.told.get(message.device, -1), message.counters.round)
     if incident is not None and message.counters.round >= incident.round:
         incident.layer_gradients += message.layer_gradients
         incident.layer_forwards += message.layer_forwards
-    if run is not None and run.job is job and message.epoch == job.epoch and not job.unsettled:
+    if message.epoch == run.job.epoch and not run.job.unsettled:
         _note_pace(core, run, message)
-    checkpoints.ack(core, job, message.device)
+    incidents.told(core, run)
 
 
 def _note_pace(core: Core, run: Run, message: StepDone) -> None:
