@@ -28,7 +28,7 @@ from benchmarks.optimum import shortest
 from benchmarks.tables import table
 from planner.decoupled import decoupled
 from planner.orders import least_makespan_s
-from planner.plan import Pipeline, Plan, Range, Template, node_of
+from planner.plan import Pipeline, Plan, Range, Template, holdings_of, node_of
 from planner.policy import Setup
 from planner.profile import LayerCost, Profile
 from planner.refine import refined
@@ -216,7 +216,7 @@ def placement(num_nodes: int, dead: int, seed: int) -> tuple[float, float, bool]
         began_s = time.process_time()
         placed = place(members, free, holdings, profile)
         segments = [s for t, n in zip(members, placed, strict=True) for s in segments_on(t, n)]
-        wanted = {s.device: s.layers for s in [*segments, *(s for p in stay for s in p.segments)]}
+        wanted = holdings_of([*segments, *(s for p in stay for s in p.segments)])
         copies = transfers(wanted, holdings, profile)
         return 1e3 * (time.process_time() - began_s), sum(copy.num_bytes for copy in copies)
 

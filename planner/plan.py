@@ -32,6 +32,33 @@ class Range(msgspec.Struct, frozen=True, order=True):
         return range(self.start, self.stop)
 
 
+class Layers(msgspec.Struct, frozen=True, order=True):
+    """What a device holds: ranges, ascending and apart. Neighbours may touch and are two all the same: a hop
+    lies within one.
+    """
+
+    ranges: tuple[Range, ...] = ()
+
+    @classmethod
+    def of(cls, *ranges: Range) -> Layers:
+        """``ranges`` in any order."""
+        return cls(tuple(sorted(ranges)))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ranges))
+
+    def __contains__(self, layer: int) -> bool:
+        return any(layer in held for held in self.ranges)
+
+    def layers(self) -> tuple[int, ...]:
+        """Every layer, ascending."""
+        return tuple(layer for held in self.ranges for layer in held.layers())
+
+    def spans(self, layers: Range) -> bool:
+        """Whether one range has all of ``layers``, and there are any."""
+        return any(held.start <= layers.start < layers.stop <= held.stop for held in self.ranges)
+
+
 class Stage(msgspec.Struct, frozen=True):
     """Contiguous layers on ``num_devices`` devices of one node, and what the model says of them.
 
@@ -69,7 +96,7 @@ class Template(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """One hop of a route: ``device`` computes ``layers``."""
+    """One hop of a route: ``device`` computes ``layers``. A route may come back to a device."""
 
     device: str
     layers: Range
@@ -145,10 +172,10 @@ class Plan(msgspec.Struct, frozen=True):
     reason: str = ""
     vacant: tuple[str, ...] = ()
 
-    def holdings(self) -> dict[str, Range]:
+    def holdings(self) -> dict[str, Layers]:
         """Device -> the layers it holds. Vacant places hold nothing."""
         gone = frozenset(self.vacant)
-        return {s.device: s.layers for p in self.pipelines for s in p.segments if s.device not in gone}
+        return holdings_of(s for p in self.pipelines for s in p.segments if s.device not in gone)
 
     def nodes(self) -> tuple[str, ...]:
         """Every node that has a place, in pipeline order."""
@@ -175,7 +202,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     epoch: int
     num_layers: int
-    holdings: dict[str, Range]
+    holdings: dict[str, Layers]
     routes: tuple[Route, ...]
 
     def holders(self, layer: int) -> tuple[str, ...]:
@@ -207,6 +234,14 @@ class Detours(msgspec.Struct, frozen=True):
     def standing(self, round_: int) -> tuple[Route, ...]:
         """The routes that replace the layout's in ``round_``."""
         return self.routes if round_ >= self.round else self.before
+
+
+def holdings_of(segments: Iterable[Segment]) -> dict[str, Layers]:
+    """Device -> the layers of all its hops in ``segments``, which has each of them once."""
+    held: dict[str, tuple[Range, ...]] = {}
+    for segment in segments:
+        held[segment.device] = (*held.get(segment.device, ()), segment.layers)
+    return {device: Layers.of(*ranges) for device, ranges in held.items()}
 
 
 def node_of(device: str) -> str:

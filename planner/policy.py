@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from planner.plan import Plan, Range, Template, Transfer
+from planner.plan import Layers, Plan, Template, Transfer
 from planner.profile import NOTHING, Held, Profile
 
 REROUTING = frozenset({"slipstream"})
@@ -57,7 +57,7 @@ class Situation(msgspec.Struct, frozen=True):
     """
 
     nodes: tuple[str, ...]
-    holdings: dict[str, Range]
+    holdings: dict[str, Layers]
     running: tuple[tuple[str, ...], ...] = ()
 
 

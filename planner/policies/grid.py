@@ -12,7 +12,7 @@ from functools import cached_property
 
 from planner.guarantee import losses_survived
 from planner.instantiate import split_micro_batches
-from planner.plan import Plan, Range, Route, Template, Transfer, device_name, node_of
+from planner.plan import Layers, Plan, Route, Template, Transfer, device_name, node_of
 from planner.policies.cases import Nodes
 from planner.policies.oobleck import HORIZON_STEPS, pipelines_of
 from planner.policy import Setup
@@ -31,7 +31,7 @@ class Grid:
     members: tuple[Template, ...]
     running: tuple[Nodes, ...]
     here: Mapping[int, str]
-    holdings: Mapping[str, Range] = field(repr=False)
+    holdings: Mapping[str, Layers] = field(repr=False)
 
     @cached_property
     def slots(self) -> tuple[Place, ...]:
@@ -84,8 +84,8 @@ class Grid:
                 flying.setdefault(segment.device, {}).setdefault(left, []).append(activations)
         base = profile.reserve_bytes + setup.held.device_bytes
         for device, held in self.plan.holdings().items():
-            layers = profile.layers[held.start : held.stop]
-            state = (1 + setup.held.state_copies) * sum(layer.state_bytes for layer in layers)
+            of_layers = sum(profile.layers[layer].state_bytes for layer in held.layers())
+            state = (1 + setup.held.state_copies) * of_layers
             most = sum(sum(sorted(each)[-left:]) for left, each in flying.get(device, {}).items())
             if setup.device_memory_bytes and base + state + most > setup.device_memory_bytes:
                 return False
@@ -163,7 +163,7 @@ class Grid:
 
 def grid_of(
     setup: Setup, templates: Sequence[Template], running: tuple[Nodes, ...], usable: frozenset[str],
-    holdings: Mapping[str, Range],
+    holdings: Mapping[str, Layers],
 ) -> Grid | None:  # fmt: skip
     """The grid in which ``running`` pipelines stand; None where there is none, or templates are others by now."""
     by_size = {template.num_nodes: template for template in templates}

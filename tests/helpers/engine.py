@@ -21,7 +21,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, Deploy, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags
 from planner.decoupled import decoupled
-from planner.plan import Detours, Layout, Range, Route, Segment
+from planner.plan import Detours, Layout, Range, Route, Segment, holdings_of
 from planner.reroute import reroute
 from planner.schedule import format_ops
 from planner.work import StageWork
@@ -124,7 +124,7 @@ class World:
         routes = tuple(
             Route(mb, self.epoch, pipelines[mb % len(pipelines)]) for mb in range(self.job.num_micro_batches)
         )
-        holdings = {s.device: s.layers for p in pipelines for s in p}
+        holdings = holdings_of(s for p in pipelines for s in p)
         return Layout(self.epoch, self.spec.num_layers, holdings, routes)
 
     def _add(self, device: str) -> None:
