@@ -34,6 +34,9 @@ from worker.models import ModelSpec, load_spec
 from worker.store import Store
 from worker.tasks import Order, order_of
 
+Cuts = Sequence[tuple[int, ...]]
+"""(first layer, the one behind the last) of each hop of a pipeline, and the number of its device where that is not the hop's."""
+
 
 class Died(Exception):
     """Raised inside a device at its fault point, in place of the real SIGKILL."""
@@ -86,7 +89,7 @@ class World:
     def __init__(
         self,
         job: Job,
-        stages: dict[str, Sequence[tuple[int, int]]],
+        stages: dict[str, Cuts],
         seed: int,
         run_dir: Path,
         *,
@@ -116,9 +119,9 @@ class World:
         for node in self.nodes.values():
             node.executor.resume()
 
-    def _layout(self, stages: dict[str, Sequence[tuple[int, int]]]) -> Layout:
+    def _layout(self, stages: dict[str, Cuts]) -> Layout:
         pipelines = [
-            tuple(Segment(f"{name}{i}/0", Range(*cut)) for i, cut in enumerate(cuts))
+            tuple(Segment(f"{name}{[*cut[2:], i][0]}/0", Range(cut[0], cut[1])) for i, cut in enumerate(cuts))
             for name, cuts in stages.items()
         ]
         routes = tuple(
@@ -144,6 +147,8 @@ class World:
         if not self.job.schedule.apart:
             return ()
         segments = next(r.segments for r in self.layout.routes if r.touches([device]))
+        if len({s.device for s in segments}) < len(segments):
+            return ()
         mine = tuple(r.micro_batch for r in self.layout.routes if r.touches([device]))
         works = [StageWork(*[0.01 * len(s.layers)] * 3, limit_bytes=9, activation_bytes=1) for s in segments]
         stage = next(i for i, s in enumerate(segments) if s.device == device)
