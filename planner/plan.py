@@ -158,6 +158,16 @@ class Pipeline(msgspec.Struct, frozen=True):
     segments: tuple[Segment, ...]
     micro_batches: tuple[int, ...]
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Its devices, in the order in which a micro-batch first comes to them."""
+        return tuple(dict.fromkeys(segment.device for segment in self.segments))
+
+    @property
+    def chunks(self) -> int:
+        """How many of the segments each device has."""
+        return len(self.segments) // len(self.devices)
+
 
 class Plan(msgspec.Struct, frozen=True):
     """All pipelines of a job. ``idle`` nodes are members without a place, which ``reason`` explains.

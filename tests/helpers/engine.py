@@ -21,7 +21,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, Deploy, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags
 from planner.decoupled import decoupled
-from planner.plan import Detours, Layout, Range, Route, Segment, holdings_of
+from planner.plan import Detours, Layout, Pipeline, Range, Route, Segment, holdings_of
 from planner.reroute import reroute
 from planner.schedule import format_ops
 from planner.work import StageWork
@@ -147,12 +147,11 @@ class World:
         if not self.job.schedule.apart:
             return ()
         segments = next(r.segments for r in self.layout.routes if r.touches([device]))
-        if len({s.device for s in segments}) < len(segments):
-            return ()
         mine = tuple(r.micro_batch for r in self.layout.routes if r.touches([device]))
         works = [StageWork(*[0.01 * len(s.layers)] * 3, limit_bytes=9, activation_bytes=1) for s in segments]
-        stage = next(i for i, s in enumerate(segments) if s.device == device)
-        return order_of(format_ops(decoupled(works, mine, 2000)[stage]))
+        pipeline = Pipeline((), segments, mine)
+        ops = decoupled(works, mine, 2000, pipeline.chunks)
+        return order_of(format_ops(ops[pipeline.devices.index(device)]))
 
     # ------------------------------------------------------------------ messages
 
