@@ -42,6 +42,8 @@ class Rule(NamedTuple):
 
 
 RULES = tuple(Rule(*choice) for choice in product((0.0, 1.0), (1.0, 0.5, 0.0), (0, 1, 4, inf)))
+RULES_QUICK = tuple(rule for rule in RULES if rule.f_patience == 0.0 and rule.ahead in {0, inf})
+"""Enough to see about how long a schedule takes."""
 RULES_V = tuple(
     Rule(0.0, w_patience, inf, eager) for w_patience, eager in product((1.0, 0.5, 0.0), (False, True))
 )
@@ -98,11 +100,14 @@ def pipe_of(stages: Sequence[Range], chunks: int, profile: Profile, device_memor
     return replace(pipe, limit_bytes=limits)
 
 
-def best_orders(pipe: Pipe, num_micro_batches: int, effort: int = EFFORT) -> Orders:
-    """The order of F, I and W on every device; see ``decoupled``. Raises ScheduleError."""
+def best_orders(
+    pipe: Pipe, num_micro_batches: int, effort: int = EFFORT, rules: Sequence[Rule] = ()
+) -> Orders:
+    """The order of F, I and W on every device; see ``decoupled``. ``rules``: none but these. Raises ScheduleError."""
     check_room(pipe.works, pipe.chunks)
     bound_s = least_makespan_s(pipe, num_micro_batches)
-    made = [_dispatch(pipe, num_micro_batches, rule) for rule in (RULES if pipe.chunks == 1 else RULES_V)]
+    rules = rules or (RULES if pipe.chunks == 1 else RULES_V)
+    made = [_dispatch(pipe, num_micro_batches, rule) for rule in rules]
     if pipe.chunks == 1:
         made.append(_coupled(pipe, num_micro_batches))
     runs = ((run(pipe, orders), orders) for orders in dict.fromkeys(made))
@@ -170,25 +175,30 @@ class _Device:
 
     def pick(self, now_s: float) -> str | None:
         """What the free device begins now; None: it waits."""
-        took, chunks = self.pipe.times[self.number], CHUNKS[: self.pipe.chunks]
+        rule, took, chunks = self.rule, self.pipe.times[self.number], CHUNKS[: self.pipe.chunks]
         next_i, i = min((self.next_s(i), i) for _, i, _ in chunks)
-        next_f, f = self._next_f([f for f, _, _ in chunks if self._has_room(f)], now_s)
-        if self.rule.eager and next_f <= now_s:
+        if next_i <= now_s and not rule.eager:
+            return i
+        next_f, f = self._next_f(now_s)
+        if next_f <= now_s and (rule.eager or next_i >= now_s + rule.f_patience * took[f]):
             return f
         if next_i <= now_s:
             return i
-        if next_f <= now_s and next_i >= now_s + self.rule.f_patience * took[f]:
-            return f
-        owed = [w for _, i, w in chunks if self.done[i] > self.done[w]]
-        if owed and min(next_i, next_f) >= now_s + self.rule.w_patience * took[owed[-1]]:
-            return owed[-1]
+        owed = next((w for _, i, w in reversed(chunks) if self.done[i] > self.done[w]), None)
+        if owed and min(next_i, next_f) >= now_s + rule.w_patience * took[owed]:
+            return owed
         return None
 
-    def _next_f(self, letters: Sequence[str], now_s: float) -> tuple[float, str]:
-        """When a forward of ``letters`` can begin, and which."""
-        times = [(self.next_s(letter), letter) for letter in letters]
-        ready = [time for time in times if time[0] <= now_s]
-        return ready[-1] if ready else min(times, default=(inf, ""))
+    def _next_f(self, now_s: float) -> tuple[float, str]:
+        """When a forward could begin, and which; of those that could by now the one nearer to the end."""
+        found = inf, ""
+        for f, _, _ in reversed(CHUNKS[: self.pipe.chunks]):
+            came_s = self.next_s(f)
+            if came_s < found[0] and self._has_room(f):
+                found = came_s, f
+                if came_s <= now_s:
+                    break
+        return found
 
     def begin(self, letter: str, end_s: float) -> None:
         """Account for an op that runs until ``end_s``."""

@@ -77,8 +77,9 @@ class Template(msgspec.Struct, frozen=True):
 
     The modelled time of ``m`` micro-batches is ``fill_s + (m - 1) * period_s``: ``fill_s`` is one
     micro-batch through all stages and cuts and the slowest update, or what makes the sum that of a run
-    (``refine``); ``period_s`` the slowest stage with its transfers. No split takes less than (1 - ``gap``) of its time, so modelled, for
-    the micro-batches that it was made for.
+    (``refine``, ``fold``); ``period_s`` the slowest stage with its transfers. No split takes less than (1 - ``gap``) of its time, so modelled, for
+    the micro-batches that it was made for. ``chunks``: stages a device; with two, ``stages`` has those of a device as far
+    from the beginning as from the end (``pipe``), and the memory of each is the device's.
     """
 
     num_nodes: int
@@ -87,9 +88,19 @@ class Template(msgspec.Struct, frozen=True):
     fill_s: float
     period_s: float
     gap: float = 0.0
+    chunks: int = 1
+
+    @property
+    def held(self) -> tuple[Layers, ...]:
+        """The layers of each of its devices, or of those that share a stage."""
+        count = len(self.stages) // self.chunks
+        return tuple(
+            Layers.of(*(stage.layers for stage in (self.stages[at], self.stages[-1 - at])[: self.chunks]))
+            for at in range(count)
+        )
 
     def time_s(self, num_micro_batches: int) -> float:
-        """Modelled 1F1B makespan in seconds of ``num_micro_batches`` micro-batches (0 for none)."""
+        """Modelled makespan in seconds of ``num_micro_batches`` micro-batches (0 for none)."""
         if num_micro_batches == 0:
             return 0.0
         return self.fill_s + (num_micro_batches - 1) * self.period_s

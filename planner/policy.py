@@ -33,7 +33,8 @@ class Setup(msgspec.Struct, frozen=True):
     ``device_memory_bytes``: limit per device (0: unlimited). ``max_nodes``: templates are made for n0
     up to at most this many nodes, and for ``min_nodes`` at least. ``max_devices_per_stage``: devices of a node that may share a stage.
     ``gap``: a template may be that share slower than the fastest (0: none is). ``held``: what the policy
-    keeps on every device besides its stage. ``decoupled``: the backward is (``decoupled``).
+    keeps on every device besides its stage. ``decoupled``: the backward is (``decoupled``); ``chunks``: stages a device
+    then has, 0: whichever number is faster.
     """
 
     profile: Profile
@@ -47,6 +48,7 @@ class Setup(msgspec.Struct, frozen=True):
     held: Held = NOTHING
     min_nodes: int = 1
     decoupled: bool = False
+    chunks: int = 0
 
 
 class Situation(msgspec.Struct, frozen=True):

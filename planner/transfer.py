@@ -27,10 +27,8 @@ NOTHING = Layers()
 
 def places(template: Template) -> tuple[Place, ...]:
     """For every node of ``template`` in order the layers of its devices."""
-    stages = iter(template.stages)
-    return tuple(
-        tuple(Layers.of(next(stages).layers) for _ in range(count)) for count in node_stages(template)
-    )
+    held = iter(template.held)
+    return tuple(tuple(next(held) for _ in range(count)) for count in node_stages(template))
 
 
 def segments_on(template: Template, nodes: Sequence[str]) -> tuple[Segment, ...]:

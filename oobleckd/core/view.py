@@ -223,6 +223,7 @@ def template_views(job: JobRecord) -> list[TemplateView]:
             template.period_s,
             tuple(stage.memory_bytes for stage in template.stages),
             used[template.num_nodes],
+            template.chunks,
         )
         for template in job.templates
     ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from planner.guarantee import losses_survived
-from planner.instantiate import split_micro_batches
+from planner.instantiate import slowest_s, split_micro_batches
 from planner.plan import Layers, Plan, Route, Template, Transfer, device_name, node_of
 from planner.policies.cases import Nodes
 from planner.policies.oobleck import HORIZON_STEPS, pipelines_of
@@ -82,11 +82,11 @@ class Grid:
                 activations = sum(layer.activation_bytes for layer in layers)
                 left = len(route.segments) - position
                 flying.setdefault(segment.device, {}).setdefault(left, []).append(activations)
-        base = profile.reserve_bytes + setup.held.device_bytes
         for device, held in self.plan.holdings().items():
             of_layers = sum(profile.layers[layer].state_bytes for layer in held.layers())
             state = (1 + setup.held.state_copies) * of_layers
             most = sum(sum(sorted(each)[-left:]) for left, each in flying.get(device, {}).items())
+            base = profile.reserve_bytes + len(held.ranges) * setup.held.device_bytes
             if setup.device_memory_bytes and base + state + most > setup.device_memory_bytes:
                 return False
         return True
@@ -131,7 +131,9 @@ class Grid:
 
     @cached_property
     def step_s(self) -> float:
-        """Modelled time of a step in seconds."""
+        """Modelled time of a step in seconds: of whatever is ready, or as the templates have it where no route crosses."""
+        if self.setup.decoupled and not self.vacant:
+            return slowest_s(self.members, [len(pipeline.micro_batches) for pipeline in self.plan.pipelines])
         if sum(len(route.segments) for route in self.routes) > MOST_HOPS:
             return self.busiest_s
         return run_s(self.routes, self.setup.profile)
