@@ -28,7 +28,8 @@ from benchmarks.optimum import shortest
 from benchmarks.tables import table
 from planner.decoupled import decoupled
 from planner.orders import least_makespan_s
-from planner.plan import Pipeline, Plan, Range, Template, node_of
+from planner.pipe import Pipe
+from planner.plan import Pipeline, Plan, Range, Template, holdings_of, node_of
 from planner.policy import Setup
 from planner.profile import LayerCost, Profile
 from planner.refine import refined
@@ -83,7 +84,7 @@ def optimality(num_cases: int, limit_s: float, seed: int) -> dict[str, object]:
         works = random_works(dice, num_stages, num)
         ops = decoupled(works, range(num))
         validate(ops, range(num), works)
-        ours_s, bound_s = timed(ops, works).makespan_s, least_makespan_s(works, num)
+        ours_s, bound_s = timed(ops, works).makespan_s, least_makespan_s(Pipe.of(works), num)
         if ours_s > bound_s:
             milps += 1
             verdict = shortest(works, num, ours_s, limit_s)
@@ -118,7 +119,7 @@ def bubbles(num_stages: int = 8) -> list[dict[str, object]]:
             began_s = time.process_time()
             ours = timed(decoupled(works, range(num)), works)
             took_s = max(took_s, time.process_time() - began_s)
-            over = ours.makespan_s / least_makespan_s(works, num) - 1
+            over = ours.makespan_s / least_makespan_s(Pipe.of(works), num) - 1
             shares.append(statistics.mean(ours.bubble.values()))
         shares.insert(0, statistics.mean(theirs.bubble.values()))
         rows.append([str(num), *(f"{share:.1%}" for share in shares), f"{over:.2%}", f"{took_s:.2f}"])
@@ -216,7 +217,7 @@ def placement(num_nodes: int, dead: int, seed: int) -> tuple[float, float, bool]
         began_s = time.process_time()
         placed = place(members, free, holdings, profile)
         segments = [s for t, n in zip(members, placed, strict=True) for s in segments_on(t, n)]
-        wanted = {s.device: s.layers for s in [*segments, *(s for p in stay for s in p.segments)]}
+        wanted = holdings_of([*segments, *(s for p in stay for s in p.segments)])
         copies = transfers(wanted, holdings, profile)
         return 1e3 * (time.process_time() - began_s), sum(copy.num_bytes for copy in copies)
 

@@ -32,6 +32,33 @@ class Range(msgspec.Struct, frozen=True, order=True):
         return range(self.start, self.stop)
 
 
+class Layers(msgspec.Struct, frozen=True, order=True):
+    """What a device holds: ranges, ascending and apart. Neighbours may touch and are two all the same: a hop
+    lies within one.
+    """
+
+    ranges: tuple[Range, ...] = ()
+
+    @classmethod
+    def of(cls, *ranges: Range) -> Layers:
+        """``ranges`` in any order."""
+        return cls(tuple(sorted(ranges)))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ranges))
+
+    def __contains__(self, layer: int) -> bool:
+        return any(layer in held for held in self.ranges)
+
+    def layers(self) -> tuple[int, ...]:
+        """Every layer, ascending."""
+        return tuple(layer for held in self.ranges for layer in held.layers())
+
+    def spans(self, layers: Range) -> bool:
+        """Whether one range has all of ``layers``, and there are any."""
+        return any(held.start <= layers.start < layers.stop <= held.stop for held in self.ranges)
+
+
 class Stage(msgspec.Struct, frozen=True):
     """Contiguous layers on ``num_devices`` devices of one node, and what the model says of them.
 
@@ -50,8 +77,9 @@ class Template(msgspec.Struct, frozen=True):
 
     The modelled time of ``m`` micro-batches is ``fill_s + (m - 1) * period_s``: ``fill_s`` is one
     micro-batch through all stages and cuts and the slowest update, or what makes the sum that of a run
-    (``refine``); ``period_s`` the slowest stage with its transfers. No split takes less than (1 - ``gap``) of its time, so modelled, for
-    the micro-batches that it was made for.
+    (``refine``, ``fold``); ``period_s`` the slowest stage with its transfers. No split takes less than (1 - ``gap``) of its time, so modelled, for
+    the micro-batches that it was made for. ``chunks``: stages a device; with two, ``stages`` has those of a device as far
+    from the beginning as from the end (``pipe``), and the memory of each is the device's.
     """
 
     num_nodes: int
@@ -60,16 +88,26 @@ class Template(msgspec.Struct, frozen=True):
     fill_s: float
     period_s: float
     gap: float = 0.0
+    chunks: int = 1
+
+    @property
+    def held(self) -> tuple[Layers, ...]:
+        """The layers of each of its devices, or of those that share a stage."""
+        count = len(self.stages) // self.chunks
+        return tuple(
+            Layers.of(*(stage.layers for stage in (self.stages[at], self.stages[-1 - at])[: self.chunks]))
+            for at in range(count)
+        )
 
     def time_s(self, num_micro_batches: int) -> float:
-        """Modelled 1F1B makespan in seconds of ``num_micro_batches`` micro-batches (0 for none)."""
+        """Modelled makespan in seconds of ``num_micro_batches`` micro-batches (0 for none)."""
         if num_micro_batches == 0:
             return 0.0
         return self.fill_s + (num_micro_batches - 1) * self.period_s
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """One hop of a route: ``device`` computes ``layers``."""
+    """One hop of a route: ``device`` computes ``layers``. A route may come back to a device."""
 
     device: str
     layers: Range
@@ -140,6 +178,16 @@ class Pipeline(msgspec.Struct, frozen=True):
     segments: tuple[Segment, ...]
     micro_batches: tuple[int, ...]
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Its devices, in the order in which a micro-batch first comes to them."""
+        return tuple(dict.fromkeys(segment.device for segment in self.segments))
+
+    @property
+    def chunks(self) -> int:
+        """How many of the segments each device has."""
+        return len(self.segments) // len(self.devices)
+
 
 class Plan(msgspec.Struct, frozen=True):
     """All pipelines of a job. ``idle`` nodes are members without a place, which ``reason`` explains.
@@ -154,10 +202,10 @@ class Plan(msgspec.Struct, frozen=True):
     reason: str = ""
     vacant: tuple[str, ...] = ()
 
-    def holdings(self) -> dict[str, Range]:
+    def holdings(self) -> dict[str, Layers]:
         """Device -> the layers it holds. Vacant places hold nothing."""
         gone = frozenset(self.vacant)
-        return {s.device: s.layers for p in self.pipelines for s in p.segments if s.device not in gone}
+        return holdings_of(s for p in self.pipelines for s in p.segments if s.device not in gone)
 
     def nodes(self) -> tuple[str, ...]:
         """Every node that has a place, in pipeline order."""
@@ -184,7 +232,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     epoch: int
     num_layers: int
-    holdings: dict[str, Range]
+    holdings: dict[str, Layers]
     routes: tuple[Route, ...]
 
     def holders(self, layer: int) -> tuple[str, ...]:
@@ -216,6 +264,14 @@ class Detours(msgspec.Struct, frozen=True):
     def standing(self, round_: int) -> tuple[Route, ...]:
         """The routes that replace the layout's in ``round_``."""
         return self.routes if round_ >= self.round else self.before
+
+
+def holdings_of(segments: Iterable[Segment]) -> dict[str, Layers]:
+    """Device -> the layers of all its hops in ``segments``, which has each of them once."""
+    held: dict[str, tuple[Range, ...]] = {}
+    for segment in segments:
+        held[segment.device] = (*held.get(segment.device, ()), segment.layers)
+    return {device: Layers.of(*ranges) for device, ranges in held.items()}
 
 
 def node_of(device: str) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from planner.plan import Plan, Range, Template, Transfer
+from planner.plan import Layers, Plan, Template, Transfer
 from planner.profile import NOTHING, Held, Profile
 
 REROUTING = frozenset({"slipstream"})
@@ -33,7 +33,8 @@ class Setup(msgspec.Struct, frozen=True):
     ``device_memory_bytes``: limit per device (0: unlimited). ``max_nodes``: templates are made for n0
     up to at most this many nodes, and for ``min_nodes`` at least. ``max_devices_per_stage``: devices of a node that may share a stage.
     ``gap``: a template may be that share slower than the fastest (0: none is). ``held``: what the policy
-    keeps on every device besides its stage. ``decoupled``: the backward is (``decoupled``). ``nodes_now``: that could be
+    keeps on every device besides its stage. ``decoupled``: the backward is (``decoupled``); ``chunks``: stages a device
+    then has, 0: whichever number is faster. ``nodes_now``: that could be
     used when the job was prepared (0: not known), whose number of micro-batches templates are made for.
     """
 
@@ -49,6 +50,7 @@ class Setup(msgspec.Struct, frozen=True):
     min_nodes: int = 1
     decoupled: bool = False
     nodes_now: int = 0
+    chunks: int = 0
 
 
 class Situation(msgspec.Struct, frozen=True):
@@ -59,7 +61,7 @@ class Situation(msgspec.Struct, frozen=True):
     """
 
     nodes: tuple[str, ...]
-    holdings: dict[str, Range]
+    holdings: dict[str, Layers]
     running: tuple[tuple[str, ...], ...] = ()
 
 

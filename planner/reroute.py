@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.plan import Layout, Plan, Range, Route, Segment
+from planner.plan import Layers, Layout, Plan, Range, Route, Segment
 from planner.policy import PlanError
 
 FULL_PASS = 3  # forward, input gradient, weight gradient of one layer
@@ -27,6 +27,8 @@ HOP_COST = FULL_PASS  # a hop more is worth it when it takes a whole layer off t
 NEVER = 2**40  # more layer passes than any device can have to do
 
 Passes = NDArray[np.int64]
+Holder = tuple[str, Range]
+"""A device, and the range of what it holds that is meant."""
 
 
 def reroute(
@@ -141,11 +143,13 @@ def _free(
     """
     free: dict[Range, tuple[int, str]] = {}
     for device, passes in load.items():
-        held = layout.holdings[device]
-        start, stop = max(held.start, within.start), min(held.stop, within.stop)
-        if start < stop and device not in without:
-            part = Range(start - within.start, stop - within.start)
-            free[part] = min(free.get(part, (passes, device)), (passes, device))
+        if device in without:
+            continue
+        for held in layout.holdings[device].ranges:
+            start, stop = max(held.start, within.start), min(held.stop, within.stop)
+            if start < stop:
+                part = Range(start - within.start, stop - within.start)
+                free[part] = min(free.get(part, (passes, device)), (passes, device))
     return free
 
 
@@ -195,7 +199,8 @@ def _best_path(free: Mapping[Range, tuple[int, str]], work: Sequence[int], depth
 
     Dynamic programme over (number of hops, cut); cuts are where some live range begins or ends. More
     than ``depth`` hops (the deepest pipeline) only where fewer do not reach the last layer. The optimum,
-    except where it would come back to a device: that device then computes what lies between as well.
+    except where it comes back to a device, whose hops are weighed each for itself: within one range that device
+    then computes what lies between as well.
     """
     cuts = sorted({0, len(work) - 1}.union(*({layers.start, layers.stop} for layers in free)))
     busy, who = _hops(free, cuts, work)
@@ -215,15 +220,15 @@ def _best_path(free: Mapping[Range, tuple[int, str]], work: Sequence[int], depth
     for origin in reversed(before[:num_hops]):
         stops.append(int(origin[stops[-1]]))
     stops.reverse()
-    hops = [Segment(who[i, j], Range(cuts[i], cuts[j])) for i, j in pairwise(stops)]
+    hops = [(who[i, j], Range(cuts[i], cuts[j])) for i, j in pairwise(stops)]
     return _without_returns(hops)
 
 
 def _hops(
     free: Mapping[Range, tuple[int, str]], cuts: Sequence[int], work: Sequence[int]
-) -> tuple[Passes, dict[tuple[int, int], str]]:
+) -> tuple[Passes, dict[tuple[int, int], Holder]]:
     """For every pair of cuts the passes of the least busy device that holds all between, with the hop,
-    and its name.
+    and who that is.
     """
     at = {cut: index for index, cut in enumerate(cuts)}
     chosen = np.full((len(cuts), len(cuts)), -1)
@@ -237,30 +242,30 @@ def _hops(
     until = np.array([work[cut] for cut in cuts])
     busy: Passes = np.where(chosen < 0, NEVER, load[chosen] + until[None, :] - until[:, None])
     pairs = zip(*np.nonzero(chosen >= 0), strict=True)
-    return busy, {(int(i), int(j)): options[chosen[i, j]][1][1] for i, j in pairs}
+    return busy, {(int(i), int(j)): _holder(options[chosen[i, j]]) for i, j in pairs}
 
 
-def _without_returns(hops: Sequence[Segment]) -> tuple[Segment, ...]:
-    """``hops`` where no device comes twice: it holds what lies between, so it computes that as well."""
-    path: list[Segment] = []
-    for hop in hops:
-        earlier = next((k for k, segment in enumerate(path) if segment.device == hop.device), None)
+def _holder(option: tuple[Range, tuple[int, str]]) -> Holder:
+    held, (_, device) = option
+    return device, held
+
+
+def _without_returns(hops: Sequence[tuple[Holder, Range]]) -> tuple[Segment, ...]:
+    """``hops`` where no range of a device comes twice: it has what lies between, so that is computed there as well."""
+    path: list[tuple[Holder, Range]] = []
+    for holder, layers in hops:
+        earlier = next((k for k, (other, _) in enumerate(path) if other == holder), None)
         if earlier is None:
-            path.append(hop)
+            path.append((holder, layers))
         else:
-            path[earlier:] = [Segment(hop.device, Range(path[earlier].layers.start, hop.layers.stop))]
-    return tuple(path)
+            path[earlier:] = [(holder, Range(path[earlier][1].start, layers.stop))]
+    return tuple(Segment(device, layers) for (device, _), layers in path)
 
 
 def covers(route: Route, layout: Layout) -> bool:
     """Whether ``route`` runs through every layer in order, each on a device that holds it."""
     starts = [segment.layers.start for segment in route.segments]
     stops = [segment.layers.stop for segment in route.segments]
-    held = all(
-        segment.device in layout.holdings
-        and layout.holdings[segment.device].start <= segment.layers.start < segment.layers.stop
-        and segment.layers.stop <= layout.holdings[segment.device].stop
-        for segment in route.segments
-    )
+    held = all(layout.holdings.get(s.device, Layers()).spans(s.layers) for s in route.segments)
     joined = stops[:-1] == starts[1:]
     return bool(route.segments) and held and joined and starts[0] == 0 and stops[-1] == layout.num_layers

@@ -169,5 +169,9 @@ def device_s(routes: Iterable[Route], profile: Profile) -> dict[str, float]:
 
 def _update_s(routes: Iterable[Route], profile: Profile) -> float:
     """The slowest update: of what any device computes."""
-    held = {segment.layers for route in routes for segment in route.segments}
-    return max((profile.update_s(layers.start, layers.stop) for layers in held), default=0.0)
+    held: defaultdict[str, set[Range]] = defaultdict(set)
+    for route in routes:
+        for segment in route.segments:
+            held[segment.device].add(segment.layers)
+    computed = ({layer for part in parts for layer in part.layers()} for parts in held.values())
+    return max((sum(profile.layers[n].update_s for n in sorted(layers)) for layers in computed), default=0.0)

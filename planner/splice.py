@@ -28,18 +28,18 @@ def spliced(
     rerouting: Rerouting,
     standing: Route,
     dead: Collection[str],
-    states: Mapping[str, HopState],
+    states: Mapping[tuple[str, int], HopState],
     missing: Sequence[int],
     attempt: int,
 ) -> Route | None:
     """``standing`` with its dead hops replaced, or None where too little was kept for that.
 
-    ``states``: device -> its hop of the micro-batch. ``missing``: layers whose weight gradients no survivor has. The work of the new
+    ``states``: (device, position) -> its hop of the micro-batch. ``missing``: layers whose weight gradients no survivor has. The work of the new
     hops is added to ``rerouting``'s load.
     """
     old = [
-        _Hop(s, states[s.device]) if s.device in states and s.device not in dead else None
-        for s in standing.segments
+        _Hop(s, states[s.device, at]) if (s.device, at) in states and s.device not in dead else None
+        for at, s in enumerate(standing.segments)
     ]
     if not _all_known(standing, dead, old):
         return None

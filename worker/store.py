@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from planner.plan import Range
+from planner.plan import Layers
 from worker import checkpoint, sums
 from worker.models import Layer, ModelSpec
 
@@ -73,7 +73,7 @@ class Store:
     buckets: dict[int, BucketState] = field(default_factory=dict)
     layers: dict[int, Layer] = field(default_factory=dict)
 
-    def needed(self, layers: Range) -> tuple[int, ...]:
+    def needed(self, layers: Layers) -> tuple[int, ...]:
         """Buckets that ``layers`` use, ascending."""
         return tuple(sorted({bucket for layer in layers.layers() for bucket in self.spec.buckets_of(layer)}))
 
@@ -86,12 +86,12 @@ class Store:
         loaded = checkpoint.read_bucket(directory, manifest, self.spec.buckets[bucket], self.device)
         return BucketState.received([*loaded.params, *loaded.exp_avgs, *loaded.exp_avg_sqs], loaded.exponents)
 
-    def adopt(self, layers: Range | None, incoming: dict[int, BucketState]) -> None:
+    def adopt(self, layers: Layers | None, incoming: dict[int, BucketState]) -> None:
         """Hold exactly ``layers``: take what came, free what is not needed, bind the layers."""
         self.buckets |= incoming
         needed = frozenset(self.needed(layers)) if layers else frozenset()
         self.buckets = {bucket: state for bucket, state in sorted(self.buckets.items()) if bucket in needed}
-        kept = layers.layers() if layers else range(0)
+        kept = layers.layers() if layers else ()
         self.layers = {layer: self._bind(layer) for layer in kept}
 
     def _bind(self, layer: int) -> Layer:

@@ -8,13 +8,16 @@ better, and that takes foresight. There the planner's order leads, for as long a
 repair a failure are not capped: their number is small.
 
 Standing routes may cross (docs/recovery.md, "Re-routed"), so that a device is the second hop of one and the
-third of another. A cap over all in flight could then wait for itself. What counts against a hop's cap is only
+third of another, and a route may come back to a device (docs/schedules.md, "Two chunks"), which is then two of its
+hops. A cap over all in flight could then wait for itself. What counts against a hop's cap is only
 what is as near to the end of its route or nearer: fewer or as many hops remain. Nobody then waits for ever.
 Suppose that nothing can run and nothing is under way. By induction over the remaining hops r, no task with r
 of them is in flight or has its input. In flight: at r = 1 its backward could run; at r > 1 the next hop, with
 r - 1, has the input of its forward (which by induction cannot be), or is in flight (neither), or has sent the
 gradient, so the backward could run. With its input: none with r or fewer is in flight, so the cap lets it run.
-First hops have their input from the start, so all have run, and all is done.
+First hops have their input from the start, so all have run, and all is done. Nothing here asks which devices
+the hops are on: whatever a device has in flight with more hops to go does not count, so it keeps nobody who is
+nearer to the end from running, itself neither.
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ from planner.plan import BACKWARD, FORWARD, NOTHING, WEIGHTS, HopState, Range, R
 from planner.schedule import parse_ops
 
 Kind = Literal["F", "B", "I", "W"]
-Order = tuple[tuple[Kind, int], ...]
-"""(kind, micro-batch) of a device's standing routes, one after the other."""
+Step = tuple[Kind, int, int]
+"""(kind, hop, micro-batch)."""
+Order = tuple[Step, ...]
+"""What a device does on its standing routes, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ Arrived = Callable[[Task, str], bool]
 
 def order_of(ops: str) -> Order:
     """The F, I and W of a device's schedule."""
-    return tuple((op.kind, op.micro_batch) for op in parse_ops(ops) if op.kind in {"F", "I", "W"})
+    return tuple((op.kind, op.stage, op.micro_batch) for op in parse_ops(ops) if op.kind in {"F", "I", "W"})
 
 
 @dataclass(slots=True)
@@ -104,7 +109,7 @@ class Board:
     in_flight: list[Task] = field(default_factory=list)
     weights: list[Task] = field(default_factory=list)
     reached: dict[Task, int] = field(default_factory=dict)
-    order: deque[tuple[Kind, int]] = field(default_factory=deque)
+    order: deque[Step] = field(default_factory=deque)
     done: dict[int, set[int]] = field(default_factory=dict)
     owed: dict[int, set[int]] = field(default_factory=dict)
 
@@ -226,18 +231,18 @@ class Board:
         return "I" if self.apart else "B"
 
     def _planned(self, arrived: Arrived) -> tuple[Kind, Task] | None:
-        kind, micro_batch = self.order[0]
+        kind, *place = self.order[0]
         if self.forward_only and kind != "F":
             return None
         waiting = {"F": self.forward, "W": self.weights}.get(kind, self.in_flight)
-        task = next(task for task in waiting if task.route.micro_batch == micro_batch)
+        task = next(task for task in waiting if [task.position, task.route.micro_batch] == place)
         if kind == "F":
             return (kind, task) if task.first or arrived(task, "F") else None
         return (kind, task) if kind == "W" or task.last or arrived(task, "B") else None
 
     def _follow(self, kind: Kind, task: Task) -> None:
         if self.order:
-            assert self.order[0] == (kind, task.route.micro_batch)
+            assert self.order[0] == (kind, task.position, task.route.micro_batch)
             self.order.popleft()
 
     def _flying(self, cap: int) -> int:

@@ -160,19 +160,19 @@ class _Case(msgspec.Struct, frozen=True):
         return tuple(attempts), dict(sorted(donors.items()))
 
 
-def _hops(inside: Mapping[str, Progress]) -> dict[int, dict[str, HopState]]:
-    """Micro-batch -> device -> how far it is there."""
-    states: dict[int, dict[str, HopState]] = {}
+def _hops(inside: Mapping[str, Progress]) -> dict[int, dict[tuple[str, int], HopState]]:
+    """Micro-batch -> (device, position) -> how far it is there."""
+    states: dict[int, dict[tuple[str, int], HopState]] = {}
     for device, answer in inside.items():
         for hop in answer.hops:
-            states.setdefault(hop.micro_batch, {})[device] = hop
+            states.setdefault(hop.micro_batch, {})[device, hop.position] = hop
     return states
 
 
-def _untouched(route: Route, inside: Collection[str]) -> dict[str, HopState]:
+def _untouched(route: Route, inside: Collection[str]) -> dict[tuple[str, int], HopState]:
     """Hops on devices that have yet to begin the round."""
     return {
-        segment.device: HopState(route.micro_batch, route.attempt, position, NOTHING)
+        (segment.device, position): HopState(route.micro_batch, route.attempt, position, NOTHING)
         for position, segment in enumerate(route.segments)
         if segment.device not in inside
     }

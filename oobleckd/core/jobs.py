@@ -79,6 +79,7 @@ def prepare(core: Core, run: Run) -> None:
             max_nodes=run.job.spec.resources.max_nodes,
             min_nodes=run.job.spec.resources.min_pipeline_nodes,
             decoupled=run.job.spec.schedule.apart,
+            chunks=run.job.spec.schedule.num_chunks,
             held=held_besides(run.job.spec, profile),
             nodes_now=len(nodes),
         )

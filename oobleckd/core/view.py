@@ -77,8 +77,9 @@ def _node_view(core: Core, node: Node) -> NodeView:
     layers: tuple[LayerRange, ...] = ()
     if job is not None and job.layout is not None and state in {"active", "draining", "disconnected"}:
         layers = tuple(
-            LayerRange(device, held.start, held.stop)
+            LayerRange(device, part.start, part.stop)
             for device, held in sorted(job.layout.holdings.items())
+            for part in held.ranges
             if node_of(device) == node.name and device not in job.dead
         )
     spare = node.spare or Spare(0)
@@ -232,6 +233,7 @@ def template_views(job: JobRecord) -> list[TemplateView]:
             template.period_s,
             tuple(stage.memory_bytes for stage in template.stages),
             used[template.num_nodes],
+            template.chunks,
         )
         for template in job.templates
     ]

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+
+import msgspec
 
 from oobleckd.ctl.world import Loss, World
 from oobleckd.protocol.api import LayerRange, PipelineView
@@ -25,6 +28,7 @@ from oobleckd.protocol.forecast import (
     TemplateForecast,
 )
 from oobleckd.protocol.job import Job
+from planner.decoupled import EFFORT_AT_ONCE, decoupled_plan
 from planner.guarantee import guarantee, losses_survived
 from planner.instantiate import why_idle
 from planner.makespan import busy_s, one_f_one_b_s
@@ -32,8 +36,8 @@ from planner.plan import Pipeline, Plan, node_of
 from planner.profile import Profile
 from planner.reroute import layout_of
 from planner.routed import device_s
-from planner.schedule import one_f_one_b
-from planner.timeline import dry_run_works
+from planner.schedule import schedules
+from planner.timeline import dry_run_plan
 from planner.work import stage_works
 
 PIPELINES_LISTED = 64
@@ -128,6 +132,7 @@ class _Teller:
                 fill_s=template.fill_s,
                 period_s=template.period_s,
                 instances=instances[template.num_nodes],
+                chunks=template.chunks,
             )
             for template in self.world.templates
         )
@@ -203,11 +208,14 @@ class _Teller:
         """Share of waiting over all devices, until the slowest pipeline is done."""
         took_s, working_s, num_devices = 0.0, 0.0, 0
         for group in groups:
-            stages = [stage.layers for stage in self.world.by_size[group.num_nodes].stages]
-            works = stage_works(stages, self.world.setup.profile)
-            took_s = max(took_s, one_f_one_b_s(works, group.micro_batches))
+            template = self.world.by_size[group.num_nodes]
+            stages = [stage.layers for stage in template.stages]
+            works = stage_works(stages, self.world.setup.profile, chunks=template.chunks)
+            decoupled = self.world.setup.decoupled
+            alone_s = template.time_s if decoupled else partial(one_f_one_b_s, works)
+            took_s = max(took_s, alone_s(group.micro_batches))
             working_s += group.count * group.micro_batches * sum(map(busy_s, works))
-            num_devices += group.count * len(works)
+            num_devices += group.count * len(works) // template.chunks
         return max(0.0, 1 - working_s / (took_s * num_devices)) if took_s else 0.0
 
 
@@ -218,14 +226,16 @@ def groups_of(plan: Plan) -> tuple[Group, ...]:
 
 
 def _schedule(world: World, plan: Plan) -> ScheduleForecast:
-    """1F1B of the deepest pipeline, of the first micro-batches."""
-    deepest = max(plan.pipelines, key=lambda pipeline: len(pipeline.segments))
-    num_stages, share = len(deepest.segments), len(deepest.micro_batches)
-    drawn = min(share, max(2, DRAWN_A_STAGE * num_stages), MOST_DRAWN)
-    works = stage_works([segment.layers for segment in deepest.segments], world.setup.profile)
-    names = [str(stage) for stage in range(num_stages)]
-    ops = {name: one_f_one_b(num_stages, stage, range(drawn)) for stage, name in enumerate(names)}
-    run = dry_run_works(ops, dict(zip(names, works, strict=True)))
+    """1F1B of the deepest pipeline, or what is in its place, of the first micro-batches."""
+    deepest, setup = max(plan.pipelines, key=lambda pipeline: len(pipeline.devices)), world.setup
+    names, share = deepest.devices, len(deepest.micro_batches)
+    drawn = min(share, max(2, DRAWN_A_STAGE * len(names)), MOST_DRAWN)
+    first = Plan((msgspec.structs.replace(deepest, micro_batches=tuple(range(drawn))),))
+    if setup.decoupled:
+        ops = decoupled_plan(first, setup.profile, setup.device_memory_bytes, EFFORT_AT_ONCE)
+    else:
+        ops = schedules(first)
+    run = dry_run_plan(first, setup.profile, ops)
     return ScheduleForecast(
         num_nodes=len(deepest.nodes),
         micro_batches=drawn,
@@ -235,8 +245,10 @@ def _schedule(world: World, plan: Plan) -> ScheduleForecast:
             tuple(
                 OpForecast(str(span.op), span.start_s, span.stop_s)
                 for span in run.spans[name]
-                if span.op.kind in {"F", "B"}
+                if span.op.kind in {"F", "B", "I", "W"}
             )
             for name in names
         ),
+        decoupled=setup.decoupled,
+        chunks=deepest.chunks,
     )

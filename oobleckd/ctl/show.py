@@ -68,9 +68,17 @@ def _pipeline_row(pipeline: PipelineView) -> Row:
     return str(pipeline.index), ", ".join(pipeline.nodes), stages, str(len(pipeline.micro_batches))
 
 
+def _split(template: TemplateView) -> str:
+    """Of two stages a device the two that it has together."""
+    parts = [layers(*stage) for stage in template.stages]
+    if template.chunks > 1:
+        parts = [f"{one}, {other}" for one, other in zip(parts[: len(parts) // 2], parts[::-1], strict=False)]
+    return " | ".join(parts)
+
+
 def _template_row(template: TemplateView) -> Row:
     return (
-        str(template.num_nodes), " | ".join(layers(*stage) for stage in template.stages),
+        str(template.num_nodes), _split(template),
         seconds(template.fill_s), seconds(template.period_s),
         size(max(template.memory_bytes, default=0)), str(template.instances),
     )  # fmt: skip

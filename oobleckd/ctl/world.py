@@ -63,6 +63,7 @@ class World:
             max_nodes=job.resources.max_nodes,
             min_nodes=job.resources.min_pipeline_nodes,
             decoupled=job.schedule.apart,
+            chunks=job.schedule.num_chunks,
             held=held_besides(job, profile),
             nodes_now=num_nodes,
         )

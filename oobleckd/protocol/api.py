@@ -112,7 +112,10 @@ class PipelineView(msgspec.Struct, frozen=True):
 
 
 class TemplateView(msgspec.Struct, frozen=True):
-    """One template: layer split, modelled seconds of one micro-batch and per further one, instances now."""
+    """One template: layer split, modelled seconds of one micro-batch and per further one, instances now.
+
+    With two ``chunks`` a device has two stages, as far from the beginning as from the end, and the memory is that of both.
+    """
 
     num_nodes: int
     stages: tuple[tuple[int, int], ...]
@@ -120,6 +123,7 @@ class TemplateView(msgspec.Struct, frozen=True):
     period_s: float
     memory_bytes: tuple[int, ...]
     instances: int
+    chunks: int = 1
 
 
 class PhaseView(msgspec.Struct, frozen=True):

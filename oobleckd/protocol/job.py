@@ -136,6 +136,14 @@ class Schedule(_Table, frozen=True):
         ),
     ] = "fused"
 
+    chunks: Annotated[
+        Literal["auto", 1, 2],
+        Meta(
+            description="Parts of a pipeline that a device has, where the backward is decoupled. 2: one of the first half and its "
+            "counterpart of the second, so that the first device begins and ends a micro-batch; less waiting, twice the messages. "
+            "auto: whichever is faster as modelled."
+        ),
+    ] = "auto"
     update: Annotated[
         Literal["flushed", "staggered"],
         Meta(
@@ -155,6 +163,11 @@ class Schedule(_Table, frozen=True):
     def apart(self) -> bool:
         """Whether the backward is decoupled."""
         return self.backward == "decoupled"
+
+    @property
+    def num_chunks(self) -> int:
+        """``chunks`` as a number, 0 for auto."""
+        return 0 if self.chunks == "auto" else self.chunks
 
     @property
     def boundary_bytes(self) -> int:
@@ -273,6 +286,12 @@ def check_job(job: Job) -> None:
             parse_size(size)
         except ValueError as error:
             raise JobError(path, str(error), 'write a number with a unit, such as "48MiB"') from error
+    if job.schedule.chunks == 2 and not job.schedule.apart:
+        raise JobError(
+            "schedule.chunks",
+            f"2 needs a decoupled backward, and schedule.backward = {job.schedule.backward!r}",
+            'set schedule.backward = "decoupled", or leave chunks out',
+        )
     if job.data.source != "stdlib" and not job.data.path:
         raise JobError(
             "data.path",

@@ -22,7 +22,7 @@ from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How, Outcome, P
 from planner.plan import Detours, HopState, Layout, Route, Transfer
 from planner.profile import Profile
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

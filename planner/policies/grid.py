@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from planner.guarantee import losses_survived
-from planner.instantiate import split_micro_batches
-from planner.plan import Plan, Range, Route, Template, Transfer, device_name, node_of
+from planner.instantiate import slowest_s, split_micro_batches
+from planner.plan import Layers, Plan, Route, Template, Transfer, device_name, node_of
 from planner.policies.cases import Nodes
 from planner.policies.oobleck import HORIZON_STEPS, pipelines_of
 from planner.policy import Setup
@@ -31,7 +31,7 @@ class Grid:
     members: tuple[Template, ...]
     running: tuple[Nodes, ...]
     here: Mapping[int, str]
-    holdings: Mapping[str, Range] = field(repr=False)
+    holdings: Mapping[str, Layers] = field(repr=False)
 
     @cached_property
     def slots(self) -> tuple[Place, ...]:
@@ -82,11 +82,11 @@ class Grid:
                 activations = sum(layer.activation_bytes for layer in layers)
                 left = len(route.segments) - position
                 flying.setdefault(segment.device, {}).setdefault(left, []).append(activations)
-        base = profile.reserve_bytes + setup.held.device_bytes
         for device, held in self.plan.holdings().items():
-            layers = profile.layers[held.start : held.stop]
-            state = round((1 + setup.held.state_copies) * sum(layer.state_bytes for layer in layers))
+            of_layers = sum(profile.layers[layer].state_bytes for layer in held.layers())
+            state = round((1 + setup.held.state_copies) * of_layers)
             most = sum(sum(sorted(each)[-left:]) for left, each in flying.get(device, {}).items())
+            base = profile.reserve_bytes + len(held.ranges) * setup.held.device_bytes
             if setup.device_memory_bytes and base + state + most > setup.device_memory_bytes:
                 return False
         return True
@@ -131,7 +131,9 @@ class Grid:
 
     @cached_property
     def step_s(self) -> float:
-        """Modelled time of a step in seconds."""
+        """Modelled time of a step in seconds: of whatever is ready, or as the templates have it where no route crosses."""
+        if self.setup.decoupled and not self.vacant:
+            return slowest_s(self.members, [len(pipeline.micro_batches) for pipeline in self.plan.pipelines])
         if sum(len(route.segments) for route in self.routes) > MOST_HOPS:
             return self.busiest_s
         return run_s(self.routes, self.setup.profile)
@@ -163,7 +165,7 @@ class Grid:
 
 def grid_of(
     setup: Setup, templates: Sequence[Template], running: tuple[Nodes, ...], usable: frozenset[str],
-    holdings: Mapping[str, Range],
+    holdings: Mapping[str, Layers],
 ) -> Grid | None:  # fmt: skip
     """The grid in which ``running`` pipelines stand; None where there is none, or templates are others by now."""
     by_size = {template.num_nodes: template for template in templates}

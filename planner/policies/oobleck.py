@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.fold import folded
 from planner.guarantee import most_pipelines
 from planner.instantiate import instantiate, slowest_s, split_micro_batches, too_few, why_idle
 from planner.plan import Pipeline, Plan, Template, Transfer, tolerance
@@ -52,10 +53,8 @@ class Oobleck:
 
     def prepare(self, setup: Setup) -> tuple[Template, ...]:
         """Templates for n0 .. n_max nodes. Raises PlanError when no number of nodes fits."""
-        return tuple(
-            refined(setup, template, expected_share(setup, template.num_nodes))
-            for template in make_templates(setup)
-        )
+        made = [(each, expected_share(setup, each.num_nodes)) for each in make_templates(setup)]
+        return tuple(folded(setup, refined(setup, each, share), share) for each, share in made)
 
     def adapt(
         self,

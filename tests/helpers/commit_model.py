@@ -17,7 +17,7 @@ import msgspec
 from oobleckd.core.decide import LostLayers, Standing, decide
 from oobleckd.protocol.messages import Decide, Progress
 from oobleckd.protocol.parts import Counters, Vote
-from planner.plan import Detours, Layout, Range, Route, Segment, standing_routes
+from planner.plan import Detours, Layers, Layout, Range, Route, Segment, standing_routes
 from worker.commit import Commit
 
 DEVICES = ("A", "B", "C")
@@ -46,7 +46,7 @@ class Topology:
             Route(mb, 1, tuple(Segment(d, Range(i, i + 1)) for i, d in enumerate(devices)))
             for mb, devices in enumerate(self.routes)
         )
-        holdings = {device: Range(layer, layer + 1) for device, layer in self.held.items()}
+        holdings = {device: Layers.of(Range(layer, layer + 1)) for device, layer in self.held.items()}
         return Layout(1, len(self.uses), holdings, routes)
 
     def owed(

@@ -21,7 +21,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, Deploy, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags
 from planner.decoupled import decoupled
-from planner.plan import Detours, Layout, Range, Route, Segment
+from planner.plan import Detours, Layout, Pipeline, Range, Route, Segment, holdings_of
 from planner.reroute import reroute
 from planner.schedule import format_ops
 from planner.work import StageWork
@@ -33,6 +33,9 @@ from worker.mailbox import Key, Letter
 from worker.models import ModelSpec, load_spec
 from worker.store import Store
 from worker.tasks import Order, order_of
+
+Cuts = Sequence[tuple[int, ...]]
+"""(first layer, the one behind the last) of each hop of a pipeline, and the number of its device where that is not the hop's."""
 
 
 class Died(Exception):
@@ -86,7 +89,7 @@ class World:
     def __init__(
         self,
         job: Job,
-        stages: dict[str, Sequence[tuple[int, int]]],
+        stages: dict[str, Cuts],
         seed: int,
         run_dir: Path,
         *,
@@ -116,15 +119,15 @@ class World:
         for node in self.nodes.values():
             node.executor.resume()
 
-    def _layout(self, stages: dict[str, Sequence[tuple[int, int]]]) -> Layout:
+    def _layout(self, stages: dict[str, Cuts]) -> Layout:
         pipelines = [
-            tuple(Segment(f"{name}{i}/0", Range(*cut)) for i, cut in enumerate(cuts))
+            tuple(Segment(f"{name}{[*cut[2:], i][0]}/0", Range(cut[0], cut[1])) for i, cut in enumerate(cuts))
             for name, cuts in stages.items()
         ]
         routes = tuple(
             Route(mb, self.epoch, pipelines[mb % len(pipelines)]) for mb in range(self.job.num_micro_batches)
         )
-        holdings = {s.device: s.layers for p in pipelines for s in p}
+        holdings = holdings_of(s for p in pipelines for s in p)
         return Layout(self.epoch, self.spec.num_layers, holdings, routes)
 
     def _add(self, device: str) -> None:
@@ -146,8 +149,9 @@ class World:
         segments = next(r.segments for r in self.layout.routes if r.touches([device]))
         mine = tuple(r.micro_batch for r in self.layout.routes if r.touches([device]))
         works = [StageWork(*[0.01 * len(s.layers)] * 3, limit_bytes=9, activation_bytes=1) for s in segments]
-        stage = next(i for i, s in enumerate(segments) if s.device == device)
-        return order_of(format_ops(decoupled(works, mine, 2000)[stage]))
+        pipeline = Pipeline((), segments, mine)
+        ops = decoupled(works, mine, 2000, pipeline.chunks)
+        return order_of(format_ops(ops[pipeline.devices.index(device)]))
 
     # ------------------------------------------------------------------ messages
 

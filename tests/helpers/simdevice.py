@@ -28,7 +28,7 @@ from oobleckd.protocol.messages import (
     ToWorker,
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, Vote
-from planner.plan import Detours, Layout, Range, Route, Segment, standing_routes
+from planner.plan import Detours, Layers, Layout, Route, Segment, standing_routes
 from worker.commit import Commit, outcome_of
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ class SimDevice:
     # ------------------------------------------------------------------ what it holds
 
     @property
-    def held(self) -> Range:
-        return self.layout.holdings.get(self.name, Range(0, 0))
+    def held(self) -> Layers:
+        return self.layout.holdings.get(self.name, Layers())
 
     @property
     def info(self) -> DeviceInfo:
@@ -160,7 +160,7 @@ class SimDevice:
                     self.world.send(
                         self, peer, "T", message.epoch, transfer.layer, self.store[transfer.layer]
                     )
-        needed = message.layout.holdings.get(self.name, Range(0, 0)).layers()
+        needed = message.layout.holdings.get(self.name, Layers()).layers()
         if message.source == "copy":
             deployment.awaited = {layer for layer in needed if layer not in self.store}
             coming = {t.layer for t in message.transfers if t.target == self.name}

@@ -38,7 +38,7 @@ from oobleckd.core.events import (
 from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import AnyRequest, Change, Response, Submit
 from oobleckd.protocol.codec import decode_from_worker, decode_to_worker, encode
-from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, PolicyName, Resources, Train
+from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, PolicyName, Resources, Schedule, Train
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Ack,
@@ -80,6 +80,7 @@ def make_job(
     memory: int = 0,
     max_nodes: int = 0,
     policy: PolicyName = "oobleck",
+    schedule: Schedule | None = None,
 ) -> Job:
     return Job(
         name=name,
@@ -87,6 +88,7 @@ def make_job(
         fault_tolerance=FaultTolerance(f=f, policy=policy),
         resources=Resources(device_memory=memory, max_nodes=max_nodes),
         checkpoint=Checkpoint(every=every),
+        schedule=schedule or Schedule(),
     )
 
 

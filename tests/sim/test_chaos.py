@@ -12,7 +12,7 @@ from typing import get_args
 import pytest
 
 from oobleckd.protocol.api import Control, Drain
-from oobleckd.protocol.job import PolicyName
+from oobleckd.protocol.job import PolicyName, Schedule
 from tests.helpers.world import World
 
 SEEDS = 200
@@ -108,7 +108,8 @@ def stormy(seed: int, policy: PolicyName) -> None:
     )
     world.run_for(1.0)
     f = min(dice.randrange(3), len(world.nodes) // 2 - 1)  # n0 is 2: more copies would wait for more nodes
-    world.submit(steps=25, f=f, memory=350, every=dice.choice([0, 4]), policy=policy)
+    form = Schedule("decoupled", chunks=2) if seed % 2 else Schedule()
+    world.submit(steps=25, f=f, memory=350, every=dice.choice([0, 4]), policy=policy, schedule=form)
     Storm(world, dice, dice.choice([0, 1, 3])).blow(dice.randrange(1, 14))
     world.run(lambda: world.state() in {"done", "failed"}, limit_s=120)
     world.check_done()

@@ -5,7 +5,7 @@ import pytest
 from oobleckd.core.decide import Decision, LostLayers, Standing, decide
 from oobleckd.protocol.messages import Progress
 from oobleckd.protocol.parts import Counters, Flags, Vote
-from planner.plan import Layout, Range, Route, Segment, standing_routes
+from planner.plan import Layers, Layout, Range, Route, Segment, standing_routes
 
 # Two pipelines over four layers: a/0 holds 0-1, b/0 2-3; c/0 holds 0-3. Bucket 4 ties layers 0 and 3.
 FIRST = (Segment("a/0", Range(0, 2)), Segment("b/0", Range(2, 4)))
@@ -13,7 +13,7 @@ SECOND = (Segment("c/0", Range(0, 4)),)
 LAYOUT = Layout(
     1,
     4,
-    {"a/0": Range(0, 2), "b/0": Range(2, 4), "c/0": Range(0, 4)},
+    {"a/0": Layers.of(Range(0, 2)), "b/0": Layers.of(Range(2, 4)), "c/0": Layers.of(Range(0, 4))},
     (Route(0, 1, FIRST), Route(1, 1, FIRST), Route(2, 1, SECOND)),
 )
 BUCKETS = ((0,), (1,), (2,), (3,), (0, 3))
@@ -182,7 +182,7 @@ def test_survivors_a_round_apart_freeze_by_the_routes_of_theirs():
 
 def test_a_second_loss_is_repaired_in_the_routes_of_the_round_and_detours_are_made_anew():
     layout = Layout(
-        1, 2, {d: Range(0, 2) for d in ("a/0", "b/0", "c/0")},
+        1, 2, {d: Layers.of(Range(0, 2)) for d in ("a/0", "b/0", "c/0")},
         tuple(Route(mb, 1, (Segment(d, Range(0, 2)),)) for mb, d in enumerate(("a/0", "b/0", "c/0"))),
     )  # fmt: skip
     uses = ((0,), (1,))

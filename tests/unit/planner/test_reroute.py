@@ -6,7 +6,18 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Detours, Layout, Pipeline, Plan, Range, Route, Segment, standing_routes
+from planner.plan import (
+    Detours,
+    Layers,
+    Layout,
+    Pipeline,
+    Plan,
+    Range,
+    Route,
+    Segment,
+    holdings_of,
+    standing_routes,
+)
 from planner.policy import PlanError
 from planner.reroute import HOP_COST, covers, detour, layout_of, reroute
 
@@ -19,7 +30,7 @@ def layout_with(splits: list[list[int]], num_layers: int, num_micro_batches: int
         ranges = [Range(a, b) for a, b in zip(starts, stops, strict=True)]
         pipelines.append(tuple(Segment(f"{p}{s}/0", r) for s, r in enumerate(ranges)))
     routes = tuple(Route(mb, 1, pipelines[mb % len(pipelines)]) for mb in range(num_micro_batches))
-    holdings = {segment.device: segment.layers for pipeline in pipelines for segment in pipeline}
+    holdings = holdings_of(segment for pipeline in pipelines for segment in pipeline)
     return Layout(1, num_layers, holdings, routes)
 
 
@@ -78,7 +89,13 @@ def test_no_path_visits_a_device_twice_and_deeper_than_the_deepest_only_where_ne
     layout = Layout(
         1,
         6,
-        {"a/0": Range(0, 2), "b/0": Range(1, 3), "c/0": Range(3, 5), "d/0": Range(4, 6), "e/0": Range(0, 6)},
+        {
+            "a/0": Layers.of(Range(0, 2)),
+            "b/0": Layers.of(Range(1, 3)),
+            "c/0": Layers.of(Range(3, 5)),
+            "d/0": Layers.of(Range(4, 6)),
+            "e/0": Layers.of(Range(0, 6)),
+        },
         (Route(0, 1, (Segment("e/0", Range(0, 6)),)),),
     )
     (route,) = reroute(layout, {"e/0"}, {0: (0,)}, 2)
@@ -87,11 +104,18 @@ def test_no_path_visits_a_device_twice_and_deeper_than_the_deepest_only_where_ne
 
 
 def test_a_device_that_a_path_would_come_back_to_computes_what_lies_between():
-    holdings = {"a/0": Range(0, 6), "b/0": Range(2, 4), "c/0": Range(0, 3), "d/0": Range(3, 6)}
+    holdings = {
+        "a/0": Layers.of(Range(0, 6)),
+        "b/0": Layers.of(Range(2, 4)),
+        "c/0": Layers.of(Range(0, 3)),
+        "d/0": Layers.of(Range(3, 6)),
+    }
     standing = (Segment("a/0", Range(0, 6)),)
     deep = tuple(Segment("x/0", Range(layer, layer + 1)) for layer in range(6))
     busy = tuple(Route(mb, 1, (Segment("c/0", Range(0, 3)), Segment("d/0", Range(3, 6)))) for mb in range(9))
-    layout = Layout(1, 6, holdings | {"x/0": Range(0, 6)}, (Route(9, 1, standing), Route(10, 1, deep), *busy))
+    layout = Layout(
+        1, 6, holdings | {"x/0": Layers.of(Range(0, 6))}, (Route(9, 1, standing), Route(10, 1, deep), *busy)
+    )
     (route,) = reroute(layout, {"x/0"}, {10: tuple(range(6))}, 2)
     assert route.segments == standing
 
@@ -126,7 +150,7 @@ def all_paths(
         yield ()
     for device, held in layout.holdings.items():
         if device not in dead and start in held:
-            for stop in (cut for cut in cuts if start < cut <= held.stop):
+            for stop in (cut for cut in cuts if held.spans(Range(start, cut))):
                 for rest in all_paths(layout, dead, cuts, stop):
                     yield (Segment(device, Range(start, stop)), *rest)
 
@@ -144,7 +168,7 @@ def path_cost(path: tuple[Segment, ...], load: dict[str, int], mask: tuple[int, 
 def test_the_first_route_is_the_best_of_all_paths(case: tuple):
     layout, dead, missing = case
     missing = {mb: layers for mb, layers in missing.items() if layers}
-    live = [layers for device, layers in layout.holdings.items() if device not in dead]
+    live = [part for device, held in layout.holdings.items() if device not in dead for part in held.ranges]
     cuts = sorted({cut for layers in live for cut in (layers.start, layers.stop)})
     # With two cuts inside a range a path could come back to its device, which is simplified afterwards.
     no_returns = all(sum(layers.start < cut < layers.stop for cut in cuts) < 2 for layers in live)

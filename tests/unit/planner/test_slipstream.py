@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Plan, Range, Template, node_of
+from planner.plan import Layers, Plan, Range, Template, node_of
 from planner.policies import adapt, policy, prepare
 from planner.policies.oobleck import HORIZON_STEPS
 from planner.policy import REROUTING, PlanError, Proposal, Setup, Situation
@@ -21,7 +21,7 @@ def adapted(
     setup: Setup,
     plan: Plan,
     nodes: list[str],
-    holdings: dict[str, Range] | None = None,
+    holdings: dict[str, Layers] | None = None,
     name: str = "slipstream",
 ) -> Proposal:
     running = tuple(pipeline.nodes for pipeline in plan.pipelines)
@@ -35,7 +35,7 @@ def started(setup: Setup, nodes: list[str]) -> Plan:
     return adapted(setup, Plan(()), nodes).plan
 
 
-def check(setup: Setup, nodes: list[str], held: dict[str, Range], found: Proposal) -> None:
+def check(setup: Setup, nodes: list[str], held: dict[str, Layers], found: Proposal) -> None:
     """Every layer of every micro-batch is computed once, by somebody who is here and holds it or gets it."""
     plan, num_layers = found.plan, len(setup.profile.layers)
     layout = layout_of(plan, 3, num_layers)
@@ -48,7 +48,7 @@ def check(setup: Setup, nodes: list[str], held: dict[str, Range], found: Proposa
     copied = {(copy.target, copy.layer) for copy in found.transfers}
     for device, layers in plan.holdings().items():
         for layer in layers.layers():
-            there = layer in held.get(device, Range(0, 0))
+            there = layer in held.get(device, Layers())
             lost = not any(layer in other for other in held.values())
             assert there or lost or (device, layer) in copied
     assert plan.reason == found.reason
@@ -139,7 +139,7 @@ def test_the_place_that_is_filled_first_is_the_one_that_makes_the_step_shortest(
     # Two second stages (d, f) and two first ones (a, g) are left; with b gone as well one second stage.
     found = adapted(setup, plan, list("adgx"), {d: r for d, r in held.items() if d != "f/0"})
     assert {t.target for t in found.transfers} == {"x/0"}
-    assert found.plan.holdings()["x/0"] == Range(4, 8)
+    assert found.plan.holdings()["x/0"] == Layers.of(Range(4, 8))
 
 
 def test_several_dead_of_one_stage_are_spread_over_the_stages_where_that_pays():
@@ -255,7 +255,7 @@ def _carries_what_it_must(setup: Setup, plan: Plan) -> None:
             count[segment.device] += 1
     most = max(len(p.micro_batches) for p in plan.pipelines)
     for layers in next(iter(splits)):
-        holders = [d for d, held in layout.holdings.items() if held == layers]
+        holders = [d for d, held in layout.holdings.items() if held.spans(layers)]
         assert max(count[d] for d in holders) <= max(most, -(-setup.num_micro_batches // len(holders)))
 
 

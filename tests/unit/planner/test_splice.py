@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.plan import BACKWARD, FORWARD, NOTHING, WEIGHTS, HopState, Layout, Range, Route, Segment
+from planner.plan import (
+    BACKWARD,
+    FORWARD,
+    NOTHING,
+    WEIGHTS,
+    HopState,
+    Layers,
+    Layout,
+    Range,
+    Route,
+    Segment,
+    holdings_of,
+)
 from planner.reroute import Rerouting, covers
 from planner.splice import spliced
 
@@ -25,20 +37,22 @@ def pipeline(name: str, cuts: Sequence[int]) -> tuple[Segment, ...]:
 
 def layout(*pipelines: tuple[Segment, ...]) -> Layout:
     routes = tuple(Route(mb, 1, segments) for mb, segments in enumerate(pipelines))
-    return Layout(1, LAYERS, {s.device: s.layers for p in pipelines for s in p}, routes)
+    return Layout(1, LAYERS, holdings_of(s for p in pipelines for s in p), routes)
 
 
 TWO = layout(pipeline("a", [2, 4]), pipeline("b", [3]))
 
 
-def states(*reached: int, kept: bool = True) -> dict[str, HopState]:
+def states(*reached: int, kept: bool = True) -> dict[tuple[str, int], HopState]:
     return {
-        f"a{at}/0": HopState(0, 1, at, so_far, False, kept and so_far >= FORWARD, kept and so_far >= BACKWARD)
+        (f"a{at}/0", at): HopState(
+            0, 1, at, so_far, False, kept and so_far >= FORWARD, kept and so_far >= BACKWARD
+        )
         for at, so_far in enumerate(reached)
     }
 
 
-def splice(known: dict[str, HopState], missing: Sequence[int]) -> Route | None:
+def splice(known: dict[tuple[str, int], HopState], missing: Sequence[int]) -> Route | None:
     return spliced(Rerouting(TWO, ["a1/0"]), TWO.routes[0], ["a1/0"], known, missing, 7)
 
 
@@ -60,19 +74,19 @@ def test_what_was_given_must_have_been_kept() -> None:
     assert splice(states(NOTHING, NOTHING, NOTHING, kept=False), range(LAYERS)) is not None
     late = states(WEIGHTS, NOTHING, WEIGHTS)
     assert splice(late, [2, 3]) is not None
-    assert splice(late | {"a2/0": HopState(0, 1, 2, WEIGHTS)}, [2, 3]) is None
+    assert splice(late | {("a2/0", 2): HopState(0, 1, 2, WEIGHTS)}, [2, 3]) is None
 
 
 def test_a_gradient_that_nobody_needs_need_not_be_there() -> None:
     """The dead hop's layers were reduced: its activations are wanted, its gradients are not."""
-    known = states(WEIGHTS, NOTHING, WEIGHTS) | {"a2/0": HopState(0, 1, 2, FORWARD)}
+    known = states(WEIGHTS, NOTHING, WEIGHTS) | {("a2/0", 2): HopState(0, 1, 2, FORWARD)}
     assert splice(known, [4, 5]) is not None
 
 
 def test_who_is_in_another_attempt_cannot_go_on() -> None:
     known = states(FORWARD, NOTHING, NOTHING)
-    assert splice(known | {"a2/0": HopState(0, 5, 2, NOTHING)}, range(LAYERS)) is None
-    del known["a2/0"]
+    assert splice(known | {("a2/0", 2): HopState(0, 5, 2, NOTHING)}, range(LAYERS)) is None
+    del known["a2/0", 2]
     assert splice(known, range(LAYERS)) is None
 
 
@@ -80,7 +94,11 @@ def test_without_a_holder_elsewhere_there_is_no_way() -> None:
     """The only other holder of the layer is a hop of the same route: a device is not sent to by itself."""
     own = (Segment("a0/0", Range(0, 2)), Segment("a1/0", Range(2, 4)), Segment("a2/0", Range(4, 6)))
     routes = (Route(0, 1, own),)
-    holdings = {"a0/0": Range(0, 4), "a1/0": Range(2, 4), "a2/0": Range(4, 6)}
+    holdings = {
+        "a0/0": Layers.of(Range(0, 4)),
+        "a1/0": Layers.of(Range(2, 4)),
+        "a2/0": Layers.of(Range(4, 6)),
+    }
     alone = Layout(1, LAYERS, holdings, routes)
     known = states(FORWARD, NOTHING, NOTHING)
     assert spliced(Rerouting(alone, ["a1/0"]), routes[0], ["a1/0"], known, range(LAYERS), 7) is None
@@ -100,7 +118,7 @@ def test_every_splice_is_a_route(
     lost = [f"a{at}/0" for at in dead if at <= len(cuts)]
     if not lost:
         return
-    known = {device: state for device, state in states(*reached, kept=kept).items() if device not in lost}
+    known = {place: state for place, state in states(*reached, kept=kept).items() if place[0] not in lost}
     standing = here.routes[0]
     found = spliced(Rerouting(here, lost), standing, lost, known, range(LAYERS), 7)
     if found is None:
@@ -110,7 +128,7 @@ def test_every_splice_is_a_route(
     assert not found.touches(lost)
     stays = [s for s in standing.segments if s.device not in lost]
     assert [s for s, so_far in zip(found.segments, found.reached, strict=True) if so_far] == [
-        s for s in stays if known[s.device].reached
+        s for s in stays if known[s.device, standing.segments.index(s)].reached
     ]
     assert set(stays) <= set(found.segments)
 
@@ -119,11 +137,11 @@ def test_every_splice_is_a_route(
 def test_new_hops_spread_over_the_holders(num: int) -> None:
     pipelines = [pipeline("a", [3]), pipeline("b", [3]), pipeline("c", [3])]
     routes = tuple(Route(mb, 1, pipelines[mb % 3]) for mb in range(3 * num))
-    here = Layout(1, LAYERS, {s.device: s.layers for p in pipelines for s in p}, routes)
+    here = Layout(1, LAYERS, holdings_of(s for p in pipelines for s in p), routes)
     rerouting = Rerouting(here, ["a1/0"])
     taken = []
     for route in routes[::3]:
-        state = {"a0/0": HopState(route.micro_batch, 1, 0, FORWARD, has_output=True)}
+        state = {("a0/0", 0): HopState(route.micro_batch, 1, 0, FORWARD, has_output=True)}
         found = spliced(rerouting, route, ["a1/0"], state, range(LAYERS), 7)
         assert found is not None
         taken.append(found.segments[1].device)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from planner.plan import Range
+from planner.plan import Layers, Range
 from tests.helpers.models import (
     CPU,
     DROPOUTS,
@@ -33,7 +33,8 @@ def three_blocks(family: str, *, tied: bool, dropout: float) -> dict[str, Any]:
 def stage(spec: ModelSpec, layers: Range) -> list[Layer]:
     """A device's share: layers with fresh weights of their own, as if there were no other device."""
     store = Store(spec, CPU)
-    store.adopt(layers, {bucket: store.fresh(bucket) for bucket in store.needed(layers)})
+    held = Layers.of(layers)
+    store.adopt(held, {bucket: store.fresh(bucket) for bucket in store.needed(held)})
     return list(store.layers.values())
 
 
