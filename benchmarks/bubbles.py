@@ -36,8 +36,10 @@ STAGES = 4
 PEERS = ("1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
 OURS: dict[str, dict[str, Any]] = {
     "fused": {"backward": "fused"},
-    "decoupled": {"backward": "decoupled"},
-    "decoupled, staggered": {"backward": "decoupled", "update": "staggered"},
+    "decoupled": {"backward": "decoupled", "chunks": 1},
+    "decoupled, staggered": {"backward": "decoupled", "chunks": 1, "update": "staggered"},
+    "two chunks": {"backward": "decoupled", "chunks": 2},
+    "two chunks, staggered": {"backward": "decoupled", "chunks": 2, "update": "staggered"},
 }
 LEAST_S = 3 * shape.ASLEEP_S * shape.NUM_LAYERS * (shape.GLOBAL_BATCH // shape.MICRO_BATCH) / STAGES
 """What a device sleeps in a step."""

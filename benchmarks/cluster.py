@@ -175,5 +175,7 @@ def job_of(
 
 
 def depths(view: JobView) -> list[int]:
-    """Stages of every pipeline of a deployed job that are not vacant."""
-    return sorted(len(pipeline.stages) - len(pipeline.vacant) for pipeline in view.pipelines)
+    """Devices of every pipeline of a deployed job, without vacant places."""
+    return sorted(
+        len({stage.device for stage in pipeline.stages} - {*pipeline.vacant}) for pipeline in view.pipelines
+    )
