@@ -38,7 +38,7 @@ from planner.template import templates, templates_for
 from planner.timeline import Timeline, dry_run_works
 from planner.transfer import place, segments_on, transfers
 from planner.validator import validate
-from planner.work import StageWork, stage_works
+from planner.work import DeviceWork, StageWork, stage_works
 
 WITHIN = 0.02
 """How far a decoupled schedule may be from the optimum."""
@@ -104,9 +104,30 @@ def optimality(num_cases: int, limit_s: float, seed: int) -> dict[str, object]:
     }
 
 
+def two_chunks(plain: StageWork, num_devices: int, num: int) -> float:
+    """The bubble share where each stage is two halves, in the memory of 1F1B's first stage."""
+    half = msgspec.structs.replace(
+        plain,
+        forward_s=plain.forward_s / 2,
+        input_s=plain.input_s / 2,
+        weight_s=plain.weight_s / 2,
+        activation_bytes=50 * plain.activation_bytes,
+        kept_bytes=50 * plain.kept_bytes,
+        limit_bytes=100 * plain.activation_bytes * num_devices,
+    )
+    works = [half] * (2 * num_devices)
+    ops = decoupled(works, range(num), chunks=2)
+    validate(ops, range(num), works, chunks=2)
+    names = [f"n{device}/0" for device in range(num_devices)]
+    stages = Pipe.of(works, 2).stages
+    of_devices = [DeviceWork({stage: works[stage] for stage in each}) for each in stages]
+    run = dry_run_works(dict(zip(names, ops, strict=True)), dict(zip(names, of_devices, strict=True)))
+    return statistics.mean(run.bubble.values())
+
+
 def bubbles(num_stages: int = 8) -> list[dict[str, object]]:
     """Bubble shares of 1F1B, and of a decoupled backward in the memory that 1F1B's first stage takes and
-    in twice that.
+    in twice that; in the first also with two chunks a device.
     """
     rows: list[list[str]] = []
     found: list[dict[str, object]] = []
@@ -122,10 +143,11 @@ def bubbles(num_stages: int = 8) -> list[dict[str, object]]:
             over = ours.makespan_s / least_makespan_s(Pipe.of(works), num) - 1
             shares.append(statistics.mean(ours.bubble.values()))
         shares.insert(0, statistics.mean(theirs.bubble.values()))
+        shares.append(two_chunks(plain, num_stages, num))
         rows.append([str(num), *(f"{share:.1%}" for share in shares), f"{over:.2%}", f"{took_s:.2f}"])
-        names = ("1f1b", "decoupled", "decoupled_twice")
+        names = ("1f1b", "decoupled", "decoupled_twice", "two_chunks")
         found.append({"micro_batches": num, "over_bound": over, **dict(zip(names, shares, strict=True))})
-    header = [f"bubbles of {num_stages} stages", "1F1B", "decoupled", "with twice the memory"]
+    header = [f"bubbles of {num_stages} stages", "1F1B", "decoupled", "with twice the memory", "two chunks"]
     header += ["over the bound", "CPU s"]
     print(table(header, rows), end="\n\n")
     return found

@@ -78,7 +78,7 @@ class Template(msgspec.Struct, frozen=True):
     The modelled time of ``m`` micro-batches is ``fill_s + (m - 1) * period_s``: ``fill_s`` is one
     micro-batch through all stages and cuts and the slowest update, or what makes the sum that of a run
     (``refine``, ``fold``); ``period_s`` the slowest stage with its transfers. No split takes less than (1 - ``gap``) of its time, so modelled, for
-    the micro-batches that it was made for. ``chunks``: stages a device; with two, ``stages`` has those of a device as far
+    the micro-batches that it was made for (with a decoupled backward: less than of the split that it began with). ``chunks``: stages a device; with two, ``stages`` has those of a device as far
     from the beginning as from the end (``pipe``), and the memory of each is the device's.
     """
 

@@ -192,6 +192,24 @@ def test_the_drawing_is_of_the_deepest_pipeline() -> None:
     assert schedule.makespan_s == max(op.stop_s for ops in schedule.stages for op in ops)
 
 
+def test_two_chunks_a_device(tmp_path: Path, job_file: JobFile) -> None:
+    file = tmp_path / "profile.json"
+    file.write_bytes(msgspec.json.encode(even_profile(12)))
+    at = "--nodes", "4", "--profile", str(file)
+    more = '[resources]\nmin_pipeline_nodes = 2\n[schedule]\nbackward = "decoupled"\n'
+    found, plain = planned(str(job_file(more)), *at), planned(str(job_file(f"{more}chunks = 1\n")), *at)
+    assert (found.templates[0].chunks, len(found.templates[0].stages)) == (2, 4)
+    assert (plain.templates[0].chunks, len(plain.templates[0].stages)) == (1, 2)
+    assert found.plan.step_s < plain.plan.step_s
+    assert found.plan.bubble < plain.plan.bubble
+    assert (found.schedule.decoupled, found.schedule.chunks, len(found.schedule.stages)) == (True, 2, 2)
+    assert {op.op.strip("0123456789") for ops in found.schedule.stages for op in ops} == {"F", "I", "W"}
+    text = ctl(str(job_file(more)), *at).stdout
+    assert "decoupled schedule of a pipeline of 2 nodes" in text
+    assert "stages 0 and 3" in text
+    assert "4 (2 a device)" in text
+
+
 def test_waiting_is_what_a_simulation_shows() -> None:
     job = load_job(Path(EXAMPLE))
     profile = analytic(job, SHEETS["cpu"])
@@ -271,6 +289,8 @@ def test_wrong_words(words: tuple[str, ...], says: str) -> None:
     [
         ("[model]\nfamily = 'bert'\n", "model.family: 'bert' has no analytic profile"),
         ("[model]\nconfig = { n_layer = 0 }\n", "model.config.n_layer: 0 is no whole number above 0"),
+        ("[schedule]\nchunks = 2\n", "schedule.chunks: 2 needs a decoupled backward"),
+        ("[schedule]\nchunks = 3\n", "schedule.chunks: "),
         ("[model]\nconfig = { n_head = 5 }\n", "model.config.n_head: 5 does not divide n_embd = 768"),
         ("[model]\nconfig = { attn_pdrop = 1 }\n", "model.config.attn_pdrop: 1 is not in [0, 1)"),
         ("[model]\ncheckpoint = '/nowhere'\n", "/nowhere/config.json: No such file"),

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from planner.pipe import homes
 from planner.plan import (
     Detours,
     Layers,
@@ -290,3 +291,60 @@ def test_every_detour_covers_all_layers_over_live_holders_and_is_no_worse_than_t
     tried = reroute(layout, dead, hit(layout, dead), 7)
     assert max(busy(layout, [*kept, *routes]).values()) <= max(busy(layout, [*kept, *tried]).values())
     assert routes == detour(layout, sorted(dead), 7)
+
+
+# ---------------------------------------------------------------------- two chunks a device
+
+
+@st.composite
+def folded(draw: st.DrawFn) -> tuple[Layout, set[str]]:
+    """Pipelines of one chunk a device and of two, split anyhow; and who of them is dead."""
+    num_layers = draw(st.integers(4, 10))
+    pipelines = []
+    for p in range(draw(st.integers(1, 4))):
+        chunks = draw(st.sampled_from([1, 2, 2]))
+        size = (
+            chunks * draw(st.integers(1, num_layers // 2 // chunks))
+            if chunks == 2
+            else draw(st.integers(1, 4))
+        )
+        inner = draw(st.permutations(range(1, num_layers)))[: size - 1]
+        stops = sorted({*inner, num_layers})
+        where = homes(len(stops), chunks)
+        ranges = [Range(a, b) for a, b in zip([0, *stops[:-1]], stops, strict=True)]
+        pipelines.append(tuple(Segment(f"{p}{d}/0", r) for d, r in zip(where, ranges, strict=True)))
+    routes = tuple(Route(mb, 1, pipelines[mb % len(pipelines)]) for mb in range(draw(st.integers(1, 12))))
+    holdings = holdings_of(segment for pipeline in pipelines for segment in pipeline)
+    dead = draw(st.sets(st.sampled_from(sorted(holdings)), max_size=3))
+    return Layout(1, num_layers, holdings, routes), dead
+
+
+@settings(deadline=None, max_examples=150)
+@given(folded())
+def test_routes_over_devices_with_two_chunks(case: tuple[Layout, set[str]]):
+    layout, dead = case
+    assume(0 not in layout.copies(dead))
+    assert all(covers(route, layout) for route in layout.routes)
+    every = range(layout.num_layers)
+    missing = {r.micro_batch: tuple(every) for r in layout.routes if r.touches(dead)}
+    for route in (*reroute(layout, dead, missing, 7), *detour(layout, dead, 7)):
+        assert covers(route, layout)
+        assert not route.touches(dead)
+        used = [(s.device, held) for s in route.segments for held in layout.holdings[s.device].ranges
+                if held.start <= s.layers.start < s.layers.stop <= held.stop]  # fmt: skip
+        assert len(used) == len(set(used)) == len(route.segments), "no range comes twice"
+
+
+def test_a_hop_lies_within_one_range_of_its_device():
+    holdings = {"a/0": Layers.of(Range(0, 1), Range(1, 2), Range(3, 4)), "b/0": Layers.of(Range(2, 3))}
+    layout = Layout(1, 4, holdings, ())
+
+    def route(*hops: tuple[str, int, int]) -> Route:
+        return Route(0, 1, tuple(Segment(device, Range(start, stop)) for device, start, stop in hops))
+
+    assert covers(route(("a/0", 0, 1), ("a/0", 1, 2), ("b/0", 2, 3), ("a/0", 3, 4)), layout)
+    assert not covers(route(("a/0", 0, 2), ("b/0", 2, 3), ("a/0", 3, 4)), layout)
+    assert not covers(route(("a/0", 0, 1), ("a/0", 1, 4)), layout)
+    assert layout.copies() == (1, 1, 1, 1)
+    assert holdings["a/0"].layers() == (0, 1, 3)
+    assert len(holdings["a/0"]) == 3

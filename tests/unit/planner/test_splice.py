@@ -146,3 +146,42 @@ def test_new_hops_spread_over_the_holders(num: int) -> None:
         assert found is not None
         taken.append(found.segments[1].device)
     assert sorted(taken) == ["b1/0"] * (num // 2) + ["c1/0"] * (num // 2)
+
+
+def test_both_hops_of_a_device_with_two_chunks_are_replaced() -> None:
+    def folded(name: str) -> tuple[Segment, ...]:
+        return tuple(
+            Segment(f"{name}{home}/0", Range(layer, layer + 1))
+            for layer, home in enumerate((0, 1, 2, 2, 1, 0))
+        )
+
+    here = layout(folded("a"), folded("b"))
+
+    def known(dead: int, *reached: int) -> dict[tuple[str, int], HopState]:
+        """Of the survivors, with all that they sent still there."""
+        return {
+            (segment.device, at): HopState(
+                0, 1, at, far, has_output=far >= FORWARD, has_gradient=far >= BACKWARD
+            )
+            for at, (segment, far) in enumerate(zip(folded("a"), reached, strict=True))
+            if segment.device != f"a{dead}/0"
+        }
+
+    for dead, reached in (
+        (0, (FORWARD, FORWARD, FORWARD, FORWARD, FORWARD, NOTHING)),
+        (1, (FORWARD, FORWARD, FORWARD, FORWARD, BACKWARD, WEIGHTS)),
+        (2, (FORWARD, FORWARD, FORWARD, NOTHING, NOTHING, NOTHING)),
+    ):
+        lost = [f"a{dead}/0"]
+        found = spliced(Rerouting(here, lost), here.routes[0], lost, known(dead, *reached), range(LAYERS), 7)
+        assert found is not None
+        assert covers(found, here)
+        assert found.segments == tuple(
+            Segment(s.device.replace(f"a{dead}", f"b{dead}"), s.layers) for s in folded("a")
+        )
+        assert found.reached == tuple(
+            NOTHING if s.device in lost else far for s, far in zip(folded("a"), reached, strict=True)
+        )
+        half = known(dead, *reached)
+        half.pop(next(iter(half)))
+        assert spliced(Rerouting(here, lost), here.routes[0], lost, half, range(LAYERS), 7) is None

@@ -260,16 +260,17 @@ def test_random_deaths_in_staggered_steps(clipped, tmp_path: Path, seed: int, go
 
 BOTH_V = {name: [(0, 1, 0), (1, 2, 1), (2, 3, 1), (3, 4, 0)] for name in "ab"}
 ONE_V = {"a": BOTH_V["a"], "b": STAGES["b"]}
-VICTIMS_V = [
-    (BOTH_V, "a0/0"),
-    (BOTH_V, "a1/0"),
-    *((ONE_V, d) for d in ("a0/0", "a1/0", "b0/0", "b1/0", "b2/0")),
-]
 SCHEDULES = [
     {"backward": "fused"},
     {"backward": "decoupled"},
     {"backward": "decoupled", "boundary_memory": 0},
     {"backward": "decoupled", "boundary_memory": 2500},
+]
+
+
+KILLS_V = [
+    *((BOTH_V, victim, schedule) for victim in ("a0/0", "a1/0") for schedule in SCHEDULES),
+    *((ONE_V, victim, SCHEDULES[1]) for victim in ("a0/0", "a1/0", "b0/0", "b1/0", "b2/0")),
 ]
 
 
@@ -290,9 +291,8 @@ def test_two_chunks_do_not_show(reference, tmp_path: Path, seed: int, stages: An
     assert world.redone == 0
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("point", ["weights", *(p for p in POINTS if p not in {*ELSEWHERE, "frozen"})])
-@pytest.mark.parametrize(("stages", "victim"), VICTIMS_V)
+@pytest.mark.parametrize(("stages", "victim", "schedule"), KILLS_V)
 def test_kill_at_every_point_of_two_chunks(
     reference, tmp_path: Path, point: str, stages: Any, victim: str, schedule: Any
 ) -> None:
@@ -338,6 +338,44 @@ def test_random_deaths_of_two_chunks(reference, tmp_path: Path, seed: int, stage
         random_deaths(world)
         world.run()
     check(world, reference)
+
+
+DEEP_V = {
+    "a": [(0, 1, 0), (1, 2, 1), (2, 3, 2), (3, 4, 2), (4, 5, 1), (5, 6, 0)],
+    "b": [(0, 2, 0), (2, 3, 1), (3, 5, 1), (5, 6, 0)],
+    "c": [(0, 1), (1, 4), (4, 6)],
+}
+"""A device with two chunks that are no neighbours, chunks that begin elsewhere in another pipeline, and one without."""
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[int, float], dict[str, torch.Tensor]]:
+    tmp_path = tmp_path_factory.mktemp("deep")
+    spec = job(tmp_path)
+    model = msgspec.structs.replace(spec.model, config={**spec.model.config, "n_layer": 4})
+    world = World(msgspec.structs.replace(spec, model=model), {"x": [(0, 6)]}, 0, tmp_path)
+    world.run()
+    return world.job, world.losses, world.weights()
+
+
+@pytest.mark.parametrize("go_on", [False, True])
+@pytest.mark.parametrize("seed", range(24))
+def test_random_deaths_of_chunks_that_are_apart(deep, tmp_path: Path, seed: int, go_on: bool) -> None:
+    world = v_world(deep, tmp_path, seed, DEEP_V, go_on=go_on, **SCHEDULES[1 + seed % 3])
+    random_deaths(world)
+    world.run()
+    check(world, deep)
+
+
+@pytest.mark.parametrize("point", ["forward", "backward", "weights", "reduce"])
+@pytest.mark.parametrize("victim", ["a0/0", "a1/0", "a2/0", "b0/0", "b1/0", "c1/0"])
+def test_kill_where_chunks_are_apart(deep, tmp_path: Path, point: str, victim: str) -> None:
+    seed = zlib.crc32(f"deep {point} {victim}".encode()) % 1000
+    world = v_world(deep, tmp_path, seed, DEEP_V, backward="decoupled")
+    world.nodes[victim].faults.arm(point, 2)
+    world.run()
+    assert (victim, point) in world.fired
+    check(world, deep)
 
 
 @pytest.mark.slow
