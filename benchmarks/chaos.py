@@ -5,6 +5,7 @@ python benchmarks/chaos.py --seed 17           one seed again
 python benchmarks/chaos.py --hows hang,sigstop only these kinds of failures
 python benchmarks/chaos.py --devices 2         only on nodes of two devices (else every fourth seed)
 python benchmarks/chaos.py --matrix [--cell N] every phase x victim x one or two at once
+python benchmarks/chaos.py --manner slipstream-decoupled-flushed   only so (else as the seed or the cell has it)
 python benchmarks/chaos.py --daemon --seeds 20 kill -9 of the daemon in the middle of training
 """
 
@@ -22,8 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.peers.launch import endable
 from tests.helpers.chaos import HOWS, daemon_seed, random_seed
 from tests.helpers.cluster import Cluster
+from tests.helpers.manners import BY_NAME, manner_of
 from tests.helpers.matrix import NODES as MATRIX_NODES
-from tests.helpers.matrix import all_cells, run_cell
+from tests.helpers.matrix import all_cells, every_cell, run_cell
 
 NODES = 5
 TWO_DEVICE_NODES = 3
@@ -46,6 +48,7 @@ def main() -> int:
     parser.add_argument(
         "--with-node", action="store_true", help="with --daemon: a node dies while it is away"
     )
+    parser.add_argument("--manner", choices=sorted(BY_NAME), help="of the jobs")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="oobleck-chaos-") as state, contextlib.ExitStack() as stack:
         clusters = Clusters(Path(state), stack)
@@ -79,7 +82,8 @@ class Clusters:
 def matrix(clusters: Clusters, args: argparse.Namespace) -> tuple[int, int]:
     """All cells, or one."""
     cluster = clusters.of(MATRIX_NODES)
-    cells = [cell for cell in all_cells() if args.cell in {None, cell.name}]
+    cells = [cell for cell in every_cell() if cell.name == args.cell] if args.cell else all_cells()
+    cells = [cell for cell in cells if args.manner in {None, cell.manner.name}]
     failed = 0
     for cell in cells:
         began = time.monotonic()
@@ -102,18 +106,20 @@ def seeds(clusters: Clusters, args: argparse.Namespace) -> tuple[int, int]:
     failed = total = 0
     flags = (" --daemon" if args.daemon else "") + (" --with-node" if args.with_node else "")
     flags += f" --devices {args.devices}" if args.devices else ""
+    flags += f" --manner {args.manner}" if args.manner else ""
     flags += "" if args.hows == ",".join(HOWS) else f" --hows {args.hows}"
     last = args.seeds or sys.maxsize
     for seed in [args.seed] if args.seed is not None else range(last):
         total += 1
         cluster = clusters.for_seed(seed, args.devices)
+        manner = BY_NAME[args.manner] if args.manner else manner_of(seed)
         try:
             story = (
-                daemon_seed(cluster, seed, with_node=args.with_node)
+                daemon_seed(cluster, seed, with_node=args.with_node, manner=manner)
                 if args.daemon
-                else random_seed(cluster, seed, args.hows.split(","))
+                else random_seed(cluster, seed, args.hows.split(","), manner)
             )
-            print(f"seed {seed}: identical ({story})", flush=True)
+            print(f"seed {seed}: identical ({manner.name}; {story})", flush=True)
         except AssertionError as error:
             failed += 1
             print(

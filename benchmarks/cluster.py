@@ -144,7 +144,17 @@ class Cluster:
         return done.stdout
 
 
-def job_of(name: str, *, steps: int, f: int, depth: int, exact: bool = True, max_nodes: int = 0) -> Job:
+def job_of(
+    name: str,
+    *,
+    steps: int,
+    f: int,
+    depth: int,
+    exact: bool = True,
+    max_nodes: int = 0,
+    policy: str = "oobleck",
+    schedule: Mapping[str, object] | None = None,
+) -> Job:
     """The benchmarks' model and batch as a job: constant work a step, no clipping, as the peers have none.
 
     Pipelines have ``depth`` nodes at least; with ``max_nodes`` further nodes stand by.
@@ -157,12 +167,15 @@ def job_of(name: str, *, steps: int, f: int, depth: int, exact: bool = True, max
             "sequence": shape.SEQUENCE, "exact": exact,
         },
         "optimizer": {"lr": shape.LEARNING_RATE, "clip_norm": 0.0},
-        "fault_tolerance": {"f": f, "policy": "oobleck"},
+        "fault_tolerance": {"f": f, "policy": policy},
+        "schedule": {**(schedule or {})},
         "resources": {"min_pipeline_nodes": depth, "max_nodes": max_nodes},
     }  # fmt: skip
     return parse_job(raw)
 
 
 def depths(view: JobView) -> list[int]:
-    """Stages of every pipeline of a deployed job."""
-    return sorted(len(pipeline.stages) for pipeline in view.pipelines)
+    """Devices of every pipeline of a deployed job, without vacant places."""
+    return sorted(
+        len({stage.device for stage in pipeline.stages} - {*pipeline.vacant}) for pipeline in view.pipelines
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 
@@ -14,7 +14,8 @@ class Cost:
 
     ``step_s`` is the normal step before it. ``samples_short``: samples missing from the batches of committed
     steps until the job was whole again after ``whole_s``. ``redone_share``: of the interrupted step's work,
-    what was computed again; 1 where whole attempts are thrown away. ``missing``: largest share of the devices
+    what gradients were computed again; 1 where whole attempts are thrown away; ``forwards_share`` of its forward passes. ``phases``: seconds of
+    each phase of the recovery. ``missing``: largest share of the devices
     that had no part in a committed step, and ``missing_s`` that share summed up over the time until the job was
     whole. ``copied_bytes``: state that devices sent each other.
     """
@@ -30,6 +31,8 @@ class Cost:
     missing_s: float = 0.0
     copied_bytes: int = 0
     redone_share: float | None = None
+    forwards_share: float | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def in_steps(self) -> float:
@@ -72,6 +75,9 @@ class Summary:
     attempts_discarded: int
     samples_lost: int
     samples_short: int
+    median_redone: float | None = None
+    median_forwards: float | None = None
+    median_phases: Mapping[str, float] = field(default_factory=dict)
 
 
 def summarise(costs: Sequence[Cost]) -> Summary:
@@ -92,4 +98,15 @@ def summarise(costs: Sequence[Cost]) -> Summary:
         attempts_discarded=sum(cost.attempts_discarded for cost in costs),
         samples_lost=sum(cost.samples_lost for cost in costs),
         samples_short=sum(cost.samples_short for cost in costs),
+        median_redone=_median(cost.redone_share for cost in costs),
+        median_forwards=_median(cost.forwards_share for cost in costs),
+        median_phases={
+            phase: statistics.median(cost.phases.get(phase, 0.0) for cost in costs)
+            for phase in dict.fromkeys(phase for cost in costs for phase in cost.phases)
+        },
     )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

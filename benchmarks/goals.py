@@ -50,6 +50,17 @@ def goals_of(summaries: Mapping[str, Summary]) -> list[Goal]:
 
 def _of_other_faults(summaries: Mapping[str, Summary]) -> list[Goal]:
     goals = []
+    for name in ("oobleckd", "slipstream"):
+        if name in summaries:
+            phases = summaries[name].median_phases
+            goals.append(Goal(f"{name}: SIGKILL detected in ms", 1000 * phases.get("detect", 0.0), 20.0))
+            goals.append(Goal(f"{name}: planned in ms", 1000 * phases.get("plan", 0.0), 5.0))
+            goals.append(Goal(f"{name}: next step, in normal steps", summaries[name].median_in_steps, 1.1))
+    if "backward" in summaries:
+        again = summaries["backward"].median_redone or 0.0
+        goals.append(
+            Goal("killed in a backward pass: share of a step's gradients computed again", again, 0.1)
+        )
     if "sigstop" in summaries:
         goals.append(Goal("SIGSTOP: next step in s", summaries["sigstop"].median_next_step_s, 2.0))
     if "spare" in summaries:

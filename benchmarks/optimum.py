@@ -5,6 +5,7 @@ Pure. Shares nothing with the planner's search but the definition of a stage's w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -61,8 +62,11 @@ class Program:
         return Verdict(found.mip_dual_bound or 0.0, np.inf if found.fun is None else found.fun)
 
 
-def shortest(works: Sequence[StageWork], num_micro_batches: int, horizon_s: float, limit_s: float) -> Verdict:
-    """The makespan of the best schedule of F, I and W within the memory of ``works``, in seconds.
+def shortest(
+    works: Sequence[StageWork], num_micro_batches: int, horizon_s: float, limit_s: float, chunks: int = 1
+) -> Verdict:
+    """The makespan of the best schedule of F, I and W within the memory of ``works``, in seconds. With two ``chunks`` a
+    device has the stages that are as far from the beginning as from the end.
 
     ``horizon_s``: some schedule takes no longer. Ends after ``limit_s`` seconds, perhaps without a proof.
     Micro-batches are alike, so those of a kind run in order; a send follows its op at once.
@@ -78,7 +82,11 @@ def shortest(works: Sequence[StageWork], num_micro_batches: int, horizon_s: floa
                     program.after((stage, kind, k), (stage, kind, k - 1), took[kind])
             for j in range(k):
                 _one_at_a_time(program, stage, (j, k), took, horizon_s)
-            _memory(program, stage, k, work)
+            if chunks == 1:
+                _memory(program, stage, k, work)
+    if chunks == 2:
+        for stage in range(len(works) // 2):
+            _two_chunks(program, works, (stage, len(works) - 1 - stage), num_micro_batches, horizon_s)
     return program.least("makespan", horizon_s, limit_s)
 
 
@@ -118,3 +126,43 @@ def _memory(program: Program, stage: int, k: int, work: StageWork) -> None:
     if freed:
         room = work.limit_bytes - work.base_bytes
         program.at_most(room - (k + 1) * work.activation_bytes, freed)
+
+
+def _two_chunks(
+    program: Program, works: Sequence[StageWork], stages: tuple[int, int], num: int, horizon_s: float
+) -> None:
+    """Ops of the two stages of a device come one after the other, and what both hold fits."""
+    ops = [[(stage, kind, k) for kind in "FIW" for k in range(num)] for stage in stages]
+    for one, other in itertools.product(*ops):
+        before = ("before", *one, *other)
+        program.at_most(horizon_s - _took(works, one), {one: 1.0, other: -1.0, before: horizon_s})
+        program.at_most(-_took(works, other), {other: 1.0, one: -1.0, before: -horizon_s})
+    limit = works[stages[0]].limit_bytes
+    if not limit:
+        return
+    base = sum(works[stage].base_bytes for stage in stages)
+    for own, beside in (stages, stages[::-1]):
+        mine, theirs = works[own], works[beside]
+        for k in range(num):
+            held: dict[Hashable, float] = {}
+            for j in range(k):
+                held["before", own, "I", j, "F", k] = -float(mine.activation_bytes - mine.kept_bytes)
+                held["before", own, "W", j, "F", k] = -float(mine.kept_bytes)
+            sure = base + (k + 1) * mine.activation_bytes
+            changes = {
+                "F": theirs.activation_bytes,
+                "I": theirs.kept_bytes - theirs.activation_bytes,
+                "W": -theirs.kept_bytes,
+            }
+            for kind, j in itertools.product("FIW", range(num)):
+                if own < beside:  # 1 where ours is first: what theirs changes counts where it is 0
+                    held["before", own, "F", k, beside, kind, j] = -float(changes[kind])
+                    sure += changes[kind]
+                else:
+                    held["before", beside, kind, j, own, "F", k] = float(changes[kind])
+            program.at_most(limit - sure, held)
+
+
+def _took(works: Sequence[StageWork], op: tuple[int, str, int]) -> float:
+    work = works[op[0]]
+    return {"F": work.forward_s + work.send_s, "I": work.input_s + work.return_s, "W": work.weight_s}[op[1]]

@@ -125,6 +125,21 @@ def row_of(name: str, summary: Summary) -> list[str]:
     ]  # fmt: skip
 
 
+PHASES = ("detect", "plan", "reconfigure", "copy", "resume")
+OURS_HEADER = ("of ours", "policy", "boundaries", "gradients again", "forwards again", *PHASES)
+
+
+def row_of_ours(name: str, summary: Summary) -> list[str]:
+    """How the recovery came about: shares of a step, and seconds of its phases (medians)."""
+    fault = surviving.FAULTS[name]
+    shares = [summary.median_redone, summary.median_forwards]
+    return [
+        fault.name, fault.policy, "kept" if fault.kept else "not kept",
+        *("" if share is None else f"{share:.1%}" for share in shares),
+        *(f"{1000 * summary.median_phases[phase]:.1f} ms" if phase in summary.median_phases else "" for phase in PHASES),
+    ]  # fmt: skip
+
+
 def report(summaries: dict[str, Summary], failures: dict[str, str], goals: list[Goal]) -> None:
     """Print the tables."""
     rows = [row_of(NAMES[system], summary) for system, summary in summaries.items()]
@@ -132,6 +147,8 @@ def report(summaries: dict[str, Summary], failures: dict[str, str], goals: list[
         [f"{NAMES[name]}: {why}", *[""] * (len(HEADER) - 1)] for name, why in failures.items() if not rows
     ]
     print(table(HEADER, rows), end="\n\n")
+    if ours := [row_of_ours(name, found) for name, found in summaries.items() if found.median_phases]:
+        print(table(OURS_HEADER, ours), end="\n\n")
     for name, why in failures.items():
         print(f"{NAMES[name]}: {why}\n")
     if goals:

@@ -28,7 +28,8 @@ from benchmarks.optimum import shortest
 from benchmarks.tables import table
 from planner.decoupled import decoupled
 from planner.orders import least_makespan_s
-from planner.plan import Pipeline, Plan, Range, Template, node_of
+from planner.pipe import Pipe
+from planner.plan import Pipeline, Plan, Range, Template, holdings_of, node_of
 from planner.policy import Setup
 from planner.profile import LayerCost, Profile
 from planner.refine import refined
@@ -37,7 +38,7 @@ from planner.template import templates, templates_for
 from planner.timeline import Timeline, dry_run_works
 from planner.transfer import place, segments_on, transfers
 from planner.validator import validate
-from planner.work import StageWork, stage_works
+from planner.work import DeviceWork, StageWork, stage_works
 
 WITHIN = 0.02
 """How far a decoupled schedule may be from the optimum."""
@@ -83,7 +84,7 @@ def optimality(num_cases: int, limit_s: float, seed: int) -> dict[str, object]:
         works = random_works(dice, num_stages, num)
         ops = decoupled(works, range(num))
         validate(ops, range(num), works)
-        ours_s, bound_s = timed(ops, works).makespan_s, least_makespan_s(works, num)
+        ours_s, bound_s = timed(ops, works).makespan_s, least_makespan_s(Pipe.of(works), num)
         if ours_s > bound_s:
             milps += 1
             verdict = shortest(works, num, ours_s, limit_s)
@@ -103,9 +104,30 @@ def optimality(num_cases: int, limit_s: float, seed: int) -> dict[str, object]:
     }
 
 
+def two_chunks(plain: StageWork, num_devices: int, num: int) -> float:
+    """The bubble share where each stage is two halves, in the memory of 1F1B's first stage."""
+    half = msgspec.structs.replace(
+        plain,
+        forward_s=plain.forward_s / 2,
+        input_s=plain.input_s / 2,
+        weight_s=plain.weight_s / 2,
+        activation_bytes=50 * plain.activation_bytes,
+        kept_bytes=50 * plain.kept_bytes,
+        limit_bytes=100 * plain.activation_bytes * num_devices,
+    )
+    works = [half] * (2 * num_devices)
+    ops = decoupled(works, range(num), chunks=2)
+    validate(ops, range(num), works, chunks=2)
+    names = [f"n{device}/0" for device in range(num_devices)]
+    stages = Pipe.of(works, 2).stages
+    of_devices = [DeviceWork({stage: works[stage] for stage in each}) for each in stages]
+    run = dry_run_works(dict(zip(names, ops, strict=True)), dict(zip(names, of_devices, strict=True)))
+    return statistics.mean(run.bubble.values())
+
+
 def bubbles(num_stages: int = 8) -> list[dict[str, object]]:
     """Bubble shares of 1F1B, and of a decoupled backward in the memory that 1F1B's first stage takes and
-    in twice that.
+    in twice that; in the first also with two chunks a device.
     """
     rows: list[list[str]] = []
     found: list[dict[str, object]] = []
@@ -118,13 +140,14 @@ def bubbles(num_stages: int = 8) -> list[dict[str, object]]:
             began_s = time.process_time()
             ours = timed(decoupled(works, range(num)), works)
             took_s = max(took_s, time.process_time() - began_s)
-            over = ours.makespan_s / least_makespan_s(works, num) - 1
+            over = ours.makespan_s / least_makespan_s(Pipe.of(works), num) - 1
             shares.append(statistics.mean(ours.bubble.values()))
         shares.insert(0, statistics.mean(theirs.bubble.values()))
+        shares.append(two_chunks(plain, num_stages, num))
         rows.append([str(num), *(f"{share:.1%}" for share in shares), f"{over:.2%}", f"{took_s:.2f}"])
-        names = ("1f1b", "decoupled", "decoupled_twice")
+        names = ("1f1b", "decoupled", "decoupled_twice", "two_chunks")
         found.append({"micro_batches": num, "over_bound": over, **dict(zip(names, shares, strict=True))})
-    header = [f"bubbles of {num_stages} stages", "1F1B", "decoupled", "with twice the memory"]
+    header = [f"bubbles of {num_stages} stages", "1F1B", "decoupled", "with twice the memory", "two chunks"]
     header += ["over the bound", "CPU s"]
     print(table(header, rows), end="\n\n")
     return found
@@ -216,7 +239,7 @@ def placement(num_nodes: int, dead: int, seed: int) -> tuple[float, float, bool]
         began_s = time.process_time()
         placed = place(members, free, holdings, profile)
         segments = [s for t, n in zip(members, placed, strict=True) for s in segments_on(t, n)]
-        wanted = {s.device: s.layers for s in [*segments, *(s for p in stay for s in p.segments)]}
+        wanted = holdings_of([*segments, *(s for p in stay for s in p.segments)])
         copies = transfers(wanted, holdings, profile)
         return 1e3 * (time.process_time() - began_s), sum(copy.num_bytes for copy in copies)
 

@@ -28,7 +28,8 @@ _DAEMON_AWAY_S = 2.0
 class Fault:
     """A kind of failure: ``strike`` fails a node, ``mend`` is what a service manager would do afterwards.
 
-    The cluster has ``nodes`` nodes, of which the job wants four, with warm spares or without.
+    The cluster has ``nodes`` nodes, of which the job wants four, with warm spares or without. The job's policy is ``policy``; with ``kept``
+    devices keep what they send until the commit.
     """
 
     name: str
@@ -36,6 +37,17 @@ class Fault:
     mend: Callable[[Cluster, str], None] | None = None
     nodes: int = shape.NUM_PROCESSES
     spare: bool = False
+    policy: str = "oobleck"
+    kept: bool = True
+
+    @property
+    def schedule(self) -> dict[str, object]:
+        """Of the job."""
+        return {} if self.kept else {"boundary_memory": 0}
+
+
+def _kill_in_backward(cluster: Cluster, node: str) -> None:
+    cluster.client.kill(node, "device", at="backward")
 
 
 def _kill_device(cluster: Cluster, node: str) -> None:
@@ -54,6 +66,13 @@ def _daemon_away(cluster: Cluster, _node: str) -> None:
 
 FAULTS = {
     "oobleckd": Fault("oobleckd, 2 pipelines of 2 stages", _kill_device),
+    "unkept": Fault("oobleckd, nothing kept at boundaries", _kill_device, kept=False),
+    "slipstream": Fault("oobleckd, policy slipstream", _kill_device, policy="slipstream"),
+    "slipstream-unkept": Fault(
+        "oobleckd, slipstream, nothing kept", _kill_device, policy="slipstream", kept=False
+    ),
+    "backward": Fault("oobleckd, killed in a backward pass", _kill_in_backward),
+    "backward-unkept": Fault("oobleckd, the same, nothing kept", _kill_in_backward, kept=False),
     "spare": Fault("oobleckd, the node has a warm spare", _kill_device, spare=True),
     "sigstop": Fault(f"oobleckd, SIGSTOP of a node for {_STOPPED_S:g} s", _stop),
     "agent": Fault("oobleckd, kill -9 of a node's agent", Cluster.kill, Cluster.start),
@@ -65,7 +84,10 @@ FAULTS = {
 def rounds_of(fault: Fault, cluster: Cluster, rounds: int, rng: random.Random) -> Iterator[Cost]:
     """Strike one node after the other, each at a random moment of a step of a job that is whole again."""
     cluster.until(lambda: _at_hand(cluster, fault) or None, "all nodes and spares")
-    job = cluster.submit(job_of("recovery", steps=10**6, f=1, depth=2, max_nodes=shape.NUM_PROCESSES))
+    spec = job_of(
+        "recovery", steps=10**6, f=1, depth=2, max_nodes=shape.NUM_PROCESSES, policy=fault.policy, schedule=fault.schedule
+    )  # fmt: skip
+    job = cluster.submit(spec)
     cluster.in_state(job, "running")
     for _ in range(rounds):
         before = _normal(cluster, job, fault)
@@ -173,7 +195,20 @@ def cost_of(
         missing_s=missing_s,
         copied_bytes=sum(incident.copied_bytes for incident in incidents),
         redone_share=sum(i.layer_gradients for i in incidents) / work if work else None,
+        forwards_share=sum(i.layer_forwards for i in incidents) / work if work else None,
+        phases=_phases(incidents, struck_at),
     )
+
+
+def _phases(incidents: Sequence[IncidentView], struck_at: float) -> dict[str, float]:
+    """Seconds of each phase, over all incidents; the first of them is detected from when it struck."""
+    phases: dict[str, float] = {}
+    for incident in incidents:
+        for phase in incident.phases:
+            phases[phase.phase] = phases.get(phase.phase, 0.0) + phase.duration_s
+    if incidents and "detect" in phases:
+        phases["detect"] += incidents[0].at - struck_at
+    return phases
 
 
 def _planned(devices: Mapping[int, int], epoch: int) -> int:

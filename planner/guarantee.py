@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from planner.plan import Range
+from planner.plan import Layers
 
 
 def usable(num_nodes: int, n0: int, n_max: int, r: int) -> bool:
@@ -76,13 +76,13 @@ def losses_survived(num_pipelines: int) -> int:
     return num_pipelines - 1
 
 
-def lost_layers(held: Iterable[Range], num_layers: int) -> tuple[int, ...]:
+def lost_layers(held: Iterable[Layers], num_layers: int) -> tuple[int, ...]:
     """The layers of which no live device holds a copy; ``held``: what each live device holds."""
     alive = set(held)
     return tuple(layer for layer in range(num_layers) if not any(layer in layers for layers in alive))
 
 
-def can_replan(num_nodes: int, n0: int, held: Iterable[Range], num_layers: int) -> bool:
+def can_replan(num_nodes: int, n0: int, held: Iterable[Layers], num_layers: int) -> bool:
     """Whether a new plan loses nothing: exactly when every layer has a holder and n0 nodes are left.
 
     n0 nodes always make a plan (statement 1 with r = 1, statement 4), and what a place lacks a holder

@@ -32,6 +32,33 @@ class Range(msgspec.Struct, frozen=True, order=True):
         return range(self.start, self.stop)
 
 
+class Layers(msgspec.Struct, frozen=True, order=True):
+    """What a device holds: ranges, ascending and apart. Neighbours may touch and are two all the same: a hop
+    lies within one.
+    """
+
+    ranges: tuple[Range, ...] = ()
+
+    @classmethod
+    def of(cls, *ranges: Range) -> Layers:
+        """``ranges`` in any order."""
+        return cls(tuple(sorted(ranges)))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ranges))
+
+    def __contains__(self, layer: int) -> bool:
+        return any(layer in held for held in self.ranges)
+
+    def layers(self) -> tuple[int, ...]:
+        """Every layer, ascending."""
+        return tuple(layer for held in self.ranges for layer in held.layers())
+
+    def spans(self, layers: Range) -> bool:
+        """Whether one range has all of ``layers``, and there are any."""
+        return any(held.start <= layers.start < layers.stop <= held.stop for held in self.ranges)
+
+
 class Stage(msgspec.Struct, frozen=True):
     """Contiguous layers on ``num_devices`` devices of one node, and what the model says of them.
 
@@ -50,8 +77,9 @@ class Template(msgspec.Struct, frozen=True):
 
     The modelled time of ``m`` micro-batches is ``fill_s + (m - 1) * period_s``: ``fill_s`` is one
     micro-batch through all stages and cuts and the slowest update, or what makes the sum that of a run
-    (``refine``); ``period_s`` the slowest stage with its transfers. No split takes less than (1 - ``gap``) of its time, so modelled, for
-    the micro-batches that it was made for.
+    (``refine``, ``fold``); ``period_s`` the slowest stage with its transfers. No split takes less than (1 - ``gap``) of its time, so modelled, for
+    the micro-batches that it was made for (with a decoupled backward: less than of the split that it began with). ``chunks``: stages a device; with two, ``stages`` has those of a device as far
+    from the beginning as from the end (``pipe``), and the memory of each is the device's.
     """
 
     num_nodes: int
@@ -60,19 +88,33 @@ class Template(msgspec.Struct, frozen=True):
     fill_s: float
     period_s: float
     gap: float = 0.0
+    chunks: int = 1
+
+    @property
+    def held(self) -> tuple[Layers, ...]:
+        """The layers of each of its devices, or of those that share a stage."""
+        count = len(self.stages) // self.chunks
+        return tuple(
+            Layers.of(*(stage.layers for stage in (self.stages[at], self.stages[-1 - at])[: self.chunks]))
+            for at in range(count)
+        )
 
     def time_s(self, num_micro_batches: int) -> float:
-        """Modelled 1F1B makespan in seconds of ``num_micro_batches`` micro-batches (0 for none)."""
+        """Modelled makespan in seconds of ``num_micro_batches`` micro-batches (0 for none)."""
         if num_micro_batches == 0:
             return 0.0
         return self.fill_s + (num_micro_batches - 1) * self.period_s
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """One hop of a route: ``device`` computes ``layers``."""
+    """One hop of a route: ``device`` computes ``layers``. A route may come back to a device."""
 
     device: str
     layers: Range
+
+
+NOTHING, FORWARD, BACKWARD, WEIGHTS = range(4)
+"""How far a hop got with a micro-batch: BACKWARD: the gradient of its input was sent back; WEIGHTS: all is in the sums."""
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -80,13 +122,28 @@ class Route(msgspec.Struct, frozen=True):
 
     ``attempt`` is the epoch that made the route, so it never repeats. ``mask`` names the layers whose
     weight gradients this attempt adds; ``None`` means all of them. Layers outside the mask only pass
-    activations and their gradients through.
+    activations and their gradients through. With ``reached`` (for every hop) it goes on with what was done in
+    attempt ``resumes``; what a hop there got to is not done again. ``redone``: per hop how much of its work was done once
+    (NOTHING, FORWARD, or BACKWARD for gradients too); without it, all.
     """
 
     micro_batch: int
     attempt: int
     segments: tuple[Segment, ...]
     mask: tuple[int, ...] | None = None
+    resumes: int = -1
+    reached: tuple[int, ...] = ()
+    redone: tuple[int, ...] = ()
+
+    def again(self, position: int) -> int:
+        """How much of the hop's work was done once, as far as is known."""
+        if self.mask is None:
+            return NOTHING
+        return self.redone[position] if self.redone else BACKWARD
+
+    def reached_at(self, position: int) -> int:
+        """How far hop ``position`` was when this attempt was made."""
+        return self.reached[position] if self.reached else NOTHING
 
     def touches(self, devices: Iterable[str]) -> bool:
         """Whether any hop lies on one of ``devices``."""
@@ -98,6 +155,22 @@ class Route(msgspec.Struct, frozen=True):
         return self.mask is None or layer in self.mask
 
 
+class HopState(msgspec.Struct, frozen=True):
+    """How far hop ``position`` of a micro-batch's route (of ``attempt``) is on its device, and what it still has of what it sent.
+
+    ``reached``: NOTHING, FORWARD, BACKWARD (the gradient was sent back) or WEIGHTS. ``has_input``: what it waits for has arrived. ``has_output``: the activations that it sent
+    on; ``has_gradient``: the gradient that it sent back.
+    """
+
+    micro_batch: int
+    attempt: int
+    position: int
+    reached: int
+    has_input: bool = False
+    has_output: bool = False
+    has_gradient: bool = False
+
+
 class Pipeline(msgspec.Struct, frozen=True):
     """A template placed on named nodes, with its share of the micro-batches."""
 
@@ -105,25 +178,41 @@ class Pipeline(msgspec.Struct, frozen=True):
     segments: tuple[Segment, ...]
     micro_batches: tuple[int, ...]
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Its devices, in the order in which a micro-batch first comes to them."""
+        return tuple(dict.fromkeys(segment.device for segment in self.segments))
+
+    @property
+    def chunks(self) -> int:
+        """How many of the segments each device has."""
+        return len(self.segments) // len(self.devices)
+
 
 class Plan(msgspec.Struct, frozen=True):
     """All pipelines of a job. ``idle`` nodes are members without a place, which ``reason`` explains.
 
-    ``step_s`` is the modelled time of one step in seconds.
+    ``step_s`` is the modelled time of one step in seconds. ``vacant``: devices that segments name and that
+    nobody has now; holders of the same layers in other pipelines compute what these would.
     """
 
     pipelines: tuple[Pipeline, ...]
     idle: tuple[str, ...] = ()
     step_s: float = 0.0
     reason: str = ""
+    vacant: tuple[str, ...] = ()
 
-    def holdings(self) -> dict[str, Range]:
-        """Device -> the layers it holds."""
-        return {s.device: s.layers for p in self.pipelines for s in p.segments}
+    def holdings(self) -> dict[str, Layers]:
+        """Device -> the layers it holds. Vacant places hold nothing."""
+        gone = frozenset(self.vacant)
+        return holdings_of(s for p in self.pipelines for s in p.segments if s.device not in gone)
 
     def nodes(self) -> tuple[str, ...]:
-        """Every node with a place, in pipeline order."""
-        return tuple(node for p in self.pipelines for node in p.nodes)
+        """Every node that has a place, in pipeline order."""
+        if not self.vacant:
+            return tuple(node for p in self.pipelines for node in p.nodes)
+        there = {node_of(device) for device in self.holdings()}
+        return tuple(node for p in self.pipelines for node in p.nodes if node in there)
 
 
 class Transfer(msgspec.Struct, frozen=True):
@@ -143,7 +232,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     epoch: int
     num_layers: int
-    holdings: dict[str, Range]
+    holdings: dict[str, Layers]
     routes: tuple[Route, ...]
 
     def holders(self, layer: int) -> tuple[str, ...]:
@@ -161,6 +250,30 @@ class Layout(msgspec.Struct, frozen=True):
         return tuple(counts)
 
 
+class Detours(msgspec.Struct, frozen=True):
+    """From ``round`` on ``routes`` replace the layout's routes of their micro-batches; until then ``before`` does.
+
+    ``before`` are the routes of the detours that were in force when these were decided: who is still in the
+    round of that decision goes by them. Attempts are the epochs that made the routes.
+    """
+
+    round: int
+    routes: tuple[Route, ...]
+    before: tuple[Route, ...] = ()
+
+    def standing(self, round_: int) -> tuple[Route, ...]:
+        """The routes that replace the layout's in ``round_``."""
+        return self.routes if round_ >= self.round else self.before
+
+
+def holdings_of(segments: Iterable[Segment]) -> dict[str, Layers]:
+    """Device -> the layers of all its hops in ``segments``, which has each of them once."""
+    held: dict[str, tuple[Range, ...]] = {}
+    for segment in segments:
+        held[segment.device] = (*held.get(segment.device, ()), segment.layers)
+    return {device: Layers.of(*ranges) for device, ranges in held.items()}
+
+
 def node_of(device: str) -> str:
     """The node of device ``"<node>/<index>"``."""
     return device.rpartition("/")[0]
@@ -171,13 +284,15 @@ def device_name(node: str, index: int) -> str:
     return f"{node}/{index}"
 
 
-def layout_of(plan: Plan, epoch: int, num_layers: int) -> Layout:
-    """The layout that deploying ``plan`` at ``epoch`` leads to."""
-    routes = [
-        Route(mb, epoch, pipeline.segments) for pipeline in plan.pipelines for mb in pipeline.micro_batches
-    ]
-    routes.sort(key=lambda route: route.micro_batch)
-    return Layout(epoch, num_layers, plan.holdings(), tuple(routes))
+def standing_routes(layout: Layout, detours: Detours | None, round_: int) -> tuple[Route, ...]:
+    """Who computes which micro-batch in ``round_`` if nothing more fails, by micro-batch.
+
+    The same on every device and in the daemon, which freeze and repair by it.
+    """
+    if detours is None:
+        return layout.routes
+    instead = {route.micro_batch: route for route in detours.standing(round_)}
+    return tuple(instead.get(route.micro_batch, route) for route in layout.routes)
 
 
 def tolerance(copies: Mapping[int, int] | Iterable[int]) -> int:

@@ -10,8 +10,12 @@ from typing import Protocol
 
 import msgspec
 
-from planner.plan import Plan, Range, Template, Transfer
+from planner.plan import Layers, Plan, Template, Transfer
 from planner.profile import NOTHING, Held, Profile
+
+REROUTING = frozenset({"slipstream"})
+"""Policies under which a job goes on with detours after a loss, instead of stopping for a new plan at the next
+boundary. By name, since the daemon's loop does not import the policies (scipy)."""
 
 
 class PlanError(ValueError):
@@ -29,7 +33,9 @@ class Setup(msgspec.Struct, frozen=True):
     ``device_memory_bytes``: limit per device (0: unlimited). ``max_nodes``: templates are made for n0
     up to at most this many nodes, and for ``min_nodes`` at least. ``max_devices_per_stage``: devices of a node that may share a stage.
     ``gap``: a template may be that share slower than the fastest (0: none is). ``held``: what the policy
-    keeps on every device besides its stage.
+    keeps on every device besides its stage. ``decoupled``: the backward is (``decoupled``); ``chunks``: stages a device
+    then has, 0: whichever number is faster. ``nodes_now``: that could be
+    used when the job was prepared (0: not known), whose number of micro-batches templates are made for.
     """
 
     profile: Profile
@@ -42,16 +48,20 @@ class Setup(msgspec.Struct, frozen=True):
     gap: float = 0.0
     held: Held = NOTHING
     min_nodes: int = 1
+    decoupled: bool = False
+    nodes_now: int = 0
+    chunks: int = 0
 
 
 class Situation(msgspec.Struct, frozen=True):
     """The moment: ``nodes`` may be used; ``holdings`` (device -> layers) are the live copies now, which
     may include devices of nodes that are not to be used (draining). ``running``: the pipelines at work,
-    as node tuples, with dead nodes still named so that the policy sees which pipelines were hit.
+    as node tuples, with dead nodes and those of vacant places still named so that the policy sees which
+    pipelines were hit.
     """
 
     nodes: tuple[str, ...]
-    holdings: dict[str, Range]
+    holdings: dict[str, Layers]
     running: tuple[tuple[str, ...], ...] = ()
 
 
@@ -64,19 +74,24 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """A plan, the copies that lead to it, its modelled cost in seconds, and one sentence of reason."""
+    """A plan, the copies that lead to it, its modelled cost in seconds, and one sentence of reason.
+
+    ``ops``: device -> its schedule, as text.
+    """
 
     plan: Plan
     transfers: tuple[Transfer, ...]
     cost_s: float
     reason: str
     rejected: tuple[Rejected, ...] = ()
+    ops: dict[str, str] = {}
 
 
 class Policy(Protocol):
-    """A recovery policy."""
+    """A recovery policy. ``reroutes``: after a loss the job goes on with detours (``REROUTING``)."""
 
     name: str
+    reroutes: bool
 
     def prepare(self, setup: Setup) -> tuple[Template, ...]:
         """Templates for n0, n0+1, …, n_max nodes. Raises PlanError when no number of nodes fits."""

@@ -14,6 +14,8 @@ class LayerCost(msgspec.Struct, frozen=True):
     ``activation_bytes``: held between forward and backward; ``output_bytes``: the tensor handed to
     the next layer. ``allreduce_s``: (devices of a node that share the layer, seconds of one all-reduce
     among them); each pass makes one. A number of devices that is not listed cannot share it.
+    Where the backward was measured decoupled, ``weight_s`` of its seconds are the weight gradients', which hold ``kept_bytes``
+    until they run; both 0 where it was measured whole.
     """
 
     name: str
@@ -25,6 +27,8 @@ class LayerCost(msgspec.Struct, frozen=True):
     output_bytes: int
     allreduce_s: tuple[tuple[int, float], ...] = ()
     update_s: float = 0.0
+    weight_s: float = 0.0
+    kept_bytes: int = 0
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -47,15 +51,20 @@ class Profile(msgspec.Struct, frozen=True):
         """Seconds that the update of layers ``[start, stop)`` takes on one device."""
         return sum(layer.update_s for layer in self.layers[start:stop])
 
+    def kept_bytes(self, num_micro_batches: int, limit_bytes: int) -> int:
+        """What a device keeps at most, with such a limit, of all that it sends to its neighbours in a step."""
+        largest = max((layer.output_bytes for layer in self.layers[:-1]), default=0)
+        return min(limit_bytes, 2 * num_micro_batches * largest)  # activations one way, gradients the other
+
 
 class Held(msgspec.Struct, frozen=True):
     """What a policy keeps on every device besides its stage (backups, shadows, spares).
 
-    ``state_copies``: training states of further stages, each taken to be as large as its own;
+    ``state_copies``: training states of further stages, each taken to be as large as its own, or a part of its own;
     ``device_bytes``: whatever does not depend on the stage.
     """
 
-    state_copies: int = 0
+    state_copies: float = 0.0
     device_bytes: int = 0
 
 

@@ -1,7 +1,8 @@
 """Routes for micro-batches that lost a device: stitched from whoever is alive (SlipStream, section 4).
 
-Owns the choice of hops. Does not own which layers are missing (the recovery decision knows) nor
-when a device computes what (the worker walks its tasks ready-first).
+Owns the choice of hops: of attempts that repair a round (``reroute``), and of routes that stand from then on
+(``detour``). Does not own which layers are missing (the recovery decision knows) nor when a device computes
+what (the worker walks its tasks ready-first).
 
 A route covers every layer, because the forward pass must reach the loss; only the layers in its mask
 add weight gradients. Work is counted in layer passes: 1 for a forward, 1 for the gradient that flows
@@ -16,7 +17,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.plan import Layout, Range, Route, Segment
+from planner.plan import Layers, Layout, Plan, Range, Route, Segment
 from planner.policy import PlanError
 
 FULL_PASS = 3  # forward, input gradient, weight gradient of one layer
@@ -26,6 +27,8 @@ HOP_COST = FULL_PASS  # a hop more is worth it when it takes a whole layer off t
 NEVER = 2**40  # more layer passes than any device can have to do
 
 Passes = NDArray[np.int64]
+Holder = tuple[str, Range]
+"""A device, and the range of what it holds that is meant."""
 
 
 def reroute(
@@ -38,26 +41,131 @@ def reroute(
     device, which counts the live standing routes and the routes made before it; so the micro-batches
     spread over the live pipelines. Deterministic. Raises PlanError if a layer has no live holder.
     """
-    lost = frozenset(dead)
-    _check_holders(layout, lost)
-    depth = max((len(route.segments) for route in layout.routes), default=1)
-    load = _standing_load(layout, lost)
-    twins: dict[Range, list[str]] = {}
-    for device in load:
-        twins.setdefault(layout.holdings[device], []).append(device)
-    routes = []
-    for micro_batch, layers in sorted(missing.items()):
-        if not layers:
-            continue
-        mask = tuple(sorted(layers))
-        work = _work_before(layout.num_layers, mask)
-        # Devices with the same range differ in their load alone: the least loaded stands for all.
-        free = {layers: min((load[device], device) for device in same) for layers, same in twins.items()}
-        segments = _best_path(free, work, depth)
+    rerouting = Rerouting(layout, dead)
+    return tuple(
+        rerouting.whole(micro_batch, layers, attempt)
+        for micro_batch, layers in sorted(missing.items())
+        if layers
+    )
+
+
+class Rerouting:
+    """Routes made one after the other for one loss: each counts the work of those before it."""
+
+    def __init__(self, layout: Layout, dead: Collection[str]) -> None:
+        lost = frozenset(dead)
+        _check_holders(layout, lost)
+        self._layout = layout
+        self._depth = max((len(route.segments) for route in layout.routes), default=1)
+        self._load = _standing_load(layout, lost)
+
+    def whole(self, micro_batch: int, missing: Sequence[int], attempt: int) -> Route:
+        """From the embedding to the loss; ``missing``: the layers whose weight gradients it adds."""
+        mask = tuple(sorted(missing))
+        segments = self.path(Range(0, self._layout.num_layers), mask)
+        assert segments is not None, "every layer has a holder"
         for segment in segments:
-            load[segment.device] += work[segment.layers.stop] - work[segment.layers.start]
-        routes.append(Route(micro_batch, attempt, segments, mask))
-    return tuple(routes)
+            self.charge(segment, mask)
+        return Route(micro_batch, attempt, segments, mask)
+
+    def path(
+        self, layers: Range, mask: tuple[int, ...], without: Collection[str] = ()
+    ) -> tuple[Segment, ...] | None:
+        """The best hops through ``layers`` on live devices other than ``without``; None if those do not hold them all."""
+        free = _free(self._layout, self._load, layers, without)
+        if {layer for part in free for layer in part.layers()} != set(range(len(layers))):
+            return None
+        work = _work_before(self._layout.num_layers, mask)[layers.start : layers.stop + 1]
+        hops = _best_path(free, [done - work[0] for done in work], self._depth)
+        shift = layers.start
+        return tuple(Segment(h.device, Range(h.layers.start + shift, h.layers.stop + shift)) for h in hops)
+
+    def charge(self, segment: Segment, mask: tuple[int, ...]) -> None:
+        """``segment`` will be computed by its device."""
+        work = _work_before(self._layout.num_layers, mask)
+        self._load[segment.device] += work[segment.layers.stop] - work[segment.layers.start]
+
+
+def detour(layout: Layout, dead: Collection[str], attempt: int) -> tuple[Route, ...]:
+    """Whole routes over live holders for every micro-batch whose route in ``layout`` touches ``dead``.
+
+    Layer by layer, so that pipelines of any depth help each other; the others keep their routes. First each
+    is put where the busiest device of its way is least busy, as repairs are; then each is taken off and put again
+    for as long as that helps. Deterministic. Raises PlanError if a layer has no live holder.
+    """
+    lost = frozenset(dead)
+    hit = [route.micro_batch for route in layout.routes if route.touches(lost)]
+    if not hit:
+        return ()
+    every = tuple(range(layout.num_layers))
+    first = reroute(layout, lost, dict.fromkeys(hit, every), attempt)
+    routes = {route.micro_batch: Route(route.micro_batch, attempt, route.segments) for route in first}
+    load = _standing_load(layout, lost)
+    for route in routes.values():
+        _carry(load, route.segments, 1)
+    while _improve(layout, routes, load):
+        pass
+    return tuple(routes[micro_batch] for micro_batch in hit)
+
+
+def _improve(layout: Layout, routes: dict[int, Route], load: dict[str, int]) -> bool:
+    """Move one micro-batch at a time off the busiest device; whether the loads, the busiest first, went down."""
+    began = sorted(load.values(), reverse=True)
+    depth = max(len(route.segments) for route in layout.routes)
+    work = _work_before(layout.num_layers, tuple(range(layout.num_layers)))
+    busiest = max(load, key=lambda device: (load[device], device))
+    for micro_batch, route in sorted(routes.items()):
+        if not route.touches([busiest]):
+            continue
+        _carry(load, route.segments, -1)
+        segments = _best_path(_free(layout, load, Range(0, layout.num_layers)), work, depth)
+        _carry(load, segments, 1)
+        if sorted(load.values(), reverse=True) < began:
+            routes[micro_batch] = Route(micro_batch, route.attempt, segments)
+            return True
+        _carry(load, segments, -1)
+        _carry(load, route.segments, 1)
+    return False
+
+
+def _carry(load: dict[str, int], segments: Sequence[Segment], sign: int) -> None:
+    """Add (or take off) one micro-batch with all its passes."""
+    for segment in segments:
+        load[segment.device] += sign * FULL_PASS * len(segment.layers)
+
+
+def _free(
+    layout: Layout, load: Mapping[str, int], within: Range, without: Collection[str] = ()
+) -> dict[Range, tuple[int, str]]:
+    """What is held of the layers ``within``, counted from their first: (load, device).
+
+    Devices with the same range differ in their load alone: the least loaded stands for all.
+    """
+    free: dict[Range, tuple[int, str]] = {}
+    for device, passes in load.items():
+        if device in without:
+            continue
+        for held in layout.holdings[device].ranges:
+            start, stop = max(held.start, within.start), min(held.stop, within.stop)
+            if start < stop:
+                part = Range(start - within.start, stop - within.start)
+                free[part] = min(free.get(part, (passes, device)), (passes, device))
+    return free
+
+
+def layout_of(plan: Plan, epoch: int, num_layers: int) -> Layout:
+    """The layout that deploying ``plan`` at ``epoch`` leads to: vacant places hold nothing and no route
+    touches them. Raises PlanError if a layer has no other holder.
+    """
+    routes = [
+        Route(mb, epoch, pipeline.segments) for pipeline in plan.pipelines for mb in pipeline.micro_batches
+    ]
+    routes.sort(key=lambda route: route.micro_batch)
+    layout = Layout(epoch, num_layers, plan.holdings(), tuple(routes))
+    around = {route.micro_batch: route for route in detour(layout, plan.vacant, epoch)}
+    return Layout(
+        epoch, num_layers, layout.holdings, tuple(around.get(route.micro_batch, route) for route in routes)
+    )
 
 
 def _check_holders(layout: Layout, lost: frozenset[str]) -> None:
@@ -91,7 +199,8 @@ def _best_path(free: Mapping[Range, tuple[int, str]], work: Sequence[int], depth
 
     Dynamic programme over (number of hops, cut); cuts are where some live range begins or ends. More
     than ``depth`` hops (the deepest pipeline) only where fewer do not reach the last layer. The optimum,
-    except where it would come back to a device: that device then computes what lies between as well.
+    except where it comes back to a device, whose hops are weighed each for itself: within one range that device
+    then computes what lies between as well.
     """
     cuts = sorted({0, len(work) - 1}.union(*({layers.start, layers.stop} for layers in free)))
     busy, who = _hops(free, cuts, work)
@@ -111,15 +220,15 @@ def _best_path(free: Mapping[Range, tuple[int, str]], work: Sequence[int], depth
     for origin in reversed(before[:num_hops]):
         stops.append(int(origin[stops[-1]]))
     stops.reverse()
-    hops = [Segment(who[i, j], Range(cuts[i], cuts[j])) for i, j in pairwise(stops)]
+    hops = [(who[i, j], Range(cuts[i], cuts[j])) for i, j in pairwise(stops)]
     return _without_returns(hops)
 
 
 def _hops(
     free: Mapping[Range, tuple[int, str]], cuts: Sequence[int], work: Sequence[int]
-) -> tuple[Passes, dict[tuple[int, int], str]]:
+) -> tuple[Passes, dict[tuple[int, int], Holder]]:
     """For every pair of cuts the passes of the least busy device that holds all between, with the hop,
-    and its name.
+    and who that is.
     """
     at = {cut: index for index, cut in enumerate(cuts)}
     chosen = np.full((len(cuts), len(cuts)), -1)
@@ -133,30 +242,30 @@ def _hops(
     until = np.array([work[cut] for cut in cuts])
     busy: Passes = np.where(chosen < 0, NEVER, load[chosen] + until[None, :] - until[:, None])
     pairs = zip(*np.nonzero(chosen >= 0), strict=True)
-    return busy, {(int(i), int(j)): options[chosen[i, j]][1][1] for i, j in pairs}
+    return busy, {(int(i), int(j)): _holder(options[chosen[i, j]]) for i, j in pairs}
 
 
-def _without_returns(hops: Sequence[Segment]) -> tuple[Segment, ...]:
-    """``hops`` where no device comes twice: it holds what lies between, so it computes that as well."""
-    path: list[Segment] = []
-    for hop in hops:
-        earlier = next((k for k, segment in enumerate(path) if segment.device == hop.device), None)
+def _holder(option: tuple[Range, tuple[int, str]]) -> Holder:
+    held, (_, device) = option
+    return device, held
+
+
+def _without_returns(hops: Sequence[tuple[Holder, Range]]) -> tuple[Segment, ...]:
+    """``hops`` where no range of a device comes twice: it has what lies between, so that is computed there as well."""
+    path: list[tuple[Holder, Range]] = []
+    for holder, layers in hops:
+        earlier = next((k for k, (other, _) in enumerate(path) if other == holder), None)
         if earlier is None:
-            path.append(hop)
+            path.append((holder, layers))
         else:
-            path[earlier:] = [Segment(hop.device, Range(path[earlier].layers.start, hop.layers.stop))]
-    return tuple(path)
+            path[earlier:] = [(holder, Range(path[earlier][1].start, layers.stop))]
+    return tuple(Segment(device, layers) for (device, _), layers in path)
 
 
 def covers(route: Route, layout: Layout) -> bool:
     """Whether ``route`` runs through every layer in order, each on a device that holds it."""
     starts = [segment.layers.start for segment in route.segments]
     stops = [segment.layers.stop for segment in route.segments]
-    held = all(
-        segment.device in layout.holdings
-        and layout.holdings[segment.device].start <= segment.layers.start < segment.layers.stop
-        and segment.layers.stop <= layout.holdings[segment.device].stop
-        for segment in route.segments
-    )
+    held = all(layout.holdings.get(s.device, Layers()).spans(s.layers) for s in route.segments)
     joined = stops[:-1] == starts[1:]
     return bool(route.segments) and held and joined and starts[0] == 0 and stops[-1] == layout.num_layers

@@ -3,7 +3,8 @@
 Owns ops; what they cost is ``work``'s, when they run ``timeline``'s, whether they can ``validator``'s. On
 the worker a schedule gives priorities, not an order that must be kept: after a failure it could not be.
 
-Text form, one op a word (stage first, micro-batch last, as in torch.distributed.pipelining):
+Text form, one op a word (stage first, micro-batch last, as in torch.distributed.pipelining); where a device has two stages
+(``pipe``), what one of them hands to the other is sent and received like the rest:
 
     2F0 forward          2B0 backward         2I0 input gradient    2W0 weight gradient
     2SA0 sends its activations to stage 3     2RA0 receives activations from stage 1
@@ -106,7 +107,8 @@ def backward_ops(num_stages: int, stage: int, micro_batch: int, kind: Kind = "B"
 
 
 def schedules(plan: Plan) -> dict[str, tuple[Op, ...]]:
-    """Device -> its 1F1B schedule, for every device of ``plan``."""
+    """Device -> its 1F1B schedule, for every device of ``plan``; each has one stage."""
+    assert all(pipeline.chunks == 1 for pipeline in plan.pipelines), "two stages a device are decoupled"
     return {
         segment.device: one_f_one_b(len(pipeline.segments), stage, pipeline.micro_batches)
         for pipeline in plan.pipelines
@@ -115,7 +117,7 @@ def schedules(plan: Plan) -> dict[str, tuple[Op, ...]]:
 
 
 def in_flight(ops: Iterable[Op]) -> int:
-    """The most micro-batches whose activations are held at once: after F, until B or W."""
+    """The most micro-batches whose activations are held at once, stage by stage: after F, until B or W."""
     held = peak = 0
     for op in ops:
         held += (op.kind == "F") - (op.kind in {"B", "W"})

@@ -56,20 +56,22 @@ def templates_for(setup: Setup, wanted: Sequence[tuple[int, int]]) -> tuple[Temp
 
 
 def node_stages(template: Template) -> tuple[int, ...]:
-    """How many consecutive stages each node of ``template`` runs: nodes are filled in order, or as even
-    as possible where there are fewer stages than devices.
+    """How many consecutive stages each node of ``template`` runs (devices, where those have two): nodes are filled in
+    order, or as even as possible where there are fewer stages than devices.
     """
-    devices = [stage.num_devices for stage in template.stages]
+    devices = [stage.num_devices for stage in template.stages[: len(template.stages) // template.chunks]]
     if max(devices) > 1:
         node = (np.cumsum(devices) - 1) // template.devices_per_node
         return tuple(np.bincount(node).tolist())
-    each, more = divmod(len(template.stages), template.num_nodes)
+    each, more = divmod(len(devices), template.num_nodes)
     return tuple(each + (node < more) for node in range(template.num_nodes))
 
 
 def expected_share(setup: Setup, num_nodes: int) -> int:
-    """Micro-batches that a pipeline of ``num_nodes`` nodes expects when all nodes run such ones."""
-    nodes = setup.max_nodes or len(setup.profile.layers)
+    """Micro-batches that a pipeline of ``num_nodes`` nodes expects when all nodes run such ones: as many as there are,
+    within ``max_nodes``; where nobody knows, as many as there are layers.
+    """
+    nodes = min(filter(None, (setup.nodes_now, setup.max_nodes)), default=len(setup.profile.layers))
     return -(-setup.num_micro_batches // max(setup.f + 1, nodes // num_nodes))
 
 

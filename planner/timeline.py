@@ -15,7 +15,7 @@ import msgspec
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule import Op, ScheduleError, in_flight, schedules
-from planner.work import StageWork, plan_works
+from planner.work import DeviceWork, StageWork, plan_works
 
 Cost = Callable[[str, Op], float]
 
@@ -117,10 +117,20 @@ def dry_run(ops: Mapping[str, Sequence[Op]], cost: Cost) -> Timeline:
     )
 
 
-def dry_run_works(ops: Mapping[str, Sequence[Op]], works: Mapping[str, StageWork]) -> Timeline:
-    """Simulate ``ops`` with the seconds and bytes of ``works``, both by device. Raises Deadlock."""
+def dry_run_works(
+    ops: Mapping[str, Sequence[Op]], works: Mapping[str, StageWork] | Mapping[str, DeviceWork]
+) -> Timeline:
+    """Simulate ``ops`` with the seconds and bytes of ``works``, both by device; a StageWork is of the device's only
+    stage. Raises Deadlock.
+    """
     timed = dry_run(ops, lambda device, op: works[device].seconds(op))
-    peak = {device: works[device].peak_bytes(op.kind for op in each) for device, each in ops.items()}
+    peak = {}
+    for device, each in ops.items():
+        work = works[device]
+        if isinstance(work, StageWork):
+            peak[device] = work.peak_bytes(op.kind for op in each)
+        else:
+            peak[device] = work.peak_bytes(each)
     return msgspec.structs.replace(timed, peak_bytes=peak)
 
 

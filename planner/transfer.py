@@ -14,36 +14,42 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from planner.costs import copy_bytes
-from planner.plan import Range, Segment, Template, Transfer, device_name, node_of
+from planner.plan import Layers, Segment, Template, Transfer, device_name, holdings_of, node_of
 from planner.profile import Profile
 from planner.spread import Copy, spread
 from planner.template import node_stages
 
-Holdings = Mapping[str, Range]
-Place = tuple[Range, ...]  # what the devices of one node hold, by index
+Holdings = Mapping[str, Layers]
+Place = tuple[Layers, ...]  # what the devices of one node hold, by index
 
-NOTHING = Range(0, 0)
+NOTHING = Layers()
 
 
 def places(template: Template) -> tuple[Place, ...]:
     """For every node of ``template`` in order the layers of its devices."""
-    stages = iter(template.stages)
-    return tuple(tuple(next(stages).layers for _ in range(count)) for count in node_stages(template))
+    held = iter(template.held)
+    return tuple(tuple(next(held) for _ in range(count)) for count in node_stages(template))
 
 
 def segments_on(template: Template, nodes: Sequence[str]) -> tuple[Segment, ...]:
     """The hops of ``template`` placed on ``nodes`` in order."""
     return tuple(
-        Segment(device_name(node, index), layers)
-        for node, place in zip(nodes, places(template), strict=True)
-        for index, layers in enumerate(place)
+        sorted(
+            (
+                Segment(device_name(node, index), layers)
+                for node, place in zip(nodes, places(template), strict=True)
+                for index, held in enumerate(place)
+                for layers in held.ranges
+            ),
+            key=lambda segment: segment.layers,
+        )
     )
 
 
 def holds(template: Template, nodes: Sequence[str], holdings: Holdings) -> bool:
     """Whether ``nodes`` hold, in order, exactly what ``template`` puts there: nothing to copy."""
     return len(nodes) == template.num_nodes and all(
-        holdings.get(segment.device) == segment.layers for segment in segments_on(template, nodes)
+        holdings.get(device) == layers for device, layers in holdings_of(segments_on(template, nodes)).items()
     )
 
 
@@ -120,13 +126,15 @@ def _lack(have: Place, want: Place, before: Sequence[int]) -> int:
     """Bytes of the layers in ``want`` that the same device does not have."""
     total = 0
     for held, wanted in zip(have, want, strict=False):
-        start, stop = max(held.start, wanted.start), min(held.stop, wanted.stop)
-        shared = before[stop] - before[start] if start < stop else 0
-        total += before[wanted.stop] - before[wanted.start] - shared
+        for layers in wanted.ranges:
+            total += before[layers.stop] - before[layers.start]
+            for had in held.ranges:
+                start, stop = max(had.start, layers.start), min(had.stop, layers.stop)
+                total -= before[stop] - before[start] if start < stop else 0
     return total
 
 
-def transfers(wanted: Mapping[str, Range], holdings: Holdings, profile: Profile) -> tuple[Transfer, ...]:
+def transfers(wanted: Mapping[str, Layers], holdings: Holdings, profile: Profile) -> tuple[Transfer, ...]:
     """Copies that give every device of ``wanted`` its layers, from ``holdings``: each layer once, from one
     holder, so no fewer bytes do. Senders share the work (``spread``).
 
@@ -151,19 +159,19 @@ def transfers(wanted: Mapping[str, Range], holdings: Holdings, profile: Profile)
 
 def _holders(layers: Collection[int], holdings: Holdings) -> dict[int, dict[str, tuple[str, ...]]]:
     """Layer -> node -> its devices that hold it, by name; the same object for layers held alike."""
-    alike: dict[Range, list[str]] = {}
+    alike: dict[Layers, list[str]] = {}
     for device, held in holdings.items():
         alike.setdefault(held, []).append(device)
-    found: dict[tuple[Range, ...], dict[str, tuple[str, ...]]] = {}
+    found: dict[tuple[Layers, ...], dict[str, tuple[str, ...]]] = {}
     holders = {}
     for layer in sorted(layers):
-        ranges = tuple(sorted(held for held in alike if layer in held))
-        if ranges not in found:
+        having = tuple(sorted(held for held in alike if layer in held))
+        if having not in found:
             nodes: dict[str, tuple[str, ...]] = {}
-            for device in sorted(device for held in ranges for device in alike[held]):
+            for device in sorted(device for held in having for device in alike[held]):
                 nodes[node_of(device)] = (*nodes.get(node_of(device), ()), device)
-            found[ranges] = nodes
-        holders[layer] = found[ranges]
+            found[having] = nodes
+        holders[layer] = found[having]
     return holders
 
 

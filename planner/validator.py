@@ -7,57 +7,71 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 
+from planner.pipe import homes
 from planner.schedule import Kind, Op, ScheduleError, backward_ops, format_ops, forward_ops, in_flight
-from planner.work import StageWork
+from planner.work import DeviceWork, StageWork
 
 
 def validate(
-    stages: Sequence[Sequence[Op]], micro_batches: Iterable[int], works: Sequence[StageWork] | None = None
+    devices: Sequence[Sequence[Op]],
+    micro_batches: Iterable[int],
+    works: Sequence[StageWork] | None = None,
+    chunks: int = 1,
 ) -> None:
-    """Check the schedules of one pipeline, stage by stage: every op once and in an order that its data
-    allow, every receive with its send, and no more held than the devices of ``works`` have room for.
+    """Check the schedules of one pipeline, device by device: every op once and in an order that its data
+    allow, every receive with its send, and no more held than the devices of ``works`` have room for. A device has as
+    many virtual stages as ``chunks``; ``works`` has one entry for each of those.
 
-    Without ``works``: no more micro-batches in flight than 1F1B holds. Raises ScheduleError.
+    Without ``works``: no more micro-batches in flight than 1F1B holds on that device, or with two stages on the first of
+    as many devices with one. Raises ScheduleError.
     """
     wanted = tuple(micro_batches)
-    for stage, ops in enumerate(stages):
-        _check_complete(stage, len(stages), ops, wanted)
-        _check_order(stage, ops)
+    where = homes(len(devices) * chunks, chunks)
+    for device, ops in enumerate(devices):
+        stages = [stage for stage, home in enumerate(where) if home == device]
+        _check_complete(stages, len(where), ops, wanted)
+        for stage in stages:
+            _check_order(stage, ops)
         if works is None:
-            _check_in_flight(stage, ops, len(stages) - stage)
+            _check_in_flight(stages, ops, len(where) - stages[0] if chunks == 1 else len(where))
         else:
-            _check_memory(stage, ops, works[stage])
+            _check_memory(ops, DeviceWork({stage: works[stage] for stage in stages}))
 
 
-def _check_in_flight(stage: int, ops: Sequence[Op], cap: int) -> None:
+def _named(stages: Iterable[int]) -> str:
+    return f"stage {' and '.join(map(str, stages))}"
+
+
+def _check_in_flight(stages: Sequence[int], ops: Sequence[Op], cap: int) -> None:
     peak = in_flight(ops)
     if peak > cap:
-        raise ScheduleError(f"stage {stage} holds {peak} micro-batches in flight, 1F1B at most {cap}")
+        raise ScheduleError(f"{_named(stages)} holds {peak} micro-batches in flight, 1F1B at most {cap}")
 
 
-def _check_memory(stage: int, ops: Sequence[Op], work: StageWork) -> None:
-    peak = work.peak_bytes(op.kind for op in ops)
-    if not work.fits(peak):
+def _check_memory(ops: Sequence[Op], work: DeviceWork) -> None:
+    peak = work.peak_bytes(ops)
+    if 0 < work.limit_bytes < peak:
         raise ScheduleError(
-            f"stage {stage} holds {peak:,} bytes at its peak and its device has {work.limit_bytes:,}"
+            f"{_named(work.stages)} holds {peak:,} bytes at its peak and its device has {work.limit_bytes:,}"
         )
 
 
-def _check_complete(stage: int, num_stages: int, ops: Sequence[Op], wanted: Sequence[int]) -> None:
-    """Exactly the ops that the stage owes, each once; B or I with W for each micro-batch."""
-    split = {op.micro_batch for op in ops if op.kind in {"I", "W"}}
+def _check_complete(stages: Sequence[int], num_stages: int, ops: Sequence[Op], wanted: Sequence[int]) -> None:
+    """Exactly the ops that a device with ``stages`` owes, each once; B or I with W for each micro-batch."""
+    split = {(op.stage, op.micro_batch) for op in ops if op.kind in {"I", "W"}}
     owed = Counter([Op("R"), Op("U")])
-    for micro_batch in wanted:
+    for stage, micro_batch in product(stages, wanted):
         for op in forward_ops(num_stages, stage, micro_batch) + backward_ops(num_stages, stage, micro_batch):
-            if op.kind == "B" and micro_batch in split:
+            if op.kind == "B" and (stage, micro_batch) in split:
                 owed.update([Op("I", stage, micro_batch), Op("W", stage, micro_batch)])
             else:
                 owed[op] += 1
     there = Counter(ops)
     for op in sorted((owed - there) + (there - owed)):
         number = "missing" if op not in there else "there twice" if op in owed else "not asked for"
-        raise ScheduleError(f"stage {stage}: {op} is {number}")
+        raise ScheduleError(f"{_named(stages)}: {op} is {number}")
 
 
 _FOLLOWS: Mapping[Kind, tuple[Kind, ...]] = {
@@ -71,9 +85,9 @@ _FOLLOWS: Mapping[Kind, tuple[Kind, ...]] = {
 
 
 def _check_order(stage: int, ops: Sequence[Op]) -> None:
-    """Every op after those on its stage whose result it uses; R after all gradients, U last."""
+    """Every op of ``stage`` after those there whose result it uses; R after all gradients, U last."""
     at = {op: position for position, op in enumerate(ops)}
-    for op in ops:
+    for op in (op for op in ops if op.stage == stage):
         for kind in _FOLLOWS.get(op.kind, ()):
             before = Op(kind, stage, op.micro_batch)
             if at.get(before, -1) > at[op]:

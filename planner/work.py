@@ -11,10 +11,10 @@ import msgspec
 
 from planner.costs import stage_costs
 from planner.plan import Plan, Range
-from planner.profile import Profile
+from planner.profile import LayerCost, Profile
 from planner.schedule import Op, ScheduleError
 
-# A profile measures the backward whole. In a prototype, weight gradients deferred in linear layers took
+# For profiles that measured the backward whole. In a prototype, weight gradients deferred in linear layers took
 # four tenths of it over five families of models, and held 0.47 to 0.77 of the activations until they ran.
 INPUT_SHARE = 0.6
 KEPT_SHARE = 0.77
@@ -74,52 +74,95 @@ class StageWork(msgspec.Struct, frozen=True):
         return not self.limit_bytes or num_bytes <= self.limit_bytes
 
 
+class DeviceWork(msgspec.Struct, frozen=True):
+    """What a device does: its virtual ``stages``, by number."""
+
+    stages: dict[int, StageWork]
+
+    def seconds(self, op: Op) -> float:
+        """What ``op`` takes; receives, the reduce and the update are free."""
+        return self.stages[op.stage].seconds(op) if op.stage >= 0 else 0.0
+
+    def peak_bytes(self, ops: Iterable[Op]) -> int:
+        """The most that is held at once when ``ops`` run in this order."""
+        changes = {stage: work.changes() for stage, work in self.stages.items()}
+        held = peak = sum(work.base_bytes for work in self.stages.values())
+        for op in ops:
+            held += changes[op.stage].get(op.kind, 0) if op.stage >= 0 else 0
+            peak = max(peak, held)
+        return peak
+
+    @property
+    def limit_bytes(self) -> int:
+        """What the device has room for; 0: nothing bounds it."""
+        return max(work.limit_bytes for work in self.stages.values())
+
+
 def stage_works(
-    stages: Sequence[Range], profile: Profile, device_memory_bytes: int = 0
+    stages: Sequence[Range], profile: Profile, device_memory_bytes: int = 0, chunks: int = 1
 ) -> tuple[StageWork, ...]:
-    """The work of a pipeline of ``stages``, each on one device with so much memory (0: unlimited)."""
+    """The work of a pipeline of ``stages``, of which a device has as many as ``chunks``, and so much memory (0: unlimited).
+
+    With two the pipeline has the shape of a V: the stages in its middle are neighbours on one device, between which
+    nothing is sent; what the runtime takes counts for the first of a device.
+    """
     costs = stage_costs(profile)
     works = []
-    for held in stages:
+    middle = stages[len(stages) // 2].start if chunks > 1 else -1
+    for place, held in enumerate(stages):
+        second = chunks > 1 and place >= len(stages) // 2
         layers = [profile.layers[layer] for layer in held.layers()]
         backward_s = sum(layer.backward_s for layer in layers)
-        activation_bytes = sum(layer.activation_bytes for layer in layers)
+        weight_s = sum(_weight_s(layer) for layer in layers)
         works.append(
             StageWork(
                 forward_s=sum(layer.forward_s for layer in layers),
-                input_s=INPUT_SHARE * backward_s,
-                weight_s=backward_s - INPUT_SHARE * backward_s,
-                send_s=float(costs.cut_s[held.stop]),
-                return_s=float(costs.cut_s[held.start]),
-                activation_bytes=activation_bytes,
-                kept_bytes=round(KEPT_SHARE * activation_bytes),
-                base_bytes=sum(layer.state_bytes for layer in layers) + profile.reserve_bytes,
+                input_s=backward_s - weight_s,
+                weight_s=weight_s,
+                send_s=float(costs.cut_s[held.stop]) if held.stop != middle else 0.0,
+                return_s=float(costs.cut_s[held.start]) if held.start != middle else 0.0,
+                activation_bytes=sum(layer.activation_bytes for layer in layers),
+                kept_bytes=sum(map(_kept_bytes, layers)),
+                base_bytes=sum(layer.state_bytes for layer in layers) + (not second) * profile.reserve_bytes,
                 limit_bytes=device_memory_bytes,
             )
         )
     return tuple(works)
 
 
-def plan_works(plan: Plan, profile: Profile, device_memory_bytes: int = 0) -> dict[str, StageWork]:
+def _weight_s(layer: LayerCost) -> float:
+    return layer.weight_s if layer.kept_bytes else (1 - INPUT_SHARE) * layer.backward_s
+
+
+def _kept_bytes(layer: LayerCost) -> int:
+    return layer.kept_bytes or round(KEPT_SHARE * layer.activation_bytes)
+
+
+def plan_works(plan: Plan, profile: Profile, device_memory_bytes: int = 0) -> dict[str, DeviceWork]:
     """Device -> its work, for every device of ``plan``."""
-    made: dict[tuple[Range, ...], tuple[StageWork, ...]] = {}
-    works: dict[str, StageWork] = {}
+    made: dict[tuple[tuple[Range, ...], int], tuple[StageWork, ...]] = {}
+    works: dict[str, DeviceWork] = {}
     for pipeline in plan.pipelines:
-        stages = tuple(segment.layers for segment in pipeline.segments)
-        if stages not in made:
-            made[stages] = stage_works(stages, profile, device_memory_bytes)
-        works |= {segment.device: work for segment, work in zip(pipeline.segments, made[stages], strict=True)}
+        key = tuple(segment.layers for segment in pipeline.segments), pipeline.chunks
+        if key not in made:
+            made[key] = stage_works(key[0], profile, device_memory_bytes, key[1])
+        for stage, (segment, work) in enumerate(zip(pipeline.segments, made[key], strict=True)):
+            works.setdefault(segment.device, DeviceWork({})).stages[stage] = work
     return works
 
 
-def check_room(works: Sequence[StageWork]) -> None:
-    """Raises ScheduleError where a stage has no room for a single micro-batch: no order helps there."""
-    for stage, work in enumerate(works):
-        least = work.peak_bytes("F")
-        if not work.fits(least):
+def check_room(works: Sequence[StageWork], chunks: int = 1) -> None:
+    """Raises ScheduleError where a device has no room for a single micro-batch in each of its stages: no order helps there."""
+    for first in range(len(works) // chunks):
+        stages = [first, len(works) - 1 - first][:chunks]
+        least, limit = (
+            sum(works[s].peak_bytes("F") for s in stages),
+            max(works[s].limit_bytes for s in stages),
+        )
+        if 0 < limit < least:
             raise ScheduleError(
-                f"stage {stage} needs {least:,} bytes for one micro-batch in flight and the device has "
-                f"{work.limit_bytes:,}: raise resources.device_memory, or lower train.micro_batch"
+                f"stage {' and '.join(map(str, stages))} needs {least:,} bytes for one micro-batch in flight and the device "
+                f"has {limit:,}: raise resources.device_memory, or lower train.micro_batch"
             )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from oobleckd.protocol.messages import Deploy
-from planner.plan import Range, Transfer
+from planner.plan import Layers, Transfer
 from worker import checkpoint
 from worker.faults import Faults
 from worker.post import Post
@@ -42,7 +42,7 @@ class Deployment:
     copied_bytes: int = 0
 
     @property
-    def layers(self) -> Range | None:
+    def layers(self) -> Layers | None:
         """What this device will hold; None if it leaves the job."""
         return self.message.layout.holdings.get(self.message.device)
 

@@ -54,6 +54,7 @@ from worker.models import load_spec
 from worker.post import TransportPost
 from worker.pulse import LOOK_UP_S, Pulse
 from worker.store import Store
+from worker.tasks import order_of
 from worker.transport import Transport
 
 SDC_HINT = "a device computes wrong bits: find it with a memory and burn-in test; resume from a checkpoint"
@@ -218,7 +219,9 @@ class DeviceProcess:
         if deployment.layers is None:
             self._release()
         else:
-            self.executor.adopt(deployment.message.layout, deployment.message.counters)
+            message = deployment.message
+            order = order_of(message.ops) if message.spec.schedule.apart else ()
+            self.executor.adopt(message.layout, message.counters, order)
 
     def _resume(self, message: Resume) -> None:
         if self.deployment is not None and self.deployment.message.epoch == message.layout:

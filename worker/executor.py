@@ -12,39 +12,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
-import torch
-from torch import Tensor
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
-from planner.plan import Layout
+from planner.plan import Detours, Layout, Route, standing_routes
 from worker.commit import Commit, outcome_of
 from worker.data import Corpus
 from worker.faults import Faults
-from worker.models import gradients, seed_layer
+from worker.mailbox import Key, Letter
+from worker.optimizer import clip_scale, lr_at
+from worker.passes import Clock, Given, Means, Passes
 from worker.post import Post
 from worker.pulse import Pulse
 from worker.reduce import Contribution, Reducer
 from worker.snapshot import ledger_digest, write_share
-from worker.store import Store
-from worker.tasks import Board, Task
-from worker.update import apply_update
+from worker.stagger import Foresight, goes_through, restore, save
+from worker.store import Saved, Store
+from worker.tasks import Order
+from worker.update import apply_update, global_norm
 
-Graph = list[tuple[Tensor | None, Tensor]]
 
+@dataclass(frozen=True, slots=True)
+class Hurried:
+    """The device has updated before all votes were in: the state ``saved`` before that, and the round ``ahead``."""
 
-@dataclass(slots=True)
-class Clock:
-    """What the present round cost so far on this device."""
-
-    began: float = field(default_factory=time.perf_counter)
-    busy_s: float = 0.0
-    gradients: int = 0
-    forwards: int = 0
+    saved: dict[int, Saved]
+    ahead: Passes
 
 
 class Executor:
@@ -67,22 +64,32 @@ class Executor:
         self.pulse = pulse or Pulse()
         self.layout = Layout(0, store.spec.num_layers, {}, ())
         self.dead: frozenset[str] = frozenset()
+        self.detours: Detours | None = None
         self.counters = Counters()
         self.flags = Flags()
         self.holding, self.hold_next = True, False
         self.commit = Commit(device)
-        self.board = Board(device)
-        self.reducer = Reducer(device, store, self.board, post, job.num_micro_batches, job.train.exact)
-        self.graphs: dict[Task, Graph] = {}
-        self.clock = Clock()
+        self.reducer = Reducer(device, store, post, job.num_micro_batches, job.train.exact)
+        self.order: Order = ()
+        self.means = Means(device, job, store, corpus, post, faults, self.pulse)
+        self.late = False
+        self.now = self._passes(self._given(self.counters))
+        self.hurried: Hurried | None = None
+        self.returned: dict[Key, Letter] = {}
+        self.foresight = Foresight()
 
     # ------------------------------------------------------------------ layouts and boundaries
 
-    def adopt(self, layout: Layout, counters: Counters) -> None:
-        """Take ``layout`` into force at a boundary; its layers are in the store. Does not run yet."""
-        self.layout, self.dead, self.counters = layout, frozenset(), counters
+    def adopt(self, layout: Layout, counters: Counters, order: Order = ()) -> None:
+        """Take ``layout`` into force at a boundary; its layers are in the store. Does not run yet.
+
+        ``order``: what the planner would have this device do in every round, where the backward is decoupled.
+        """
+        self.order = order
+        self.layout, self.dead, self.detours, self.counters = layout, frozenset(), None, counters
         self.holding, self.hold_next = True, False
         self.flags = Flags()
+        self.late, self.hurried, self.returned = False, None, {}
         self.reducer.adopt()
         self.commit.adopt(layout.epoch, counters.round, layout.holdings)
         self._begin()
@@ -90,22 +97,43 @@ class Executor:
     def resume(self) -> None:
         """Run from a boundary."""
         self.holding = False
-        self.clock = Clock()
+        self.now.clock = Clock()
 
     @property
     def finished(self) -> bool:
         """Whether the job's last step is committed here."""
         return self.counters.step >= self.job.train.steps
 
-    def _begin(self) -> None:
-        """Set up the next round: standing routes that touch no dead device."""
-        self.post.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.counters.round)
-        self.graphs.clear()
-        self.board.begin(
-            sorted(self.store.layers), [r for r in self.layout.routes if not r.touches(self.dead)]
-        )
-        self.reducer.begin(self.counters.round)
+    def _begin(self, passes: Passes | None = None) -> None:
+        """Set up the next round: standing routes that touch no dead device. ``passes``: what was done of it already."""
+        self.now = passes or self._passes(self._given(self.counters))
+        self.post.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.now.tag)
+        self.now.board.forward_only = False
+        self.now.contribute = self._contribute
+        self.reducer.begin(self.counters.round, self.now.board)
         self._enter({})
+
+    def _passes(self, given: Given, *, forward_only: bool = False) -> Passes:
+        return Passes(self.means, given, self.reducer, forward_only=forward_only)
+
+    def _given(self, counters: Counters, returned: dict[Key, Letter] | None = None) -> Given:
+        """A round on the standing routes that touch no dead device."""
+        standing = standing_routes(self.layout, self.detours, counters.round)
+        routes = tuple(route for route in standing if not route.touches(self.dead))
+        order = () if self.dead else self.order
+        return Given(counters, self._tag(counters.round), routes, order, returned or {})
+
+    def _tag(self, round_: int) -> int:
+        """What names ``round_`` in the keys of data.
+
+        Where the round before did not go through, others may have begun it with weights that were taken back: what they
+        sent then must not be taken for what they send now. All devices know whether it did from the same votes.
+        """
+        return 2 * round_ + (self.late and round_ == self.counters.round)
+
+    def _standing(self) -> tuple[Route, ...]:
+        """The routes of the present round, if nothing more fails."""
+        return standing_routes(self.layout, self.detours, self.counters.round)
 
     def _enter(self, donors: Mapping[int, str]) -> None:
         self.reducer.enter(self.commit.epoch, self.layout, self.commit.live, donors)
@@ -128,11 +156,8 @@ class Executor:
                 if self._commit(vote):
                     self.hold()
                 return True
-        found = self.board.next(self._arrived)
-        if found is None:
-            return heard
-        self._run(*found)
-        return True
+        ahead = self.hurried.ahead if self.hurried else None
+        return self.now.advance() or (ahead is not None and ahead.advance()) or heard
 
     def _hear(self) -> bool:
         """Take in contributions and votes; whether there were any."""
@@ -156,9 +181,6 @@ class Executor:
                     heard = True
         return heard
 
-    def _arrived(self, task: Task, kind: str) -> bool:
-        return self.post.has(task.key(kind, self.counters.round, task.position))
-
     def _contribute(self) -> bool:
         if self.commit.frozen or not self.reducer.contribute():
             return False
@@ -170,6 +192,8 @@ class Executor:
         self.commit.cast(Vote(vote.norms, vote.losses, vote.nan, vote.overflow, self.flags))
         self._send_vote()
         self.faults.reach("reduced", self.counters.round)
+        if self._may_hurry(vote):
+            self._hurry()
 
     def _send_vote(self) -> None:
         meta = msgspec.msgpack.encode(self.commit.own)
@@ -177,102 +201,67 @@ class Executor:
         for peer in sorted(self.commit.live - {self.device}):
             self.post.send(peer, key, [], meta)
 
-    # ------------------------------------------------------------------ forward and backward
+    # ------------------------------------------------------------------ staggered update
 
-    def _run(self, kind: str, task: Task) -> None:
-        began = time.perf_counter()
-        with self.pulse.doing(kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)):
-            if kind == "F":
-                self._forward(task)
-            else:
-                self._backward(task)
-        self.clock.busy_s += time.perf_counter() - began
+    def _may_hurry(self, own: Vote) -> bool:
+        """Whether to go on with the next round before the votes for this one are in."""
+        last = self.counters.step + 1 >= self.job.train.steps
+        stops = self.hold_next or self.flags != Flags() or last or len(self.commit.live) == 1
+        clean = not (own.nan or own.overflow)
+        return self.job.schedule.update == "staggered" and clean and not stops and self.foresight.hopeful
 
-    def _input(self, task: Task, kind: str) -> Tensor:
-        letter = self.post.take(task.key(kind, self.counters.round, task.position))
-        assert letter is not None
-        return letter.tensors[0]
+    def _hurry(self) -> None:
+        """Update, and begin the next round, as if all votes were in and let the round through."""
+        with self.pulse.doing("U", units=max(1, len(self.store.layers))):
+            saved = save(self.store)
+            self.faults.reach("backup", self.counters.round)
+            reduced = self.reducer.reduced
+            apply_update(self.job, self.store, reduced, 1.0, self.counters, self.faults)
+        self.now.clock.early = True
+        following = self._given(_after(self.counters, "applied"))
+        self.hurried = Hurried(saved, self._passes(following, forward_only=True))
 
-    def _forward(self, task: Task) -> None:
-        self.faults.reach("forward", self.counters.round)
-        micro_batch, low = task.route.micro_batch, task.lowest
-        x = None if task.first else self._input(task, "F")
-        batch = None
-        if task.first or task.last:
-            batch = self.corpus.batch(self.counters.step, micro_batch).to(self.store.device)
-        graph: Graph = []
-        for layer in task.layers.layers():
-            needed = layer >= low
-            into = None if x is None else x.detach().requires_grad_(layer > low)
-            seed_layer(self.job.train.seed, self.counters.step, micro_batch, layer, self.store.device)
-            with torch.set_grad_enabled(needed):
-                x = self.store.layers[layer](into, batch)
-            if needed:
-                graph.append((into, x))
-            self.clock.forwards += task.route.mask is not None
-        self.board.ran_forward(task)
-        if task.has_backward:
-            self.graphs[task] = graph
-        if not task.last:
-            assert x is not None
-            self._pass_on(task, "F", task.position + 1, x.detach())
-
-    def _backward(self, task: Task) -> None:
-        low = task.lowest
-        g = None if task.last else self._input(task, "B")
-        graph = self.graphs.pop(task)
-        for layer in reversed(range(max(low, task.layers.start), task.layers.stop)):
-            into, out = graph.pop()
-            g = self._backward_layer(task, layer, into, out, g)
-            self.faults.reach("backward", self.counters.round)
-            self._contribute()
-        self.board.ran_backward(task)
-        if not task.first and task.layers.start > low:
-            assert g is not None
-            self._pass_on(task, "B", task.position - 1, g)
-
-    def _backward_layer(
-        self, task: Task, layer: int, into: Tensor | None, out: Tensor, g: Tensor | None
-    ) -> Tensor | None:
-        """One layer's gradients: the weights' into the sums if the route wants them, the input's returned."""
-        params = self.store.layers[layer].params if task.route.wants(layer) else []
-        inputs = [param for _, _, param in params]
-        through = into is not None and into.requires_grad
-        if through:
-            assert into is not None
-            inputs = [*inputs, into]
-        grads = gradients(out, inputs, g)
-        below = grads.pop() if through else None
-        if task.route.wants(layer):
-            if layer == self.store.spec.num_layers - 1:
-                self.reducer.losses[task.route.micro_batch] = float(out.detach())
-            by_bucket: dict[int, list[Tensor]] = {b: [] for b in self.store.spec.buckets_of(layer)}
-            for (bucket, _, _), grad in zip(params, grads, strict=True):
-                by_bucket[bucket].append(grad)
-            self.reducer.add(layer, task.route.micro_batch, by_bucket)
-            self.clock.gradients += task.route.mask is not None
-        return below
-
-    def _pass_on(self, task: Task, kind: str, position: int, tensor: Tensor) -> None:
-        peer = task.route.segments[position].device
-        self.post.send(peer, task.key(kind, self.counters.round, position), [tensor.contiguous()])
+    def _take_back(self) -> dict[Key, Letter]:
+        """Be where the device was before it hurried. Returns what it was sent for the round that it had begun."""
+        if self.hurried is None:
+            return {}
+        hurried, self.hurried = self.hurried, None
+        restore(self.store, hurried.saved)
+        return hurried.ahead.taken
 
     # ------------------------------------------------------------------ commit
 
     def _commit(self, vote: Vote) -> bool:
         """The round's one commit point has passed: roll forward. Returns whether to stop here."""
+        self.late = not goes_through(self.job, vote)
+        self.foresight.saw(not self.late)
+        hurried = self.hurried
+        if hurried is not None:
+            self.faults.reach("validate", self.counters.round)
+        if hurried is not None and self.late:
+            self.returned = self._take_back()
         with self.pulse.doing("U", units=max(1, len(self.store.layers))):
             outcome = self._update(vote)
         hold = self.hold_next or vote.flags.hold or self.finished
         due = self._checkpoint_due(vote, outcome)
         self.commit.advance(vote)
-        done, late = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
-        self.flags = Flags(late.hold and not done.hold, late.checkpoint and not done.checkpoint)
-        self.hold_next, self.clock = False, Clock()
-        self._begin()
+        done, after = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
+        self.flags = Flags(after.hold and not done.hold, after.checkpoint and not done.checkpoint)
+        self.hold_next = False
+        self._begin(self._begun(hold=hold))
         if due:
             self.write_checkpoint()
         return hold
+
+    def _begun(self, *, hold: bool) -> Passes:
+        """The next round: the one begun in a hurry, or a new one, which is given again what was taken for that one."""
+        hurried, self.hurried = self.hurried, None
+        if hurried is not None and not hold:
+            hurried.ahead.clock, hurried.ahead.taken = Clock(), {}
+            return hurried.ahead
+        returned = self.returned if hurried is None else hurried.ahead.taken
+        self.returned = {}
+        return self._passes(self._given(self.counters, returned))
 
     def _update(self, vote: Vote) -> Outcome:
         """Update, tell, and count the round."""
@@ -280,14 +269,15 @@ class Executor:
         outcome = outcome_of(vote)
         norm = lr = 0.0
         if outcome == "applied":
-            norm, lr = apply_update(
-                self.job, self.store, self.reducer.reduced, vote, self.counters, self.faults
-            )
+            norm, lr = global_norm(vote), lr_at(self.counters.step, self.job)
+            if self.hurried is None:
+                scale = clip_scale(norm, self.job.optimizer.clip_norm)
+                apply_update(self.job, self.store, self.reducer.reduced, scale, self.counters, self.faults)
         elif outcome == "repeated":
             over = [bucket for bucket, part in self.reducer.reduced.items() if part.what.overflow]
             self.store.squeeze(over)
         self._tell_step_done(vote, outcome, norm, lr)
-        self._count(outcome)
+        self.counters = _after(self.counters, outcome)
         self.faults.reach("updated", self.counters.round - 1)
         return outcome
 
@@ -306,17 +296,13 @@ class Executor:
                 lr,
                 samples,
                 ledger,
-                time.perf_counter() - self.clock.began,
-                self.clock.busy_s,
-                self.clock.gradients,
-                self.clock.forwards,
+                time.perf_counter() - self.now.clock.began,
+                self.now.clock.busy_s,
+                self.now.clock.gradients,
+                self.now.clock.forwards,
+                early=self.now.clock.early,
+                taken_back=self.now.clock.early and self.hurried is None,
             )
-        )
-
-    def _count(self, outcome: Outcome) -> None:
-        was = self.counters
-        self.counters = Counters(
-            was.round + 1, was.step + (outcome != "repeated"), was.applied + (outcome == "applied")
         )
 
     def _checkpoint_due(self, vote: Vote, outcome: Outcome) -> bool:
@@ -347,19 +333,22 @@ class Executor:
         if not self.commit.report(epoch):
             return
         self.dead |= frozenset(dead)
-        frozen = {route.micro_batch for route in self.layout.routes if route.touches(self.dead)}
-        self.board.freeze(frozen)
-        self.graphs = {task: g for task, g in self.graphs.items() if task.route.micro_batch not in frozen}
+        frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
+        self.returned |= self._take_back()
+        self.now.board.freeze(frozen)
+        if self.dead:
+            self.now.board.forget_order()
         self.tell(
             Progress(
                 self.device,
                 epoch,
                 self.counters,
-                {layer: tuple(sorted(done)) for layer, done in self.board.done.items()},
+                {layer: tuple(sorted(done)) for layer, done in self.now.board.done.items()},
                 tuple(self.reducer.reduced),
                 self.commit.heard(),
                 self.commit.last,
                 self.holding,
+                self.now.board.hops(frozen, self.now.arrived, self.now.kept.has),
             )
         )
         self.faults.reach("frozen", self.counters.round)
@@ -369,16 +358,22 @@ class Executor:
         live = frozenset(self.layout.holdings) - self.dead
         if not self.commit.decide(message.epoch, live):
             return
+        self.detours = message.detours
         if self.counters.round < message.round:
             assert message.commit is not None
             self._commit(message.commit)
         self._enter(message.donors)
+        frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
+        self.now.add(message.routes, frozen)
         if message.hold_now or self.finished:
             if self.finished:
                 self.write_checkpoint()  # the dead may have had a bucket to write: its heir does it now
             self.hold()
             return
         self.hold_next, self.holding = message.hold, False
-        self.board.add(message.routes)
         if self.commit.own is not None:
             self._send_vote()
+
+
+def _after(was: Counters, outcome: Outcome) -> Counters:
+    return Counters(was.round + 1, was.step + (outcome != "repeated"), was.applied + (outcome == "applied"))

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 POINTS = (
-    "forward", "backward", "reduce", "reduced", "commit", "update", "updated", "frozen", "deploy", "copy",
+    "forward", "backward", "weights", "reduce", "reduced", "backup", "validate", "commit", "update", "updated", "frozen", "deploy", "copy",
     "ready", "checkpoint",
 )  # fmt: skip
-IN_STEP = POINTS[:7]
+IN_STEP = POINTS[:10]
 ANYWHERE = ""  # whichever of ``IN_STEP`` comes first
 
 

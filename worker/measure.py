@@ -20,10 +20,10 @@ from torch import Tensor
 from oobleckd.protocol.job import Job
 from planner.profile import LayerCost, Profile
 from worker import optimizer, sums
-from worker.models import Batch, Layer, ModelSpec, gradients, seed_layer
+from worker.models import Batch, Layer, ModelSpec, gradients, input_gradients, seed_layer
 
 _T = TypeVar("_T")
-_VERSION = 2  # of what a profile means
+_VERSION = 3  # of what a profile means
 _NUM_RUNS = 5
 _BUDGET_S = 0.5
 
@@ -35,6 +35,8 @@ class _Cost:
     update_s: float
     activation_bytes: int
     output_bytes: int
+    weight_s: float = 0.0
+    kept_bytes: int = 0
 
 
 def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
@@ -66,7 +68,7 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
 def profile_key(job: Job, device: torch.device) -> str:
     """Identity of a profile: model, shapes, precision, exactness and the kind of device."""
     train = job.train
-    shapes = (train.micro_batch, train.sequence, train.precision, train.exact)
+    shapes = (train.micro_batch, train.sequence, train.precision, train.exact, job.schedule.backward)
     identity = msgspec.json.encode((_VERSION, job.model, shapes, _device_name(device)), order="deterministic")
     return hashlib.blake2b(identity, digest_size=16).hexdigest()
 
@@ -112,6 +114,8 @@ def _layer_cost(spec: ModelSpec, index: int, cost: _Cost, exact: bool) -> LayerC
         cost.activation_bytes,
         cost.output_bytes,
         update_s=cost.update_s,
+        weight_s=cost.weight_s,
+        kept_bytes=cost.kept_bytes,
     )
 
 
@@ -119,25 +123,61 @@ def _measure_layer(
     layer: Layer, x: Tensor | None, batch: Batch, job: Job, device: torch.device
 ) -> tuple[_Cost, Tensor]:
     """The cost of ``layer`` on ``x``, and its output."""
-    inputs = [param for _, _, param in layer.params]
     if x is not None:
         x = x.detach().requires_grad_()
-        inputs.append(x)
     seed_layer(job.train.seed, 0, 0, layer.index, device)
     out, activation_bytes = _activations(layer, x, batch)
-    gradient = torch.ones_like(out)
-    sum_of = _SumOf([param for _, _, param in layer.params], job, device)
-    times: list[tuple[float, float, float]] = []
+    step = (_Apart if job.schedule.apart else _Fused)(layer, x, batch, _SumOf(layer.leaves, job, device))
+    times: list[tuple[float, ...]] = []
     began = time.perf_counter()
-    sum_of.add(gradients(out, inputs, gradient))
+    step.run(device)
     while len(times) < _NUM_RUNS and (not times or time.perf_counter() - began < _BUDGET_S):
-        out, forward_s = _timed(lambda: layer(x, batch), device)
-        run = out
-        _, backward_s = _timed(lambda: sum_of.add(gradients(run, inputs, gradient)), device)  # noqa: B023
-        _, update_s = _timed(sum_of.update, device)
-        times.append((forward_s, backward_s, update_s))
-    forward_s, backward_s, update_s = (statistics.median(column) for column in zip(*times, strict=True))
-    return _Cost(forward_s, backward_s, update_s, activation_bytes, out.nbytes), out.detach()
+        times.append(step.run(device))
+    forward_s, backward_s, weight_s, update_s = map(statistics.median, zip(*times, strict=True))
+    cost = _Cost(
+        forward_s,
+        backward_s + weight_s,
+        update_s,
+        activation_bytes,
+        out.nbytes,
+        weight_s,
+        step.kept_bytes,
+    )
+    return cost, out.detach()
+
+
+class _Fused:
+    """A layer's forward, backward and update for one micro-batch."""
+
+    kept_bytes = 0
+
+    def __init__(self, layer: Layer, x: Tensor | None, batch: Batch, sum_of: _SumOf) -> None:
+        self.layer, self.x, self.batch, self.sum_of = layer, x, batch, sum_of
+        self.inputs = layer.leaves if x is None else [*layer.leaves, x]
+
+    def run(self, device: torch.device) -> tuple[float, float, float, float]:
+        """Seconds of the forward, of the backward, of weight gradients apart from it, of the update."""
+        out, forward_s = _timed(lambda: self.layer(self.x, self.batch), device)
+        top = torch.ones_like(out)
+        _, backward_s = _timed(lambda: self.sum_of.add(gradients(out, self.inputs, top)), device)
+        _, update_s = _timed(self.sum_of.update, device)
+        return forward_s, backward_s, 0.0, update_s
+
+
+class _Apart(_Fused):
+    """The same with a decoupled backward. ``kept_bytes``: what lies between I and W."""
+
+    def run(self, device: torch.device) -> tuple[float, float, float, float]:
+        """As of a fused one; the backward is then I alone."""
+        (out, owed), forward_s = _timed(lambda: self.layer.forward_apart(self.x, self.batch), device)
+        top = torch.ones_like(out)
+        grads, input_s = _timed(lambda: input_gradients(out, self.inputs, top), device)
+        self.kept_bytes = owed.num_bytes
+        leaves = self.layer.leaves
+        found = grads[: len(leaves)]
+        _, weight_s = _timed(lambda: self.sum_of.add(owed.complete(leaves, found)), device)
+        _, update_s = _timed(self.sum_of.update, device)
+        return forward_s, input_s, weight_s, update_s
 
 
 class _SumOf:

@@ -39,7 +39,8 @@ class Post(Protocol):
 class TransportPost:
     """The real post: letters go out by a group or by the transport, and come in through the mailbox.
 
-    Their tensors are on ``device`` when they are taken, whichever road they came.
+    Their tensors are on ``device`` when they are taken, whichever road they came. What a device sends to itself, where
+    a route comes back to it, needs no road.
     """
 
     def __init__(self, transport: Transport, plane: Plane, mailbox: Mailbox, device: torch.device) -> None:
@@ -50,6 +51,9 @@ class TransportPost:
 
     def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> bool:
         """Hand a letter to a lane or to the peer's writer thread; False if the peer is gone."""
+        if peer == self._transport.device:
+            self._mailbox.put(Letter(key, peer, meta, list(tensors)))
+            return True
         return self._plane.offer(peer, key, tensors, meta) or self._transport.send(peer, key, tensors, meta)
 
     def take(self, key: Key) -> Letter | None:

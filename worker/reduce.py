@@ -52,7 +52,6 @@ class Reducer:
 
     device: str
     store: Store
-    board: Board
     post: Post
     num_micro_batches: int
     exact: bool
@@ -65,6 +64,7 @@ class Reducer:
     heard: dict[int, dict[str, tuple[Contribution, Sequence[Tensor]]]] = field(default_factory=dict)
     holders: dict[int, tuple[str, ...]] = field(default_factory=dict)
     donors: dict[int, str] = field(default_factory=dict)
+    board: Board = field(default_factory=lambda: Board(""))
     epoch: int = 0
     round: int = 0
 
@@ -73,9 +73,9 @@ class Reducer:
         wanted = {(bucket, use) for bucket in self.store.buckets for use in self.store.uses(bucket)}
         self.parts = {key: self.parts.get(key) or self._sum(key[0]) for key in sorted(wanted)}
 
-    def begin(self, round_: int) -> None:
-        """A new round: everything of the last one is gone."""
-        self.round = round_
+    def begin(self, round_: int, board: Board) -> None:
+        """A new round with the ledger of ``board``: everything of the last one is gone."""
+        self.round, self.board = round_, board
         for part in self.parts.values():
             part.zero_()
         self.nan, self.overflow, self.losses, self.reduced = set(), set(), {}, {}

@@ -13,9 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from planner.plan import Range
+from planner.plan import Layers
 from worker import checkpoint, sums
 from worker.models import Layer, ModelSpec
+
+Saved = tuple[list[Tensor], tuple[int, ...]]
+"""Copies of a bucket's tensors, and its exponents."""
 
 
 @dataclass(slots=True)
@@ -42,6 +45,17 @@ class BucketState:
         """What a copy of this bucket consists of, in wire order."""
         return [param.detach() for param in self.params] + self.exp_avgs + self.exp_avg_sqs
 
+    def save(self) -> Saved:
+        """A copy of the state as it is."""
+        return [tensor.clone() for tensor in self.tensors()], self.exponents
+
+    @torch.no_grad()
+    def restore(self, saved: Saved) -> None:
+        """Be in the state ``saved`` again, in the same tensors."""
+        for tensor, before in zip(self.tensors(), saved[0], strict=True):
+            tensor.copy_(before)
+        self.exponents = saved[1]
+
     @classmethod
     def received(cls, tensors: Sequence[Tensor], exponents: Sequence[int]) -> BucketState:
         """The inverse of ``tensors``."""
@@ -59,7 +73,7 @@ class Store:
     buckets: dict[int, BucketState] = field(default_factory=dict)
     layers: dict[int, Layer] = field(default_factory=dict)
 
-    def needed(self, layers: Range) -> tuple[int, ...]:
+    def needed(self, layers: Layers) -> tuple[int, ...]:
         """Buckets that ``layers`` use, ascending."""
         return tuple(sorted({bucket for layer in layers.layers() for bucket in self.spec.buckets_of(layer)}))
 
@@ -72,12 +86,12 @@ class Store:
         loaded = checkpoint.read_bucket(directory, manifest, self.spec.buckets[bucket], self.device)
         return BucketState.received([*loaded.params, *loaded.exp_avgs, *loaded.exp_avg_sqs], loaded.exponents)
 
-    def adopt(self, layers: Range | None, incoming: dict[int, BucketState]) -> None:
+    def adopt(self, layers: Layers | None, incoming: dict[int, BucketState]) -> None:
         """Hold exactly ``layers``: take what came, free what is not needed, bind the layers."""
         self.buckets |= incoming
         needed = frozenset(self.needed(layers)) if layers else frozenset()
         self.buckets = {bucket: state for bucket, state in sorted(self.buckets.items()) if bucket in needed}
-        kept = layers.layers() if layers else range(0)
+        kept = layers.layers() if layers else ()
         self.layers = {layer: self._bind(layer) for layer in kept}
 
     def _bind(self, layer: int) -> Layer:

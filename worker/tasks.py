@@ -1,18 +1,40 @@
 """What a device has to compute in a round: forward and backward tasks of the routes that cross it.
 
 Pure. Owns which task runs next and which layers' gradients a device still owes; does not run anything.
-Ready-first with priority backward > forward and at most ``segments - position`` micro-batches in
+Ready-first with priority backward > forward > weight gradients and at most ``segments - position`` micro-batches in
 flight: that is 1F1B (ENGINE facts in docs/design.md), and it needs no fixed order that a failure
-could make impossible. Attempts that repair a failure are not capped: their number is small, and a cap
-over stitched routes could wait for itself.
+could make impossible. A decoupled backward is different: what waits for nobody should be done when there is nothing
+better, and that takes foresight. There the planner's order leads, for as long as nobody has died. Attempts that
+repair a failure are not capped: their number is small.
+
+Standing routes may cross (docs/recovery.md, "Re-routed"), so that a device is the second hop of one and the
+third of another, and a route may come back to a device (docs/schedules.md, "Two chunks"), which is then two of its
+hops. A cap over all in flight could then wait for itself. What counts against a hop's cap is only
+what is as near to the end of its route or nearer: fewer or as many hops remain. Nobody then waits for ever.
+Suppose that nothing can run and nothing is under way. By induction over the remaining hops r, no task with r
+of them is in flight or has its input. In flight: at r = 1 its backward could run; at r > 1 the next hop, with
+r - 1, has the input of its forward (which by induction cannot be), or is in flight (neither), or has sent the
+gradient, so the backward could run. With its input: none with r or fewer is in flight, so the cap lets it run.
+First hops have their input from the start, so all have run, and all is done. Nothing here asks which devices
+the hops are on: whatever a device has in flight with more hops to go does not count, so it keeps nobody who is
+nearer to the end from running, itself neither.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
-from planner.plan import Range, Route
+from planner.plan import BACKWARD, FORWARD, NOTHING, WEIGHTS, HopState, Range, Route
+from planner.schedule import parse_ops
+
+Kind = Literal["F", "B", "I", "W"]
+Step = tuple[Kind, int, int]
+"""(kind, hop, micro-batch)."""
+Order = tuple[Step, ...]
+"""What a device does on its standing routes, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +70,11 @@ class Task:
         return self.lowest < self.layers.stop
 
     @property
+    def sends_back(self) -> bool:
+        """Whether the hop before this one needs a gradient."""
+        return not self.first and self.lowest < self.layers.start
+
+    @property
     def cap(self) -> int:
         """Most micro-batches in flight at this hop (1F1B)."""
         return len(self.route.segments) - self.position
@@ -60,64 +87,132 @@ class Task:
 Arrived = Callable[[Task, str], bool]
 
 
+def order_of(ops: str) -> Order:
+    """The F, I and W of a device's schedule."""
+    return tuple((op.kind, op.stage, op.micro_batch) for op in parse_ops(ops) if op.kind in {"F", "I", "W"})
+
+
 @dataclass(slots=True)
 class Board:
     """Tasks of one round on ``device``, and its ledger.
 
-    ``done``: layer -> micro-batches whose weight gradients are in this device's sums.
+    ``apart``: the backward is decoupled, so a task is run as F, I, W and not as F, B. ``weights``: those whose W
+    is still to be run. ``forward_only``: backwards wait. ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reached``: how
+    far each task is, those of frozen micro-batches too. ``order``: what is to be run next as the planner had
+    it; when it is empty, whatever is ready.
     """
 
     device: str
+    apart: bool = False
+    forward_only: bool = False
     forward: list[Task] = field(default_factory=list)
     in_flight: list[Task] = field(default_factory=list)
+    weights: list[Task] = field(default_factory=list)
+    reached: dict[Task, int] = field(default_factory=dict)
+    order: deque[Step] = field(default_factory=deque)
     done: dict[int, set[int]] = field(default_factory=dict)
     owed: dict[int, set[int]] = field(default_factory=dict)
 
-    def begin(self, layers: Iterable[int], routes: Iterable[Route]) -> None:
+    def begin(self, layers: Iterable[int], routes: Iterable[Route], order: Order = ()) -> None:
         """A new round with these standing routes; ``layers`` are those that the device holds."""
-        self.forward, self.in_flight = [], []
+        self.forward, self.in_flight, self.weights = [], [], []
+        self.reached, self.order = {}, deque(order)
         self.done = {layer: set() for layer in layers}
         self.owed = {layer: set() for layer in self.done}
         self.add(routes)
 
-    def add(self, routes: Iterable[Route]) -> None:
-        """More routes: attempts that a decision has made."""
+    def add(self, routes: Iterable[Route]) -> dict[Task, Task]:
+        """More routes: attempts that a decision has made. Returns what goes on: the new task -> the one of the attempt before."""
+        resumed: dict[Task, Task] = {}
         for route in routes:
+            before = {t.layers: t for t in self.reached if t.route.micro_batch == route.micro_batch}
             for position, segment in enumerate(route.segments):
                 if segment.device != self.device:
                     continue
-                self.forward.append(Task(route, position))
+                task, reached = Task(route, position), route.reached_at(position)
+                if reached:
+                    resumed[task] = before[segment.layers]
+                self._place(task, reached)
                 for layer in segment.layers.layers():
                     if route.wants(layer):
                         self.owed[layer].add(route.micro_batch)
+            for task in before.values():
+                del self.reached[task]
+        return resumed
+
+    def _place(self, task: Task, reached: int) -> None:
+        self.reached[task] = reached
+        if reached == NOTHING:
+            self.forward.append(task)
+        elif reached == FORWARD and task.has_backward:
+            self.in_flight.append(task)
+        elif reached == BACKWARD:
+            self.weights.append(task)
+
+    def hops(
+        self, micro_batches: Collection[int], arrived: Arrived, kept: Callable[[str, Task], bool]
+    ) -> tuple[HopState, ...]:
+        """How far the tasks of ``micro_batches`` are; ``kept``: whether what was sent ("F" or "B") is still there."""
+        return tuple(
+            HopState(
+                task.route.micro_batch,
+                task.route.attempt,
+                task.position,
+                reached,
+                has_input=reached < BACKWARD and arrived(task, "F" if reached == NOTHING else "B"),
+                has_output=kept("F", task),
+                has_gradient=kept("B", task),
+            )
+            for task, reached in self.reached.items()
+            if task.route.micro_batch in micro_batches
+        )
 
     def freeze(self, micro_batches: Collection[int]) -> None:
         """Drop unfinished work of ``micro_batches``; what is in the sums stays there."""
         self.forward = [task for task in self.forward if task.route.micro_batch not in micro_batches]
         self.in_flight = [task for task in self.in_flight if task.route.micro_batch not in micro_batches]
+        self.weights = [task for task in self.weights if task.route.micro_batch not in micro_batches]
         for layer, done in self.done.items():
             self.owed[layer] -= set(micro_batches) - done
 
-    def next(self, arrived: Arrived) -> tuple[str, Task] | None:
-        """The task to run now: ("B" | "F", task), or None when all wait for data."""
-        for task in self.in_flight:
+    def forget_order(self) -> None:
+        """The planner did not foresee what is to be done now: from here on whatever is ready."""
+        self.order.clear()
+
+    def next(self, arrived: Arrived) -> tuple[Kind, Task] | None:
+        """The task to run now, or None when all wait for data."""
+        if self.order:
+            return self._planned(arrived)
+        for task in () if self.forward_only else self.in_flight:
             if task.last or arrived(task, "B"):
-                return "B", task
+                return self._backward, task
         for task in self.forward:
-            capped = task.route.mask is None and self._flying() >= task.cap
+            capped = task.route.mask is None and self._flying(task.cap) >= task.cap
             if not capped and (task.first or arrived(task, "F")):
                 return "F", task
-        return None
+        return ("W", self.weights[0]) if self.weights and not self.forward_only else None
 
     def ran_forward(self, task: Task) -> None:
         """``task``'s forward is done."""
         self.forward.remove(task)
+        self.reached[task] = FORWARD
         if task.has_backward:
             self.in_flight.append(task)
+        self._follow("F", task)
 
     def ran_backward(self, task: Task) -> None:
-        """``task``'s backward is done."""
+        """``task``'s backward is done, or its I."""
         self.in_flight.remove(task)
+        self.reached[task] = BACKWARD if self.apart else WEIGHTS
+        if self.apart:
+            self.weights.append(task)
+        self._follow(self._backward, task)
+
+    def ran_weights(self, task: Task) -> None:
+        """``task``'s W is done."""
+        self.weights.remove(task)
+        self.reached[task] = WEIGHTS
+        self._follow("W", task)
 
     def count(self, layer: int, micro_batch: int) -> None:
         """The weight gradients of (micro-batch, layer) went into the sums: exactly once."""
@@ -131,5 +226,28 @@ class Board:
         """Whether everything that this device owes to ``layer`` is in its sums."""
         return self.owed[layer] <= self.done[layer]
 
-    def _flying(self) -> int:
-        return sum(task.route.mask is None for task in self.in_flight)
+    @property
+    def _backward(self) -> Kind:
+        return "I" if self.apart else "B"
+
+    def _planned(self, arrived: Arrived) -> tuple[Kind, Task] | None:
+        kind, *place = self.order[0]
+        if self.forward_only and kind != "F":
+            return None
+        waiting = {"F": self.forward, "W": self.weights}.get(kind, self.in_flight)
+        task = next(task for task in waiting if [task.position, task.route.micro_batch] == place)
+        if kind == "F":
+            return (kind, task) if task.first or arrived(task, "F") else None
+        return (kind, task) if kind == "W" or task.last or arrived(task, "B") else None
+
+    def _follow(self, kind: Kind, task: Task) -> None:
+        if self.order:
+            assert self.order[0] == (kind, task.position, task.route.micro_batch)
+            self.order.popleft()
+
+    def _flying(self, cap: int) -> int:
+        """In flight with as many hops to the end of their routes, or fewer.
+
+        What W will need is held as well: with as many as 1F1B has in flight, memory is no more than its.
+        """
+        return sum(task.route.mask is None and task.cap <= cap for task in (*self.in_flight, *self.weights))

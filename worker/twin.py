@@ -19,7 +19,7 @@ from oobleckd.protocol.checkpoint import complete, manifest_of
 from oobleckd.protocol.job import Job, JobError, load_job
 from oobleckd.protocol.messages import CheckpointPart, FromWorker, StepDone
 from oobleckd.protocol.parts import Counters
-from planner.plan import Layout, Range, Route, Segment
+from planner.plan import Layout, Range, Route, Segment, holdings_of
 from worker.data import open_corpus
 from worker.errors import UserError
 from worker.executor import Executor
@@ -56,10 +56,9 @@ class LonePost:
 
 def lone_layout(num_layers: int, num_micro_batches: int) -> Layout:
     """Everything on one device."""
-    everything = Range(0, num_layers)
-    segments = (Segment(DEVICE, everything),)
+    segments = (Segment(DEVICE, Range(0, num_layers)),)
     routes = tuple(Route(micro_batch, 1, segments) for micro_batch in range(num_micro_batches))
-    return Layout(1, num_layers, {DEVICE: everything}, routes)
+    return Layout(1, num_layers, holdings_of(segments), routes)
 
 
 def run(job: Job, out: Path, told: Callable[[FromWorker], None]) -> None:

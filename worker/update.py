@@ -24,13 +24,11 @@ def apply_update(
     job: Job,
     store: Store,
     reduced: Mapping[int, Reduced],
-    vote: Vote,
+    scale: float,
     counters: Counters,
     faults: Faults,
-) -> tuple[float, float]:
-    """Update every bucket of ``store`` in place; returns (gradient norm, learning rate)."""
-    norm = global_norm(vote)
-    scale = optimizer.clip_scale(norm, job.optimizer.clip_norm)
+) -> None:
+    """Update every bucket of ``store`` in place with ``scale`` times its gradients, which are scaled in place, too."""
     lr = optimizer.lr_at(counters.step, job)
     for bucket, state in store.buckets.items():
         part = reduced[bucket]
@@ -51,4 +49,3 @@ def apply_update(
         )
         state.exponents = part.exponents
         faults.reach("update", counters.round)
-    return norm, lr

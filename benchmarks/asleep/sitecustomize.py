@@ -1,7 +1,8 @@
 """Layers that take a given time asleep, besides what they compute: devices that do not disturb each other.
 
 In force in every Python program that has this folder in PYTHONPATH. ``OOBLECK_BENCH_ASLEEP`` names a JSON file:
-the seconds of a forward pass of embedding, block and head; a backward pass takes twice as long.
+the seconds of a forward pass of embedding, block and head; a backward pass takes twice as long, or as long for I and as
+long for W where it is decoupled.
 """
 
 from __future__ import annotations
@@ -57,16 +58,37 @@ def _have_sleep(layer_class: Any) -> None:
             time.sleep(ctx.seconds)
             return gradients[0], None
 
-    compute = layer_class.__call__
+    class Owed:
+        """What W still has to do, with its sleep."""
+
+        def __init__(self, owed: Any, seconds: float) -> None:
+            self._owed, self._seconds = owed, seconds
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._owed, name)
+
+        def complete(self, *args: Any) -> Any:
+            time.sleep(self._seconds)
+            return self._owed.complete(*args)
+
+    compute, compute_apart = layer_class.__call__, layer_class.forward_apart
+
+    def seconds_of(layer: Any) -> float:
+        embedding_s, block_s, head_s = json.loads(Path(os.environ["OOBLECK_BENCH_ASLEEP"]).read_bytes())
+        return float(head_s if layer.is_head else block_s if layer.index else embedding_s)
 
     def call(layer: Any, x: Any, batch: Any) -> Any:
         out = compute(layer, x, batch)
-        embedding_s, block_s, head_s = json.loads(Path(os.environ["OOBLECK_BENCH_ASLEEP"]).read_bytes())
-        seconds = head_s if layer.is_head else block_s if layer.index else embedding_s
+        seconds = seconds_of(layer)
         time.sleep(seconds)
-        return Asleep.apply(out, 2 * seconds)  # type: ignore[no-untyped-call]
+        apart = layer.deferral.on
+        return Asleep.apply(out, seconds if apart else 2 * seconds)  # type: ignore[no-untyped-call]
 
-    layer_class.__call__ = call
+    def call_apart(layer: Any, x: Any, batch: Any) -> Any:
+        out, owed = compute_apart(layer, x, batch)
+        return out, Owed(owed, seconds_of(layer))
+
+    layer_class.__call__, layer_class.forward_apart = call, call_apart
 
 
 if "OOBLECK_BENCH_ASLEEP" in os.environ:

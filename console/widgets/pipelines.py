@@ -36,7 +36,7 @@ def node_of(device: str) -> str:
 
 
 def _hurt(pipeline: PipelineView, gone: set[str]) -> bool:
-    return any(node in gone for node in pipeline.nodes)
+    return bool(pipeline.vacant) or any(node in gone for node in pipeline.nodes)
 
 
 def _num_layers(pipelines: Sequence[PipelineView]) -> int:
@@ -53,21 +53,28 @@ def _full(pipeline: PipelineView, total: int, num_layers: int, gone: set[str], w
     )
     name = max((len(stage.device) for stage in pipeline.stages), default=0)
     stages = [
-        _stage(index, stage, name, num_layers, gone, width) for index, stage in enumerate(pipeline.stages)
+        _stage(index, stage, name, num_layers, _absence(pipeline, stage, gone), width)
+        for index, stage in enumerate(pipeline.stages)
     ]
     return [clipped(line, width) for line in (head, *stages)]
 
 
-def _stage(index: int, stage: LayerRange, name: int, num_layers: int, gone: set[str], width: int) -> Line:
-    dead = node_of(stage.device) in gone
+def _absence(pipeline: PipelineView, stage: LayerRange, gone: set[str]) -> str:
+    """In a word, why nobody computes at a stage; "" where somebody does."""
+    if stage.device in pipeline.vacant:
+        return "vacant"
+    return "lost" if node_of(stage.device) in gone else ""
+
+
+def _stage(index: int, stage: LayerRange, name: int, num_layers: int, absence: str, width: int) -> Line:
     text = f" s{index:<2} {stage.device:<{name}}  layers {layers(stage.start, stage.stop):<7} "
-    room = max(4, width - len(text) - len(" ✗ lost"))
+    room = max(4, width - len(text) - len(" ✗ vacant"))
     drawn = bar(stage.start / num_layers, stage.stop / num_layers, room)
-    if dead:
+    if absence:
         return (
             (text, "bad"),
             ("".join(" " if cell == " " else "x" for cell in drawn), "bad"),
-            (" ✗ lost", "bad"),
+            (f" ✗ {absence}", "bad"),
         )
     return ((text, ""), (drawn, "bar"))
 
@@ -91,6 +98,7 @@ def _short(pipeline: PipelineView, total: int, gone: set[str], width: int) -> Li
     for stage in pipeline.stages:
         node = node_of(stage.device)
         held = layers(stage.start, stage.stop)
-        spans.append((f" ✗{node} {held}", "bad") if node in gone else (f" {node} {held}", "dim"))
+        absent = bool(_absence(pipeline, stage, gone))
+        spans.append((f" ✗{node} {held}", "bad") if absent else (f" {node} {held}", "dim"))
         spans.append((" │", "dim"))
     return clipped(tuple(spans[:-1]), width)

@@ -25,6 +25,9 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
 
 def _row(template: TemplateView, width: int) -> Line:
     role: Role = "" if template.instances else "dim"
-    split = "│".join(layers(*stage) for stage in template.stages)
+    parts = [layers(*stage) for stage in template.stages]
+    if template.chunks > 1:  # those of a device together
+        parts = [f"{one}, {other}" for one, other in zip(parts[: len(parts) // 2], parts[::-1], strict=False)]
+    split = "│".join(parts)
     text = f"{template.num_nodes:>5}  {template.instances:>4}  {seconds(template.period_s):>11}  {split}"
     return clipped((("▸ " if template.instances else "  ", "good"), (text, role)), width)

@@ -1,8 +1,9 @@
 """What the survivors of a loss do with the round they are in: commit it, or repair it.
 
 Owns the rule of docs/recovery.md ("A failure", 3) as one pure function of the answers, the layout and the
-dead, so that it can be asked again at any time, also by a restarted daemon. Does not own who is dead
-(``membership``), who is told (``recovery``) or which way a route takes (``planner.reroute``).
+dead, so that it can be asked again at any time, also by a restarted daemon; and from when on detours stand
+where the job goes on without its dead ("Re-routed"). Does not own who is dead (``membership``), who is told
+(``recovery``) or which way a route takes (``planner.reroute``).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import msgspec
 
 from oobleckd.protocol.messages import Progress
 from oobleckd.protocol.parts import Flags, Vote
-from planner.plan import Layout, Route
-from planner.reroute import reroute
+from planner.plan import NOTHING, Detours, HopState, Layout, Route, standing_routes
+from planner.reroute import Rerouting, detour
+from planner.splice import spliced
 
 
 class LostLayers(msgspec.Struct, frozen=True):
@@ -24,7 +26,7 @@ class LostLayers(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The content of a ``Decide``; its fields are explained there."""
+    """The content of a ``Decide``; its fields are explained there. ``detours``: new ones, if there are any."""
 
     round: int
     commit: Vote | None = None
@@ -32,9 +34,23 @@ class Decision(msgspec.Struct, frozen=True):
     donors: dict[int, str] = {}
     hold: bool = False
     hold_now: bool = False
+    detours: Detours | None = None
 
 
 Verdict = LostLayers | Decision
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What stands in a job that has lost devices before. ``detours`` are in force, and ``settled`` the dead that
+    they, or nothing more, take care of. ``go_on``: the job goes on without those who are dead now, too.
+    """
+
+    detours: Detours | None = None
+    settled: tuple[str, ...] = ()
+    go_on: bool = False
+
+
+AS_DEPLOYED = Standing()
 
 
 def decide(
@@ -44,6 +60,7 @@ def decide(
     dead: Collection[str],
     buckets: Sequence[tuple[int, ...]],
     num_micro_batches: int,
+    standing: Standing = AS_DEPLOYED,
 ) -> Verdict:
     """The verdict over the round that ``progress`` (device -> its answer, of every survivor) shows.
 
@@ -58,57 +75,107 @@ def decide(
     lowest = min(answer.counters.round for answer in progress.values())
     ahead = {d: progress[d] for d in sorted(progress) if progress[d].counters.round > lowest}
     assert all(answer.counters.round == lowest + 1 for answer in ahead.values()), "more than a round apart"
+    here = {device: progress[device] for device in sorted(progress)}
+    case = _Case(epoch, layout, frozenset(dead), buckets, standing)
     if ahead:
         commit = _union(answer.last for answer in ahead.values())
-        if any(answer.holding for answer in ahead.values()):
-            return Decision(lowest + 1, commit, hold=True, hold_now=True)
-        routes, donors = _repair(epoch, ahead, layout, dead, buckets)
-        return Decision(lowest + 1, commit, routes, donors, hold=bool(dead))
-    here = {device: progress[device] for device in sorted(progress)}
+        stop = any(answer.holding for answer in ahead.values())
+        return case.decision(lowest + 1, commit, ahead, stop=stop)
     if all(answer.vote is not None for answer in here.values()):
         commit = _union(answer.vote for answer in here.values())
-        return Decision(lowest + 1, commit, hold=True, hold_now=True)
-    if _stays_held(here, dead):
-        return Decision(lowest, hold=True, hold_now=True)
-    routes, donors = _repair(epoch, here, layout, dead, buckets)
-    return Decision(lowest, None, routes, donors, hold=bool(dead))
+        return case.decision(lowest + 1, commit, {}, stop=not standing.go_on or commit.flags.hold)
+    return case.decision(lowest, None, here, stop=_stays_held(here, case.fresh))
 
 
-def _stays_held(here: Mapping[str, Progress], dead: Collection[str]) -> bool:
+def _stays_held(here: Mapping[str, Progress], fresh: Collection[str]) -> bool:
     """Whether nobody is to begin the round.
 
-    Some hold and some do not when a ``Resume`` reached only a part of them. After a loss those who
-    hold join the repair, so that nothing that the others computed is thrown away.
+    Some hold and some do not when a ``Resume`` reached only a part of them. After a loss (``fresh``: of these)
+    those who hold join the repair, so that nothing that the others computed is thrown away.
     """
     holding = [answer.holding for answer in here.values()]
-    return all(holding) if dead else any(holding)
+    return all(holding) if fresh else any(holding)
 
 
-def _repair(
-    epoch: int,
-    inside: Mapping[str, Progress],
-    layout: Layout,
-    dead: Collection[str],
-    buckets: Sequence[tuple[int, ...]],
-) -> tuple[tuple[Route, ...], dict[int, str]]:
-    """New attempts and donors; ``inside`` are the survivors in the round (the others have nothing of it)."""
-    donors: dict[int, str] = {}
-    for device in sorted(inside):
-        for bucket in inside[device].reduced:
-            donors.setdefault(bucket, device)
-    needed = [
-        layer
-        for layer in range(layout.num_layers)
-        if any(layer in uses and bucket not in donors for bucket, uses in enumerate(buckets))
-    ]
-    done = {
-        layer: frozenset(mb for answer in inside.values() for mb in answer.done.get(layer, ()))
-        for layer in needed
+class _Case(msgspec.Struct, frozen=True):
+    """What the verdict is made from besides the answers."""
+
+    epoch: int
+    layout: Layout
+    dead: frozenset[str]
+    buckets: Sequence[tuple[int, ...]]
+    standing: Standing
+
+    @property
+    def fresh(self) -> frozenset[str]:
+        """The dead whom nothing takes care of yet."""
+        return self.dead - frozenset(self.standing.settled)
+
+    def decision(
+        self, round_: int, commit: Vote | None, inside: Mapping[str, Progress], *, stop: bool
+    ) -> Decision:
+        """``round_`` goes on; ``inside`` it are these survivors (the others have nothing of it). ``stop``: nobody
+        begins it now.
+        """
+        if not self.fresh:
+            return Decision(round_, commit, *self.repair(round_, inside), hold=stop, hold_now=stop)
+        if self.standing.go_on:
+            repair, detours = self.repair(round_, inside), self.detours(round_)
+            return Decision(round_, commit, *repair, hold=stop, hold_now=stop, detours=detours)
+        if stop:
+            return Decision(round_, commit, hold=True, hold_now=True)  # a new layout follows
+        return Decision(round_, commit, *self.repair(round_, inside), hold=True)
+
+    def detours(self, round_: int) -> Detours:
+        """Around the dead from the round after ``round_`` on, in which attempts repair what they had."""
+        before = self.standing.detours.standing(round_) if self.standing.detours is not None else ()
+        return Detours(round_ + 1, detour(self.layout, self.dead, self.epoch), before)
+
+    def repair(self, round_: int, inside: Mapping[str, Progress]) -> tuple[tuple[Route, ...], dict[int, str]]:
+        """New attempts in ``round_``, and donors."""
+        donors: dict[int, str] = {}
+        for device in sorted(inside):
+            for bucket in inside[device].reduced:
+                donors.setdefault(bucket, device)
+        needed = [
+            layer
+            for layer in range(self.layout.num_layers)
+            if any(layer in uses and bucket not in donors for bucket, uses in enumerate(self.buckets))
+        ]
+        done = {
+            layer: frozenset(mb for answer in inside.values() for mb in answer.done.get(layer, ()))
+            for layer in needed
+        }
+        routes = standing_routes(self.layout, self.standing.detours, round_)
+        frozen = [route.micro_batch for route in routes if route.touches(self.dead)]
+        missing = {mb: tuple(layer for layer in needed if mb not in done[layer]) for mb in frozen}
+        rerouting = Rerouting(msgspec.structs.replace(self.layout, routes=routes), self.dead)
+        states = _hops(inside)
+        attempts = []
+        for route in routes:
+            if layers := missing.get(route.micro_batch):
+                known = _untouched(route, inside) | states.get(route.micro_batch, {})
+                found = spliced(rerouting, route, self.dead, known, layers, self.epoch)
+                attempts.append(found or rerouting.whole(route.micro_batch, layers, self.epoch))
+        return tuple(attempts), dict(sorted(donors.items()))
+
+
+def _hops(inside: Mapping[str, Progress]) -> dict[int, dict[tuple[str, int], HopState]]:
+    """Micro-batch -> (device, position) -> how far it is there."""
+    states: dict[int, dict[tuple[str, int], HopState]] = {}
+    for device, answer in inside.items():
+        for hop in answer.hops:
+            states.setdefault(hop.micro_batch, {})[device, hop.position] = hop
+    return states
+
+
+def _untouched(route: Route, inside: Collection[str]) -> dict[tuple[str, int], HopState]:
+    """Hops on devices that have yet to begin the round."""
+    return {
+        (segment.device, position): HopState(route.micro_batch, route.attempt, position, NOTHING)
+        for position, segment in enumerate(route.segments)
+        if segment.device not in inside
     }
-    frozen = [route.micro_batch for route in layout.routes if route.touches(dead)]
-    missing = {mb: tuple(layer for layer in needed if mb not in done[layer]) for mb in frozen}
-    routes = reroute(layout, dead, {mb: layers for mb, layers in missing.items() if layers}, epoch)
-    return routes, dict(sorted(donors.items()))
 
 
 def _union(votes: Iterable[Vote | None]) -> Vote:

@@ -16,9 +16,9 @@ from oobleckd.core.run import Candidate, Run
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, Ready, Resume
 from oobleckd.protocol.parts import Peer
-from planner.plan import layout_of, node_of
+from planner.plan import node_of
 from planner.policy import Proposal, Situation
-from planner.schedule import format_ops, schedules
+from planner.reroute import layout_of
 
 
 def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> None:
@@ -34,7 +34,6 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
     source = "copy" if job.layout is not None else job.source
     spec = _with_checkpoint_dir(core, job.spec)
     peers = _peers(core, devices)
-    ops = {device: format_ops(each) for device, each in schedules(proposal.plan).items()}
     secret = core.secret(epoch)
     deploys = {
         device: Deploy(
@@ -47,7 +46,7 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
             source=source,
             transfers=proposal.transfers,
             peers=peers,
-            ops=ops.get(device, ""),
+            ops=proposal.ops.get(device, ""),
             secret=secret,
         )
         for device in devices

@@ -16,7 +16,7 @@ from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters
-from planner.plan import Layout, Plan, Template
+from planner.plan import Detours, Layout, Plan, Template
 from planner.policy import Setup
 from planner.profile import Profile
 
@@ -88,6 +88,18 @@ class LayoutDeployed(Entry, frozen=True):
     counters: Counters
     lives: dict[str, str]
     offered: tuple[str, ...]
+    at: float
+
+
+class Detoured(Entry, frozen=True):
+    """The job goes on without its dead: ``detours`` stand beside the routes of the layout in force.
+
+    No plan has been made for those who are left: what the plan in force was offered does not count any more.
+    """
+
+    job: str
+    epoch: int
+    detours: Detours
     at: float
 
 
@@ -185,6 +197,7 @@ AnyEntry = (
     | TemplatesMade
     | EpochRaised
     | LayoutDeployed
+    | Detoured
     | StepEntry
     | RolledBack
     | Released
@@ -229,7 +242,14 @@ def apply(state: State, entry: AnyEntry) -> None:
 
 
 _OfJob = (
-    JobStateChanged | PauseAsked | TemplatesMade | LayoutDeployed | RolledBack | Released | CheckpointWritten
+    JobStateChanged
+    | PauseAsked
+    | TemplatesMade
+    | LayoutDeployed
+    | Detoured
+    | RolledBack
+    | Released
+    | CheckpointWritten
 )
 
 
@@ -244,8 +264,11 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
         case TemplatesMade():
             job.setup, job.templates = entry.setup, entry.templates
         case LayoutDeployed():
-            job.layout, job.plan, job.lives, job.dead = entry.layout, entry.plan, entry.lives, ()
+            job.layout, job.plan, job.lives = entry.layout, entry.plan, entry.lives
+            job.dead, job.settled, job.detours = (), (), None
             job.offered, job.counters = entry.offered, entry.counters
+        case Detoured():
+            job.settled, job.detours, job.offered = job.dead, entry.detours, ()
         case RolledBack():
             job.undeploy(entry.source)
             job.counters = entry.counters

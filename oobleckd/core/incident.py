@@ -14,7 +14,9 @@ from oobleckd.protocol.api import IncidentView, Phase, PhaseView
 
 @dataclass(slots=True)
 class Incident:
-    """An open incident. ``round`` is the first one not known to be committed at the loss."""
+    """An open incident. ``round`` is the first one not known to be committed at the loss, ``last_round`` the one with whose
+    commit it is over (-1: not known yet).
+    """
 
     id: str
     job: str
@@ -30,8 +32,10 @@ class Incident:
     steps_lost: int = 0
     copied_bytes: int = 0
     layer_gradients: int = 0
+    layer_forwards: int = 0
     committed_s: float = 0.0
     decided: bool = False
+    last_round: int = -1
 
     def enter(self, phase: Phase, now: float) -> None:
         """The present phase is over and ``phase`` begins; nothing if it is the present one."""
@@ -67,6 +71,7 @@ class Incident:
             layer_gradients=self.layer_gradients,
             step_layer_gradients=self.step_layer_gradients,
             committed_s=self.committed_s,
+            layer_forwards=self.layer_forwards,
         )
 
 

@@ -34,7 +34,7 @@ def loss(core: Core, run: Run, nodes: Sequence[str], cause: str, evidence_at: fl
         incident.nodes = (*incident.nodes, *(node for node in nodes if node not in incident.nodes))
         incident.cause = f"{incident.cause}; {cause}"
         incident.epoch = epoch
-        incident.decided = False
+        incident.decided, incident.last_round = False, -1
         incident.enter("detect", core.now)
     story = (f"job:{job.id}", f"incident:{incident.id}", *(f"node:{node}" for node in nodes))
     core.announce(
@@ -69,8 +69,28 @@ def committed(core: Core, run: Run) -> None:
         return
     if incident.decided and not incident.committed_s:
         incident.committed_s = core.now - incident.at
-    if incident.phase == "resume" and run.phase == "run" and not run.job.dead:
+    mended = run.decision is None or run.job.counters.round > run.decision.round
+    if incident.phase == "resume" and run.phase == "run" and mended and _answered(core, run):
+        incident.last_round = run.job.counters.round - 1
+
+
+def told(core: Core, run: Run) -> None:
+    """A device told of a round: the incident is over when all have told of its last one, and what it cost them."""
+    incident = run.incident
+    if incident is None or incident.last_round < 0 or run.phase != "run" or run.job.unsettled:
+        return
+    if all(run.told.get(device, -1) >= incident.last_round for device in run.job.survivors()):
         close(core, run)
+
+
+def _answered(core: Core, run: Run) -> bool:
+    """Whether nothing more is to come: no dead is left to be taken care of, and where detours do that the policy
+    has said that nothing is to be moved, or cannot be asked.
+    """
+    job = run.job
+    if job.unsettled:
+        return False
+    return not job.settled or run.satisfied == core.candidates(job) or len(core.candidates(job)) < job.n0
 
 
 def close(core: Core, run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from oobleckd.core.context import Core
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
+from planner.plan import standing_routes
 
 
 def check(core: Core) -> None:
@@ -27,8 +28,15 @@ def _job(core: Core, job: JobRecord) -> None:
     assert (job.finished_at is None) != job.final
     if job.layout is not None:
         assert set(job.dead) <= set(job.layout.holdings)
+        assert set(job.settled) <= set(job.dead)
         assert job.lives.keys() == job.layout.holdings.keys()
         assert job.layout.epoch <= job.epoch
+        if job.detours is not None:
+            assert not any(route.touches(job.settled) for route in job.detours.routes)
+            routes = standing_routes(job.layout, job.detours, job.detours.round)
+            assert not any(route.touches(job.settled) for route in routes)
+    else:
+        assert (job.dead, job.settled, job.detours) == ((), (), None)
     if job.state == "done":
         assert job.counters.step == job.spec.train.steps
         assert job.checkpoint_counters.step == job.spec.train.steps

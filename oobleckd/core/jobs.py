@@ -12,7 +12,7 @@ import msgspec
 from oobleckd.core import incidents
 from oobleckd.core.context import Core
 from oobleckd.core.entries import ProfileMeasured, TemplatesMade
-from oobleckd.core.memory import least_device_bytes
+from oobleckd.core.memory import held_besides, least_device_bytes
 from oobleckd.core.run import Asked, Run
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.job import Job
@@ -25,7 +25,7 @@ from planner.policy import Setup
 def profile_key(spec: Job, device: DeviceInfo) -> str:
     """Names (model, shapes, precision, kind of device): jobs that agree in these share a profile."""
     train = spec.train
-    shapes = (train.micro_batch, train.sequence, train.precision, train.exact)
+    shapes = (train.micro_batch, train.sequence, train.precision, train.exact, spec.schedule.backward)
     what = msgspec.json.encode([spec.model, shapes, device.kind, device.name], order="deterministic")
     return hashlib.sha256(what).hexdigest()[:32]
 
@@ -78,6 +78,10 @@ def prepare(core: Core, run: Run) -> None:
             devices_per_node=min(len(node.devices) for node in nodes),
             max_nodes=run.job.spec.resources.max_nodes,
             min_nodes=run.job.spec.resources.min_pipeline_nodes,
+            decoupled=run.job.spec.schedule.apart,
+            chunks=run.job.spec.schedule.num_chunks,
+            held=held_besides(run.job.spec, profile),
+            nodes_now=len(nodes),
         )
         run.asked = Asked(core.ask_plan(run.job.spec.fault_tolerance.policy, setup), setup)
 

@@ -101,6 +101,7 @@ class Membership:
             change = "same" if node.connected else "back"
             node.lease.reconnected(self._awake(now))
         node.host, node.ready, node.spare = message.host, message.ready, message.spare
+        self._forgive_ended(message, change)
         self._take_devices(node, message, now)
         node.connected, node.heard_at = True, now
         node.suspect_at = None
@@ -168,9 +169,7 @@ class Membership:
         at = now if node.suspect_at is None else node.suspect_at
         node.fallen[message.device] = Fall(message.evidence, at)
         node.suspect_at = None
-        for other in self.nodes.values():
-            # Broken links to or from a dead process accuse nobody who lives.
-            other.accused = {ends: at for ends, at in other.accused.items() if message.device not in ends}
+        self._forgive([message.device])
         return True
 
     def goodbye(self, name: str, incarnation: str, reason: str, now: float) -> None:
@@ -255,6 +254,22 @@ class Membership:
     def _ends(self, node: Node) -> float:
         # Whose link closed is reconnecting, which takes as long as it takes: only the longest lease holds.
         return node.lease.ends() if node.connected else node.lease.heard + self.lease_s
+
+    def _forgive_ended(self, message: Hello, change: Change) -> None:
+        """Lives that this Hello shows to be over: of its node, or of devices of it."""
+        lives = {info.device: info.life for info in message.devices}
+        known = self.nodes[message.node].devices
+        over = [info.device for info in known if lives.get(info.device, info.life) != info.life]
+        if change == "new":
+            ends = {end for node in self.nodes.values() for ends in node.accused for end in ends}
+            over = [end for end in ends if node_of(end) == message.node]
+        self._forgive(over)
+
+    def _forgive(self, devices: Collection[str]) -> None:
+        """The lives of ``devices`` are over: broken links to or from a dead process accuse nobody who lives."""
+        if devices:
+            for node in self.nodes.values():
+                node.accused = {e: at for e, at in node.accused.items() if not set(devices) & set(e)}
 
     def _watch(self, node: Node) -> None:
         self.look_at = min(self.look_at, self._ends(node))

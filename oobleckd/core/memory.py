@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from oobleckd.core.membership import Node
+from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import DeviceInfo
+from planner.profile import Held, Profile
 
 SPARE_BYTES = 400 * 2**20  # a spare that is still starting: Python, torch and transformers
 
@@ -35,3 +37,13 @@ def _host_share(node: Node, members: Collection[Node]) -> int:
 
 def _on_host(node: Node) -> list[DeviceInfo]:
     return [info for info in node.devices if info.kind == "cpu"]
+
+
+def held_besides(job: Job, profile: Profile) -> Held:
+    """What a device of ``job`` holds besides its stage: all that it sent in a step, where its memory is the host's;
+    and with a staggered update weights and moments as they were (of each parameter 12 bytes of all that live with it).
+    """
+    on_host = profile.device.startswith("cpu")
+    sent_bytes = profile.kept_bytes(job.num_micro_batches, job.schedule.boundary_bytes) if on_host else 0
+    saved = 12 / (36 if job.train.exact else 28) if job.schedule.update == "staggered" else 0.0
+    return Held(saved, sent_bytes)

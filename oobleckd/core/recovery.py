@@ -10,14 +10,15 @@ from collections.abc import Collection, Mapping, Sequence
 
 from oobleckd.core import incidents, jobs
 from oobleckd.core.context import Core
-from oobleckd.core.decide import Decision, LostLayers, decide
-from oobleckd.core.entries import EpochRaised, RolledBack
+from oobleckd.core.decide import Decision, LostLayers, Standing, decide
+from oobleckd.core.entries import Detoured, EpochRaised, RolledBack
 from oobleckd.core.incident import reopened
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.messages import Decide, Progress, Release, Report, Resume
 from oobleckd.protocol.parts import Counters
-from planner.plan import node_of
+from planner.plan import Detours, node_of
+from planner.policy import REROUTING
 
 
 def check_lives(core: Core, run: Run) -> None:
@@ -141,10 +142,14 @@ def _decide(core: Core, run: Run) -> None:
     assert job.setup is not None
     profile = job.setup.profile
     buckets = profile.buckets or tuple((layer,) for layer in range(len(profile.layers)))
-    verdict = decide(job.epoch, run.answers, job.layout, job.dead, buckets, job.spec.num_micro_batches)
+    standing = Standing(job.detours, job.settled, _goes_on(core, job))
+    count = job.spec.num_micro_batches
+    verdict = decide(job.epoch, run.answers, job.layout, job.dead, buckets, count, standing)
     assert isinstance(verdict, Decision), "lost layers are seen before anybody is asked"
     run.phase, run.decision, run.held = "run", verdict, {}
     run.resumed_round = -1
+    if verdict.detours is not None:
+        _detour(core, run, verdict.detours)
     if run.incident is not None:
         run.incident.decided = True
     incidents.enter(core, run, "reconfigure")
@@ -156,8 +161,22 @@ def _decide(core: Core, run: Run) -> None:
             core.move(job, "deployed")
 
 
+def _detour(core: Core, run: Run, detours: Detours) -> None:
+    """The job goes on without its dead; whether anything is to be moved the policy will say."""
+    job = run.job
+    core.record(Detoured(job.id, job.epoch, detours, core.now))
+    run.satisfied, run.refused, run.proposal = None, None, None
+    if run.incident is not None and not run.incident.steps_lost:
+        run.incident.reason = f"micro-batches of {', '.join(job.dead)} go to other holders of their layers"
+
+
+def _goes_on(core: Core, job: JobRecord) -> bool:
+    """Whether the job goes on without its dead, as far as its policy and the nodes that are left allow."""
+    return job.spec.fault_tolerance.policy in REROUTING and len(core.candidates(job)) >= job.n0
+
+
 def decision(run: Run, device: str) -> Decide:
-    """The present decision for ``device``."""
+    """The present decision for ``device``: with all detours in force, as it may have missed those before."""
     found = run.decision
     assert found is not None
     return Decide(
@@ -169,6 +188,7 @@ def decision(run: Run, device: str) -> Decide:
         found.donors,
         found.hold,
         found.hold_now,
+        run.job.detours,
     )
 
 
@@ -231,7 +251,8 @@ def look_again(core: Core, run: Run) -> None:
         lose(core, run, lost)
         return
     infos = [core.members.device(device) for device in job.survivors()]
-    calm = not job.dead and all(
+    # Who has answered a report may not have heard the decision: under a raised epoch all are asked again.
+    calm = job.epoch == job.layout.epoch and all(
         info is not None and (info.layout, info.epoch, info.holding) == (job.layout.epoch, job.epoch, False)
         for info in infos
     )

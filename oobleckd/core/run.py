@@ -51,7 +51,8 @@ class Run:
     ``resumed_round``: the round that the last ``Resume`` began. ``want_checkpoint``: a user asked for one
     at this step or later (-1: nobody did). ``completing``: directories all of whose parts are here, whose
     manifest is being written. ``early``: round -> a step told before the ones in front of it.
-    ``flags``: what was last put into the votes. ``stumbled``: joining devices a link of which broke in the
+    ``told``: device -> the last round that it told of. ``updates_early``: rounds of devices that were updated before all votes were in, ``updates_taken_back`` those in vain. ``flags``: what
+    was last put into the votes. ``stumbled``: joining devices a link of which broke in the
     deployment before this one.
     """
 
@@ -77,6 +78,9 @@ class Run:
     early: dict[int, StepDone] = field(default_factory=dict)
     paces: Paces = field(default_factory=Paces)
     stumbled: set[str] = field(default_factory=set)
+    told: dict[str, int] = field(default_factory=dict)
+    updates_early: int = 0
+    updates_taken_back: int = 0
 
     def all_held(self) -> bool:
         """Whether every survivor stopped at the same boundary."""

@@ -11,7 +11,7 @@ from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters
-from planner.plan import Layout, Plan, Template
+from planner.plan import Detours, Layout, Plan, Template
 from planner.policy import Setup
 from planner.profile import Profile
 
@@ -40,6 +40,7 @@ class JobRecord:
 
     ``source``: where the state comes from when no device holds it. ``dead``: lost devices of ``layout``,
     ``lives``: device -> the life of it that is in ``layout``.
+    ``detours`` stand beside the routes of ``layout``; ``settled``: the dead whom they, or nothing more, take care of.
     ``losses``: round -> loss, of every round ever committed, for the check of late and double reports.
     ``fence``: rounds told under an epoch up to it are of a history that was given up.
     """
@@ -56,6 +57,8 @@ class JobRecord:
     paused: bool = False
     epoch: int = 0
     dead: tuple[str, ...] = ()
+    settled: tuple[str, ...] = ()
+    detours: Detours | None = None
     setup: Setup | None = None
     templates: tuple[Template, ...] = ()
     plan: Plan | None = None
@@ -80,6 +83,11 @@ class JobRecord:
         """The fewest nodes that hold the model (0 when not planned yet)."""
         return min((template.num_nodes for template in self.templates), default=0)
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether devices are dead whom neither detours nor a new layout take care of yet."""
+        return set(self.dead) != set(self.settled)
+
     def survivors(self) -> tuple[str, ...]:
         """Live devices of the layout in force, in name order."""
         if self.layout is None:
@@ -88,7 +96,8 @@ class JobRecord:
 
     def undeploy(self, source: str) -> None:
         """No device holds the job any more; its state is in ``source``."""
-        self.layout, self.plan, self.lives, self.dead, self.offered = None, None, {}, (), ()
+        self.layout, self.plan, self.lives, self.offered = None, None, {}, ()
+        self.dead, self.settled, self.detours = (), (), None
         self.source = source
 
 

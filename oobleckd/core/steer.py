@@ -94,7 +94,7 @@ def _while_running(core: Core, run: Run) -> None:
     """Plan ahead, and put into the votes what should happen at the next boundary."""
     job = run.job
     hold, checkpoint = job.paused, run.want_checkpoint >= 0
-    if job.dead:
+    if job.unsettled:
         if len(core.candidates(job)) >= job.n0 and not job.paused:
             _proposal(core, run, situation(core, run))
         return  # the decision already holds everybody at the boundary
@@ -131,9 +131,16 @@ def _has_use_for(core: Core, run: Run) -> bool:
     """Whether a plan for the present nodes is here and differs from the one in force."""
     found = _proposal(core, run, situation(core, run))
     if found is not None and _changes_nothing(run, found[1]):
-        run.satisfied, run.proposal = found[0].nodes, None
+        _stay(core, run, *found)
         return False
     return found is not None
+
+
+def _stay(core: Core, run: Run, asked: Situation, proposal: Proposal) -> None:
+    """The plan in force is the best for these nodes; after a loss people are told why nothing is moved."""
+    run.satisfied, run.proposal = asked.nodes, None
+    if run.job.settled:
+        incidents.explain(core, run, proposal)
 
 
 def _leaving(core: Core, run: Run) -> list[str]:
@@ -154,12 +161,12 @@ def _at_boundary(core: Core, run: Run) -> None:
         return
     checkpoints.abandon_incomplete(core, run)
     if job.paused:
-        if run.incident is not None and not job.dead:
+        if run.incident is not None and not job.unsettled:
             incidents.close(core, run)
         if job.state != "paused":
             core.move(job, "hold")
         return
-    if job.dead or _wants_change(core, run):
+    if job.unsettled or _wants_change(core, run):
         _change_plan(core, run)
     else:
         _go_on(core, run)
@@ -186,7 +193,7 @@ def _change_plan(core: Core, run: Run) -> None:
         return
     asked = situation(core, run)
     if asked == run.refused:
-        if not job.dead:
+        if not job.unsettled:
             run.satisfied = nodes
             _go_on(core, run)
         return
@@ -196,7 +203,7 @@ def _change_plan(core: Core, run: Run) -> None:
     if found is None:
         return
     if _changes_nothing(run, found[1]):
-        run.satisfied = found[0].nodes
+        _stay(core, run, *found)
         _go_on(core, run)
     elif not _mending(core, found[1]):
         deploy.deploy(core, run, *found)
@@ -208,7 +215,7 @@ def _starve(core: Core, run: Run, nodes: tuple[str, ...]) -> None:
     saved = bool(job.checkpoint) and job.checkpoint_counters.step == job.counters.step
     if run.completing:
         return  # the state of this boundary is about to be on disk: asked again then
-    if _leaving(core, run) and not saved and not job.dead:
+    if _leaving(core, run) and not saved and not job.unsettled:
         _go_on(core, run)  # one step more, whose votes bear hold and checkpoint
         return
     if saved:
@@ -219,9 +226,14 @@ def _starve(core: Core, run: Run, nodes: tuple[str, ...]) -> None:
 
 
 def _changes_nothing(run: Run, proposal: Proposal) -> bool:
-    """Whether ``proposal`` is the plan in force (nodes came that it has no use for)."""
-    plan = run.job.plan
-    return not run.job.dead and plan is not None and plan.pipelines == proposal.plan.pipelines
+    """Whether ``proposal`` is the plan in force (nodes came that it has no use for), or that without the
+    dead whom detours take care of.
+    """
+    job, plan = run.job, run.job.plan
+    if job.unsettled or plan is None or job.layout is None:
+        return False
+    held = {device: job.layout.holdings[device] for device in job.survivors()}
+    return plan.pipelines == proposal.plan.pipelines and proposal.plan.holdings() == held
 
 
 # ---------------------------------------------------------------------- plans
@@ -278,10 +290,12 @@ def on_planned(core: Core, event: Planned) -> None:
 def _refused(core: Core, run: Run, asked: Situation, event: Planned) -> None:
     """No plan for this situation: wait for another one if there is no plan in force."""
     run.refused = asked
+    if run.job.settled and not run.job.unsettled:
+        run.satisfied = asked.nodes  # the detours stay
     if run.job.state == "waiting":
         return
     reason = f"{event.error} ({event.hint})" if event.hint else event.error
-    if run.phase == "off" or (run.job.dead and run.all_held()):
+    if run.phase == "off" or (run.job.unsettled and run.all_held()):
         core.move(run.job, "starve", reason)
     else:
         core.announce("plan", f"{run.job.id}: no new plan: {reason}", (f"job:{run.job.id}",), level="warn")

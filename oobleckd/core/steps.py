@@ -6,6 +6,8 @@ others must agree with it to the bit.
 
 from __future__ import annotations
 
+import msgspec
+
 from oobleckd.core import checkpoints, incidents
 from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import StepEntry
@@ -14,7 +16,7 @@ from oobleckd.core.pace import Paces
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.messages import Ack, Held, StepDone
-from planner.plan import node_of
+from planner.plan import node_of, standing_routes
 
 
 def on_step_done(core: Core, message: StepDone) -> None:
@@ -31,20 +33,33 @@ def on_step_done(core: Core, message: StepDone) -> None:
         _in_order(core, job, message)
     elif known is not None and known != message.loss and not both_nan(known, message.loss):
         _conflict(core, job, message, known)
-    run = core.run
-    incident = run.incident if run is not None and run.job is job else None
+    if core.run is not None and core.run.job is job:
+        _count(core, core.run, message)
+    checkpoints.ack(core, job, message.device)
+
+
+def _count(core: Core, run: Run, message: StepDone) -> None:
+    """What the round cost this device."""
+    incident = run.incident
+    run.updates_early += message.early
+    run.updates_taken_back += message.taken_back
+    run.told[message.device] = max(run.told.get(message.device, -1), message.counters.round)
     if incident is not None and message.counters.round >= incident.round:
         incident.layer_gradients += message.layer_gradients
-    if run is not None and run.job is job and message.epoch == job.epoch and not job.dead:
+        incident.layer_forwards += message.layer_forwards
+    if message.epoch == run.job.epoch and not run.job.unsettled:
         _note_pace(core, run, message)
-    checkpoints.ack(core, job, message.device)
+    incidents.told(core, run)
 
 
 def _note_pace(core: Core, run: Run, message: StepDone) -> None:
     """What the round cost this device, compared with its peers; rounds of a repair are not comparable."""
-    layout, setup = run.job.layout, run.job.setup
+    layout, setup, detours = run.job.layout, run.job.setup, run.job.detours
     if layout is None or setup is None or message.layer_forwards:
         return
+    if detours is not None:
+        routes = standing_routes(layout, detours, detours.round)
+        layout = msgspec.structs.replace(layout, epoch=run.job.epoch, routes=routes)
     if run.paces.layout != layout.epoch:
         run.paces = Paces.of(layout, setup.profile.layers)
     for device, news in run.paces.note(message.device, message.counters.round, message.busy_s).items():

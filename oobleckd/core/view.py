@@ -77,8 +77,9 @@ def _node_view(core: Core, node: Node) -> NodeView:
     layers: tuple[LayerRange, ...] = ()
     if job is not None and job.layout is not None and state in {"active", "draining", "disconnected"}:
         layers = tuple(
-            LayerRange(device, held.start, held.stop)
+            LayerRange(device, part.start, part.stop)
             for device, held in sorted(job.layout.holdings.items())
+            for part in held.ranges
             if node_of(device) == node.name and device not in job.dead
         )
     spare = node.spare or Spare(0)
@@ -157,6 +158,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
     step_s = statistics.median(job.step_s) if job.step_s else 0.0
     last = job.steps[-1] if job.steps else None
     incidents = [view for view in core.state.incidents.values() if view.job == job.id]
+    run = core.run if core.run is not None and core.run.job is job else None
     return JobView(
         id=job.id,
         name=job.spec.name,
@@ -180,7 +182,16 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         checkpoint=job.checkpoint,
         digest=digest(job.spec),
         spec=job.spec,
+        updates_early=run.updates_early if run else 0,
+        updates_taken_back=run.updates_taken_back if run else 0,
+        boundary_bytes=_boundary_bytes(job),
     )
+
+
+def _boundary_bytes(job: JobRecord) -> int:
+    if job.setup is None:
+        return 0
+    return job.setup.profile.kept_bytes(job.spec.num_micro_batches, job.spec.schedule.boundary_bytes)
 
 
 def node_tolerance(job: JobRecord) -> int:
@@ -195,15 +206,17 @@ def node_tolerance(job: JobRecord) -> int:
 
 
 def pipeline_views(job: JobRecord) -> list[PipelineView]:
-    """The pipelines of the plan in force."""
+    """The pipelines of the plan in force; places of the dead are vacant."""
     if job.plan is None:
         return []
+    gone = {*job.plan.vacant, *job.dead}
     return [
         PipelineView(
             index,
             pipeline.nodes,
             tuple(LayerRange(s.device, s.layers.start, s.layers.stop) for s in pipeline.segments),
             pipeline.micro_batches,
+            tuple(s.device for s in pipeline.segments if s.device in gone),
         )
         for index, pipeline in enumerate(job.plan.pipelines)
     ]
@@ -220,6 +233,7 @@ def template_views(job: JobRecord) -> list[TemplateView]:
             template.period_s,
             tuple(stage.memory_bytes for stage in template.stages),
             used[template.num_nodes],
+            template.chunks,
         )
         for template in job.templates
     ]

@@ -7,9 +7,12 @@ has, the exchange of sums between pipelines, and what an estimate has not: addin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+
+import msgspec
 
 from oobleckd.ctl.world import Loss, World
 from oobleckd.protocol.api import LayerRange, PipelineView
@@ -25,13 +28,16 @@ from oobleckd.protocol.forecast import (
     TemplateForecast,
 )
 from oobleckd.protocol.job import Job
+from planner.decoupled import EFFORT_AT_ONCE, decoupled_plan
 from planner.guarantee import guarantee, losses_survived
 from planner.instantiate import why_idle
 from planner.makespan import busy_s, one_f_one_b_s
-from planner.plan import Pipeline, Plan
+from planner.plan import Pipeline, Plan, node_of
 from planner.profile import Profile
-from planner.schedule import one_f_one_b
-from planner.timeline import dry_run_works
+from planner.reroute import layout_of
+from planner.routed import device_s
+from planner.schedule import schedules
+from planner.timeline import dry_run_plan
 from planner.work import stage_works
 
 PIPELINES_LISTED = 64
@@ -76,7 +82,7 @@ def forecast(question: Question) -> Forecast:
         micro_batches=job.num_micro_batches,
         templates=teller.templates(plan),
         plan=teller.plan(plan),
-        pipelines=tuple(_listed(index, pipeline) for index, pipeline in enumerate(listed)),
+        pipelines=tuple(_listed(index, pipeline, plan.vacant) for index, pipeline in enumerate(listed)),
         guarantee=teller.guarantee(plan),
         losses=tuple(
             teller.loss(world.lose(plan, frozenset({node}), gone), alike)
@@ -89,9 +95,10 @@ def forecast(question: Question) -> Forecast:
     )
 
 
-def _listed(index: int, pipeline: Pipeline) -> PipelineView:
+def _listed(index: int, pipeline: Pipeline, vacant: Collection[str]) -> PipelineView:
     stages = tuple(LayerRange(s.device, s.layers.start, s.layers.stop) for s in pipeline.segments)
-    return PipelineView(index, pipeline.nodes, stages, pipeline.micro_batches)
+    empty = tuple(s.device for s in pipeline.segments if s.device in vacant)
+    return PipelineView(index, pipeline.nodes, stages, pipeline.micro_batches, empty)
 
 
 def _possible_losses(world: World, plan: Plan) -> list[tuple[str, int]]:
@@ -125,6 +132,7 @@ class _Teller:
                 fill_s=template.fill_s,
                 period_s=template.period_s,
                 instances=instances[template.num_nodes],
+                chunks=template.chunks,
             )
             for template in self.world.templates
         )
@@ -138,13 +146,13 @@ class _Teller:
         samples_per_s = self.job.train.global_batch / plan.step_s
         return PlanForecast(
             groups=groups,
-            can_lose=losses_survived(len(plan.pipelines)),
+            can_lose=losses_survived(self._copies(plan)),
             idle=len(plan.idle),
             idle_reason=self._why_idle(plan),
             step_s=plan.step_s,
             samples_per_s=samples_per_s,
             tokens_per_s=samples_per_s * self.job.train.sequence,
-            bubble=self._bubble(groups),
+            bubble=self._bubble(groups) if not plan.vacant else self._bubble_around(plan),
             memory_bytes=largest,
         )
 
@@ -167,7 +175,7 @@ class _Teller:
         promised = guarantee(len(plan.nodes()) + len(plan.idle), self.world.n0, max(self.world.by_size), f)
         return GuaranteeForecast(
             f=f,
-            can_lose=losses_survived(len(plan.pipelines)),
+            can_lose=losses_survived(self._copies(plan)),
             n0=self.world.n0,
             n_max=max(self.world.by_size),
             full_down_to=promised.full_down_to,
@@ -179,15 +187,35 @@ class _Teller:
             return ""
         return why_idle(len(plan.nodes()) + len(plan.idle), self.world.n0, max(self.world.by_size))
 
+    def _copies(self, plan: Plan) -> int:
+        """How many nodes hold the layer that fewest hold."""
+        if not plan.vacant:
+            return len(plan.pipelines)
+        held: dict[int, set[str]] = {layer: set() for layer in range(len(self.world.setup.profile.layers))}
+        for device, layers in plan.holdings().items():
+            for layer in layers.layers():
+                held[layer].add(node_of(device))
+        return min(map(len, held.values()))
+
+    def _bubble_around(self, plan: Plan) -> float:
+        """Share of waiting over all devices, where peers compute for vacant places."""
+        profile = self.world.setup.profile
+        routes = layout_of(plan, 1, len(profile.layers)).routes
+        working_s = sum(device_s(routes, profile).values())
+        return max(0.0, 1 - working_s / (plan.step_s * len(plan.holdings())))
+
     def _bubble(self, groups: Sequence[Group]) -> float:
         """Share of waiting over all devices, until the slowest pipeline is done."""
         took_s, working_s, num_devices = 0.0, 0.0, 0
         for group in groups:
-            stages = [stage.layers for stage in self.world.by_size[group.num_nodes].stages]
-            works = stage_works(stages, self.world.setup.profile)
-            took_s = max(took_s, one_f_one_b_s(works, group.micro_batches))
+            template = self.world.by_size[group.num_nodes]
+            stages = [stage.layers for stage in template.stages]
+            works = stage_works(stages, self.world.setup.profile, chunks=template.chunks)
+            decoupled = self.world.setup.decoupled
+            alone_s = template.time_s if decoupled else partial(one_f_one_b_s, works)
+            took_s = max(took_s, alone_s(group.micro_batches))
             working_s += group.count * group.micro_batches * sum(map(busy_s, works))
-            num_devices += group.count * len(works)
+            num_devices += group.count * len(works) // template.chunks
         return max(0.0, 1 - working_s / (took_s * num_devices)) if took_s else 0.0
 
 
@@ -198,14 +226,16 @@ def groups_of(plan: Plan) -> tuple[Group, ...]:
 
 
 def _schedule(world: World, plan: Plan) -> ScheduleForecast:
-    """1F1B of the deepest pipeline, of the first micro-batches."""
-    deepest = max(plan.pipelines, key=lambda pipeline: len(pipeline.segments))
-    num_stages, share = len(deepest.segments), len(deepest.micro_batches)
-    drawn = min(share, max(2, DRAWN_A_STAGE * num_stages), MOST_DRAWN)
-    works = stage_works([segment.layers for segment in deepest.segments], world.setup.profile)
-    names = [str(stage) for stage in range(num_stages)]
-    ops = {name: one_f_one_b(num_stages, stage, range(drawn)) for stage, name in enumerate(names)}
-    run = dry_run_works(ops, dict(zip(names, works, strict=True)))
+    """1F1B of the deepest pipeline, or what is in its place, of the first micro-batches."""
+    deepest, setup = max(plan.pipelines, key=lambda pipeline: len(pipeline.devices)), world.setup
+    names, share = deepest.devices, len(deepest.micro_batches)
+    drawn = min(share, max(2, DRAWN_A_STAGE * len(names)), MOST_DRAWN)
+    first = Plan((msgspec.structs.replace(deepest, micro_batches=tuple(range(drawn))),))
+    if setup.decoupled:
+        ops = decoupled_plan(first, setup.profile, setup.device_memory_bytes, EFFORT_AT_ONCE)
+    else:
+        ops = schedules(first)
+    run = dry_run_plan(first, setup.profile, ops)
     return ScheduleForecast(
         num_nodes=len(deepest.nodes),
         micro_batches=drawn,
@@ -215,8 +245,10 @@ def _schedule(world: World, plan: Plan) -> ScheduleForecast:
             tuple(
                 OpForecast(str(span.op), span.start_s, span.stop_s)
                 for span in run.spans[name]
-                if span.op.kind in {"F", "B"}
+                if span.op.kind in {"F", "B", "I", "W"}
             )
             for name in names
         ),
+        decoupled=setup.decoupled,
+        chunks=deepest.chunks,
     )

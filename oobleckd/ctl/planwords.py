@@ -23,6 +23,7 @@ from oobleckd.protocol.forecast import (
     ScheduleForecast,
     TemplateForecast,
 )
+from planner.schedule import parse_op
 
 _TEMPLATES_SHOWN = 8
 _STAGES_SHOWN = 8
@@ -89,11 +90,15 @@ def _templates(templates: Sequence[TemplateForecast]) -> list[Sequence[str]]:
 def _template(template: TemplateForecast) -> Sequence[str]:
     stages = template.stages
     return (
-        str(template.num_nodes), str(len(stages)), seconds(template.fill_s), seconds(template.period_s),
+        str(template.num_nodes), _num_stages(template), seconds(template.fill_s), seconds(template.period_s),
         str(template.instances) if template.instances else _NONE,
         _by_stage([layers(stage.start, stage.stop) for stage in stages]),
         _by_stage([size(stage.memory_bytes) for stage in stages]),
     )  # fmt: skip
+
+
+def _num_stages(template: TemplateForecast) -> str:
+    return str(len(template.stages)) + (" (2 a device)" if template.chunks > 1 else "")
 
 
 def _by_stage(parts: Sequence[str]) -> str:
@@ -196,15 +201,20 @@ def _draw(schedule: ScheduleForecast) -> None:
     shown = _micro_batches(schedule.of_micro_batches)
     if schedule.of_micro_batches > schedule.micro_batches:
         shown = f"the first {schedule.micro_batches} of {shown}"
-    click.echo(
-        f"1F1B of a pipeline of {count(schedule.num_nodes, 'node')}, {shown}, {seconds(schedule.makespan_s)}"
-    )
-    rows = [Row(f"stage {number}", [_mark(op) for op in ops]) for number, ops in enumerate(schedule.stages)]
+    what = "decoupled schedule" if schedule.decoupled else "1F1B"
+    nodes = count(schedule.num_nodes, "node")
+    click.echo(f"{what} of a pipeline of {nodes}, {shown}, {seconds(schedule.makespan_s)}")
+    name = "stages {0} and {1}" if schedule.chunks > 1 else "stage {0}"
+    last = schedule.chunks * len(schedule.stages) - 1
+    rows = [
+        Row(name.format(number, last - number), [_mark(op) for op in ops])
+        for number, ops in enumerate(schedule.stages)
+    ]
     width = min(max(shutil.get_terminal_size((100, 24)).columns, _WIDTH[0]), _WIDTH[1])
     for line in (*draw(rows, width, _MOST_ROWS), LEGEND):
         click.echo(plain(line))
 
 
 def _mark(op: OpForecast) -> Mark:
-    kind = "B" if "B" in op.op else "F"
-    return Mark(int(op.op.partition(kind)[2]), kind == "B", op.start_s, op.stop_s)
+    parsed = parse_op(op.op)
+    return Mark(parsed.micro_batch, parsed.kind != "F", op.start_s, op.stop_s)

@@ -61,13 +61,24 @@ def _node_row(node: NodeView) -> Row:
 
 
 def _pipeline_row(pipeline: PipelineView) -> Row:
-    stages = ", ".join(f"{stage.device}: {layers(stage.start, stage.stop)}" for stage in pipeline.stages)
+    stages = ", ".join(
+        f"{stage.device}: {layers(stage.start, stage.stop)}{' (vacant)' if stage.device in pipeline.vacant else ''}"
+        for stage in pipeline.stages
+    )
     return str(pipeline.index), ", ".join(pipeline.nodes), stages, str(len(pipeline.micro_batches))
+
+
+def _split(template: TemplateView) -> str:
+    """Of two stages a device the two that it has together."""
+    parts = [layers(*stage) for stage in template.stages]
+    if template.chunks > 1:
+        parts = [f"{one}, {other}" for one, other in zip(parts[: len(parts) // 2], parts[::-1], strict=False)]
+    return " | ".join(parts)
 
 
 def _template_row(template: TemplateView) -> Row:
     return (
-        str(template.num_nodes), " | ".join(layers(*stage) for stage in template.stages),
+        str(template.num_nodes), _split(template),
         seconds(template.fill_s), seconds(template.period_s),
         size(max(template.memory_bytes, default=0)), str(template.instances),
     )  # fmt: skip
@@ -173,6 +184,8 @@ def _describe_job(client: Client, job: JobView) -> None:
         "submitted": clock(job.submitted_at, digits=3),
         "finished": "" if job.finished_at is None else clock(job.finished_at, digits=3),
         "incidents": f"{job.incidents}, {job.steps_lost} steps lost",
+        "schedule": _schedule(job),
+        "boundaries": f"at most {job.boundary_bytes / 1e6:,.1f} MB kept on a device" if job.boundary_bytes else "not kept",
         "checkpoint": job.checkpoint,
         "digest": job.digest,
     })  # fmt: skip
@@ -183,6 +196,15 @@ def _describe_job(client: Client, job: JobView) -> None:
     if incidents:
         click.echo("incidents:")
         emit_table(_INCIDENT_COLUMNS, [_incident_row(incident) for incident in incidents])
+
+
+def _schedule(job: JobView) -> str:
+    schedule = job.spec.schedule
+    words = f"{schedule.backward} backward, {schedule.update} update"
+    if not job.updates_early:
+        return words
+    share = job.updates_taken_back / job.updates_early
+    return f"{words} ({job.updates_early} made early, {share:.1%} of them taken back)"
 
 
 def _describe_node(node: NodeView) -> None:

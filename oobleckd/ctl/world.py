@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from oobleckd.core.memory import held_besides
 from oobleckd.protocol.job import Job
 from planner.guarantee import lost_layers, most_pipelines
 from planner.instantiate import instantiate, slowest_s, split_micro_batches, too_few
@@ -61,6 +62,10 @@ class World:
             devices_per_node=devices_per_node,
             max_nodes=job.resources.max_nodes,
             min_nodes=job.resources.min_pipeline_nodes,
+            decoupled=job.schedule.apart,
+            chunks=job.schedule.num_chunks,
+            held=held_besides(job, profile),
+            nodes_now=num_nodes,
         )
         self.nodes = node_names(num_nodes)
         self.templates = prepare(self._policy, self.setup)
@@ -109,7 +114,12 @@ class World:
             ),
         )
         placed = [pipeline.nodes for pipeline in (*staying, *proposal.plan.pipelines)]
+        gone_before = {d for pipeline in staying for s in pipeline.segments if (d := s.device) in plan.vacant}
+        vacant = (*sorted(gone_before), *proposal.plan.vacant)
         after = self._plan(placed, proposal.plan.idle)
+        if vacant:
+            step_s = max(after.step_s, proposal.plan.step_s)
+            after = msgspec.structs.replace(after, vacant=vacant, step_s=step_s)
         took_s = copy_s(proposal.transfers, self.setup.profile)
         return Loss(named, after, missing, proposal.transfers, took_s, len(touched), proposal.reason)
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-FORMAT = 2
+FORMAT = 3
 _RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _log = logging.getLogger(__name__)
 

@@ -58,6 +58,19 @@ def _of_jobs(jobs: list[JobView]) -> Iterable[str]:
     ):
         samples = [("", {"job": job}, value) for job, value in values.items()]
         yield from _metric(name, "gauge", help_text, samples)
+    for name, help_text, counts in (
+        (
+            "oobleck_job_updates_early_total",
+            "Updates that a device made before all votes were in.",
+            {job.id: float(job.updates_early) for job in open_jobs},
+        ),
+        (
+            "oobleck_job_updates_taken_back_total",
+            "Those of them that were in vain.",
+            {job.id: float(job.updates_taken_back) for job in open_jobs},
+        ),
+    ):
+        yield from _metric(name, "counter", help_text, [("", {"job": j}, n) for j, n in counts.items()])
     lost = float(sum(job.steps_lost for job in jobs))
     yield from _metric("oobleck_steps_lost_total", "counter", "Steps lost to dead layers.", [("", {}, lost)])
 

@@ -102,16 +102,20 @@ class LayerRange(msgspec.Struct, frozen=True):
 
 
 class PipelineView(msgspec.Struct, frozen=True):
-    """One pipeline of the running plan."""
+    """One pipeline of the running plan. ``vacant``: devices of its stages that nobody has now; peers compute for them."""
 
     index: int
     nodes: tuple[str, ...]
     stages: tuple[LayerRange, ...]
     micro_batches: tuple[int, ...]
+    vacant: tuple[str, ...] = ()
 
 
 class TemplateView(msgspec.Struct, frozen=True):
-    """One template: layer split, modelled seconds of one micro-batch and per further one, instances now."""
+    """One template: layer split, modelled seconds of one micro-batch and per further one, instances now.
+
+    With two ``chunks`` a device has two stages, as far from the beginning as from the end, and the memory is that of both.
+    """
 
     num_nodes: int
     stages: tuple[tuple[int, int], ...]
@@ -119,6 +123,7 @@ class TemplateView(msgspec.Struct, frozen=True):
     period_s: float
     memory_bytes: tuple[int, ...]
     instances: int
+    chunks: int = 1
 
 
 class PhaseView(msgspec.Struct, frozen=True):
@@ -133,7 +138,7 @@ class IncidentView(msgspec.Struct, frozen=True):
     """One recovery from evidence to resumed step. ``step`` is the one that was interrupted, numbered from 1.
 
     ``steps_lost`` is 0 unless a layer's last copy died and the job went back to a checkpoint.
-    ``layer_gradients`` were computed again, of ``step_layer_gradients`` that one step has.
+    ``layer_gradients`` were computed again, of ``step_layer_gradients`` that one step has, and ``layer_forwards``, of as many.
     """
 
     id: str
@@ -152,6 +157,7 @@ class IncidentView(msgspec.Struct, frozen=True):
     layer_gradients: int = 0
     step_layer_gradients: int = 0
     committed_s: float = 0.0
+    layer_forwards: int = 0
 
 
 class NodeView(msgspec.Struct, frozen=True):
@@ -181,7 +187,8 @@ class JobView(msgspec.Struct, frozen=True):
 
     ``step`` is the number of committed steps. ``tolerance``: nodes that can still be lost at once
     without losing a layer (-1 when not deployed), of ``f`` asked for. ``step_s`` is the median of the
-    last steps.
+    last steps. Of the devices' updates since the daemon's start ``updates_early`` were made before all votes were in (with a
+    staggered update), ``updates_taken_back`` of those in vain. ``boundary_bytes``: what a device keeps at most of what it sent.
     """
 
     id: str
@@ -206,6 +213,9 @@ class JobView(msgspec.Struct, frozen=True):
     checkpoint: str
     digest: str
     spec: Job
+    updates_early: int = 0
+    updates_taken_back: int = 0
+    boundary_bytes: int = 0
 
 
 class StepView(msgspec.Struct, frozen=True):

@@ -21,13 +21,14 @@ class StageForecast(msgspec.Struct, frozen=True):
 
 
 class TemplateForecast(msgspec.Struct, frozen=True):
-    """The split for so many nodes; ``instances`` of it are in the plan."""
+    """The split for so many nodes; ``instances`` of it are in the plan. ``chunks``: stages a device (``TemplateView``)."""
 
     num_nodes: int
     stages: tuple[StageForecast, ...]
     fill_s: float
     period_s: float
     instances: int
+    chunks: int = 1
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -91,7 +92,7 @@ class GuaranteeForecast(msgspec.Struct, frozen=True):
 
 
 class OpForecast(msgspec.Struct, frozen=True):
-    """A forward (``0F3``: stage 0, micro-batch 3) or backward, from ``start_s`` to ``stop_s``."""
+    """A forward (``0F3``: stage 0, micro-batch 3), backward or part of one, from ``start_s`` to ``stop_s``."""
 
     op: str
     start_s: float
@@ -99,9 +100,9 @@ class OpForecast(msgspec.Struct, frozen=True):
 
 
 class ScheduleForecast(msgspec.Struct, frozen=True):
-    """1F1B of one pipeline for the first ``micro_batches`` of its ``of_micro_batches``.
+    """1F1B of one pipeline for the first ``micro_batches`` of its ``of_micro_batches``; with ``decoupled`` what is in its place.
 
-    ``stages``: the ops of each, as simulated.
+    ``stages``: the ops of each, as simulated; with two ``chunks`` of each device, which has two.
     """
 
     num_nodes: int
@@ -109,6 +110,8 @@ class ScheduleForecast(msgspec.Struct, frozen=True):
     of_micro_batches: int
     makespan_s: float
     stages: tuple[tuple[OpForecast, ...], ...]
+    decoupled: bool = False
+    chunks: int = 1
 
 
 class Forecast(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+PolicyName = Literal["oobleck", "slipstream"]
 Positive = Annotated[int, Meta(ge=1)]
 _SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -115,7 +116,63 @@ class FaultTolerance(_Table, frozen=True):
     f: Annotated[
         int, Meta(ge=0, description="Simultaneous node losses that must leave a copy of every layer.")
     ] = 1
-    policy: Annotated[Literal["oobleck"], Meta(description="Recovery policy.")] = "oobleck"
+    policy: Annotated[
+        PolicyName,
+        Meta(
+            description="What follows a loss. oobleck: a new plan on all nodes, with copies. slipstream: peers compute "
+            "what the dead would have, nothing is moved until a node can take its place."
+        ),
+    ] = "oobleck"
+
+
+class Schedule(_Table, frozen=True):
+    """In which order a device works (docs/schedules.md)."""
+
+    backward: Annotated[
+        Literal["fused", "decoupled"],
+        Meta(
+            description="fused: a backward pass as a whole. decoupled: input gradients first, for which the stage before waits; "
+            "weight gradients fill the bubbles, in an order that the planner made."
+        ),
+    ] = "fused"
+
+    chunks: Annotated[
+        Literal["auto", 1, 2],
+        Meta(
+            description="Parts of a pipeline that a device has, where the backward is decoupled. 2: one of the first half and its "
+            "counterpart of the second, so that the first device begins and ends a micro-batch; less waiting, twice the messages. "
+            "auto: whichever is faster as modelled."
+        ),
+    ] = "auto"
+    update: Annotated[
+        Literal["flushed", "staggered"],
+        Meta(
+            description="flushed: weights are updated when all devices have reduced all gradients. staggered: a device updates its own "
+            "as soon as it can and goes on with the next step; where a step turns out to be clipped or skipped, that is taken back."
+        ),
+    ] = "flushed"
+    boundary_memory: Annotated[
+        str | int,
+        Meta(
+            description="Bytes that a device may use to keep what it sent to its neighbours until the step is committed "
+            "(beside a GPU: of the host's memory), so that only a lost device's own work is done again; 0: none."
+        ),
+    ] = "1GiB"
+
+    @property
+    def apart(self) -> bool:
+        """Whether the backward is decoupled."""
+        return self.backward == "decoupled"
+
+    @property
+    def num_chunks(self) -> int:
+        """``chunks`` as a number, 0 for auto."""
+        return 0 if self.chunks == "auto" else self.chunks
+
+    @property
+    def boundary_bytes(self) -> int:
+        """``boundary_memory`` in bytes."""
+        return parse_size(self.boundary_memory)
 
 
 class Resources(_Table, frozen=True):
@@ -164,6 +221,7 @@ class Job(_Table, frozen=True):
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
     fault_tolerance: FaultTolerance = FaultTolerance()
+    schedule: Schedule = Schedule()
     resources: Resources = Resources()
     checkpoint: Checkpoint = Checkpoint()
 
@@ -220,12 +278,20 @@ def check_job(job: Job) -> None:
             f"{job.train.micro_batch} does not divide train.global_batch = {job.train.global_batch}",
             f"the nearest divisor is {best}",
         )
-    try:
-        job.resources.device_memory_bytes  # noqa: B018 - asked for its error
-    except ValueError as error:
+    for path, size in (
+        ("resources.device_memory", job.resources.device_memory),
+        ("schedule.boundary_memory", job.schedule.boundary_memory),
+    ):
+        try:
+            parse_size(size)
+        except ValueError as error:
+            raise JobError(path, str(error), 'write a number with a unit, such as "48MiB"') from error
+    if job.schedule.chunks == 2 and not job.schedule.apart:
         raise JobError(
-            "resources.device_memory", str(error), 'write a number with a unit, such as "48MiB"'
-        ) from error
+            "schedule.chunks",
+            f"2 needs a decoupled backward, and schedule.backward = {job.schedule.backward!r}",
+            'set schedule.backward = "decoupled", or leave chunks out',
+        )
     if job.data.source != "stdlib" and not job.data.path:
         raise JobError(
             "data.path",

@@ -19,10 +19,10 @@ import msgspec
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How, Outcome, Peer, Spare, Vote
-from planner.plan import Layout, Route, Transfer
+from planner.plan import Detours, HopState, Layout, Route, Transfer
 from planner.profile import Profile
 
-PROTOCOL = 2
+PROTOCOL = 4
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -117,7 +117,8 @@ class Progress(Message, frozen=True):
     ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reduced``:
     buckets whose sum over all replicas is here. ``vote`` is set once *all* its buckets are reduced
     (REDUCED) and is then the union of all votes it has heard for the round. ``last`` is the vote
-    union of the round before (which it has committed), if it committed one in this life.
+    union of the round before (which it has committed), if it committed one in this life. ``hops``: its part of
+    the routes that the dead broke.
     """
 
     device: str
@@ -128,6 +129,7 @@ class Progress(Message, frozen=True):
     vote: Vote | None = None
     last: Vote | None = None
     holding: bool = False
+    hops: tuple[HopState, ...] = ()
 
 
 class Held(Message, frozen=True):
@@ -147,7 +149,8 @@ class StepDone(Message, frozen=True):
 
     ``loss`` is the mean over micro-batches in micro-batch order (float64). ``samples`` counts the
     samples in the sums and ``ledger`` is a digest of which ones (docs/exactness.md). ``repeated``
-    layer-gradients were computed again by this device (redone work), ``forwards`` layer-forwards.
+    layer-gradients were computed again by this device (redone work), ``forwards`` layer-forwards. ``early``: the device
+    had updated before it had all votes; ``taken_back``: in vain.
     """
 
     device: str
@@ -164,6 +167,8 @@ class StepDone(Message, frozen=True):
     busy_s: float
     layer_gradients: int = 0
     layer_forwards: int = 0
+    early: bool = False
+    taken_back: bool = False
 
 
 class CheckpointPart(Message, frozen=True):
@@ -301,7 +306,7 @@ class Decide(Message, frozen=True):
     ``commit``: rounds below ``round`` that a survivor has not updated yet commit with this vote.
     ``round`` is the round that goes on. ``routes``: the new attempts in it. ``donors``: bucket ->
     the device whose reduced sum everybody takes. ``hold``: stop at the boundary after ``round``; with
-    ``hold_now`` stop before it.
+    ``hold_now`` stop before it. ``detours``: all that stand beside the layout's routes from now on.
     """
 
     device: str
@@ -312,6 +317,7 @@ class Decide(Message, frozen=True):
     donors: dict[int, str]
     hold: bool
     hold_now: bool = False
+    detours: Detours | None = None
 
 
 class Flag(Message, frozen=True):

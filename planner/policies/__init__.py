@@ -1,12 +1,17 @@
-"""Recovery policies behind the Policy protocol: the registry, and its two calls by name."""
+"""Recovery policies behind the Policy protocol: the registry, and its two calls by name, with the schedules of what they plan."""
 
 from __future__ import annotations
 
-from planner.plan import Template
-from planner.policies.oobleck import Oobleck
-from planner.policy import PlanError, Policy, Proposal, Setup, Situation
+import msgspec
 
-_POLICIES: dict[str, Policy] = {one.name: one for one in (Oobleck(),)}
+from planner.decoupled import EFFORT_AT_ONCE, decoupled_plan
+from planner.plan import Plan, Template
+from planner.policies.oobleck import Oobleck
+from planner.policies.slipstream import SlipStream
+from planner.policy import PlanError, Policy, Proposal, Setup, Situation
+from planner.schedule import Op, format_ops, schedules
+
+_POLICIES: dict[str, Policy] = {one.name: one for one in (Oobleck(), SlipStream())}
 
 
 def policy(name: str) -> Policy:
@@ -30,5 +35,15 @@ def adapt(
     situation: Situation,
     sizes: tuple[int, ...] = (),
 ) -> Proposal:
-    """``policy(name).adapt``. Raises PlanError."""
-    return policy(name).adapt(setup, templates, situation, sizes)
+    """``policy(name).adapt``, with the schedule of every device. Raises PlanError."""
+    found = policy(name).adapt(setup, templates, situation, sizes)
+    ops = {device: format_ops(each) for device, each in _schedules(setup, found.plan).items()}
+    return msgspec.structs.replace(found, ops=ops)
+
+
+def _schedules(setup: Setup, plan: Plan) -> dict[str, tuple[Op, ...]]:
+    if plan.vacant:
+        return {}  # routes cross: whatever is ready
+    if not setup.decoupled:
+        return schedules(plan)
+    return decoupled_plan(plan, setup.profile, setup.device_memory_bytes, EFFORT_AT_ONCE)

@@ -26,7 +26,7 @@ def name_cases(
     before = frozenset(node for nodes in running for node in nodes)
     joining = [node for nodes in planned for node in nodes if node not in before]
     if joining and not any(phrase.startswith("replace") for phrase in phrases):
-        phrases.append(f"join: {_listed(joining)}")
+        phrases.append(f"join: {listed(joining)}")
     if not phrases:
         same = {frozenset(nodes) for nodes in running} == {frozenset(nodes) for nodes in planned}
         phrases.append("keep: no pipeline changes" if same else "rebalance")
@@ -37,8 +37,8 @@ def _name_hit(nodes: Nodes, running: Sequence[Nodes], planned: Sequence[Nodes], 
     """What became of the survivors of a pipeline that was hit."""
     survivors = frozenset(nodes) & alive
     if not survivors:
-        return f"drop: {_listed(nodes)} {'are' if len(nodes) > 1 else 'is'} gone"
-    left = _listed(sorted(survivors))
+        return f"drop: {listed(nodes)} {'are' if len(nodes) > 1 else 'is'} gone"
+    left = listed(sorted(survivors))
     hosts = [frozenset(pipeline) for pipeline in planned if survivors.intersection(pipeline)]
     if hosts == [survivors]:
         return f"shrink: {left} {'go' if len(survivors) > 1 else 'goes'} on without the others"
@@ -47,13 +47,13 @@ def _name_hit(nodes: Nodes, running: Sequence[Nodes], planned: Sequence[Nodes], 
     guests = hosts[0] - survivors
     donors = [frozenset(other) & alive for other in running if other != nodes and guests.intersection(other)]
     if not donors:
-        return f"replace: {_listed(sorted(guests))} for what {left} lost"
+        return f"replace: {listed(sorted(guests))} for what {left} lost"
     if all(donor <= hosts[0] for donor in donors):
-        return f"merge: {_listed(sorted(hosts[0]))} become one pipeline"
-    return f"borrow: {_listed(sorted(guests))} from another pipeline for {left}"
+        return f"merge: {listed(sorted(hosts[0]))} become one pipeline"
+    return f"borrow: {listed(sorted(guests))} from another pipeline for {left}"
 
 
-def _listed(nodes: Sequence[str]) -> str:
+def listed(nodes: Sequence[str]) -> str:
     """Names for a sentence; long lists are cut."""
     shown = [*nodes[:4], f"{len(nodes) - 4} more"] if len(nodes) > 5 else list(nodes)
     return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.fold import folded
 from planner.guarantee import most_pipelines
 from planner.instantiate import instantiate, slowest_s, split_micro_batches, too_few, why_idle
 from planner.plan import Pipeline, Plan, Template, Transfer, tolerance
 from planner.policies.cases import Nodes, name_cases
-from planner.policy import Proposal, Rejected, Setup, Situation
+from planner.policy import REROUTING, Proposal, Rejected, Setup, Situation
 from planner.refine import refined
 from planner.template import expected_share
 from planner.template import templates as make_templates
@@ -40,24 +41,20 @@ class _Candidate:
 
     @property
     def sizes(self) -> str:
-        """Pipeline sizes, such as "2+2+3", or "140 of 2 and 1 of 3" where they are many."""
-        sizes = [len(pipeline.nodes) for pipeline in self.plan.pipelines]
-        if len(sizes) <= SIZES_SHOWN:
-            return "+".join(map(str, sizes))
-        return " and ".join(f"{count} of {size}" for size, count in sorted(Counter(sizes).items()))
+        """Pipeline sizes for a sentence."""
+        return sizes_of(self.plan)
 
 
 class Oobleck:
     """Re-instantiation of pipeline templates."""
 
     name = "oobleck"
+    reroutes = name in REROUTING
 
     def prepare(self, setup: Setup) -> tuple[Template, ...]:
         """Templates for n0 .. n_max nodes. Raises PlanError when no number of nodes fits."""
-        return tuple(
-            refined(setup, template, expected_share(setup, template.num_nodes))
-            for template in make_templates(setup)
-        )
+        made = [(each, expected_share(setup, each.num_nodes)) for each in make_templates(setup)]
+        return tuple(folded(setup, refined(setup, each, share), share) for each, share in made)
 
     def adapt(
         self,
@@ -160,7 +157,7 @@ class _Moment:
         members = [self.by_size[len(nodes)] for nodes in placed]
         shares = split_micro_batches(members, self.setup.num_micro_batches)
         plan = Plan(
-            pipelines=_pipelines(members, placed, shares),
+            pipelines=pipelines_of(members, placed, shares),
             idle=tuple(node for node in free if node not in used),
             step_s=slowest_s(members, shares),
         )
@@ -168,7 +165,7 @@ class _Moment:
         return _Candidate(what, plan, copies, copy_s(copies, profile) + HORIZON_STEPS * plan.step_s)
 
 
-def _pipelines(
+def pipelines_of(
     members: Sequence[Template], placed: Sequence[Nodes], shares: Sequence[int]
 ) -> tuple[Pipeline, ...]:
     """Pipelines with contiguous blocks of micro-batches."""
@@ -186,7 +183,7 @@ def _proposal(moment: _Moment, chosen: _Candidate, other: _Candidate | None) -> 
     if other is not None:
         extra_s = round(other.cost_s - chosen.cost_s, 9)
         why = f"{extra_s:.3g} s more over {HORIZON_STEPS} steps" if extra_s else "no cheaper, fewer pipelines"
-        why += f": copies {_size(other.copies)}, step {other.plan.step_s:.3g} s"
+        why += f": copies {size_of(other.copies)}, step {other.plan.step_s:.3g} s"
         rejected = (Rejected(f"{other.what}: {other.sizes}", other.cost_s, why),)
     plan = Plan(chosen.plan.pipelines, chosen.plan.idle, chosen.plan.step_s, reason)
     return Proposal(plan, chosen.copies, chosen.cost_s, reason, rejected)
@@ -199,7 +196,7 @@ def _reason(moment: _Moment, chosen: _Candidate) -> str:
     parts = [*name_cases(moment.situation.running, planned, moment.nodes)]
     parts.append(f"pipelines of {chosen.sizes} nodes, step {plan.step_s:.3g} s as modelled")
     if chosen.copies:
-        parts.append(f"copies {_size(chosen.copies)}")
+        parts.append(f"copies {size_of(chosen.copies)}")
     parts.append(f"can lose {tolerance([len(planned)])}")
     if plan.idle:
         why = why_idle(len(moment.nodes), moment.n0, max(moment.by_size))
@@ -207,7 +204,16 @@ def _reason(moment: _Moment, chosen: _Candidate) -> str:
     return "; ".join(parts)
 
 
-def _size(copies: Sequence[Transfer]) -> str:
+def sizes_of(plan: Plan) -> str:
+    """Pipeline sizes, such as "2+2+3", or "140 of 2 and 1 of 3" where they are many."""
+    sizes = [len(pipeline.nodes) for pipeline in plan.pipelines]
+    if len(sizes) <= SIZES_SHOWN:
+        return "+".join(map(str, sizes))
+    return " and ".join(f"{count} of {size}" for size, count in sorted(Counter(sizes).items()))
+
+
+def size_of(copies: Sequence[Transfer]) -> str:
+    """Layers and bytes for a sentence."""
     num_bytes = sum(copy.num_bytes for copy in copies)
     size = f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"
     return f"{len(copies)} {'layer' if len(copies) == 1 else 'layers'} ({size})"

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import cast
 
 from oobleckd.protocol.parts import How
+from planner.plan import node_of
 from tests.helpers.cluster import Cluster, tiny_job
+from tests.helpers.manners import Manner, manner_of
 from tests.helpers.matrix import survivable
 
 HOWS = ("device", "one-device", "sigkill", "agent-only", "sigterm", "sigstop", "hang", "net-drop")
@@ -18,12 +20,13 @@ _AWAY_S = 6.0  # how long a node is stopped or cut off: long enough to be given 
 _DAEMON_EVERY = 3  # in every third run the daemon dies, too
 
 
-def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS) -> str:
+def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS, manner: Manner | None = None) -> str:
     """A job during which one or two nodes fail at random times, in one of ``hows``. Returns what was done."""
     rng = random.Random(seed)
     cluster.heal()
     cluster.usable(cluster.num_nodes)
-    job = cluster.client.submit(tiny_job(f"chaos-{seed}", train={"steps": 40})).id
+    tables = (manner or manner_of(seed)).tables()
+    job = cluster.client.submit(tiny_job(f"chaos-{seed}", train={"steps": 40}, **tables)).id
     story: list[str] = []
     struck: set[str] = set()
     for _ in range(rng.choice([1, 1, 2])):
@@ -35,7 +38,8 @@ def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS) -> str:
         wanted = rng.choice([1, 1, 2])
         doomed: list[str] = []
         risk = struck - recovered(cluster, job)
-        nodes = [n for p in view.pipelines for n in p.nodes]
+        vacant = {node_of(device) for p in view.pipelines for device in p.vacant}
+        nodes = [n for p in view.pipelines for n in p.nodes if n not in vacant]
         for node in rng.sample(nodes, len(nodes)):
             if len(doomed) < wanted and survivable(view, {*risk, *doomed, node}):
                 doomed.append(node)
@@ -70,13 +74,14 @@ def fail(cluster: Cluster, node: str, how: str) -> None:
         cluster.client.kill(node, cast("How", how), seconds=seconds)
 
 
-def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool) -> str:
+def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool, manner: Manner | None = None) -> str:
     """kill -9 of the daemon in the middle of training; with ``with_node`` a node dies while it is away."""
     rng = random.Random(seed)
     cluster.heal()
     cluster.usable(cluster.num_nodes)
     incidents = len(cluster.client.incidents())
-    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train={"steps": 80, "global_batch": 6})).id
+    train, tables = {"steps": 80, "global_batch": 6}, (manner or manner_of(seed)).tables()
+    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train=train, **tables)).id
     cluster.at_step(job, 3)
     time.sleep(rng.random())
     before = cluster.client.job(job)

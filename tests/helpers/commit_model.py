@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from oobleckd.core.decide import LostLayers, decide
+from oobleckd.core.decide import LostLayers, Standing, decide
 from oobleckd.protocol.messages import Decide, Progress
 from oobleckd.protocol.parts import Counters, Vote
-from planner.plan import Layout, Range, Route, Segment
+from planner.plan import Detours, Layers, Layout, Range, Route, Segment, standing_routes
 from worker.commit import Commit
 
 DEVICES = ("A", "B", "C")
@@ -46,14 +46,23 @@ class Topology:
             Route(mb, 1, tuple(Segment(d, Range(i, i + 1)) for i, d in enumerate(devices)))
             for mb, devices in enumerate(self.routes)
         )
-        holdings = {device: Range(layer, layer + 1) for device, layer in self.held.items()}
+        holdings = {device: Layers.of(Range(layer, layer + 1)) for device, layer in self.held.items()}
         return Layout(1, len(self.uses), holdings, routes)
 
-    def owed(self, device: str, dead: frozenset[str] = frozenset()) -> frozenset[int]:
-        """What a device computes on standing routes that touch no dead device."""
+    def owed(
+        self, device: str, dead: frozenset[str] = frozenset(), detours: bytes = b"", round_: int = 0
+    ) -> frozenset[int]:
+        """What a device computes in a round on standing routes that touch no dead device."""
         return frozenset(
-            mb for mb, devices in enumerate(self.routes) if device in devices and not dead & set(devices)
+            route.micro_batch
+            for route in self.standing(detours, round_)
+            if route.touches([device]) and not route.touches(dead)
         )
+
+    def standing(self, detours: bytes, round_: int) -> tuple[Route, ...]:
+        """The standing routes of a round."""
+        found = msgspec.msgpack.decode(detours, type=Detours) if detours else None
+        return standing_routes(self.layout(), found, round_)
 
 
 REPLICATED_AND_NOT = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("B", "C")))
@@ -82,11 +91,25 @@ class Dev:
     holding: bool = False
     hold_next: bool = False
     dead: frozenset[str] = frozenset()
+    detours: bytes = b""
+    weights: tuple[int, str] = (0, "")
+    saved: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True)
+class Staggered:
+    """Whether devices may update before all votes are in, and whether every round then goes through as they thought."""
+
+    on: bool = False
+    through: bool = True
 
 
 @dataclass(frozen=True)
 class State:
-    """The whole world. ``wires``: (source, target) -> messages on their way, in order."""
+    """The whole world. ``wires``: (source, target) -> messages on their way, in order.
+
+    ``go_on``: the job goes on without its dead, with ``detours`` around those ``settled``.
+    """
 
     devices: tuple[tuple[str, Dev], ...]
     wires: tuple[tuple[tuple[str, str], tuple[object, ...]], ...] = ()
@@ -94,7 +117,11 @@ class State:
     epoch: int = 1
     progress: tuple[tuple[str, bytes], ...] = ()
     over: bool = False
+    detours: bytes = b""
+    settled: frozenset[str] = frozenset()
+    go_on: bool = field(default=False, compare=False)
     topology: Topology = field(default=REPLICATED_AND_NOT, compare=False)
+    staggered: Staggered = field(default=Staggered(), compare=False)
 
 
 class Violation(AssertionError):
@@ -146,8 +173,9 @@ class World:
     def __init__(self, state: State) -> None:
         self.devices = dict(state.devices)
         self.wires = {ends: list(queue) for ends, queue in state.wires}
-        self.topology = state.topology
+        self.topology, self.staggered = state.topology, state.staggered
         self.dead, self.epoch, self.over = state.dead, state.epoch, state.over
+        self.detours, self.settled, self.go_on = state.detours, state.settled, state.go_on
         self.progress = {name: msgspec.msgpack.decode(data, type=Progress) for name, data in state.progress}
 
     def state(self) -> State:
@@ -159,7 +187,11 @@ class World:
             self.epoch,
             tuple((name, pack(self.progress[name])) for name in sorted(self.progress)),
             self.over,
+            self.detours,
+            self.settled,
+            self.go_on,
             self.topology,
+            self.staggered,
         )
 
     def post(self, source: str, target: str, message: object) -> None:
@@ -173,6 +205,25 @@ class World:
         """Live holders of the layer that ``name`` holds."""
         held = self.topology.held
         return [peer for peer in DEVICES if held[peer] == held[name] and peer in dev.live]
+
+    def compute(self, name: str, dev: Dev) -> None:
+        """Everything owed, with the weights that are there."""
+        self.check_weights(name, dev)
+        self.devices[name] = replace(dev, done=dev.done | dev.owed)
+
+    def check_weights(self, name: str, dev: Dev) -> None:
+        """A forward or backward pass of the present round."""
+        if dev.weights != (dev.round, ""):
+            raise Violation(f"{name} computes round {dev.round} with weights {dev.weights}")
+
+    def hurry(self, name: str, dev: Dev) -> None:
+        """Update as if all votes were in."""
+        after = (dev.round + 1, "" if self.staggered.through else "wrong")
+        self.devices[name] = replace(dev, weights=after, saved=dev.weights)
+
+    def take_back(self, dev: Dev) -> Dev:
+        """The weights as they were."""
+        return replace(dev, weights=dev.saved, saved=None) if dev.saved is not None else dev
 
     def contribute(self, name: str, dev: Dev) -> None:
         """Send what is complete to the other holders."""
@@ -213,10 +264,14 @@ class World:
         dev = self.devices[name]
         if not dev.reduced:
             raise Violation(f"{name} commits round {dev.round} without being reduced")
+        if dev.saved is None or not self.staggered.through:
+            dev = self.take_back(dev)
+            dev = replace(dev, weights=(dev.weights[0] + 1, dev.weights[1]))
+        dev = replace(dev, saved=None)
         commit.advance(VOTE)
         fresh = replace(
             freeze(dev, commit),
-            owed=self.topology.owed(name, dev.dead),
+            owed=self.topology.owed(name, dev.dead, dev.detours, commit.round),
             done=frozenset(), sent=False, got=frozenset(), reduced=False,
             holding=dev.hold_next, hold_next=False,
         )  # fmt: skip
@@ -267,9 +322,10 @@ class World:
         commit = thaw(name, self.devices[name])
         if not commit.report(epoch):
             return
-        dev = self.devices[name]
+        dev = self.take_back(self.devices[name])
         gone = dev.dead | dead
-        frozen = {r.micro_batch for r in self.topology.layout().routes if r.touches(gone)}
+        standing = self.topology.standing(dev.detours, dev.round)
+        frozen = {r.micro_batch for r in standing if r.touches(gone)}
         dev = replace(freeze(dev, commit), dead=gone, owed=dev.owed - (frozen - dev.done))
         self.devices[name] = dev
         answer = Progress(
@@ -294,15 +350,20 @@ class World:
             return
         top = self.topology
         count = len(top.micro_batches)
-        verdict = decide(self.epoch, self.progress, top.layout(), self.dead, top.uses, count)
+        known = msgspec.msgpack.decode(self.detours, type=Detours) if self.detours else None
+        before = Standing(known, tuple(sorted(self.settled)), self.go_on)
+        verdict = decide(self.epoch, self.progress, top.layout(), self.dead, top.uses, count, before)
         self.progress = {}
         if isinstance(verdict, LostLayers):
             self.over = True
             return
+        if verdict.detours is not None:
+            self.detours, self.settled = pack(verdict.detours), self.dead
+            known = verdict.detours
         for name in live:
             message = Decide(
                 name, self.epoch, verdict.round, verdict.commit, verdict.routes, verdict.donors,
-                verdict.hold, verdict.hold_now,
+                verdict.hold, verdict.hold_now, known,
             )  # fmt: skip
             self.post(f"daemon {self.epoch}", name, ("D", pack(message)))
 
@@ -312,7 +373,8 @@ class World:
         commit = thaw(name, dev)
         if not commit.decide(message.epoch, frozenset(DEVICES) - dev.dead):
             return
-        self.devices[name] = freeze(dev, commit)
+        detours = pack(message.detours) if message.detours is not None else b""
+        self.devices[name] = replace(freeze(dev, commit), detours=detours)
         if commit.round < message.round:
             if message.commit is None:
                 raise Violation(f"{name} is behind in round {commit.round} and nothing tells it to commit")
@@ -323,6 +385,8 @@ class World:
             for r in message.routes
             if any(s.device == name for s in r.segments) and r.wants(self.topology.held[name])
         }
+        if any(route.touches([name]) for route in message.routes):
+            self.check_weights(name, dev)
         self.devices[name] = replace(
             dev,
             owed=dev.owed | extra,
@@ -349,9 +413,10 @@ class World:
                 self.post(f"daemon {self.epoch}", peer, ("report", self.epoch, self.dead))
 
 
-def start(topology: Topology) -> State:
+def start(topology: Topology, *, go_on: bool = False, staggered: Staggered = Staggered()) -> State:
     """Nothing done yet."""
-    return State(tuple((d, Dev(owed=topology.owed(d))) for d in DEVICES), topology=topology)
+    devices = tuple((d, Dev(owed=topology.owed(d))) for d in DEVICES)
+    return State(devices, go_on=go_on, topology=topology, staggered=staggered)
 
 
 def successors(state: State, deaths: int, rounds: int) -> Iterator[State]:
@@ -378,7 +443,7 @@ def successors(state: State, deaths: int, rounds: int) -> Iterator[State]:
 def _own(state: State, name: str, dev: Dev) -> Iterator[State]:
     if not dev.owed <= dev.done:
         world = World(state)
-        world.devices[name] = replace(dev, done=dev.done | dev.owed)
+        world.compute(name, dev)
         yield world.state()
     if thaw(name, dev).frozen:
         return
@@ -391,15 +456,26 @@ def _own(state: State, name: str, dev: Dev) -> Iterator[State]:
         world = World(state)
         world.vote(name, thaw(name, dev))
         yield world.state()
+    if state.staggered.on and dev.voted and dev.saved is None and not dev.hold_next:
+        world = World(state)
+        world.hurry(name, dev)
+        yield world.state()
     if thaw(name, dev).committed() is not None:
         world = World(state)
         world.commit(name, thaw(name, dev))
         yield world.state()
 
 
-def explore(deaths: int, rounds: int, topology: Topology = REPLICATED_AND_NOT) -> tuple[int, int]:
+def explore(
+    deaths: int,
+    rounds: int,
+    topology: Topology = REPLICATED_AND_NOT,
+    *,
+    go_on: bool = False,
+    staggered: Staggered = Staggered(),
+) -> tuple[int, int]:
     """Walk every state. Returns (states, ends). Raises Violation, also for a stuck state."""
-    first = start(topology)
+    first = start(topology, go_on=go_on, staggered=staggered)
     seen = {first}
     frontier = [first]
     ends = 0

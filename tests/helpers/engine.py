@@ -16,12 +16,15 @@ import msgspec
 import torch
 from torch import Tensor
 
-from oobleckd.core.decide import LostLayers, decide
+from oobleckd.core.decide import LostLayers, Standing, decide
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, Deploy, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags
-from planner.plan import Layout, Range, Route, Segment
+from planner.decoupled import decoupled
+from planner.plan import Detours, Layout, Pipeline, Range, Route, Segment, holdings_of
 from planner.reroute import reroute
+from planner.schedule import format_ops
+from planner.work import StageWork
 from worker.data import Corpus, open_corpus
 from worker.deploy import Deployment
 from worker.executor import Executor
@@ -29,6 +32,10 @@ from worker.faults import Faults
 from worker.mailbox import Key, Letter
 from worker.models import ModelSpec, load_spec
 from worker.store import Store
+from worker.tasks import Order, order_of
+
+Cuts = Sequence[tuple[int, ...]]
+"""(first layer, the one behind the last) of each hop of a pipeline, and the number of its device where that is not the hop's."""
 
 
 class Died(Exception):
@@ -80,8 +87,17 @@ class World:
     """Devices of one job, and a coordinator that does what the daemon does after a loss."""
 
     def __init__(
-        self, job: Job, stages: dict[str, Sequence[tuple[int, int]]], seed: int, run_dir: Path
+        self,
+        job: Job,
+        stages: dict[str, Cuts],
+        seed: int,
+        run_dir: Path,
+        *,
+        go_on: bool = False,
     ) -> None:
+        self.go_on = go_on
+        self.detours: Detours | None = None
+        self.settled: set[str] = set()
         self.job, self.random, self.run_dir = job, random.Random(seed), run_dir
         self.spec: ModelSpec = load_spec(job)
         self.corpus: Corpus = open_corpus(job)
@@ -97,21 +113,21 @@ class World:
         self.progress: dict[str, Progress] = {}
         self.controls: list[tuple[str, Callable[[Executor], None]]] = []
         self.on_loss: Callable[[World], None] | None = None
-        self.layout = self._layout(stages)
+        self.first = self.layout = self._layout(stages)
         for device in sorted(self.layout.holdings):
             self._add(device)
         for node in self.nodes.values():
             node.executor.resume()
 
-    def _layout(self, stages: dict[str, Sequence[tuple[int, int]]]) -> Layout:
+    def _layout(self, stages: dict[str, Cuts]) -> Layout:
         pipelines = [
-            tuple(Segment(f"{name}{i}/0", Range(*cut)) for i, cut in enumerate(cuts))
+            tuple(Segment(f"{name}{[*cut[2:], i][0]}/0", Range(cut[0], cut[1])) for i, cut in enumerate(cuts))
             for name, cuts in stages.items()
         ]
         routes = tuple(
             Route(mb, self.epoch, pipelines[mb % len(pipelines)]) for mb in range(self.job.num_micro_batches)
         )
-        holdings = {s.device: s.layers for p in pipelines for s in p}
+        holdings = holdings_of(s for p in pipelines for s in p)
         return Layout(self.epoch, self.spec.num_layers, holdings, routes)
 
     def _add(self, device: str) -> None:
@@ -123,8 +139,19 @@ class World:
         deployment = Deployment(deploy, store, post, faults)
         deployment.start()
         store.adopt(deployment.layers, deployment.incoming)
-        executor.adopt(self.layout, Counters())
+        executor.adopt(self.layout, Counters(), self._order(device))
         self.nodes[device] = Node(post, executor, faults, told)
+
+    def _order(self, device: str) -> Order:
+        """As the planner has it, for equal layers, where the backward is decoupled."""
+        if not self.job.schedule.apart:
+            return ()
+        segments = next(r.segments for r in self.layout.routes if r.touches([device]))
+        mine = tuple(r.micro_batch for r in self.layout.routes if r.touches([device]))
+        works = [StageWork(*[0.01 * len(s.layers)] * 3, limit_bytes=9, activation_bytes=1) for s in segments]
+        pipeline = Pipeline((), segments, mine)
+        ops = decoupled(works, mine, 2000, pipeline.chunks)
+        return order_of(format_ops(ops[pipeline.devices.index(device)]))
 
     # ------------------------------------------------------------------ messages
 
@@ -163,7 +190,10 @@ class World:
             if idle > 20 * len(self.live()):
                 if not self._held_early():
                     break
-                self._lay_out_again()
+                if self.go_on:
+                    self._resume()
+                else:
+                    self._lay_out_again()
                 idle = 0
         holding = [self.nodes[device].executor.holding for device in self.live()]
         assert all(holding), f"stuck: {dict(zip(self.live(), holding, strict=True))}"
@@ -171,6 +201,11 @@ class World:
     def _held_early(self) -> bool:
         executors = [self.nodes[device].executor for device in self.live()]
         return all(e.holding for e in executors) and not all(e.finished for e in executors)
+
+    def _resume(self) -> None:
+        """Detours stay: the same layout from this boundary."""
+        for device in self.live():
+            self.nodes[device].executor.resume()
 
     def _lay_out_again(self) -> None:
         """What a new plan does, without copies: the dead one's micro-batches stay re-routed."""
@@ -241,12 +276,16 @@ class World:
 
     def _decide(self) -> None:
         uses = [bucket.uses for bucket in self.spec.buckets]
-        verdict = decide(self.epoch, self.progress, self.layout, self.dead, uses, self.job.num_micro_batches)
+        standing = Standing(self.detours, tuple(sorted(self.settled)), self.go_on)
+        count = self.job.num_micro_batches
+        verdict = decide(self.epoch, self.progress, self.layout, self.dead, uses, count, standing)
         assert not isinstance(verdict, LostLayers), verdict
+        if verdict.detours is not None:
+            self.detours, self.settled = verdict.detours, set(self.dead)
         for device in self.random.sample(self.live(), len(self.live())):
             message = Decide(
                 device, self.epoch, verdict.round, verdict.commit, verdict.routes, verdict.donors,
-                verdict.hold, verdict.hold_now,
+                verdict.hold, verdict.hold_now, self.detours,
             )  # fmt: skip
             self.controls.append((device, lambda e, message=message: e.decide(message)))
 

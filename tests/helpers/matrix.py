@@ -1,4 +1,4 @@
-"""The kill matrix: a death in every phase of a step, of every kind of victim, alone or with another.
+"""The kill matrix: a death in every phase of a step, of every kind of victim, alone or with another, by policy.
 
 Owns the cells and how one is carried out on a long-lived cluster: submit, arm, wait for the end, compare,
 wait until the dead are back. A cell fails unless its kill fired in the phase that names it.
@@ -9,13 +9,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from oobleckd.protocol.api import JobView
+from oobleckd.protocol.job import PolicyName
 from planner.plan import node_of
+from planner.policy import REROUTING
 from tests.helpers.cluster import Cluster, tiny_job
+from tests.helpers.manners import MANNERS, Manner
 
-STEP_PHASES = ("forward", "backward", "reduce", "reduced", "commit", "update")
+STEP_PHASES = (
+    "forward", "backward", "weights", "reduce", "reduced", "backup", "validate", "commit", "update",
+)  # fmt: skip
 MOVE_PHASES = ("deploy", "copy")
 VICTIMS = ("first", "middle", "last", "deepest")
 AHEAD = 4
@@ -25,21 +30,42 @@ NODES = 6
 
 @dataclass(frozen=True)
 class Cell:
-    """``count`` devices die in ``phase``; the first of them is ``victim``."""
+    """``count`` devices die in ``phase`` of a job that trains in ``manner``; the first of them is ``victim``."""
 
     phase: str
     victim: str
     count: int
+    manner: Manner = MANNERS[0]
 
     @property
     def name(self) -> str:
-        return f"{self.phase}-{self.victim}-{self.count}"
+        return f"{self.phase}-{self.victim}-{self.count}-{self.manner.name}"
+
+
+def every_cell() -> list[Cell]:
+    """Every combination that there is; without copies under slipstream, which makes too few for every victim to be in one."""
+    product = itertools.product(STEP_PHASES + MOVE_PHASES, VICTIMS, (1, 2), MANNERS)
+    return [cell for values in product if _is_one(cell := Cell(*values))]
+
+
+def _is_one(cell: Cell) -> bool:
+    manner = cell.manner
+    return not (
+        (cell.phase == "weights" and manner.backward == "fused")
+        or (cell.phase in {"backup", "validate"} and manner.update == "flushed")
+        or (cell.phase == "copy" and manner.policy == "slipstream")
+    )
 
 
 def all_cells() -> list[Cell]:
-    """Every combination."""
-    product = itertools.product(STEP_PHASES + MOVE_PHASES, VICTIMS, (1, 2))
-    return [Cell(*values) for values in product]
+    """Every phase, victim, number of deaths and policy; the schedules take turns."""
+    chosen = []
+    alike = itertools.groupby(every_cell(), lambda cell: (cell.phase, cell.victim, cell.count))
+    for turn, (_, group) in enumerate(alike):
+        cells = list(group)
+        by_policy = [[c for c in cells if c.manner.policy == policy] for policy in get_args(PolicyName)]
+        chosen += [options[turn % len(options)] for options in by_policy if options]
+    return chosen
 
 
 def pairwise(cells: Sequence[Cell]) -> list[Cell]:
@@ -54,8 +80,9 @@ def pairwise(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _pairs(cell: Cell) -> Iterator[tuple[tuple[int, object], tuple[int, object]]]:
-    values = list(enumerate((cell.phase, cell.victim, cell.count)))
-    return itertools.combinations(values, 2)
+    manner = cell.manner
+    values = (cell.phase, cell.victim, cell.count, manner.policy, manner.backward, manner.update)
+    return itertools.combinations(enumerate(values), 2)
 
 
 def victims(job: JobView, cell: Cell) -> list[str]:
@@ -82,7 +109,12 @@ def victims(job: JobView, cell: Cell) -> list[str]:
 
 def survivable(job: JobView, dead: set[str]) -> bool:
     """Whether every layer keeps a holder when the nodes ``dead`` are gone."""
-    held = [s for p in job.pipelines for s in p.stages if node_of(s.device) not in dead]
+    held = [
+        s
+        for p in job.pipelines
+        for s in p.stages
+        if node_of(s.device) not in dead and s.device not in p.vacant
+    ]
     top = max(s.stop for p in job.pipelines for s in p.stages)
     return all(any(s.start <= layer < s.stop for s in held) for layer in range(top))
 
@@ -107,7 +139,7 @@ def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:
     moving = cell.phase in MOVE_PHASES
     before = len(cluster.fired())
     train = {"steps": 60, "global_batch": 6} if moving else {"steps": 16}
-    job = cluster.client.submit(tiny_job(f"cell-{cell.name}", train=train)).id
+    job = cluster.client.submit(tiny_job(f"cell-{cell.name}", train=train, **cell.manner.tables())).id
     view = cluster.at_step(job, 2)
     doomed = victims(view, cell)
     for node in doomed:
@@ -121,7 +153,7 @@ def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:
     assert done.step == done.steps
     cluster.verify(job)
     if not moving:
-        _check_redone(cluster, view, doomed)
+        _check_redone(cluster, view, doomed, cell)
     return done
 
 
@@ -167,15 +199,17 @@ def _await_state(cluster: Cluster, node: str, states: Sequence[str], over: Calla
     cluster.until(check, f"{node} to be {' or '.join(states)}")
 
 
-def _check_redone(cluster: Cluster, view: JobView, doomed: Sequence[str]) -> None:
+def _check_redone(cluster: Cluster, view: JobView, doomed: Sequence[str], cell: Cell) -> None:
     """Only what died with the victims, or was routed over them, was computed again."""
     layers = max(stage.stop for p in view.pipelines for stage in p.stages)
     most = 0
     for node in doomed:  # two that die in different rounds each cost the share of their pipeline
         most += sum(len(p.micro_batches) for p in view.pipelines if node in p.nodes) * layers
+    if cell.manner.policy in REROUTING:
+        most *= len(doomed)  # the second may have had what was routed around the first
     incidents = [i for i in cluster.client.incidents() if i.job == view.id]
     assert incidents, "no incident was opened"
     assert all(i.layer_gradients <= most for i in incidents), (most, incidents)
 
 
-__all__ = ["NODES", "Cell", "all_cells", "pairwise", "run_cell", "survivable"]
+__all__ = ["NODES", "Cell", "all_cells", "every_cell", "pairwise", "run_cell", "survivable"]

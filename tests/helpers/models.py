@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from oobleckd.protocol.job import Job, parse_job
 from worker.masking import Masking
-from worker.models import MASKED, Batch, Layer, ModelSpec, gradients, seed_layer
+from worker.models import MASKED, Batch, Layer, ModelSpec, Owed, gradients, input_gradients, seed_layer
 
 CPU = torch.device("cpu")
 
@@ -86,21 +87,28 @@ def undivided(spec: ModelSpec, params: dict[str, Tensor]) -> PreTrainedModel:
 
 
 def layered_step(spec: ModelSpec, layers: list[Layer], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and gradients by key, one layer at a time as a device computes them, dropout seeded by layer."""
+    """Loss and gradients by key, one layer at a time as a device computes them, dropout seeded by layer.
+
+    Where the backward is decoupled, all of W comes after all of I.
+    """
     x: Tensor | None = None
-    passes: list[tuple[Layer, Tensor | None, Tensor]] = []
+    passes: list[tuple[Layer, Tensor | None, Tensor, Owed | None]] = []
     for layer in layers:
         into = None if x is None else x.detach().requires_grad_()
         seed_layer(spec.job.train.seed, 0, 0, layer.index, CPU)
-        x = layer(into, batch)
-        passes.append((layer, into, x))
+        x, owed = layer.forward_apart(into, batch) if layer.apart else (layer(into, batch), None)
+        passes.append((layer, into, x, owed))
     assert x is not None
     gradient: Tensor | None = None
     sums: dict[str, Tensor] = {}
-    for layer, into, out in reversed(passes):
+    debts: list[tuple[Layer, Sequence[Tensor | None], Owed]] = []
+    for layer, into, out, owed in reversed(passes):
         through = [] if into is None else [into]
-        grads = gradients(out, [p for _, _, p in layer.params] + through, gradient)
+        grads = (gradients if owed is None else input_gradients)(out, layer.leaves + through, gradient)
         gradient = grads.pop() if through else None
+        debts.append((layer, grads, Owed() if owed is None else owed))
+    for layer, found, owed in debts:
+        grads = owed.complete(layer.leaves, found)
         for (bucket, position, _), grad in zip(layer.params, grads, strict=True):
             key = spec.buckets[bucket].keys[position]
             sums[key] = sums[key] + grad if key in sums else grad

@@ -28,7 +28,7 @@ from oobleckd.protocol.messages import (
     ToWorker,
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, Vote
-from planner.plan import Layout, Range, Route, Segment
+from planner.plan import Detours, Layers, Layout, Route, Segment, standing_routes
 from worker.commit import Commit, outcome_of
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class SimDevice:
         self.job, self.spec = "", None
         self.layout = Layout(0, 0, {}, ())
         self.dead: frozenset[str] = frozenset()
+        self.detours: Detours | None = None
         self.store: dict[int, State] = {}
         self.counters = Counters()
         self.flags, self.holding, self.hold_next = Flags(), True, False
@@ -89,8 +90,8 @@ class SimDevice:
     # ------------------------------------------------------------------ what it holds
 
     @property
-    def held(self) -> Range:
-        return self.layout.holdings.get(self.name, Range(0, 0))
+    def held(self) -> Layers:
+        return self.layout.holdings.get(self.name, Layers())
 
     @property
     def info(self) -> DeviceInfo:
@@ -159,7 +160,7 @@ class SimDevice:
                     self.world.send(
                         self, peer, "T", message.epoch, transfer.layer, self.store[transfer.layer]
                     )
-        needed = message.layout.holdings.get(self.name, Range(0, 0)).layers()
+        needed = message.layout.holdings.get(self.name, Layers()).layers()
         if message.source == "copy":
             deployment.awaited = {layer for layer in needed if layer not in self.store}
             coming = {t.layer for t in message.transfers if t.target == self.name}
@@ -209,6 +210,7 @@ class SimDevice:
         assert {state[0] for state in self.store.values()} == {message.counters.applied}, "stale state"
         assert len(squeezes) == 1
         self.layout, self.dead, self.counters = message.layout, frozenset(), message.counters
+        self.detours = None
         self.holding, self.hold_next, self.flags = True, False, Flags()
         self.transfers = [t for t in self.transfers if t[0] > epoch]
         self.commit.adopt(epoch, self.counters.round, self.layout.holdings)
@@ -226,7 +228,7 @@ class SimDevice:
         if not self.job or self.layout.epoch != message.layout or not self.commit.report(message.epoch):
             return
         self.dead |= frozenset(message.dead)
-        for route in self.layout.routes:
+        for route in self._standing():
             if route.touches(self.dead):
                 self.routes.pop(route.micro_batch, None)
         self._expect()
@@ -247,33 +249,37 @@ class SimDevice:
         live = frozenset(self.layout.holdings) - self.dead
         if not self.job or not self.commit.decide(message.epoch, live):
             return
+        self.detours = message.detours
         if self.counters.round < message.round:
             assert message.commit is not None
             self._commit(message.commit)
         assert self.counters.round == message.round
         self._enter(message.donors)
+        for route in message.routes:
+            self.routes[route.micro_batch] = route
+        self._expect()
         if message.hold_now or self.finished:
             if self.finished:
                 self._checkpoint()
             self._hold()
             return
         self.hold_next, self.holding = message.hold, False
-        for route in message.routes:
-            self.routes[route.micro_batch] = route
-        self._expect()
         if self.commit.own is not None:
             self._send_vote()
 
     # ------------------------------------------------------------------ a round
 
     def _begin(self) -> None:
-        self.routes = {r.micro_batch: r for r in self.layout.routes if not r.touches(self.dead)}
+        self.routes = {r.micro_batch: r for r in self._standing() if not r.touches(self.dead)}
         self._expect()
         self.done = {layer: set() for layer in self.held.layers()}
         self.reduced, self.ran, self.busy, self.gradients = set(), set(), None, 0
         self.work += 1
         self.arrived = {key for key in self.arrived if key[0] >= self.counters.round}
         self._enter({})
+
+    def _standing(self) -> tuple[Route, ...]:
+        return standing_routes(self.layout, self.detours, self.counters.round)
 
     def _enter(self, donors: dict[int, str]) -> None:
         self.donors, self.contributed = dict(donors), set()
@@ -454,10 +460,20 @@ class SimDevice:
     def _can_run(self, task: Task, route: Route) -> bool:
         kind, mb, attempt, position = task
         if kind == "F":
-            return position == 0 or (self.counters.round, *task) in self.arrived
+            arrived = position == 0 or (self.counters.round, *task) in self.arrived
+            return arrived and not self._capped(route, len(route.segments) - position)
         if ("F", mb, attempt, position) not in self.ran:
             return False
         return position == len(route.segments) - 1 or (self.counters.round, *task) in self.arrived
+
+    def _capped(self, route: Route, cap: int) -> bool:
+        """1F1B as ``worker.tasks`` has it: what is as near to the end of its route or nearer counts."""
+        flying = 0
+        for (kind, mb, attempt, position), _, other in self.tasks:
+            begun = kind == "F" and (kind, mb, attempt, position) in self.ran
+            if begun and ("B", mb, attempt, position) not in self.ran and other.mask is None:
+                flying += len(other.segments) - position <= cap
+        return route.mask is None and flying >= cap
 
     def _ran(self, work: int, task: Task, segment: Segment, route: Route) -> None:
         if not self.alive or work != self.work or self.busy != task:

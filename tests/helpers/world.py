@@ -38,7 +38,7 @@ from oobleckd.core.events import (
 from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import AnyRequest, Change, Response, Submit
 from oobleckd.protocol.codec import decode_from_worker, decode_to_worker, encode
-from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, Resources, Train
+from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, PolicyName, Resources, Schedule, Train
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Ack,
@@ -72,14 +72,23 @@ def profile(num_layers: int, state_bytes: int = 100) -> Profile:
 
 
 def make_job(
-    name: str = "job", *, steps: int = 20, f: int = 1, every: int = 0, memory: int = 0, max_nodes: int = 0
+    name: str = "job",
+    *,
+    steps: int = 20,
+    f: int = 1,
+    every: int = 0,
+    memory: int = 0,
+    max_nodes: int = 0,
+    policy: PolicyName = "oobleck",
+    schedule: Schedule | None = None,
 ) -> Job:
     return Job(
         name=name,
         train=Train(steps=steps, global_batch=8, micro_batch=1, sequence=8),
-        fault_tolerance=FaultTolerance(f=f),
+        fault_tolerance=FaultTolerance(f=f, policy=policy),
         resources=Resources(device_memory=memory, max_nodes=max_nodes),
         checkpoint=Checkpoint(every=every),
+        schedule=schedule or Schedule(),
     )
 
 

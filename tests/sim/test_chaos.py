@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import get_args
 
 import pytest
 
 from oobleckd.protocol.api import Control, Drain
+from oobleckd.protocol.job import PolicyName, Schedule
 from tests.helpers.world import World
 
 SEEDS = 200
@@ -92,7 +94,7 @@ class Storm:
         self.world.ask(Control("job-1", "resume"))
 
 
-def stormy(seed: int) -> None:
+def stormy(seed: int, policy: PolicyName) -> None:
     dice = random.Random(f"storm {seed}")
     world = World(
         seed,
@@ -106,16 +108,18 @@ def stormy(seed: int) -> None:
     )
     world.run_for(1.0)
     f = min(dice.randrange(3), len(world.nodes) // 2 - 1)  # n0 is 2: more copies would wait for more nodes
-    world.submit(steps=25, f=f, memory=350, every=dice.choice([0, 4]))
+    form = Schedule("decoupled", chunks=2) if seed % 2 else Schedule()
+    world.submit(steps=25, f=f, memory=350, every=dice.choice([0, 4]), policy=policy, schedule=form)
     Storm(world, dice, dice.choice([0, 1, 3])).blow(dice.randrange(1, 14))
     world.run(lambda: world.state() in {"done", "failed"}, limit_s=120)
     world.check_done()
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_storm(seed):
+@pytest.mark.parametrize("policy", get_args(PolicyName))
+def test_storm(policy, seed):
     try:
-        stormy(seed)
+        stormy(seed, policy)
     except AssertionError as error:
-        command = f".venv/bin/pytest 'tests/sim/test_chaos.py::test_storm[{seed}]'"
+        command = f".venv/bin/pytest 'tests/sim/test_chaos.py::test_storm[{policy}-{seed}]'"
         raise AssertionError(f"{error}\nrepeat with: {command}") from error

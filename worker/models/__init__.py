@@ -7,7 +7,8 @@ the tensors that layers compute with belong to the caller (``worker.store``).
 # Before anything imports transformers.
 from worker.models import light as light  # isort: skip
 from worker.models.config import FAMILIES, MASKED, load_config
-from worker.models.layer import Batch, Layer, gradients, seed_layer
+from worker.models.deferral import Owed
+from worker.models.layer import Batch, Layer, gradients, input_gradients, seed_layer
 from worker.models.spec import Bucket, ModelSpec, load_spec
 
 __all__ = [
@@ -17,7 +18,9 @@ __all__ = [
     "Bucket",
     "Layer",
     "ModelSpec",
+    "Owed",
     "gradients",
+    "input_gradients",
     "load_config",
     "load_spec",
     "seed_layer",

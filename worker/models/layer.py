@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from worker.models.deferral import Deferral, Owed
 from worker.models.split import Call
 
 
@@ -33,7 +34,8 @@ class Layer:
     """Layer ``index`` of a model on a device.
 
     ``params``: (bucket, position in the bucket, leaf), ordered by bucket and position. ``call`` is what a
-    block is called with besides the hidden states; embedding and head have none.
+    block is called with besides the hidden states; embedding and head have none. ``apart``: whether ``forward_apart``
+    will be called.
     """
 
     index: int
@@ -43,6 +45,22 @@ class Layer:
     bf16: bool
     call: Call | None
     is_head: bool
+    apart: bool = False
+    deferral: Deferral = field(default_factory=Deferral)
+
+    def __post_init__(self) -> None:
+        if self.apart:
+            self.deferral.attach(self.module, self.leaves)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The parameters, in the order of ``params``."""
+        return [leaf for _, _, leaf in self.params]
+
+    def forward_apart(self, x: Tensor | None, batch: Batch | None) -> tuple[Tensor, Owed]:
+        """As a call, for a decoupled backward: ``input_gradients``, later ``Owed.complete``."""
+        with self.deferral.deferring() as owed:
+            return self(x, batch), owed
 
     def __call__(self, x: Tensor | None, batch: Batch | None) -> Tensor:
         """The embedding takes ``batch``; a block takes ``x`` (batch, sequence, hidden); the head takes both
@@ -68,6 +86,12 @@ def gradients(out: Tensor, inputs: Sequence[Tensor], g: Tensor | None) -> list[T
     """The gradients of ``inputs``, given that of ``out`` (None: ``out`` is the loss, a scalar). Frees the graph."""
     top = out if g is None else _Met.apply(out, g)  # type: ignore[no-untyped-call]
     return list(torch.autograd.grad(top, inputs)) if inputs else []
+
+
+def input_gradients(out: Tensor, inputs: Sequence[Tensor], g: Tensor | None) -> list[Tensor | None]:
+    """I of ``forward_apart``: as ``gradients``; None for inputs whose gradient is left to W, all or in part."""
+    top = out if g is None else _Met.apply(out, g)  # type: ignore[no-untyped-call]
+    return list(torch.autograd.grad(top, inputs, allow_unused=True)) if inputs else []
 
 
 class _Met(torch.autograd.Function):

@@ -97,7 +97,7 @@ class ModelSpec:
             call = self._calls_on(device)[layer - 1]
         assert not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
         bf16 = self.job.train.precision == "bf16"
-        return Layer(layer, order, module, device, bf16, call, is_head)
+        return Layer(layer, order, module, device, bf16, call, is_head, self.job.schedule.apart)
 
     def kind_of(self, layer: int) -> str:
         """Blocks of one kind compute alike: the names of a block's module classes, in order."""

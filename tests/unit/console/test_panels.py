@@ -148,6 +148,17 @@ def test_a_dead_stage_is_struck_out_in_words_too() -> None:
     assert "✗node-2 5-9" in said(pipelines.paint(gone, NOW, 80, 3))
 
 
+def test_a_vacant_place_is_named_though_its_node_is_not_known_any_more() -> None:
+    first, second = build.PIPELINES
+    hurt = msgspec.structs.replace(second, vacant=("node-5/0",))
+    view = fold(LIVE, [fetched(pipelines=(first, hurt))])
+    (line,) = [line for line in said(pipelines.paint(view, NOW, 80, 20)).split("\n") if "node-5/0" in line]
+    assert "xxx" in line
+    assert line.endswith("✗ vacant")
+    assert "✗node-5 5-9" in said(pipelines.paint(view, NOW, 80, 3))
+    assert said(pipelines.paint(view, NOW, 80, 1)).startswith("…")
+
+
 def test_of_many_pipelines_those_with_a_loss_come_first() -> None:
     text = said(pipelines.paint(MANY, NOW, 100, 5)).split("\n")
     assert text[0].startswith("P174 1/250 mb")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from oobleckd.core.decide import Decision, LostLayers, decide
+from oobleckd.core.decide import Decision, LostLayers, Standing, decide
 from oobleckd.protocol.messages import Progress
 from oobleckd.protocol.parts import Counters, Flags, Vote
-from planner.plan import Layout, Range, Route, Segment
+from planner.plan import Layers, Layout, Range, Route, Segment, standing_routes
 
 # Two pipelines over four layers: a/0 holds 0-1, b/0 2-3; c/0 holds 0-3. Bucket 4 ties layers 0 and 3.
 FIRST = (Segment("a/0", Range(0, 2)), Segment("b/0", Range(2, 4)))
@@ -13,7 +13,7 @@ SECOND = (Segment("c/0", Range(0, 4)),)
 LAYOUT = Layout(
     1,
     4,
-    {"a/0": Range(0, 2), "b/0": Range(2, 4), "c/0": Range(0, 4)},
+    {"a/0": Layers.of(Range(0, 2)), "b/0": Layers.of(Range(2, 4)), "c/0": Layers.of(Range(0, 4))},
     (Route(0, 1, FIRST), Route(1, 1, FIRST), Route(2, 1, SECOND)),
 )
 BUCKETS = ((0,), (1,), (2,), (3,), (0, 3))
@@ -114,3 +114,93 @@ def test_resync_stops_all_when_one_holds():
 def test_an_answer_of_every_survivor_is_needed():
     with pytest.raises(AssertionError, match="every survivor"):
         verdict(answer("c/0"))
+
+
+# ---------------------------------------------------------------------- the job goes on without its dead
+
+GOES_ON = Standing(go_on=True)
+
+
+def going_on(*answers: Progress, dead=("a/0",), standing=GOES_ON, epoch=2):
+    return decide(epoch, {a.device: a for a in answers}, LAYOUT, dead, BUCKETS, 3, standing)
+
+
+def around(found: Decision) -> dict[int, tuple[str, ...]]:
+    assert found.detours is not None
+    return {r.micro_batch: tuple(s.device for s in r.segments) for r in found.detours.routes}
+
+
+def test_the_round_is_repaired_and_detours_stand_from_the_next():
+    found = going_on(answer("b/0", done={2: (0,), 3: (0,)}), answer("c/0"))
+    assert (found.round, found.hold, found.hold_now) == (7, False, False)
+    assert {r.micro_batch: r.mask for r in found.routes} == {0: (0, 1), 1: (0, 1, 2, 3)}
+    assert found.detours is not None
+    assert (found.detours.round, found.detours.before) == (8, ())
+    assert set(around(found)) == {0, 1}
+    assert all(r.mask is None and r.attempt == 2 for r in found.detours.routes)
+    assert [r.micro_batch for r in standing_routes(LAYOUT, found.detours, 8)] == [0, 1, 2]
+    assert standing_routes(LAYOUT, found.detours, 7) == LAYOUT.routes
+    assert not any(r.touches({"a/0"}) for r in standing_routes(LAYOUT, found.detours, 8))
+
+
+def test_all_reduced_commits_and_the_next_round_is_repaired_from_nothing():
+    found = going_on(
+        answer("b/0", vote=vote(2, 3)), answer("c/0", vote=vote(0, 1, 4), reduced=(0, 1, 2, 3, 4))
+    )
+    assert (found.round, found.commit, found.hold_now) == (8, vote(2, 3, 0, 1, 4), False)
+    assert {r.micro_batch: r.mask for r in found.routes} == {0: (0, 1, 2, 3), 1: (0, 1, 2, 3)}
+    assert found.donors == {}
+    assert found.detours is not None
+    assert found.detours.round == 9
+
+
+def test_a_hold_that_was_voted_for_is_kept():
+    flags = Flags(hold=True)
+    found = going_on(answer("b/0", vote=vote(2, flags=flags)), answer("c/0", vote=vote(0)))
+    assert (found.round, found.hold_now) == (8, True)
+    assert len(found.routes) == 2  # for when they go on
+    found = going_on(answer("b/0", 7, vote=vote(2)), answer("c/0", 8, last=vote(0), holding=True))
+    assert (found.round, found.hold_now, len(found.routes)) == (8, True, 2)
+    found = going_on(answer("b/0", holding=True), answer("c/0", holding=True))
+    assert (found.round, found.hold_now, len(found.routes)) == (7, True, 2)
+
+
+def test_survivors_a_round_apart_freeze_by_the_routes_of_theirs():
+    first = going_on(answer("b/0"), answer("c/0"), dead=("a/0",)).detours
+    assert first is not None
+    settled = Standing(first, ("a/0",), go_on=True)
+    # In round 8 nothing goes over a/0 any more: a resync has nothing to repair, and makes no new detours.
+    found = going_on(
+        answer("b/0", 7, vote=vote(2)), answer("c/0", 8, last=vote(0)), standing=settled, epoch=3
+    )
+    assert found == Decision(8, vote(0))
+    # In round 7, whose repair it may have interrupted, everything that did is repaired again.
+    found = going_on(answer("b/0", 7), answer("c/0", 7), standing=settled, epoch=3)
+    assert {r.micro_batch: r.attempt for r in found.routes} == {0: 3, 1: 3}
+    assert (found.round, found.hold, found.detours) == (7, False, None)
+
+
+def test_a_second_loss_is_repaired_in_the_routes_of_the_round_and_detours_are_made_anew():
+    layout = Layout(
+        1, 2, {d: Layers.of(Range(0, 2)) for d in ("a/0", "b/0", "c/0")},
+        tuple(Route(mb, 1, (Segment(d, Range(0, 2)),)) for mb, d in enumerate(("a/0", "b/0", "c/0"))),
+    )  # fmt: skip
+    uses = ((0,), (1,))
+    first = decide(2, {d: answer(d) for d in ("b/0", "c/0")}, layout, {"a/0"}, uses, 3, GOES_ON)
+    assert isinstance(first, Decision)
+    assert around(first) == {0: ("b/0",)}
+    settled = Standing(first.detours, ("a/0",), go_on=True)
+    second = decide(
+        3, {"c/0": answer("c/0", 9, done={0: (2,), 1: (2,)})}, layout, {"a/0", "b/0"}, uses, 3, settled
+    )
+    assert isinstance(second, Decision)
+    assert {r.micro_batch: r.mask for r in second.routes} == {0: (0, 1), 1: (0, 1)}
+    assert around(second) == {0: ("c/0",), 1: ("c/0",)}
+    assert second.detours is not None
+    assert second.detours.before == first.detours.routes  # who is still in round 9 goes by these
+    assert standing_routes(layout, second.detours, 9) == standing_routes(layout, first.detours, 9)
+
+
+def test_without_go_on_the_detours_in_force_stay_until_the_new_layout():
+    standing = Standing(None, (), go_on=False)
+    assert going_on(answer("b/0"), answer("c/0"), standing=standing).detours is None

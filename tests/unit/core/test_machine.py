@@ -231,6 +231,6 @@ def test_the_memory_cap_does_not_count_what_the_runtime_takes():
         world.submit(steps=200, memory=350)
         world.until_step(3)
         layout = world.job().layout
-        cuts.append(sorted((held.start, held.stop) for held in layout.holdings.values()))
+        cuts.append(sorted(held.ranges for held in layout.holdings.values()))
     assert cuts[0] == cuts[1]
     assert len(set(cuts[0])) > 1

@@ -129,6 +129,17 @@ def test_a_fall_that_was_not_heard_of_shows_in_the_next_hello():
     assert not found.nodes["a"].mending  # the node's end is the end of it all
 
 
+def test_a_life_that_a_hello_shows_to_be_over_is_accused_of_nothing_and_accuses_nobody():
+    for fresh in (hello("b", lives=["2"]), hello("b", "2")):
+        found = members("a", "b", "c")
+        found.link_down(LinkDown("a/0", "b/0", "closed"), 1.0)  # it fell, and nobody had heard of it yet
+        found.link_down(LinkDown("b/0", "c/0", "closed"), 1.0)
+        found.link_down(LinkDown("a/0", "c/0", "closed"), 1.0)
+        found.hello(fresh, 1.1)
+        assert not found.nodes["b"].accused
+        assert list(found.nodes["c"].accused) == [("a/0", "c/0")]
+
+
 def test_goodbye():
     found = members("a")
     found.goodbye("a", "0", "SIGTERM", 1.0)

@@ -3,7 +3,7 @@
 import itertools
 
 from oobleckd.core.pace import Paces
-from planner.plan import Layout, Range, Route, Segment
+from planner.plan import Layers, Layout, Range, Route, Segment
 from planner.profile import LayerCost
 
 ROUND = itertools.count()
@@ -14,7 +14,7 @@ def paces(*cuts):
     """Pipelines of two devices each, cut at these layers; one micro-batch each."""
     routes, holdings = [], {}
     for number, cut in enumerate(cuts):
-        held = {f"a{number}/0": Range(0, cut), f"b{number}/0": Range(cut, 6)}
+        held = {f"a{number}/0": Layers.of(Range(0, cut)), f"b{number}/0": Layers.of(Range(cut, 6))}
         holdings |= held
         routes.append(Route(number, 0, tuple(Segment(device, part) for device, part in held.items()), None))
     return Paces.of(Layout(7, 6, holdings, tuple(routes)), LAYERS)

@@ -96,6 +96,23 @@ def test_the_losses_are_those_of_the_plan_without_what_is_gone() -> None:
     assert all(loss.plan is not None and loss.plan.can_lose == 1 for loss in found.losses)
 
 
+def test_under_slipstream_a_loss_copies_nothing_and_leaves_a_vacant_place(tmp_path: Path) -> None:
+    text = Path(EXAMPLE).read_text(encoding="utf-8")
+    text = text.replace("[fault_tolerance]", '[fault_tolerance]\npolicy = "slipstream"')
+    (tmp_path / "job.toml").write_text(text, encoding="utf-8")
+    file = str(tmp_path / "job.toml")
+    found = planned(file, "--nodes", "6", "--without", "node-3")
+    assert found.change is not None
+    assert found.change.plan == found.plan
+    assert found.change.copied_bytes == 0
+    assert found.change.reason.startswith("node-3's micro-batches go to ")
+    assert [p.vacant for p in found.pipelines if p.vacant] == [("node-3/0",)]
+    before = planned(file, "--nodes", "6")
+    assert found.plan.can_lose == before.plan.can_lose - 1
+    assert found.plan.step_s > before.plan.step_s
+    assert 0 < found.plan.bubble < 1
+
+
 def test_all_copies_of_a_layer_lost() -> None:
     found = planned(EXAMPLE, "--nodes", "5", "--without", "node-1", "--without", "node-3")
     assert found.change is not None
@@ -110,7 +127,13 @@ def test_nodes_without_a_place(tmp_path: Path, job_file: JobFile) -> None:
     """Five equal layers of 180 bytes of state, of which two fit a device with little in flight."""
     file = tmp_path / "profile.json"
     file.write_bytes(msgspec.json.encode(even_profile(5)))
-    words = (str(job_file("[resources]\ndevice_memory = 410\n")), "--nodes", "7", "--profile", str(file))
+    words = (
+        str(job_file("[resources]\ndevice_memory = 410\n[schedule]\nboundary_memory = 0\n")),
+        "--nodes",
+        "7",
+        "--profile",
+        str(file),
+    )
     found = planned(*words)
     assert (found.guarantee.n0, found.guarantee.n_max, found.guarantee.idle) == (4, 5, ((6, 7),))
     assert (found.plan.idle, found.plan.idle_reason) == (2, "7 nodes do not split into pipelines of 4 to 5")
@@ -167,6 +190,24 @@ def test_the_drawing_is_of_the_deepest_pipeline() -> None:
     assert (schedule.num_nodes, schedule.micro_batches, schedule.of_micro_batches) == (3, 5, 5)
     assert [op.op for op in schedule.stages[2]][:4] == ["2F0", "2B0", "2F1", "2B1"]
     assert schedule.makespan_s == max(op.stop_s for ops in schedule.stages for op in ops)
+
+
+def test_two_chunks_a_device(tmp_path: Path, job_file: JobFile) -> None:
+    file = tmp_path / "profile.json"
+    file.write_bytes(msgspec.json.encode(even_profile(12)))
+    at = "--nodes", "4", "--profile", str(file)
+    more = '[resources]\nmin_pipeline_nodes = 2\n[schedule]\nbackward = "decoupled"\n'
+    found, plain = planned(str(job_file(more)), *at), planned(str(job_file(f"{more}chunks = 1\n")), *at)
+    assert (found.templates[0].chunks, len(found.templates[0].stages)) == (2, 4)
+    assert (plain.templates[0].chunks, len(plain.templates[0].stages)) == (1, 2)
+    assert found.plan.step_s < plain.plan.step_s
+    assert found.plan.bubble < plain.plan.bubble
+    assert (found.schedule.decoupled, found.schedule.chunks, len(found.schedule.stages)) == (True, 2, 2)
+    assert {op.op.strip("0123456789") for ops in found.schedule.stages for op in ops} == {"F", "I", "W"}
+    text = ctl(str(job_file(more)), *at).stdout
+    assert "decoupled schedule of a pipeline of 2 nodes" in text
+    assert "stages 0 and 3" in text
+    assert "4 (2 a device)" in text
 
 
 def test_waiting_is_what_a_simulation_shows() -> None:
@@ -248,6 +289,8 @@ def test_wrong_words(words: tuple[str, ...], says: str) -> None:
     [
         ("[model]\nfamily = 'bert'\n", "model.family: 'bert' has no analytic profile"),
         ("[model]\nconfig = { n_layer = 0 }\n", "model.config.n_layer: 0 is no whole number above 0"),
+        ("[schedule]\nchunks = 2\n", "schedule.chunks: 2 needs a decoupled backward"),
+        ("[schedule]\nchunks = 3\n", "schedule.chunks: "),
         ("[model]\nconfig = { n_head = 5 }\n", "model.config.n_head: 5 does not divide n_embd = 768"),
         ("[model]\nconfig = { attn_pdrop = 1 }\n", "model.config.attn_pdrop: 1 is not in [0, 1)"),
         ("[model]\ncheckpoint = '/nowhere'\n", "/nowhere/config.json: No such file"),

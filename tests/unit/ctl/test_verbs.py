@@ -83,6 +83,12 @@ def test_get_prints_tables(ctl: Ctl) -> None:
     assert "shrink pipeline 0" in said["incidents"]
 
 
+def test_a_vacant_place_is_said_so(ctl: Ctl) -> None:
+    stages = (LayerRange("node-1/0", 0, 4), LayerRange("node-2/0", 4, 5))
+    ctl.api.pipelines = [PipelineView(0, ("node-1", "node-2"), stages, (0, 1), ("node-2/0",))]
+    assert "node-1/0: 0-3, node-2/0: 4 (vacant)" in ctl("get", "pipelines").stdout
+
+
 def test_json_is_versioned_and_round_trips(ctl: Ctl) -> None:
     ctl.api.incidents = [INCIDENT]
     found = ctl.json("get", "incidents")

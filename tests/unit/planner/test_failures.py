@@ -14,13 +14,13 @@ from scipy.optimize import linear_sum_assignment
 
 from planner.costs import copy_bytes
 from planner.guarantee import can_replan, lost_layers, most_pipelines
-from planner.plan import Plan, Range, Template, device_name, node_of
+from planner.plan import Layers, Plan, Template, device_name, node_of
 from planner.policies import adapt, prepare
 from planner.policy import PlanError, Proposal, Setup, Situation
 from tests.unit.planner.build import profile_of, setup_of
 
 QUICK, MANY = 100, 1500
-NOTHING = Range(0, 0)
+NOTHING = Layers()
 
 
 def random_setup(dice: random.Random) -> Setup:
@@ -46,7 +46,7 @@ class Job:
     templates: tuple[Template, ...]
     nodes: list[str]
     plan: Plan = field(init=False)
-    held: dict[str, Range] = field(init=False)
+    held: dict[str, Layers] = field(init=False)
     lost: int = 0
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Job:
         lacking = np.array([[self.lack(node, slot) for slot in slots] for node in self.nodes])
         return int(lacking[linear_sum_assignment(lacking)].sum())
 
-    def lack(self, node: str, slot: list[Range]) -> int:
+    def lack(self, node: str, slot: list[Layers]) -> int:
         return sum(
             copy_bytes(self.setup.profile.layers[layer])
             for index, wanted in enumerate(slot)

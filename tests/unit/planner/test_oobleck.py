@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.guarantee import most_pipelines, most_usable
-from planner.plan import Plan, Range, Template, device_name, node_of
+from planner.plan import Layers, Plan, Template, device_name, node_of
 from planner.policies import adapt, policy, prepare
 from planner.policies.cases import name_cases
 from planner.policy import PlanError, Policy, Proposal, Setup, Situation
@@ -27,11 +27,13 @@ def n0_of_2(**changes: int) -> Setup:
     return setup_of(even_profile(8), **(fields | changes))
 
 
-def alive(plan: Plan, nodes: list[str]) -> dict[str, Range]:
+def alive(plan: Plan, nodes: list[str]) -> dict[str, Layers]:
     return {device: layers for device, layers in plan.holdings().items() if node_of(device) in nodes}
 
 
-def adapted(setup: Setup, plan: Plan, nodes: list[str], holdings: dict[str, Range] | None = None) -> Proposal:
+def adapted(
+    setup: Setup, plan: Plan, nodes: list[str], holdings: dict[str, Layers] | None = None
+) -> Proposal:
     running = tuple(pipeline.nodes for pipeline in plan.pipelines)
     kept = alive(plan, nodes) if holdings is None else holdings
     return adapt("oobleck", setup, templates_of(setup), Situation(tuple(nodes), kept, running))
@@ -290,7 +292,7 @@ def test_any_sequence_of_failures_one_at_a_time_down_to_n0(setup: Setup, random)
         given_ = {(t.target, t.layer) for t in proposal.transfers}
         for device, layers in proposal.plan.holdings().items():
             for layer in layers.layers():
-                lacks = layer not in held.get(device, Range(0, 0))
+                lacks = layer not in held.get(device, Layers())
                 assert ((device, layer) in given_) == (lacks and layer in survivors)
 
 

@@ -9,10 +9,10 @@ from planner.plan import (
     Segment,
     Template,
     device_name,
-    layout_of,
     node_of,
     tolerance,
 )
+from planner.reroute import layout_of
 
 FIRST = (Segment("a/0", Range(0, 2)), Segment("b/0", Range(2, 3)))
 SECOND = (Segment("c/0", Range(0, 3)),)

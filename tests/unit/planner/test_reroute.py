@@ -1,14 +1,26 @@
 """Re-routing: every layer in order over live holders, spread evenly, the same every time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Layout, Range, Route, Segment
+from planner.pipe import homes
+from planner.plan import (
+    Detours,
+    Layers,
+    Layout,
+    Pipeline,
+    Plan,
+    Range,
+    Route,
+    Segment,
+    holdings_of,
+    standing_routes,
+)
 from planner.policy import PlanError
-from planner.reroute import HOP_COST, covers, reroute
+from planner.reroute import HOP_COST, covers, detour, layout_of, reroute
 
 
 def layout_with(splits: list[list[int]], num_layers: int, num_micro_batches: int) -> Layout:
@@ -19,7 +31,7 @@ def layout_with(splits: list[list[int]], num_layers: int, num_micro_batches: int
         ranges = [Range(a, b) for a, b in zip(starts, stops, strict=True)]
         pipelines.append(tuple(Segment(f"{p}{s}/0", r) for s, r in enumerate(ranges)))
     routes = tuple(Route(mb, 1, pipelines[mb % len(pipelines)]) for mb in range(num_micro_batches))
-    holdings = {segment.device: segment.layers for pipeline in pipelines for segment in pipeline}
+    holdings = holdings_of(segment for pipeline in pipelines for segment in pipeline)
     return Layout(1, num_layers, holdings, routes)
 
 
@@ -78,7 +90,13 @@ def test_no_path_visits_a_device_twice_and_deeper_than_the_deepest_only_where_ne
     layout = Layout(
         1,
         6,
-        {"a/0": Range(0, 2), "b/0": Range(1, 3), "c/0": Range(3, 5), "d/0": Range(4, 6), "e/0": Range(0, 6)},
+        {
+            "a/0": Layers.of(Range(0, 2)),
+            "b/0": Layers.of(Range(1, 3)),
+            "c/0": Layers.of(Range(3, 5)),
+            "d/0": Layers.of(Range(4, 6)),
+            "e/0": Layers.of(Range(0, 6)),
+        },
         (Route(0, 1, (Segment("e/0", Range(0, 6)),)),),
     )
     (route,) = reroute(layout, {"e/0"}, {0: (0,)}, 2)
@@ -87,11 +105,18 @@ def test_no_path_visits_a_device_twice_and_deeper_than_the_deepest_only_where_ne
 
 
 def test_a_device_that_a_path_would_come_back_to_computes_what_lies_between():
-    holdings = {"a/0": Range(0, 6), "b/0": Range(2, 4), "c/0": Range(0, 3), "d/0": Range(3, 6)}
+    holdings = {
+        "a/0": Layers.of(Range(0, 6)),
+        "b/0": Layers.of(Range(2, 4)),
+        "c/0": Layers.of(Range(0, 3)),
+        "d/0": Layers.of(Range(3, 6)),
+    }
     standing = (Segment("a/0", Range(0, 6)),)
     deep = tuple(Segment("x/0", Range(layer, layer + 1)) for layer in range(6))
     busy = tuple(Route(mb, 1, (Segment("c/0", Range(0, 3)), Segment("d/0", Range(3, 6)))) for mb in range(9))
-    layout = Layout(1, 6, holdings | {"x/0": Range(0, 6)}, (Route(9, 1, standing), Route(10, 1, deep), *busy))
+    layout = Layout(
+        1, 6, holdings | {"x/0": Layers.of(Range(0, 6))}, (Route(9, 1, standing), Route(10, 1, deep), *busy)
+    )
     (route,) = reroute(layout, {"x/0"}, {10: tuple(range(6))}, 2)
     assert route.segments == standing
 
@@ -126,7 +151,7 @@ def all_paths(
         yield ()
     for device, held in layout.holdings.items():
         if device not in dead and start in held:
-            for stop in (cut for cut in cuts if start < cut <= held.stop):
+            for stop in (cut for cut in cuts if held.spans(Range(start, cut))):
                 for rest in all_paths(layout, dead, cuts, stop):
                     yield (Segment(device, Range(start, stop)), *rest)
 
@@ -144,7 +169,7 @@ def path_cost(path: tuple[Segment, ...], load: dict[str, int], mask: tuple[int, 
 def test_the_first_route_is_the_best_of_all_paths(case: tuple):
     layout, dead, missing = case
     missing = {mb: layers for mb, layers in missing.items() if layers}
-    live = [layers for device, layers in layout.holdings.items() if device not in dead]
+    live = [part for device, held in layout.holdings.items() if device not in dead for part in held.ranges]
     cuts = sorted({cut for layers in live for cut in (layers.start, layers.stop)})
     # With two cuts inside a range a path could come back to its device, which is simplified afterwards.
     no_returns = all(sum(layers.start < cut < layers.stop for cut in cuts) < 2 for layers in live)
@@ -182,3 +207,144 @@ def test_every_route_covers_all_layers_over_live_holders(case: tuple):
         devices = [segment.device for segment in route.segments]
         assert len(set(devices)) == len(devices)
     assert routes == reroute(layout, sorted(dead), dict(reversed(missing.items())), 7)
+
+
+# ---------------------------------------------------------------------- routes that stand
+
+
+def busy(layout: Layout, routes: Iterable[Route]) -> dict[str, int]:
+    """Layers that each device computes in a step."""
+    load = dict.fromkeys(layout.holdings, 0)
+    for route in routes:
+        for segment in route.segments:
+            load[segment.device] += len(segment.layers)
+    return load
+
+
+def test_a_detour_is_whole_and_only_for_those_who_need_one():
+    layout = layout_with([[5, 10], [5, 10]], 10, 8)
+    routes = detour(layout, {"01/0"}, 2)
+    assert [r.micro_batch for r in routes] == [0, 2, 4, 6]
+    assert {(r.mask, r.attempt) for r in routes} == {(None, 2)}
+    assert {tuple(s.device for s in r.segments) for r in routes} == {("00/0", "11/0")}
+    assert detour(layout, {"nobody"}, 2) == ()
+
+
+def test_detours_stand_from_their_round_on_and_until_then_what_stood_before():
+    layout = layout_with([[2], [2], [2]], 2, 3)
+    first = Detours(5, detour(layout, {"00/0"}, 2))
+    second = Detours(9, detour(layout, {"00/0", "10/0"}, 3), first.standing(8))
+    assert standing_routes(layout, None, 7) == layout.routes
+    assert standing_routes(layout, first, 4) == layout.routes
+    assert standing_routes(layout, second, 8) == standing_routes(layout, first, 8) != layout.routes
+    last = standing_routes(layout, second, 9)
+    assert [r.micro_batch for r in last] == [0, 1, 2]
+    assert {s.device for r in last for s in r.segments} == {"20/0"}
+
+
+def test_the_layout_of_a_plan_with_vacant_places_goes_around_them():
+    pipelines = tuple(
+        Pipeline((f"{p}0", f"{p}1"), (Segment(f"{p}0/0", Range(0, 2)), Segment(f"{p}1/0", Range(2, 4))), mbs)
+        for p, mbs in (("a", (0, 1)), ("b", (2, 3)))
+    )
+    plan = Plan(pipelines, vacant=("a1/0",))
+    assert plan.nodes() == ("a0", "b0", "b1")
+    layout = layout_of(plan, 5, 4)
+    assert sorted(layout.holdings) == ["a0/0", "b0/0", "b1/0"]
+    assert [[s.device for s in r.segments] for r in layout.routes] == [["a0/0", "b1/0"]] * 2 + [
+        ["b0/0", "b1/0"]
+    ] * 2
+    assert {r.attempt for r in layout.routes} == {5}
+    assert all(covers(r, layout) for r in layout.routes)
+    with pytest.raises(PlanError, match="layer 2 has no live copy"):
+        layout_of(Plan(pipelines, vacant=("a1/0", "b1/0")), 5, 4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 20), st.data())
+def test_among_equal_pipelines_no_device_has_more_than_it_must(pipelines, stages, num, data):
+    layout = layout_with([[2 * (s + 1) for s in range(stages)]] * pipelines, 2 * stages, num)
+    dead = data.draw(st.sets(st.sampled_from(sorted(layout.holdings)), max_size=pipelines * stages))
+    assume(0 not in layout.copies(dead))
+    before = [r for r in layout.routes if not r.touches(dead)]
+    load = busy(layout, [*before, *detour(layout, dead, 2)])
+    fixed = busy(layout, before)
+    for stage in range(stages):
+        live = [d for d in (f"{p}{stage}/0" for p in range(pipelines)) if d not in dead]
+        must = max(2 * -(-num // len(live)), *(fixed[d] for d in live))
+        assert max(load[d] for d in live) <= must
+    assert not any(load[d] for d in dead)
+
+
+@settings(deadline=None, max_examples=60)
+@given(broken_layouts())
+def test_every_detour_covers_all_layers_over_live_holders_and_is_no_worse_than_the_first_try(case: tuple):
+    layout, dead, _ = case
+    if 0 in layout.copies(dead):
+        return
+    routes = detour(layout, dead, 7)
+    assert [r.micro_batch for r in routes] == [r.micro_batch for r in layout.routes if r.touches(dead)]
+    for route in routes:
+        assert covers(route, layout)
+        assert not route.touches(dead)
+    kept = [r for r in layout.routes if not r.touches(dead)]
+    tried = reroute(layout, dead, hit(layout, dead), 7)
+    assert max(busy(layout, [*kept, *routes]).values()) <= max(busy(layout, [*kept, *tried]).values())
+    assert routes == detour(layout, sorted(dead), 7)
+
+
+# ---------------------------------------------------------------------- two chunks a device
+
+
+@st.composite
+def folded(draw: st.DrawFn) -> tuple[Layout, set[str]]:
+    """Pipelines of one chunk a device and of two, split anyhow; and who of them is dead."""
+    num_layers = draw(st.integers(4, 10))
+    pipelines = []
+    for p in range(draw(st.integers(1, 4))):
+        chunks = draw(st.sampled_from([1, 2, 2]))
+        size = (
+            chunks * draw(st.integers(1, num_layers // 2 // chunks))
+            if chunks == 2
+            else draw(st.integers(1, 4))
+        )
+        inner = draw(st.permutations(range(1, num_layers)))[: size - 1]
+        stops = sorted({*inner, num_layers})
+        where = homes(len(stops), chunks)
+        ranges = [Range(a, b) for a, b in zip([0, *stops[:-1]], stops, strict=True)]
+        pipelines.append(tuple(Segment(f"{p}{d}/0", r) for d, r in zip(where, ranges, strict=True)))
+    routes = tuple(Route(mb, 1, pipelines[mb % len(pipelines)]) for mb in range(draw(st.integers(1, 12))))
+    holdings = holdings_of(segment for pipeline in pipelines for segment in pipeline)
+    dead = draw(st.sets(st.sampled_from(sorted(holdings)), max_size=3))
+    return Layout(1, num_layers, holdings, routes), dead
+
+
+@settings(deadline=None, max_examples=150)
+@given(folded())
+def test_routes_over_devices_with_two_chunks(case: tuple[Layout, set[str]]):
+    layout, dead = case
+    assume(0 not in layout.copies(dead))
+    assert all(covers(route, layout) for route in layout.routes)
+    every = range(layout.num_layers)
+    missing = {r.micro_batch: tuple(every) for r in layout.routes if r.touches(dead)}
+    for route in (*reroute(layout, dead, missing, 7), *detour(layout, dead, 7)):
+        assert covers(route, layout)
+        assert not route.touches(dead)
+        used = [(s.device, held) for s in route.segments for held in layout.holdings[s.device].ranges
+                if held.start <= s.layers.start < s.layers.stop <= held.stop]  # fmt: skip
+        assert len(used) == len(set(used)) == len(route.segments), "no range comes twice"
+
+
+def test_a_hop_lies_within_one_range_of_its_device():
+    holdings = {"a/0": Layers.of(Range(0, 1), Range(1, 2), Range(3, 4)), "b/0": Layers.of(Range(2, 3))}
+    layout = Layout(1, 4, holdings, ())
+
+    def route(*hops: tuple[str, int, int]) -> Route:
+        return Route(0, 1, tuple(Segment(device, Range(start, stop)) for device, start, stop in hops))
+
+    assert covers(route(("a/0", 0, 1), ("a/0", 1, 2), ("b/0", 2, 3), ("a/0", 3, 4)), layout)
+    assert not covers(route(("a/0", 0, 2), ("b/0", 2, 3), ("a/0", 3, 4)), layout)
+    assert not covers(route(("a/0", 0, 1), ("a/0", 1, 4)), layout)
+    assert layout.copies() == (1, 1, 1, 1)
+    assert holdings["a/0"].layers() == (0, 1, 3)
+    assert len(holdings["a/0"]) == 3

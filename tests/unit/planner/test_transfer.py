@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Range, Transfer, device_name
+from planner.plan import Layers, Range, Transfer, device_name, holdings_of
 from planner.profile import Profile
 from planner.template import templates
 from planner.transfer import copy_s, holds, place, places, segments_on, transfers
@@ -23,15 +23,15 @@ def missing_bytes(wanted, holdings, profile) -> int:
         min(18, 12) * profile.layers[layer].param_bytes // 4
         for device, layers in wanted.items()
         for layer in layers.layers()
-        if layer not in holdings.get(device, Range(0, 0))
+        if layer not in holdings.get(device, Layers())
     )
 
 
 @st.composite
-def held(draw: st.DrawFn, nodes: list[str], num_layers: int) -> dict[str, Range]:
+def held(draw: st.DrawFn, nodes: list[str], num_layers: int) -> dict[str, Layers]:
     cut = st.integers(0, num_layers)
     ranges = {node: sorted((draw(cut), draw(cut))) for node in nodes}
-    return {device_name(n, 0): Range(*r) for n, r in ranges.items() if r[0] < r[1]}
+    return {device_name(n, 0): Layers.of(Range(*r)) for n, r in ranges.items() if r[0] < r[1]}
 
 
 @settings(max_examples=100, deadline=None)
@@ -44,7 +44,7 @@ def test_place_copies_the_fewest_bytes_of_all_placements(data: st.DataObject, pr
 
     def cost(placed: tuple[tuple[str, ...], ...]) -> int:
         segments = [s for t, p in zip(members, placed, strict=True) for s in segments_on(t, p)]
-        return missing_bytes({s.device: s.layers for s in segments}, holdings, profile)
+        return missing_bytes(holdings_of(segments), holdings, profile)
 
     placed = place(members, reversed(nodes), holdings, profile)
     assert placed == place(members, nodes, holdings, profile)
@@ -63,14 +63,14 @@ def test_fresh_nodes_are_placed_in_name_order():
 def test_several_devices_of_a_node_hold_consecutive_stages():
     template = template_of(even_profile(5), 2, per_node=2)
     assert places(template) == (
-        (Range(0, 1), Range(1, 2)),
-        (Range(2, 3), Range(3, 5)),
+        (Layers.of(Range(0, 1)), Layers.of(Range(1, 2))),
+        (Layers.of(Range(2, 3)), Layers.of(Range(3, 5))),
     ) or [len(place) for place in places(template)] == [2, 2]
     segments = segments_on(template, ["a", "b"])
     assert [s.device for s in segments] == ["a/0", "a/1", "b/0", "b/1"]
-    assert holds(template, ["a", "b"], {s.device: s.layers for s in segments})
-    assert not holds(template, ["b", "a"], {s.device: s.layers for s in segments})
-    assert not holds(template, ["a"], {s.device: s.layers for s in segments})
+    assert holds(template, ["a", "b"], holdings_of(segments))
+    assert not holds(template, ["b", "a"], holdings_of(segments))
+    assert not holds(template, ["a"], holdings_of(segments))
 
 
 @settings(deadline=None)
@@ -85,7 +85,7 @@ def test_exactly_what_is_lacking_and_held_somewhere_is_copied(data: st.DataObjec
         (device, layer)
         for device, layers in wanted.items()
         for layer in layers.layers()
-        if layer in somewhere and layer not in holdings.get(device, Range(0, 0))
+        if layer in somewhere and layer not in holdings.get(device, Layers())
     }
     assert len({(c.target, c.layer) for c in copies}) == len(copies)
     assert all(c.layer in holdings[c.source] and c.source != c.target for c in copies)
@@ -94,22 +94,28 @@ def test_exactly_what_is_lacking_and_held_somewhere_is_copied(data: st.DataObjec
 
 def test_sources_share_the_sending_evenly():
     profile = even_profile(4)
-    holdings = {"a/0": Range(0, 4), "b/0": Range(0, 4)}
-    copies = transfers({"c/0": Range(0, 4)}, holdings, profile)
+    holdings = {"a/0": Layers.of(Range(0, 4)), "b/0": Layers.of(Range(0, 4))}
+    copies = transfers({"c/0": Layers.of(Range(0, 4))}, holdings, profile)
     assert [(c.layer, c.source) for c in copies] == [(0, "a/0"), (1, "b/0"), (2, "a/0"), (3, "b/0")]
     assert copies[0] == Transfer(0, "a/0", "c/0", 120)
 
 
 def test_what_another_device_of_the_node_holds_takes_no_link():
     profile = even_profile(2)
-    copies = transfers({"a/1": Range(0, 2)}, {"a/0": Range(0, 1), "b/0": Range(0, 2)}, profile)
+    copies = transfers(
+        {"a/1": Layers.of(Range(0, 2))},
+        {"a/0": Layers.of(Range(0, 1)), "b/0": Layers.of(Range(0, 2))},
+        profile,
+    )
     assert [(c.layer, c.source) for c in copies] == [(0, "a/0"), (1, "b/0")]
 
 
 def test_copies_take_as_long_as_the_busiest_node():
     profile = profile_of([(1, 1, 100, 0, 0)] * 4, link_latency_s=0.5, link_bytes_per_s=1200.0)
     copies = transfers(
-        {"c/0": Range(0, 2), "d/0": Range(2, 3)}, {"a/0": Range(0, 4), "b/0": Range(0, 1)}, profile
+        {"c/0": Layers.of(Range(0, 2)), "d/0": Layers.of(Range(2, 3))},
+        {"a/0": Layers.of(Range(0, 4)), "b/0": Layers.of(Range(0, 1))},
+        profile,
     )
     assert [c.source for c in copies] == ["b/0", "a/0", "a/0"]
     assert copy_s(copies, profile) == 0.5 + 2.0
@@ -124,7 +130,7 @@ def test_a_large_placement_moves_nothing_that_is_in_its_place(num_nodes: int):
     names = [f"n{i:04}" for i in range(num_nodes)]
     placed = place(members, names, {}, profile)
     segments = [s for t, nodes in zip(members, placed, strict=True) for s in segments_on(t, nodes)]
-    holdings = {s.device: s.layers for s in segments}
+    holdings = holdings_of(segments)
     again = place(members, names, holdings, profile)
-    wanted = {s.device: s.layers for t, n in zip(members, again, strict=True) for s in segments_on(t, n)}
+    wanted = holdings_of(s for t, n in zip(members, again, strict=True) for s in segments_on(t, n))
     assert wanted == holdings

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
 from tests.helpers import commit_model
+from tests.helpers.commit_model import Staggered
 from worker.commit import Commit
 
 
@@ -16,14 +18,47 @@ def test_no_interleaving_of_one_step_and_one_death_breaks_the_rule() -> None:
     assert ends > 100
 
 
+def test_no_interleaving_breaks_a_job_that_goes_on_re_routed() -> None:
+    states, ends = commit_model.explore(deaths=1, rounds=1, go_on=True)
+    assert states > 10_000
+    assert ends > 100
+
+
+@pytest.mark.parametrize("through", [False, True])
+def test_no_interleaving_breaks_a_staggered_update(through: bool) -> None:
+    states, ends = commit_model.explore(deaths=1, rounds=1, staggered=Staggered(on=True, through=through))
+    assert states > 20_000
+    assert ends > 100
+
+
+def test_an_early_update_that_a_report_leaves_in_place_breaks_the_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The interrupted round would be mended with the weights of the next."""
+    report = commit_model.World.report
+
+    def keep(self: commit_model.World, name: str, epoch: int, dead: frozenset[str]) -> None:
+        before = self.devices[name]
+        report(self, name, epoch, dead)
+        self.devices[name] = replace(self.devices[name], weights=before.weights, saved=before.saved)
+
+    monkeypatch.setattr(commit_model.World, "report", keep)
+    with pytest.raises(commit_model.Violation, match="with weights"):
+        commit_model.explore(deaths=1, rounds=1, staggered=Staggered(on=True))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("staggered", [Staggered(), Staggered(on=True)], ids=["flushed", "staggered"])
+@pytest.mark.parametrize("go_on", [False, True])
 @pytest.mark.parametrize(
     ("deaths", "rounds", "topology"),
     [(1, 2, commit_model.REPLICATED_AND_NOT), (2, 1, commit_model.THREE_REPLICAS)],
     ids=["two steps", "two deaths"],
 )
-def test_longer_histories(deaths: int, rounds: int, topology: commit_model.Topology) -> None:
-    states, _ = commit_model.explore(deaths, rounds, topology)
+def test_longer_histories(
+    deaths: int, rounds: int, topology: commit_model.Topology, go_on: bool, staggered: Staggered
+) -> None:
+    states, _ = commit_model.explore(deaths, rounds, topology, go_on=go_on, staggered=staggered)
     assert states > 100_000
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from planner.plan import Range
+from planner.plan import Layers, Range
 from tests.helpers.models import (
     CPU,
     DROPOUTS,
@@ -33,7 +33,8 @@ def three_blocks(family: str, *, tied: bool, dropout: float) -> dict[str, Any]:
 def stage(spec: ModelSpec, layers: Range) -> list[Layer]:
     """A device's share: layers with fresh weights of their own, as if there were no other device."""
     store = Store(spec, CPU)
-    store.adopt(layers, {bucket: store.fresh(bucket) for bucket in store.needed(layers)})
+    held = Layers.of(layers)
+    store.adopt(held, {bucket: store.fresh(bucket) for bucket in store.needed(held)})
     return list(store.layers.values())
 
 
@@ -77,6 +78,21 @@ def test_three_stages_compute_the_bits_of_the_undivided_model(
     shared = [bucket.uses for bucket in spec.buckets[spec.num_layers :]]
     is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     assert shared == ([(0, spec.num_layers - 1)] if is_tied else [])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decoupled_backward_gives_the_same_bits(family: str, precision: str) -> None:
+    config = three_blocks(family, tied=family in TIED, dropout=0.2)
+    found = []
+    for backward in ("fused", "decoupled"):
+        tables = {"train": {"precision": precision}, "schedule": {"backward": backward}}
+        spec = load_spec(small_job(family, config, **tables))
+        found.append(layered_step(spec, stage(spec, Range(0, 5)), some_batch(spec)))
+    (loss, grads), (other, others) = found
+    assert torch.equal(loss, other)
+    assert grads.keys() == others.keys()
+    assert [key for key in grads if not torch.equal(grads[key], others[key])] == []
 
 
 def test_dropout_shows() -> None:

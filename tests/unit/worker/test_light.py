@@ -8,12 +8,12 @@ import pytest
 _SPLIT = """
 import sys
 import worker.device
-from planner.plan import Range
+from planner.plan import Layers, Range
 from tests.helpers.models import CPU, layered_step, small_job, some_batch
 from worker.models import load_spec
 from worker.store import Store
 spec = load_spec(small_job(sys.argv[1]))
-whole, store = Range(0, spec.num_layers), Store(spec, CPU)
+whole, store = Layers.of(Range(0, spec.num_layers)), Store(spec, CPU)
 store.adopt(whole, {bucket: store.fresh(bucket) for bucket in store.needed(whole)})
 layered_step(spec, list(store.layers.values()), some_batch(spec))
 heavy = {"scipy", "torch._dynamo", "torch._inductor", "torch.distributed.tensor"}

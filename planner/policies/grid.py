@@ -1,0 +1,176 @@
+"""The pipelines at work as a grid of places, some of which are vacant: who stands where, and what moves cost.
+
+Owns places, names and the plan that they make. Which place is filled or left is ``slipstream``'s choice. A vacant place
+bears the name of a node that is not here; no two places bear the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from planner.guarantee import losses_survived
+from planner.instantiate import slowest_s, split_micro_batches
+from planner.plan import Layers, Plan, Route, Template, Transfer, device_name, node_of
+from planner.policies.cases import Nodes
+from planner.policies.oobleck import HORIZON_STEPS, pipelines_of
+from planner.policy import Setup
+from planner.reroute import layout_of
+from planner.routed import busiest_s, run_s
+from planner.transfer import Place, copy_s, places, transfers
+
+MOST_HOPS = 50_000  # of a step that is run to see how long it takes: some tenths of a second
+
+
+@dataclass(frozen=True)
+class Grid:
+    """``running`` pipelines (node names, of vacant places too) of the templates ``members``; ``here``: slot -> node."""
+
+    setup: Setup
+    members: tuple[Template, ...]
+    running: tuple[Nodes, ...]
+    here: Mapping[int, str]
+    holdings: Mapping[str, Layers] = field(repr=False)
+
+    @cached_property
+    def slots(self) -> tuple[Place, ...]:
+        """Slot -> the layers of its devices; pipelines one after the other."""
+        return tuple(place for template in self.members for place in places(template))
+
+    @cached_property
+    def homes(self) -> tuple[int, ...]:
+        """Slot -> its pipeline."""
+        return tuple(index for index, nodes in enumerate(self.running) for _ in nodes)
+
+    @property
+    def vacant(self) -> tuple[int, ...]:
+        """Slots without a node."""
+        return tuple(slot for slot in range(len(self.slots)) if slot not in self.here)
+
+    def with_moved(self, slot: int, node: str) -> Grid:
+        """``node`` in the vacant ``slot``; where it stood is vacant."""
+        here = {place: name for place, name in self.here.items() if name != node}
+        return Grid(self.setup, self.members, self.running, here | {slot: node}, self.holdings)
+
+    @property
+    def copies(self) -> int:
+        """How many nodes hold the layer that fewest hold."""
+        counts = [0] * len(self.setup.profile.layers)
+        for slot in self.here:
+            for layer in {layer for held in self.slots[slot] for layer in held.layers()}:
+                counts[layer] += 1
+        return min(counts)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every layer has a holder and every pipeline a node."""
+        return self.copies > 0 and len({self.homes[slot] for slot in self.here}) == len(self.running)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device has room for what it holds and may have in flight.
+
+        Where all its routes leave as many hops to their ends, that is what its template was made for. Else each
+        number of hops left may have as many micro-batches in flight (``worker.tasks``).
+        """
+        setup, profile = self.setup, self.setup.profile
+        flying: dict[str, dict[int, list[int]]] = {}
+        for route in self.routes:
+            for position, segment in enumerate(route.segments):
+                layers = profile.layers[segment.layers.start : segment.layers.stop]
+                activations = sum(layer.activation_bytes for layer in layers)
+                left = len(route.segments) - position
+                flying.setdefault(segment.device, {}).setdefault(left, []).append(activations)
+        for device, held in self.plan.holdings().items():
+            of_layers = sum(profile.layers[layer].state_bytes for layer in held.layers())
+            state = round((1 + setup.held.state_copies) * of_layers)
+            most = sum(sum(sorted(each)[-left:]) for left, each in flying.get(device, {}).items())
+            base = profile.reserve_bytes + len(held.ranges) * setup.held.device_bytes
+            if setup.device_memory_bytes and base + state + most > setup.device_memory_bytes:
+                return False
+        return True
+
+    @property
+    def tolerance(self) -> int:
+        """How many nodes can be lost."""
+        return losses_survived(self.copies)
+
+    # ------------------------------------------------------------------ what it makes
+
+    @cached_property
+    def named(self) -> tuple[Nodes, ...]:
+        """The pipelines with a name for every place: of those who are not here, each its own where it can."""
+        before = [name for nodes in self.running for name in nodes]
+        placed = frozenset(self.here.values())
+        own = {slot: before[slot] for slot in self.vacant if before[slot] not in placed}
+        taken = placed | frozenset(own.values())
+        left = iter(sorted(name for name in before if name not in taken))
+        names = iter([self.here.get(slot) or own.get(slot) or next(left) for slot in range(len(self.slots))])
+        return tuple(tuple(next(names) for _ in nodes) for nodes in self.running)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The pipelines, each with the share that it would have if all places were taken."""
+        shares = split_micro_batches(self.members, self.setup.num_micro_batches)
+        names = [name for nodes in self.named for name in nodes]
+        vacant = tuple(
+            device_name(names[slot], index) for slot in self.vacant for index in range(len(self.slots[slot]))
+        )
+        return Plan(pipelines_of(self.members, self.named, shares), vacant=tuple(sorted(vacant)))
+
+    @cached_property
+    def routes(self) -> tuple[Route, ...]:
+        """Who computes which micro-batch."""
+        return layout_of(self.plan, 1, len(self.setup.profile.layers)).routes
+
+    @cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """What has to be copied."""
+        return transfers(self.plan.holdings(), self.holdings, self.setup.profile)
+
+    @cached_property
+    def step_s(self) -> float:
+        """Modelled time of a step in seconds: of whatever is ready, or as the templates have it where no route crosses."""
+        if self.setup.decoupled and not self.vacant:
+            return slowest_s(self.members, [len(pipeline.micro_batches) for pipeline in self.plan.pipelines])
+        if sum(len(route.segments) for route in self.routes) > MOST_HOPS:
+            return self.busiest_s
+        return run_s(self.routes, self.setup.profile)
+
+    @cached_property
+    def busiest_s(self) -> float:
+        """What the busiest device works in a step."""
+        return busiest_s(self.routes, self.setup.profile)
+
+    @cached_property
+    def cost_s(self) -> float:
+        """Copies, and the steps until the next change."""
+        return copy_s(self.transfers, self.setup.profile) + HORIZON_STEPS * self.step_s
+
+    def takers(self, slot: int) -> list[tuple[str, int]]:
+        """Who computes the layers of a vacant slot for its pipeline: nodes, with their pipelines."""
+        mine = set(self.plan.pipelines[self.homes[slot]].micro_batches)
+        home = {name: index for index, nodes in enumerate(self.named) for name in nodes}
+        wanted = {layer for held in self.slots[slot] for layer in held.layers()}
+        found = {
+            node_of(segment.device)
+            for route in self.routes
+            if route.micro_batch in mine
+            for segment in route.segments
+            if wanted.intersection(segment.layers.layers())
+        }
+        return [(name, home[name]) for name in sorted(found)]
+
+
+def grid_of(
+    setup: Setup, templates: Sequence[Template], running: tuple[Nodes, ...], usable: frozenset[str],
+    holdings: Mapping[str, Layers],
+) -> Grid | None:  # fmt: skip
+    """The grid in which ``running`` pipelines stand; None where there is none, or templates are others by now."""
+    by_size = {template.num_nodes: template for template in templates}
+    if not running or any(len(nodes) not in by_size for nodes in running):
+        return None
+    names = [name for nodes in running for name in nodes]
+    here = {slot: name for slot, name in enumerate(names) if name in usable}
+    return Grid(setup, tuple(by_size[len(nodes)] for nodes in running), running, here, holdings)

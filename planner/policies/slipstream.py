@@ -1,0 +1,192 @@
+"""Policy ``slipstream``: peers compute what a dead node would have (SlipStream/ReCycle, SOSP'24).
+
+Owns what happens to the places of the dead: nodes without a place fill them, a live node moves to a stage that
+lost more than others where that pays (failure normalisation), and the rest stay vacant, their micro-batches
+re-routed. No layer moves otherwise. Where nothing can be re-routed (no pipeline at work yet, one that is gone whole, a
+layer that no place holds, too little memory for routes that cross) and where more nodes are here than places, it
+is ``oobleck`` that answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from planner.plan import Template, node_of
+from planner.policies.cases import listed
+from planner.policies.grid import Grid, grid_of
+from planner.policies.oobleck import HORIZON_STEPS, Oobleck, size_of, sizes_of
+from planner.policy import REROUTING, Proposal, Rejected, Setup, Situation
+
+PLACES_SHOWN = 3
+_FASTER = 1 - 1e-9  # sums of the same times are rounded each for itself
+
+
+class SlipStream:
+    """Re-routing to data-parallel peers."""
+
+    name = "slipstream"
+    reroutes = name in REROUTING
+
+    def __init__(self) -> None:
+        self.anew = Oobleck()
+
+    def prepare(self, setup: Setup) -> tuple[Template, ...]:
+        """Templates for n0 .. n_max nodes. Raises PlanError when no number of nodes fits."""
+        return self.anew.prepare(setup)
+
+    def adapt(
+        self,
+        setup: Setup,
+        templates: tuple[Template, ...],
+        situation: Situation,
+        sizes: tuple[int, ...] = (),
+    ) -> Proposal:
+        """The pipelines at work with as few vacant places as there can be; else what ``oobleck`` proposes.
+
+        Raises PlanError when there are fewer than n0 nodes.
+        """
+        anew = self.anew.adapt(setup, templates, situation, sizes)
+        usable = frozenset(situation.nodes)
+        grid = grid_of(setup, templates, situation.running, usable, situation.holdings)
+        if grid is None:
+            return anew
+        waiting = sorted(usable - frozenset(grid.here.values()))
+        if len(waiting) > len(grid.vacant):
+            return anew
+        filled = _filled(grid, waiting)
+        if not filled.whole:
+            return anew
+        chosen, other = _normalised(filled)
+        if chosen.vacant and not chosen.fits:
+            return anew
+        return _proposal(situation, chosen, anew, other)
+
+
+# ---------------------------------------------------------------------- who stands where
+
+
+def _filled(grid: Grid, waiting: list[str]) -> Grid:
+    """Each node of ``waiting`` in a vacant place: where the busiest device then has least to do, and of those
+    where the fewest bytes are copied.
+    """
+    for count, node in enumerate(waiting):
+        if len(waiting) - count >= len(grid.vacant):
+            options = [grid.with_moved(grid.vacant[0], node)]
+        else:
+            options = [grid.with_moved(slot, node) for slot in _kinds(grid, grid.vacant)]
+        grid = min(options, key=_rank)
+    return grid
+
+
+def _rank(grid: Grid) -> tuple[bool, float, int]:
+    """Less is better: something without a holder, the busiest device, bytes."""
+    if not grid.whole:
+        return True, -grid.copies, 0
+    return False, round(grid.busiest_s, 12), sum(copy.num_bytes for copy in grid.transfers)
+
+
+def _kinds(grid: Grid, slots: Iterable[int]) -> list[int]:
+    """Of slots with the same layers, in pipelines that miss as many nodes, the first."""
+    missing = [grid.homes[slot] for slot in grid.vacant]
+    found: dict[object, int] = {}
+    for slot in slots:
+        found.setdefault((grid.slots[slot], missing.count(grid.homes[slot])), slot)
+    return list(found.values())
+
+
+def _normalised(grid: Grid) -> tuple[Grid, Grid | None]:
+    """``grid`` with live nodes moved to vacant places for as long as that pays; and the best move that does not.
+
+    One vacant place stays as it is: the loss of one node moves no layer.
+    """
+    while len(grid.vacant) > 1:
+        better = min(_moves(grid), key=_rank, default=None)
+        if better is None or better.busiest_s >= grid.busiest_s * _FASTER:
+            return grid, None
+        if better.cost_s >= grid.cost_s * _FASTER:
+            return grid, better
+        grid = better
+    return grid, None
+
+
+def _moves(grid: Grid) -> Iterator[Grid]:
+    """Every move of a node to a vacant place that loses no layer and leaves as many copies."""
+    for slot in _kinds(grid, grid.vacant):
+        for origin in _kinds(grid, grid.here):
+            if grid.slots[origin] != grid.slots[slot]:
+                moved = grid.with_moved(slot, grid.here[origin])
+                if moved.whole and moved.copies >= grid.copies:
+                    yield moved
+
+
+# ---------------------------------------------------------------------- what is said of it
+
+
+def _proposal(situation: Situation, chosen: Grid, anew: Proposal, other: Grid | None) -> Proposal:
+    reason = _reason(situation, chosen)
+    plan = msgspec.structs.replace(chosen.plan, step_s=chosen.step_s, reason=reason)
+    rejected = [_rejected(chosen, anew)] if chosen.vacant else []
+    if other is not None:
+        moved = "; ".join(_placed(situation, other))
+        why = f"{other.cost_s - chosen.cost_s:.3g} s more over {HORIZON_STEPS} steps: {_costs(other)}"
+        rejected.append(Rejected(moved, other.cost_s, why))
+    return Proposal(plan, chosen.transfers, chosen.cost_s, reason, tuple(rejected))
+
+
+def _rejected(chosen: Grid, anew: Proposal) -> Rejected:
+    """The plan on all nodes that ``oobleck`` would make, cheaper or not: this policy does not move layers."""
+    extra_s = anew.cost_s - chosen.cost_s
+    than = "more" if extra_s >= 0 else "less"
+    copies = f"copies {size_of(anew.transfers)}" if anew.transfers else "copies nothing"
+    why = f"{abs(extra_s):.3g} s {than} over {HORIZON_STEPS} steps: {copies}, step {anew.plan.step_s:.3g} s"
+    return Rejected(f"re-instantiate: pipelines of {sizes_of(anew.plan)} nodes", anew.cost_s, why)
+
+
+def _reason(situation: Situation, grid: Grid) -> str:
+    """One sentence: who takes whose place, whose micro-batches go to whom, what is copied, what can be lost."""
+    parts = _placed(situation, grid)
+    vacant = list(grid.vacant)
+    parts += [_around(grid, slot) for slot in vacant[:PLACES_SHOWN]]
+    if len(vacant) > PLACES_SHOWN:
+        parts.append(f"{len(vacant) - PLACES_SHOWN} more places are vacant")
+    return "; ".join(
+        [*(parts or ["keep: no pipeline changes"]), f"{_costs(grid)}; can lose {grid.tolerance}"]
+    )
+
+
+def _costs(grid: Grid) -> str:
+    copies = f"copies {size_of(grid.transfers)}, " if grid.transfers else ""
+    return f"{copies}step {grid.step_s:.3g} s as modelled"
+
+
+def _placed(situation: Situation, grid: Grid) -> list[str]:
+    """Who stands where somebody else did, and who gets back what it held."""
+    before = [name for nodes in situation.running for name in nodes]
+    parts = []
+    for slot, name in sorted(grid.here.items()):
+        if name not in before:
+            parts.append(f"{name} takes {before[slot]}'s place")
+        elif before[slot] != name:
+            parts.append(f"{name} moves to {before[slot]}'s place, where more is lost")
+    back = {node_of(copy.target) for copy in grid.transfers} & {
+        name for slot, name in grid.here.items() if before[slot] == name
+    }
+    return [
+        *parts,
+        *(
+            [f"{listed(sorted(back))} {'get' if len(back) > 1 else 'gets'} back what was held"]
+            if back
+            else []
+        ),
+    ]
+
+
+def _around(grid: Grid, slot: int) -> str:
+    """Whose micro-batches go to whom."""
+    names = [name for nodes in grid.named for name in nodes]
+    takers = [f"{name} (pipeline {index})" for name, index in grid.takers(slot)]
+    if not takers:
+        return f"{names[slot]} had no micro-batch"
+    return f"{names[slot]}'s micro-batches go to {listed(takers)}"
