@@ -128,9 +128,9 @@ def _conflict(core: Core, job: JobRecord, message: StepDone, known: float) -> No
 
 
 def on_held(core: Core, message: Held) -> None:
-    """A device stopped at a boundary."""
+    """A device stopped at a boundary; perhaps while the daemon was away, and others are still to be heard."""
     run = core.run
-    if run is None or run.phase != "run" or message.epoch != run.job.epoch:
+    if run is None or run.phase not in {"run", "adrift"} or message.epoch != run.job.epoch:
         return
     if message.device in run.job.survivors():
         run.held[message.device] = message

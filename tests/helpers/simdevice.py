@@ -60,6 +60,8 @@ class SimDevice:
         # Copies may arrive before the Deploy that they belong to.
         self.transfers: list[tuple[int, int, State]] = []
         self.drop()
+        # What the agent knows of it, for its Hello: told after every control message, as the real device does.
+        self.known = self._info()
 
     def drop(self) -> None:
         """Release: no job."""
@@ -93,8 +95,7 @@ class SimDevice:
     def held(self) -> Layers:
         return self.layout.holdings.get(self.name, Layers())
 
-    @property
-    def info(self) -> DeviceInfo:
+    def _info(self) -> DeviceInfo:
         return DeviceInfo(
             self.name, "cpu", "cpu", 0, f"{self.name}:1", "", 1, self.job, self.layout.epoch,
             self.commit.answered, self.counters.step, self.counters.round, self.holding, self.life,
@@ -118,6 +119,10 @@ class SimDevice:
     # ------------------------------------------------------------------ controls
 
     def control(self, message: ToWorker) -> None:
+        self._control(message)
+        self.known = self._info()
+
+    def _control(self, message: ToWorker) -> None:
         match message:
             case Measure():
                 self.world.after(0.02, self.tell, Measured(self.name, message.job, self.world.profile))

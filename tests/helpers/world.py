@@ -130,7 +130,7 @@ class SimNode:
             self.to_daemon(message)
 
     def hello(self) -> None:
-        infos = tuple(device.info for device in self.devices.values() if device.alive)
+        infos = tuple(device.known for device in self.devices.values() if device.alive)
         ready = self.ready and len(infos) == len(self.devices)
         self.to_daemon(Hello(PROTOCOL, self.name, self.incarnation, "host", ready, infos))
 

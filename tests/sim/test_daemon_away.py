@@ -45,6 +45,17 @@ def test_a_node_dies_while_it_is_away(seed):
     assert "did not come back" in incident.cause
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_job_that_ended_while_it_was_away_is_done(seed):
+    """Devices say that they hold; whoever says it before the last agent is back must be believed, too."""
+    world = running(seed)
+    world.stop_daemon()
+    world.run(lambda: all(device.holding for node in world.nodes.values() for device in node.devices.values()))
+    world.start_daemon()
+    world.until_state("done")
+    world.check_done()
+
+
 @pytest.mark.parametrize("phase", ["report", "run", "deploy"])
 @pytest.mark.parametrize("seed", range(8))
 def test_killed_in_the_middle_of_a_recovery(phase, seed):
