@@ -50,7 +50,9 @@ def test_a_job_that_ended_while_it_was_away_is_done(seed):
     """Devices say that they hold; whoever says it before the last agent is back must be believed, too."""
     world = running(seed)
     world.stop_daemon()
-    world.run(lambda: all(device.holding for node in world.nodes.values() for device in node.devices.values()))
+    world.run(
+        lambda: all(device.holding for node in world.nodes.values() for device in node.devices.values())
+    )
     world.start_daemon()
     world.until_state("done")
     world.check_done()
