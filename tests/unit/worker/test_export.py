@@ -57,7 +57,8 @@ def loaded(folder: Path, family: str) -> PreTrainedModel:
 
 def logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(input_ids=tokens).logits
+        # A cache hands on keys in another layout, for which a CPU may sum in another order.
+        found: Tensor = model(input_ids=tokens, use_cache=False).logits
     return found
 
 
