@@ -1,6 +1,7 @@
 """The device process: one per device, owns torch, lives through every reconfiguration.
 
-Owns the loop (controls, then the deployment under way, then the executor) and what a control message does.
+Owns the loop (controls, then the deployment under way, then the executor), what a control message does, and the answer to
+a report in the middle of a task.
 Started by the agent (``process``); ends with it. Training itself is in ``executor``.
 """
 
@@ -42,7 +43,7 @@ from oobleckd.protocol.parts import Counters, DeviceInfo, Flags
 from worker.commit import ReplicasDisagree
 from worker.data import open_corpus
 from worker.deploy import Deployment
-from worker.errors import UserError
+from worker.errors import UserError, ends_the_process
 from worker.executor import Executor
 from worker.faults import ANYWHERE, Faults, hang_for_ever
 from worker.groups.choose import choose
@@ -56,6 +57,7 @@ from worker.pulse import LOOK_UP_S, Pulse
 from worker.store import Store
 from worker.tasks import order_of
 from worker.transport import Transport
+from worker.turn import Turn
 
 SDC_HINT = "a device computes wrong bits: find it with a memory and burn-in test; resume from a checkpoint"
 _log = logging.getLogger(__name__)
@@ -77,11 +79,14 @@ class DeviceProcess:
 
     def __init__(self, place: Place, fd: int, pulse: Pulse) -> None:
         self.place, self.pulse = place, pulse
-        self.mailbox = Mailbox()
+        self.executor: Executor | None = None
+        self.deployment: Deployment | None = None
+        self.job_id = ""
+        self.mailbox, self.turn = Mailbox(), Turn()
         self.torch_device = torch_device(place)
         backend, road = choose(self.torch_device)
         _log.info("%s: letters take %s", place.device, road)
-        self.link = DeviceLink(fd, self.mailbox)
+        self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once)
         self.plane = Plane(place.device, self.mailbox, backend, self._send)
         self.transport = Transport(
             place.device,
@@ -93,24 +98,44 @@ class DeviceProcess:
         )
         self.post = TransportPost(self.transport, self.plane, self.mailbox, self.torch_device)
         self.faults = Faults(place.device, place.run_dir)
-        self.executor: Executor | None = None
-        self.deployment: Deployment | None = None
-        self.job_id = ""
 
     def run(self) -> None:
         """Serve until the agent ends this process."""
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._tell_up()
         while True:
-            controls = self.mailbox.controls()
-            for control in controls:
-                self._guarded(control)
-            if controls:
-                self._tell_up()
-            if not self._work():
-                self.pulse.wait()
-                while not self.mailbox.wait(LOOK_UP_S):
+            with self.turn:
+                worked = self._turn()
+            while not worked and not self.mailbox.wait(LOOK_UP_S):
+                with self.turn:
                     self.pulse.wait()
+
+    def _turn(self) -> bool:
+        """Heed what is said, then do one piece of work; False when there was none."""
+        controls = self.mailbox.controls()
+        for control in controls:
+            self._guarded(control)
+        if controls:
+            self._tell_up()
+        worked = self._work()
+        if not worked:
+            self.pulse.wait()
+        return worked
+
+    def _answer_at_once(self) -> None:
+        """Answer a report while a layer computes, in the link's thread. Not where the answer changes weights or layers,
+        with which the layer computes: then the loop does it.
+        """
+        if not isinstance(self.mailbox.next_control(), Report):
+            return
+        with self.turn, ends_the_process():
+            busy = self.deployment is not None or (
+                self.executor is not None and self.executor.hurried is not None
+            )
+            if not busy and isinstance(report := self.mailbox.next_control(), Report):
+                self.mailbox.remove_control(report)
+                self._guarded(report)
+                self._tell_up()
 
     def _work(self) -> bool:
         """One piece of work; False when there is none."""
@@ -195,7 +220,7 @@ class DeviceProcess:
         store = Store(load_spec(job), self.torch_device)
         self.executor = Executor(
             self.place.device, job_id, job, store, open_corpus(job), self.post, self.faults, self.tell,
-            self.pulse,
+            self.pulse, self.turn.aside,
         )  # fmt: skip
         return self.executor
 

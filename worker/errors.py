@@ -1,6 +1,15 @@
-"""Errors of the worker that a user must mend. Owns no recovery: those are not errors, they are daily work."""
+"""Errors of the worker: those that a user must mend, and the end of a process that has another.
+
+Owns no recovery: failures are not errors, they are daily work.
+"""
 
 from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class UserError(Exception):
@@ -10,3 +19,17 @@ class UserError(Exception):
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
+
+
+@contextmanager
+def ends_the_process() -> Iterator[None]:
+    """The boundary of every thread that a device cannot do without: a failed device is a dead device."""
+    try:
+        yield
+    except UserError as error:
+        print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr, flush=True)
+        os._exit(1)
+    except Exception:  # noqa: BLE001 - see above
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

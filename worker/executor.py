@@ -2,8 +2,9 @@
 
 Owns one device's training of one job between two deployments. Reads top to bottom: ``advance`` does
 one piece of work (a vote, a contribution, a task, a commit) and says whether there was any; the device's
-loop calls it until there is none and then sleeps until a letter or a control message arrives. Reports and
-decisions come in through ``report`` and ``decide`` between two pieces of work, never inside one.
+loop calls it until there is none and then sleeps until a letter or a control message arrives. Decisions come in
+through ``decide`` between two pieces of work, never inside one; reports through ``report``, also while a layer
+computes (``turn``).
 
 Owns neither processes nor sockets (``device``, ``post``), nor what a layer computes (``models``).
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import msgspec
@@ -33,6 +35,7 @@ from worker.snapshot import ledger_digest, write_share
 from worker.stagger import Foresight, goes_through, restore, save
 from worker.store import Saved, Store
 from worker.tasks import Order
+from worker.turn import Aside
 from worker.update import apply_update, global_norm
 
 
@@ -58,6 +61,7 @@ class Executor:
         faults: Faults,
         tell: Callable[[FromWorker], None],
         pulse: Pulse | None = None,
+        aside: Aside = nullcontext,
     ) -> None:
         self.device, self.job_id, self.job = device, job_id, job
         self.store, self.corpus, self.post, self.faults, self.tell = store, corpus, post, faults, tell
@@ -71,7 +75,7 @@ class Executor:
         self.commit = Commit(device)
         self.reducer = Reducer(device, store, post, job.num_micro_batches, job.train.exact)
         self.order: Order = ()
-        self.means = Means(device, job, store, corpus, post, faults, self.pulse)
+        self.means = Means(device, job, store, corpus, post, faults, self.pulse, aside)
         self.late = False
         self.now = self._passes(self._given(self.counters))
         self.hurried: Hurried | None = None
@@ -348,7 +352,7 @@ class Executor:
                 self.commit.heard(),
                 self.commit.last,
                 self.holding,
-                self.now.board.hops(frozen, self.now.arrived, self.now.kept.has),
+                self.now.board.hops(frozen, self.now.given, self.now.kept.has),
             )
         )
         self.faults.reach("frozen", self.counters.round)

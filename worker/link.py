@@ -31,14 +31,22 @@ class DeviceLink:
     """Decodes ``ToWorker`` messages into ``mailbox`` (as controls) and sends ``FromWorker`` messages.
 
     ``fd`` is a stream socket inherited from the agent. ``on_closed`` runs when the agent is gone, in
-    whichever thread noticed.
+    whichever thread noticed; ``on_control`` after a message was posted, in the reader thread.
     """
 
-    def __init__(self, fd: int, mailbox: Mailbox, *, on_closed: Callable[[], None] = _end_process) -> None:
+    def __init__(
+        self,
+        fd: int,
+        mailbox: Mailbox,
+        *,
+        on_closed: Callable[[], None] = _end_process,
+        on_control: Callable[[], None] = lambda: None,
+    ) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(True)
         self._mailbox = mailbox
         self._on_closed = on_closed
+        self._on_control = on_control
         self._sending = threading.Lock()
         self.num_unknown = 0
         self._reader = threading.Thread(target=self._read, name="link-reader", daemon=True)
@@ -73,7 +81,10 @@ class DeviceLink:
 
     def _receive(self, data: bytes) -> None:
         try:
-            self._mailbox.post(codec.decode_to_worker(data))
+            control = codec.decode_to_worker(data)
         except codec.CodecError as error:
             self.num_unknown += 1
             _log.warning("ignored a message of the agent: %s", error)
+            return
+        self._mailbox.post(control)
+        self._on_control()

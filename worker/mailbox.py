@@ -103,6 +103,16 @@ class Mailbox:
             controls, self._controls = self._controls, []
             return controls
 
+    def next_control(self) -> Any | None:
+        """The oldest control message, which stays, or None."""
+        with self._changed:
+            return self._controls[0] if self._controls else None
+
+    def remove_control(self, control: object) -> None:
+        """Remove ``control``, which must be there."""
+        with self._changed:
+            self._controls.remove(control)
+
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep until something has arrived since the last ``wait``; whether it has (False: ``timeout`` s passed)."""
         with self._changed:

@@ -7,8 +7,10 @@ Owns graphs, what a decoupled backward still owes, and what was sent. Owns neith
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -26,10 +28,24 @@ from worker.pulse import Pulse
 from worker.reduce import Reducer
 from worker.store import Store
 from worker.tasks import Board, Kind, Order, Task
+from worker.turn import Aside
 
 Graph = list[tuple[Tensor | None, Tensor, Owed | None]]
 Debts = list[tuple[int, list[Tensor | None], Owed]]
 """Of the layers whose I has run, from the last to the first: (layer, gradients found, what W adds to them)."""
+Pieces = Iterator[None]
+"""A task at work: stops once in every layer, when it is computed and nobody has been told."""
+_ENDED = object()
+
+
+@dataclass(slots=True)
+class Work:
+    """A task under way, with ``num_layers`` computed."""
+
+    kind: Kind
+    task: Task
+    pieces: Pieces = field(default_factory=lambda: iter(()))
+    num_layers: int = 0
 
 
 @dataclass(slots=True)
@@ -54,6 +70,7 @@ class Means:
     post: Post
     faults: Faults
     pulse: Pulse
+    aside: Aside = nullcontext
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +93,8 @@ class Passes:
         self.board.begin(sorted(means.store.layers), given.routes, given.order)
         self.graphs: dict[Task, Graph] = {}
         self.debts: dict[Task, Debts] = {}
+        self.under_way: Work | None = None
+        self.halted: dict[tuple[Kind, Task], Work] = {}
         self.kept = Kept(means.job.schedule.boundary_bytes)
         self.returned = given.returned
         self.taken: dict[Key, Letter] = {}
@@ -92,22 +111,46 @@ class Passes:
         kind, task = found
         began = time.perf_counter()
         with self.means.pulse.doing(kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)):
-            self._run(kind, task)
+            work = self.halted.pop((kind, task), None)
+            self._run(work or self._begun(kind, task))
         self.clock.busy_s += time.perf_counter() - began
         return True
 
-    def _run(self, kind: Kind, task: Task) -> None:
-        if kind == "F":
-            self._forward(task)
-        elif kind == "W":
-            self._weights(task)
-        else:
-            self._backward(task)
+    def _begun(self, kind: Kind, task: Task) -> Work:
+        work = Work(kind, task)
+        pieces = {"F": self._forward, "W": self._weights}.get(kind, self._backward)
+        work.pieces = pieces(work)
+        return work
+
+    def _run(self, work: Work) -> None:
+        """Layer by layer to the end; or until its micro-batch is frozen, by a report that came while one was computed.
+
+        That answered for the layers before. What is found of this one is kept for the case that the next attempt
+        goes on here, but for a forward pass, which begins again.
+        """
+        self.under_way = work
+        for work.num_layers in count(1):
+            if next(work.pieces, _ENDED) is _ENDED:
+                break
+            if work.task.route.micro_batch in self.board.frozen:
+                if work.kind == "F":
+                    self.clock.forwards += work.num_layers
+                else:
+                    self.halted[work.kind, work.task] = work
+                break
+        self.under_way = None
 
     def arrived(self, task: Task, kind: str) -> bool:
         """Whether the message that ``task`` waits for is here."""
         key = task.key(kind, self.tag, task.position)
         return key in self.returned or self.means.post.has(key)
+
+    def given(self, task: Task, kind: str) -> bool:
+        """Whether ``task`` has got the message, be it that it works on it."""
+        works = [*self.halted.values(), *([self.under_way] if self.under_way else [])]
+        back = {"F": False, "B": True, "I": True}
+        taken = any(work.task is task and back.get(work.kind) == (kind == "B") for work in works)
+        return taken or self.arrived(task, kind)
 
     def _input(self, task: Task, kind: str) -> Tensor:
         key = task.key(kind, self.tag, task.position)
@@ -120,9 +163,9 @@ class Passes:
     def _reach(self, point: str) -> None:
         self.means.faults.reach(point, self.counters.round)
 
-    def _forward(self, task: Task) -> None:
+    def _forward(self, work: Work) -> Pieces:
         self._reach("forward")
-        store, job, step = self.means.store, self.means.job, self.counters.step
+        task, store, job, step = work.task, self.means.store, self.means.job, self.counters.step
         micro_batch, low = task.route.micro_batch, task.lowest
         x = None if task.first else self._input(task, "F")
         batch = None
@@ -132,13 +175,14 @@ class Passes:
         for layer in task.layers.layers():
             needed = layer >= low
             into = None if x is None else x.detach().requires_grad_(layer > low)
-            seed_layer(job.train.seed, step, micro_batch, layer, store.device)
             owed = None
-            with torch.set_grad_enabled(needed):
+            with self.means.aside(), torch.set_grad_enabled(needed):
+                seed_layer(job.train.seed, step, micro_batch, layer, store.device)
                 if self.board.apart and task.route.wants(layer):
                     x, owed = store.layers[layer].forward_apart(into, batch)
                 else:
                     x = store.layers[layer](into, batch)
+            yield
             if needed:
                 graph.append((into, x, owed))
             self.clock.forwards += task.route.again(task.position) >= FORWARD
@@ -149,61 +193,52 @@ class Passes:
             assert x is not None
             self._pass_on(task, "F", x.detach())
 
-    def _backward(self, task: Task) -> None:
-        low = task.lowest
+    def _backward(self, work: Work) -> Pieces:
+        """B, or the I of a decoupled one. Its task may be another when it goes on: the next attempt's."""
+        task = work.task
         g = None if task.last else self._input(task, "B")
         graph = self.graphs.pop(task)
-        self.debts[task] = []
-        for layer in reversed(range(max(low, task.layers.start), task.layers.stop)):
+        debts: Debts = []
+        for layer in reversed(range(max(task.lowest, task.layers.start), task.layers.stop)):
             into, out, owed = graph.pop()
-            if owed is None:
-                g = self._backward_layer(task, layer, into, out, g)
-            else:
-                g = self._input_gradients(task, layer, into, out, g, owed)
+            inputs = self._leaves(layer) if owed is not None or work.task.route.wants(layer) else []
+            through = into is not None and into.requires_grad
+            if through:
+                assert into is not None
+                inputs.append(into)
+            grads: list[Tensor | None]
+            with self.means.aside():
+                grads = [*gradients(out, inputs, g)] if owed is None else input_gradients(out, inputs, g)
+            yield
+            g = grads.pop() if through else None
+            if owed is not None:
+                self._note_loss(work.task, layer, out)
+                debts.append((layer, grads, owed))
+            elif work.task.route.wants(layer):
+                self._note_loss(work.task, layer, out)
+                self._add(work.task, layer, [grad for grad in grads if grad is not None])
             self._reach("backward")
             self.contribute()
-        self.board.ran_backward(task)
-        if task.sends_back:
+        if self.board.apart:
+            self.debts[work.task] = debts
+        self.board.ran_backward(work.task)
+        if work.task.sends_back:
             assert g is not None
-            self._pass_on(task, "B", g)
+            self._pass_on(work.task, "B", g)
 
-    def _backward_layer(
-        self, task: Task, layer: int, into: Tensor | None, out: Tensor, g: Tensor | None
-    ) -> Tensor | None:
-        """One layer's gradients: the weights' into the sums if the route wants them, the input's returned."""
-        inputs = self.means.store.layers[layer].leaves if task.route.wants(layer) else []
-        through = into is not None and into.requires_grad
-        if through:
-            assert into is not None
-            inputs.append(into)
-        grads = gradients(out, inputs, g)
-        below = grads.pop() if through else None
-        if task.route.wants(layer):
-            self._note_loss(task, layer, out)
-            self._add(task, layer, grads)
-        return below
-
-    def _input_gradients(
-        self, task: Task, layer: int, into: Tensor | None, out: Tensor, g: Tensor | None, owed: Owed
-    ) -> Tensor | None:
-        """I of one layer: the gradient of its input is returned, its weights' are left to W."""
-        inputs = self.means.store.layers[layer].leaves
-        through = into is not None and into.requires_grad
-        if through:
-            assert into is not None
-            inputs.append(into)
-        grads = input_gradients(out, inputs, g)
-        below = grads.pop() if through else None
-        self._note_loss(task, layer, out)
-        self.debts[task].append((layer, grads, owed))
-        return below
-
-    def _weights(self, task: Task) -> None:
-        for layer, grads, owed in self.debts.pop(task):
-            self._add(task, layer, owed.complete(self.means.store.layers[layer].leaves, grads))
+    def _weights(self, work: Work) -> Pieces:
+        for layer, found, owed in self.debts.pop(work.task):
+            leaves = self._leaves(layer)
+            with self.means.aside():
+                grads = owed.complete(leaves, found)
+            yield
+            self._add(work.task, layer, grads)
             self._reach("weights")
             self.contribute()
-        self.board.ran_weights(task)
+        self.board.ran_weights(work.task)
+
+    def _leaves(self, layer: int) -> list[Tensor]:
+        return self.means.store.layers[layer].leaves
 
     def _note_loss(self, task: Task, layer: int, out: Tensor) -> None:
         if layer == self.means.store.spec.num_layers - 1:
@@ -235,9 +270,14 @@ class Passes:
         says so, and dropped elsewhere.
         """
         graphs, debts = self.graphs, self.debts
+        halted, self.halted = self.halted, {}
         self.graphs = {task: graph for task, graph in graphs.items() if task.route.micro_batch not in frozen}
         self.debts = {task: debt for task, debt in debts.items() if task.route.micro_batch not in frozen}
         for task, before in self.board.add(routes).items():
+            for kind in ("B", "I", "W"):
+                if work := halted.get((kind, before)):
+                    work.task = task
+                    self.halted[kind, task] = work
             if before in graphs and task.has_backward:
                 self.graphs[task] = graphs[before]
             if before in debts:

@@ -10,9 +10,7 @@ import importlib
 import logging
 import os
 import socket
-import sys
 import threading
-import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +21,7 @@ import msgspec
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import SpareUp, TakePlace
 from worker.children import die_with_parent
-from worker.errors import UserError
+from worker.errors import ends_the_process
 from worker.framing import read_frame, write_frame
 from worker.lifeline import hold
 from worker.pulse import Pulse
@@ -57,20 +55,13 @@ def main(
     """A device process of an agent, or its spare."""
     die_with_parent(parent)
     hold(*lifeline)
-    try:
+    with ends_the_process():
         import_gently(_HEAVY)
         device = device or wait_for_place(fd)
         from worker.device import DeviceProcess, Place
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         DeviceProcess(Place(device, kind, host, bind, run_dir), fd, Pulse(pulse)).run()
-    except UserError as error:
-        print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr, flush=True)
-        os._exit(1)
-    except Exception:  # noqa: BLE001 - the process's boundary: a failed device is a dead device
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
 
 
 def import_gently(modules: Sequence[str]) -> None:

@@ -97,7 +97,7 @@ class Board:
     """Tasks of one round on ``device``, and its ledger.
 
     ``apart``: the backward is decoupled, so a task is run as F, I, W and not as F, B. ``weights``: those whose W
-    is still to be run. ``forward_only``: backwards wait. ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reached``: how
+    is still to be run. ``forward_only``: backwards wait. ``frozen``: micro-batches whose next attempt is awaited. ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reached``: how
     far each task is, those of frozen micro-batches too. ``order``: what is to be run next as the planner had
     it; when it is empty, whatever is ready.
     """
@@ -110,13 +110,14 @@ class Board:
     weights: list[Task] = field(default_factory=list)
     reached: dict[Task, int] = field(default_factory=dict)
     order: deque[Step] = field(default_factory=deque)
+    frozen: set[int] = field(default_factory=set)
     done: dict[int, set[int]] = field(default_factory=dict)
     owed: dict[int, set[int]] = field(default_factory=dict)
 
     def begin(self, layers: Iterable[int], routes: Iterable[Route], order: Order = ()) -> None:
         """A new round with these standing routes; ``layers`` are those that the device holds."""
         self.forward, self.in_flight, self.weights = [], [], []
-        self.reached, self.order = {}, deque(order)
+        self.reached, self.order, self.frozen = {}, deque(order), set()
         self.done = {layer: set() for layer in layers}
         self.owed = {layer: set() for layer in self.done}
         self.add(routes)
@@ -124,6 +125,7 @@ class Board:
     def add(self, routes: Iterable[Route]) -> dict[Task, Task]:
         """More routes: attempts that a decision has made. Returns what goes on: the new task -> the one of the attempt before."""
         resumed: dict[Task, Task] = {}
+        self.frozen = set()
         for route in routes:
             before = {t.layers: t for t in self.reached if t.route.micro_batch == route.micro_batch}
             for position, segment in enumerate(route.segments):
@@ -172,6 +174,7 @@ class Board:
         self.forward = [task for task in self.forward if task.route.micro_batch not in micro_batches]
         self.in_flight = [task for task in self.in_flight if task.route.micro_batch not in micro_batches]
         self.weights = [task for task in self.weights if task.route.micro_batch not in micro_batches]
+        self.frozen |= set(micro_batches)
         for layer, done in self.done.items():
             self.owed[layer] -= set(micro_batches) - done
 

@@ -8,7 +8,8 @@ work or at a named fault point.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -112,6 +113,8 @@ class World:
         self.redone = 0
         self.progress: dict[str, Progress] = {}
         self.controls: list[tuple[str, Callable[[Executor], None]]] = []
+        self.reports: list[tuple[str, Callable[[Executor], None]]] = []
+        self.answered_aside = 0
         self.on_loss: Callable[[World], None] | None = None
         self.first = self.layout = self._layout(stages)
         for device in sorted(self.layout.holdings):
@@ -134,7 +137,10 @@ class World:
         post, faults = LocalPost(device, self), RaisingFaults(device, self.run_dir)
         store = Store(self.spec, torch.device("cpu"))
         told: list[FromWorker] = []
-        executor = Executor(device, "job", self.job, store, self.corpus, post, faults, told.append)
+        executor = Executor(
+            device, "job", self.job, store, self.corpus, post, faults, told.append,
+            aside=lambda: self._aside(device),
+        )  # fmt: skip
         deploy = Deploy(device, 1, "job", self.job, self.layout, Counters(), "init", (), {}, "", "")
         deployment = Deployment(deploy, store, post, faults)
         deployment.start()
@@ -239,6 +245,17 @@ class World:
             self.kill(device)
             return True
 
+    @contextmanager
+    def _aside(self, device: str) -> Iterator[None]:
+        """``device`` computes a layer; a report may reach it meanwhile, as the real one's link answers (``worker.device``)."""
+        yield
+        executor = self.nodes[device].executor
+        mine = [control for control in self.controls if control[0] == device]
+        if mine and mine[0] in self.reports and executor.hurried is None and self.random.random() < 0.7:
+            self.controls.remove(mine[0])
+            self.answered_aside += 1
+            mine[0][1](executor)
+
     def _listen(self) -> None:
         for device in self.live():
             told = self.nodes[device].told
@@ -272,7 +289,9 @@ class World:
         self.progress = {}
         epoch, dead = self.epoch, tuple(sorted(self.dead))
         for device in self.random.sample(self.live(), len(self.live())):
-            self.controls.append((device, lambda e, epoch=epoch, dead=dead: e.report(epoch, dead)))
+            report = (device, lambda e, epoch=epoch, dead=dead: e.report(epoch, dead))
+            self.controls.append(report)
+            self.reports.append(report)
 
     def _decide(self) -> None:
         uses = [bucket.uses for bucket in self.spec.buckets]

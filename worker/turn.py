@@ -1,0 +1,41 @@
+"""Whose turn it is to touch the engine: the device's loop, except while a layer computes.
+
+A layer takes milliseconds to seconds, and a survivor of a loss is asked how far it is: whoever answers (``device``)
+waits for a layer that has just begun no longer than it takes to be let in. Between two layers nothing is half done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+
+Aside = Callable[[], AbstractContextManager[object]]
+"""What the engine enters while it computes and touches nothing of its own."""
+
+
+class Turn:
+    """A lock that its holder gives away for a while."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Others may have a turn, until the end of the block; the caller has the turn before and after."""
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
