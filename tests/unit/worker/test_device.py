@@ -1,0 +1,141 @@
+"""A device in the middle of a task: what it answers at once, and what waits for the task's end."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oobleckd.protocol import codec
+from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.messages import (
+    Decide,
+    Deploy,
+    Held,
+    Message,
+    Progress,
+    Ready,
+    Report,
+    Resume,
+    StepDone,
+)
+from oobleckd.protocol.parts import Counters
+from planner.plan import Layers, Layout, Range, Route, Segment
+from worker import device
+from worker.framing import read_frame, write_frame
+from worker.link import DeviceLink
+from worker.models import Layer
+from worker.outbox import peek
+from worker.pulse import Pulse
+from worker.turn import Turn
+
+TIMEOUT_S = 60.0
+ME = "n/0"
+
+
+class Blocked:
+    """Forward passes that begin, and end when they are let go."""
+
+    def __init__(self, compute: Callable[..., Any]) -> None:
+        self.compute = compute
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, *args: Any) -> Any:
+        self.begun.set()
+        assert self.go.wait(TIMEOUT_S)
+        return self.compute(*args)
+
+
+class Agent:
+    """The agent's end of the device's socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        sock.settimeout(TIMEOUT_S)
+
+    def say(self, message: Message) -> None:
+        write_frame(self.sock, codec.encode(message))
+
+    def hear(self, *kinds: type) -> Any:
+        """The next message of one of ``kinds``."""
+        while True:
+            data = read_frame(self.sock)
+            assert data is not None
+            if peek(data).type in {kind.__name__ for kind in kinds}:  # a DeviceUp is for the agent alone
+                return codec.decode_from_worker(data)
+
+
+def job(tmp_path: Path) -> Job:
+    (tmp_path / "text").write_bytes(bytes(range(32, 127)) * 40)
+    config = {
+        "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 128, "bos_token_id": 0,
+        "eos_token_id": 0,
+    }  # fmt: skip
+    return parse_job({
+        "name": "tiny", "model": {"family": "gpt2", "config": config},
+        "data": {"source": "text", "path": str(tmp_path / "text")},
+        "train": {"steps": 2, "global_batch": 4, "micro_batch": 2, "sequence": 16},
+        "checkpoint": {"dir": str(tmp_path / "ckpt")},
+    })  # fmt: skip
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    """Of a device process in this one, that has a job of one device and was told to get ready for it."""
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(device, "DeviceLink", partial(DeviceLink, on_closed=lambda: None))
+    place = device.Place(ME, "cpu", "host", "127.0.0.1", tmp_path)
+    with ours, ExitStack() as ends:
+        process = device.DeviceProcess(place, theirs.detach(), Pulse())
+        ends.callback(process.transport.close)
+        ends.callback(process.link.close)
+        threading.Thread(target=process.run, daemon=True).start()
+        agent = Agent(ours)
+        every = Range(0, 4)
+        routes = tuple(Route(micro_batch, 1, (Segment(ME, every),)) for micro_batch in range(2))
+        layout = Layout(1, 4, {ME: Layers((every,))}, routes)
+        agent.say(Deploy(ME, 1, "job", job(tmp_path), layout, Counters(), "init", (), {}, "", ""))
+        agent.hear(Ready)
+        yield agent
+
+
+def test_a_report_is_answered_while_a_layer_computes(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(Layer.__call__)
+    monkeypatch.setattr(Layer, "__call__", lambda *args: blocked(*args))  # noqa: PLW0108 - a method, to be bound
+    agent.say(Resume(ME, 1, 1))
+    assert blocked.begun.wait(TIMEOUT_S)
+    agent.say(Report(ME, 2, 1, ()))
+    progress = agent.hear(Progress)
+    assert not blocked.go.is_set()
+    assert (progress.epoch, progress.counters.round) == (2, 0)
+    assert not any(progress.done.values())
+    blocked.go.set()
+    agent.say(Decide(ME, 2, 0, None, (), {}, hold=False, hold_now=False))
+    assert agent.hear(StepDone).counters.step == 0
+    assert agent.hear(Held).finished
+
+
+def test_a_turn_is_given_away_aside_and_comes_back() -> None:
+    turn, had = Turn(), threading.Event()
+
+    def other() -> None:
+        with turn:
+            had.set()
+
+    with turn:
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert not had.is_set()
+        with turn.aside():
+            assert had.wait(TIMEOUT_S)
+    thread.join(TIMEOUT_S)
+    with turn, pytest.raises(ZeroDivisionError), turn.aside():
+        _ = 1 / 0
+    with turn:
+        pass
