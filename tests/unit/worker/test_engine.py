@@ -6,62 +6,24 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
-from oobleckd.protocol.job import Job, Schedule, parse_job
 from oobleckd.protocol.parts import Counters, Flags
 from tests.helpers.engine import World
+from tests.helpers.engine_jobs import (
+    ELSEWHERE,
+    GOAL,
+    STAGES,
+    check,
+    job,
+    random_deaths,
+    scheduled,
+    survivable,
+)
 from worker import sums, twin
 from worker.faults import POINTS
 from worker.kept import Kept
-
-STAGES = {"a": [(0, 2), (2, 4)], "b": [(0, 1), (1, 3), (3, 4)]}
-GOAL = 5
-ELSEWHERE = {"weights", "backup", "validate", "deploy", "copy", "ready"}
-"""Fault points of other schedules, and between layouts."""
-
-
-def job(tmp_path: Path, schedule: dict[str, object] | None = None, **train: object) -> Job:
-    path = tmp_path / "text"
-    if not path.exists():
-        path.write_bytes(bytes(range(32, 127)) * 40)
-    return parse_job(
-        {
-            "name": "tiny",
-            "model": {
-                "family": "gpt2",
-                "config": {
-                    "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 128,
-                    "bos_token_id": 0, "eos_token_id": 0,
-                },
-            },
-            "data": {"source": "text", "path": str(path)},
-            "train": {"steps": GOAL, "global_batch": 8, "micro_batch": 2, "sequence": 16, **train},
-            "optimizer": {"lr": 0.01, "warmup_steps": 2},
-            "schedule": schedule or {},
-            "checkpoint": {"dir": str(tmp_path / "ckpt")},
-        }
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def reference(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[Job, dict[int, float], dict[str, torch.Tensor]]:
-    tmp_path = tmp_path_factory.mktemp("reference")
-    world = World(job(tmp_path), STAGES, 0, tmp_path)
-    world.run()
-    return world.job, world.losses, world.weights()
-
-
-def check(world: World, reference: tuple[Job, dict[int, float], dict[str, torch.Tensor]]) -> None:
-    _, losses, weights = reference
-    assert world.losses == losses
-    found = world.weights()
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[key], weights[key]) for key in weights)
 
 
 def test_training_learns(reference) -> None:
@@ -104,22 +66,6 @@ def test_kill_at_every_point(reference, tmp_path: Path, point: str, victim: str)
     check(world, reference)
 
 
-def survivable(world: World, dead: set[str]) -> bool:
-    return min(world.layout.copies(dead)) > 0
-
-
-def random_deaths(world: World, most: int = 2) -> None:
-    """Arm up to ``most`` deaths, at any points and rounds, that leave a copy of every layer."""
-    points = [p for p in POINTS if p not in {"deploy", "copy", "ready"}]
-    dead: set[str] = set()
-    for _ in range(most):
-        able = [d for d in world.live() if d not in dead and survivable(world, dead | {d})]
-        if able:
-            victim = world.random.choice(able)
-            dead.add(victim)
-            world.nodes[victim].faults.arm(world.random.choice(points), world.random.randrange(GOAL))
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_random_deaths(reference, tmp_path: Path, seed: int) -> None:
     world = World(reference[0], STAGES, seed, tmp_path)
@@ -132,12 +78,6 @@ def test_random_deaths(reference, tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(1000, 1300))
 def test_many_random_deaths(reference, tmp_path: Path, seed: int) -> None:
     test_random_deaths(reference, tmp_path, seed)
-
-
-def scheduled(reference, tmp_path: Path, seed: int, **schedule: Any) -> World:
-    """The same job with another schedule."""
-    changed = msgspec.structs.replace(reference[0], schedule=Schedule(**schedule))
-    return World(changed, STAGES, seed, tmp_path)
 
 
 def decoupled(reference, tmp_path: Path, seed: int) -> World:
@@ -204,221 +144,6 @@ def test_random_deaths_in_decoupled_steps(reference, tmp_path: Path, seed: int) 
     random_deaths(world)
     world.run()
     check(world, reference)
-
-
-@pytest.fixture(scope="module", params=["never", "at times", "always"])
-def clipped(
-    request: pytest.FixtureRequest, reference, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Job, dict[int, float], dict[str, torch.Tensor]]:
-    """A job of which no, some, or all rounds are clipped, and what it comes to with a flushed update."""
-    clip_norm = {"never": 0.0, "at times": 2.2, "always": 0.01}[request.param]
-    optimizer = msgspec.structs.replace(reference[0].optimizer, clip_norm=clip_norm)
-    train = msgspec.structs.replace(reference[0].train, steps=8)
-    changed = msgspec.structs.replace(reference[0], optimizer=optimizer, train=train)
-    world = World(changed, STAGES, 0, tmp_path_factory.mktemp("clipped"))
-    world.run()
-    return changed, world.losses, world.weights()
-
-
-def staggered(clipped, tmp_path: Path, seed: int, **more: Any) -> World:
-    return scheduled(clipped, tmp_path, seed, update="staggered", **more)
-
-
-@pytest.mark.parametrize("backward", ["fused", "decoupled"])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_staggered_update_does_not_show(clipped, tmp_path: Path, seed: int, backward: str) -> None:
-    world = staggered(clipped, tmp_path, seed, backward=backward)
-    world.run()
-    check(world, clipped)
-
-
-@pytest.mark.parametrize(
-    "point", ["forward", "backward", "reduced", "backup", "update", "validate", "commit", "updated"]
-)
-@pytest.mark.parametrize("victim", ["a0/0", "a1/0", "b0/0", "b2/0"])
-def test_kill_in_a_staggered_step(clipped, tmp_path: Path, point: str, victim: str) -> None:
-    world = staggered(clipped, tmp_path, zlib.crc32(f"{point} {victim}".encode()) % 1000)
-    world.nodes[victim].faults.arm(point, 3)
-    world.run()
-    if not clipped[0].optimizer.clip_norm:
-        assert (victim, point) in world.fired
-    check(world, clipped)
-
-
-@pytest.mark.parametrize("go_on", [False, True])
-@pytest.mark.parametrize("seed", range(8))
-def test_random_deaths_in_staggered_steps(clipped, tmp_path: Path, seed: int, go_on: bool) -> None:
-    backward = ["fused", "decoupled"][seed % 2]
-    changed = msgspec.structs.replace(clipped[0], schedule=Schedule(update="staggered", backward=backward))
-    world = World(changed, STAGES, seed, tmp_path, go_on=go_on)
-    random_deaths(world)
-    world.run()
-    check(world, clipped)
-
-
-# ---------------------------------------------------------------------- two chunks a device
-
-BOTH_V = {name: [(0, 1, 0), (1, 2, 1), (2, 3, 1), (3, 4, 0)] for name in "ab"}
-ONE_V = {"a": BOTH_V["a"], "b": STAGES["b"]}
-SCHEDULES = [
-    {"backward": "fused"},
-    {"backward": "decoupled"},
-    {"backward": "decoupled", "boundary_memory": 0},
-    {"backward": "decoupled", "boundary_memory": 2500},
-]
-
-
-KILLS_V = [
-    *((BOTH_V, victim, schedule) for victim in ("a0/0", "a1/0") for schedule in SCHEDULES),
-    *((ONE_V, victim, SCHEDULES[1]) for victim in ("a0/0", "a1/0", "b0/0", "b1/0", "b2/0")),
-]
-
-
-def v_world(
-    reference, tmp_path: Path, seed: int, stages: Any = BOTH_V, *, go_on: bool = False, **schedule: Any
-) -> World:
-    changed = msgspec.structs.replace(reference[0], schedule=Schedule(**schedule))
-    return World(changed, stages, seed, tmp_path, go_on=go_on)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("stages", [BOTH_V, ONE_V])
-@pytest.mark.parametrize("seed", range(2))
-def test_two_chunks_do_not_show(reference, tmp_path: Path, seed: int, stages: Any, schedule: Any) -> None:
-    world = v_world(reference, tmp_path, seed, stages, **schedule)
-    world.run()
-    check(world, reference)
-    assert world.redone == 0
-
-
-@pytest.mark.parametrize("point", ["weights", *(p for p in POINTS if p not in {*ELSEWHERE, "frozen"})])
-@pytest.mark.parametrize(("stages", "victim", "schedule"), KILLS_V)
-def test_kill_at_every_point_of_two_chunks(
-    reference, tmp_path: Path, point: str, stages: Any, victim: str, schedule: Any
-) -> None:
-    if point == "weights" and schedule["backward"] == "fused":
-        return
-    seed = zlib.crc32(f"{point} {victim} {schedule}".encode()) % 1000
-    world = v_world(reference, tmp_path, seed, stages, **schedule)
-    world.nodes[victim].faults.arm(point, 2)
-    world.run()
-    if point != "checkpoint":
-        assert (victim, point) in world.fired
-    check(world, reference)
-    if (
-        stages is BOTH_V and "boundary_memory" not in schedule
-    ):  # both hops of the dead are done again, no other
-        share = sum(route.touches([victim]) for route in world.first.routes)
-        assert world.redone <= share * len(world.first.holdings[victim])
-
-
-@pytest.mark.parametrize("first", ["a0/0", "a1/0"])
-@pytest.mark.parametrize("victim", ["b0/0", "b1/0"])
-def test_kill_of_a_frozen_device_of_two_chunks(reference, tmp_path: Path, first: str, victim: str) -> None:
-    """The other device of the other pipeline: every layer keeps a copy."""
-    if first[1] == victim[1]:
-        return
-    for seed in range(4):
-        world = v_world(reference, tmp_path, seed, backward="decoupled")
-        world.nodes[first].faults.arm("backward", 2)
-        world.nodes[victim].faults.arm("frozen", 2)
-        world.run()
-        assert (victim, "frozen") in world.fired
-        check(world, reference)
-
-
-@pytest.mark.parametrize("go_on", [False, True])
-@pytest.mark.parametrize("stages", [BOTH_V, ONE_V])
-@pytest.mark.parametrize("seed", range(16))
-def test_random_deaths_of_two_chunks(reference, tmp_path: Path, seed: int, stages: Any, go_on: bool) -> None:
-    world = v_world(reference, tmp_path, seed, stages, go_on=go_on, **SCHEDULES[seed % len(SCHEDULES)])
-    if go_on:
-        stays_re_routed(world)
-    else:
-        random_deaths(world)
-        world.run()
-    check(world, reference)
-
-
-DEEP_V = {
-    "a": [(0, 1, 0), (1, 2, 1), (2, 3, 2), (3, 4, 2), (4, 5, 1), (5, 6, 0)],
-    "b": [(0, 2, 0), (2, 3, 1), (3, 5, 1), (5, 6, 0)],
-    "c": [(0, 1), (1, 4), (4, 6)],
-}
-"""A device with two chunks that are no neighbours, chunks that begin elsewhere in another pipeline, and one without."""
-
-
-@pytest.fixture(scope="module")
-def deep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[int, float], dict[str, torch.Tensor]]:
-    tmp_path = tmp_path_factory.mktemp("deep")
-    spec = job(tmp_path)
-    model = msgspec.structs.replace(spec.model, config={**spec.model.config, "n_layer": 4})
-    world = World(msgspec.structs.replace(spec, model=model), {"x": [(0, 6)]}, 0, tmp_path)
-    world.run()
-    return world.job, world.losses, world.weights()
-
-
-@pytest.mark.parametrize("go_on", [False, True])
-@pytest.mark.parametrize("seed", range(24))
-def test_random_deaths_of_chunks_that_are_apart(deep, tmp_path: Path, seed: int, go_on: bool) -> None:
-    world = v_world(deep, tmp_path, seed, DEEP_V, go_on=go_on, **SCHEDULES[1 + seed % 3])
-    random_deaths(world)
-    world.run()
-    check(world, deep)
-
-
-@pytest.mark.parametrize("point", ["forward", "backward", "weights", "reduce"])
-@pytest.mark.parametrize("victim", ["a0/0", "a1/0", "a2/0", "b0/0", "b1/0", "c1/0"])
-def test_kill_where_chunks_are_apart(deep, tmp_path: Path, point: str, victim: str) -> None:
-    seed = zlib.crc32(f"deep {point} {victim}".encode()) % 1000
-    world = v_world(deep, tmp_path, seed, DEEP_V, backward="decoupled")
-    world.nodes[victim].faults.arm(point, 2)
-    world.run()
-    assert (victim, point) in world.fired
-    check(world, deep)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("go_on", [False, True])
-@pytest.mark.parametrize("stages", [BOTH_V, ONE_V])
-@pytest.mark.parametrize("seed", range(1000, 1150))
-def test_many_random_deaths_of_two_chunks(
-    reference, tmp_path: Path, seed: int, stages: Any, go_on: bool
-) -> None:
-    test_random_deaths_of_two_chunks(reference, tmp_path, seed, stages, go_on)
-
-
-# ---------------------------------------------------------------------- re-routed
-
-
-def stays_re_routed(world: World, most: int = 2) -> None:
-    """The layout of the start is in force to the end, and nobody waits at a boundary for another."""
-    random_deaths(world, most)
-    world.run()
-    assert world.layout.epoch == 1
-    assert not world.dead or world.settled == world.dead
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_random_deaths_after_which_it_goes_on_re_routed(reference, tmp_path: Path, seed: int) -> None:
-    world = World(reference[0], STAGES, seed, tmp_path, go_on=True)
-    stays_re_routed(world)
-    check(world, reference)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_several_deaths_among_three_pipelines_leave_it_re_routed(
-    reference, tmp_path: Path, seed: int
-) -> None:
-    world = World(reference[0], STAGES | {"c": [(0, 3), (3, 4)]}, seed, tmp_path, go_on=True)
-    stays_re_routed(world, 4)
-    check(world, reference)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1000, 1300))
-def test_many_random_deaths_after_which_it_goes_on_re_routed(reference, tmp_path: Path, seed: int) -> None:
-    test_random_deaths_after_which_it_goes_on_re_routed(reference, tmp_path, seed)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,0 +1,83 @@
+"""What the tests of the engine train, what it comes to without failures, and deaths at random."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from oobleckd.protocol.job import Job, Schedule, parse_job
+from tests.helpers.engine import World
+from worker.faults import POINTS
+
+Reference = tuple[Job, dict[int, float], dict[str, Tensor]]
+"""A job, its losses by step, and its weights in the end."""
+
+STAGES = {"a": [(0, 2), (2, 4)], "b": [(0, 1), (1, 3), (3, 4)]}
+GOAL = 5
+ELSEWHERE = {"weights", "backup", "validate", "deploy", "copy", "ready"}
+"""Fault points of other schedules, and between layouts."""
+
+
+def job(tmp_path: Path, schedule: dict[str, object] | None = None, **train: object) -> Job:
+    path = tmp_path / "text"
+    if not path.exists():
+        path.write_bytes(bytes(range(32, 127)) * 40)
+    return parse_job(
+        {
+            "name": "tiny",
+            "model": {
+                "family": "gpt2",
+                "config": {
+                    "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 128,
+                    "bos_token_id": 0, "eos_token_id": 0,
+                },
+            },
+            "data": {"source": "text", "path": str(path)},
+            "train": {"steps": GOAL, "global_batch": 8, "micro_batch": 2, "sequence": 16, **train},
+            "optimizer": {"lr": 0.01, "warmup_steps": 2},
+            "schedule": schedule or {},
+            "checkpoint": {"dir": str(tmp_path / "ckpt")},
+        }
+    )  # fmt: skip
+
+
+def check(world: World, reference: Reference) -> None:
+    _, losses, weights = reference
+    assert world.losses == losses
+    found = world.weights()
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[key], weights[key]) for key in weights)
+
+
+def survivable(world: World, dead: set[str]) -> bool:
+    return min(world.layout.copies(dead)) > 0
+
+
+def random_deaths(world: World, most: int = 2) -> None:
+    """Arm up to ``most`` deaths, at any points and rounds, that leave a copy of every layer."""
+    points = [p for p in POINTS if p not in {"deploy", "copy", "ready"}]
+    dead: set[str] = set()
+    for _ in range(most):
+        able = [d for d in world.live() if d not in dead and survivable(world, dead | {d})]
+        if able:
+            victim = world.random.choice(able)
+            dead.add(victim)
+            world.nodes[victim].faults.arm(world.random.choice(points), world.random.randrange(GOAL))
+
+
+def stays_re_routed(world: World, most: int = 2) -> None:
+    """The layout of the start is in force to the end, and nobody waits at a boundary for another."""
+    random_deaths(world, most)
+    world.run()
+    assert world.layout.epoch == 1
+    assert not world.dead or world.settled == world.dead
+
+
+def scheduled(reference, tmp_path: Path, seed: int, **schedule: Any) -> World:
+    """The same job with another schedule."""
+    changed = msgspec.structs.replace(reference[0], schedule=Schedule(**schedule))
+    return World(changed, STAGES, seed, tmp_path)

@@ -1,0 +1,41 @@
+"""Runs of the engine without failures, with which those with failures are compared."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.helpers.engine import World
+from tests.helpers.engine_jobs import STAGES, Reference, job
+
+
+@pytest.fixture(scope="session")
+def reference(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Reference:
+    tmp_path = tmp_path_factory.mktemp("reference")
+    world = World(job(tmp_path), STAGES, 0, tmp_path)
+    world.run()
+    return world.job, world.losses, world.weights()
+
+
+@pytest.fixture(scope="session", params=["never", "at times", "always"])
+def clipped(request: pytest.FixtureRequest, reference, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """A job of which no, some, or all rounds are clipped, and what it comes to with a flushed update."""
+    clip_norm = {"never": 0.0, "at times": 2.2, "always": 0.01}[request.param]
+    optimizer = msgspec.structs.replace(reference[0].optimizer, clip_norm=clip_norm)
+    train = msgspec.structs.replace(reference[0].train, steps=8)
+    changed = msgspec.structs.replace(reference[0], optimizer=optimizer, train=train)
+    world = World(changed, STAGES, 0, tmp_path_factory.mktemp("clipped"))
+    world.run()
+    return changed, world.losses, world.weights()
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    tmp_path = tmp_path_factory.mktemp("deep")
+    spec = job(tmp_path)
+    model = msgspec.structs.replace(spec.model, config={**spec.model.config, "n_layer": 4})
+    world = World(msgspec.structs.replace(spec, model=model), {"x": [(0, 6)]}, 0, tmp_path)
+    world.run()
+    return world.job, world.losses, world.weights()
