@@ -87,6 +87,13 @@ class Cluster:
         """kill -9 of the daemon (``DAEMON``) or of a node's agent."""
         os.kill(self._home.alive()[program].pid, signal.SIGKILL)
 
+    def fired(self) -> list[dict[str, Any]]:
+        """Fault points at which a device died, oldest first."""
+        lines = [
+            line for file in self._home.state.rglob("faults.jsonl") for line in file.read_text().splitlines()
+        ]
+        return sorted(map(json.loads, lines), key=lambda hit: float(hit["at"]))
+
     def start(self, program: str) -> None:
         """Start the daemon or a node's agent again, and wait until it takes part."""
         self._ctl("start-node", program)

@@ -35,6 +35,13 @@ class Cost:
     phases: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def again_share(self) -> float | None:
+        """Of the interrupted step's work, what was done again: of a layer's, gradients are two thirds."""
+        if self.redone_share is None or self.forwards_share is None:
+            return None
+        return (2 * self.redone_share + self.forwards_share) / 3
+
+    @property
     def in_steps(self) -> float:
         """Time to the next committed step, in normal steps."""
         return self.next_step_s / self.step_s
@@ -77,6 +84,7 @@ class Summary:
     samples_short: int
     median_redone: float | None = None
     median_forwards: float | None = None
+    median_again: float | None = None
     median_phases: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -100,6 +108,7 @@ def summarise(costs: Sequence[Cost]) -> Summary:
         samples_short=sum(cost.samples_short for cost in costs),
         median_redone=_median(cost.redone_share for cost in costs),
         median_forwards=_median(cost.forwards_share for cost in costs),
+        median_again=_median(cost.again_share for cost in costs),
         median_phases={
             phase: statistics.median(cost.phases.get(phase, 0.0) for cost in costs)
             for phase in dict.fromkeys(phase for cost in costs for phase in cost.phases)

@@ -126,13 +126,13 @@ def row_of(name: str, summary: Summary) -> list[str]:
 
 
 PHASES = ("detect", "plan", "reconfigure", "copy", "resume")
-OURS_HEADER = ("of ours", "policy", "boundaries", "gradients again", "forwards again", *PHASES)
+OURS_HEADER = ("of ours", "policy", "boundaries", "gradients again", "forwards again", "of the step", *PHASES)
 
 
 def row_of_ours(name: str, summary: Summary) -> list[str]:
     """How the recovery came about: shares of a step, and seconds of its phases (medians)."""
     fault = surviving.FAULTS[name]
-    shares = [summary.median_redone, summary.median_forwards]
+    shares = [summary.median_redone, summary.median_forwards, summary.median_again]
     return [
         fault.name, fault.policy, "kept" if fault.kept else "not kept",
         *("" if share is None else f"{share:.1%}" for share in shares),

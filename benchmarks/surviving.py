@@ -1,4 +1,4 @@
-"""oobleckd under failures of every kind, 2 pipelines of 2 stages: what each of them costs."""
+"""oobleckd under failures of every kind, 2 pipelines of 2 stages (or more): what each of them costs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from benchmarks.peers.recovering import NORMAL_STEPS
 from oobleckd.ctl.local import DAEMON
 from oobleckd.protocol.api import IncidentView, JobView, StepView
 
-_WHOLE = [2, 2]
 _STEPS_FOR_MEDIAN = 20
 _STOPPED_S = 5.0
 _DAEMON_AWAY_S = 2.0
@@ -28,17 +27,28 @@ _DAEMON_AWAY_S = 2.0
 class Fault:
     """A kind of failure: ``strike`` fails a node, ``mend`` is what a service manager would do afterwards.
 
-    The cluster has ``nodes`` nodes, of which the job wants four, with warm spares or without. The job's policy is ``policy``; with ``kept``
-    devices keep what they send until the commit.
+    The job wants two pipelines of ``depth`` nodes; ``standby`` more are there, with warm spares or without. The job's policy
+    is ``policy``; with ``kept`` devices keep what they send until the commit.
     """
 
     name: str
     strike: Callable[[Cluster, str], None]
     mend: Callable[[Cluster, str], None] | None = None
-    nodes: int = shape.NUM_PROCESSES
+    depth: int = 2
+    standby: int = 0
     spare: bool = False
     policy: str = "oobleck"
     kept: bool = True
+
+    @property
+    def whole(self) -> list[int]:
+        """Devices of the pipelines when nothing is missing."""
+        return [self.depth] * 2
+
+    @property
+    def nodes(self) -> int:
+        """Of the cluster."""
+        return 2 * self.depth + self.standby
 
     @property
     def schedule(self) -> dict[str, object]:
@@ -73,10 +83,14 @@ FAULTS = {
     ),
     "backward": Fault("oobleckd, killed in a backward pass", _kill_in_backward),
     "backward-unkept": Fault("oobleckd, the same, nothing kept", _kill_in_backward, kept=False),
+    "backward-deep": Fault("oobleckd, the same of 4 stages", _kill_in_backward, depth=4),
+    "backward-deep-slipstream": Fault(
+        "oobleckd, the same under slipstream", _kill_in_backward, depth=4, policy="slipstream"
+    ),
     "spare": Fault("oobleckd, the node has a warm spare", _kill_device, spare=True),
     "sigstop": Fault(f"oobleckd, SIGSTOP of a node for {_STOPPED_S:g} s", _stop),
     "agent": Fault("oobleckd, kill -9 of a node's agent", Cluster.kill, Cluster.start),
-    "standby": Fault("oobleckd, the same, a standby node", Cluster.kill, Cluster.start, nodes=5),
+    "standby": Fault("oobleckd, the same, a standby node", Cluster.kill, Cluster.start, standby=1),
     "daemon": Fault(f"oobleckd, the daemon away for {_DAEMON_AWAY_S:g} s", _daemon_away),
 }
 
@@ -85,7 +99,8 @@ def rounds_of(fault: Fault, cluster: Cluster, rounds: int, rng: random.Random) -
     """Strike one node after the other, each at a random moment of a step of a job that is whole again."""
     cluster.until(lambda: _at_hand(cluster, fault) or None, "all nodes and spares")
     spec = job_of(
-        "recovery", steps=10**6, f=1, depth=2, max_nodes=shape.NUM_PROCESSES, policy=fault.policy, schedule=fault.schedule
+        "recovery", steps=10**6, f=1, depth=fault.depth, max_nodes=2 * fault.depth, policy=fault.policy,
+        schedule=fault.schedule,
     )  # fmt: skip
     job = cluster.submit(spec)
     cluster.in_state(job, "running")
@@ -102,10 +117,20 @@ def rounds_of(fault: Fault, cluster: Cluster, rounds: int, rng: random.Random) -
         if fault.mend:
             _gone_on(cluster, job, before)
             fault.mend(cluster, victim)
-        after, devices = _whole(cluster, job, before.incidents)
+        after, devices = _whole(cluster, job, before.incidents, fault.whole)
+        if fault.strike is _kill_in_backward:
+            struck_at = cluster.fired()[-1]["at"]
         steps = cluster.client.steps(job, since=max(0, before.step - _STEPS_FOR_MEDIAN))
         incidents = [incident for incident in cluster.client.incidents() if incident.job == job]
-        yield cost_of(steps, incidents[before.incidents :], struck_at, before.epoch, after.epoch, devices)
+        yield cost_of(
+            steps,
+            incidents[before.incidents :],
+            struck_at,
+            before.epoch,
+            after.epoch,
+            devices,
+            2 * fault.depth,
+        )
     cluster.end(job)
 
 
@@ -116,11 +141,11 @@ def _normal(cluster: Cluster, job: str, fault: Fault) -> JobView:
     def check() -> JobView | None:
         nonlocal start
         view = cluster.client.job(job)
-        whole = view.state == "running" and depths(view) == _WHOLE
+        whole = view.state == "running" and depths(view) == fault.whole
         start = -1 if not (whole and _at_hand(cluster, fault)) else view.step if start < 0 else start
         return view if start >= 0 and view.step >= start + NORMAL_STEPS else None
 
-    return cluster.until(check, f"{NORMAL_STEPS} undisturbed steps on pipelines of {_WHOLE} stages")
+    return cluster.until(check, f"{NORMAL_STEPS} undisturbed steps on pipelines of {fault.whole} stages")
 
 
 def _at_hand(cluster: Cluster, fault: Fault) -> bool:
@@ -139,8 +164,10 @@ def _gone_on(cluster: Cluster, job: str, before: JobView) -> None:
     cluster.until(check, "a step after a failure")
 
 
-def _whole(cluster: Cluster, job: str, incidents_before: int) -> tuple[JobView, dict[int, int]]:
-    """Wait until the incident is closed and a step is committed on two pipelines of two stages again.
+def _whole(
+    cluster: Cluster, job: str, incidents_before: int, whole: list[int]
+) -> tuple[JobView, dict[int, int]]:
+    """Wait until the incident is closed and a step is committed on ``whole`` pipelines again.
 
     Returns the job and how many devices were at work in each epoch on the way.
     """
@@ -149,13 +176,13 @@ def _whole(cluster: Cluster, job: str, incidents_before: int) -> tuple[JobView, 
     def check() -> JobView | None:
         view = cluster.client.job(job)
         devices[view.epoch] = sum(depths(view))
-        closed = view.state == "running" and view.incidents > incidents_before and depths(view) == _WHOLE
+        closed = view.state == "running" and view.incidents > incidents_before and depths(view) == whole
         if not closed or any(incident.open for incident in cluster.client.incidents()):
             return None
         last = cluster.client.steps(job, since=view.step)
         return view if last and last[-1].epoch >= view.epoch else None
 
-    return cluster.until(check, "two pipelines of two stages again after a failure"), devices
+    return cluster.until(check, f"pipelines of {whole} stages again after a failure"), devices
 
 
 def cost_of(
@@ -165,21 +192,22 @@ def cost_of(
     epoch: int,
     whole_epoch: int,
     devices: Mapping[int, int],
+    num_devices: int = shape.NUM_PROCESSES,
 ) -> Cost:
     """What a failure cost, from the steps around it.
 
     ``epoch`` was in force when it struck, so the first step of a later one is the first that was committed
-    without the failed device; ``whole_epoch`` is that of the plan with all devices again. ``devices`` in the plan
+    without the failed device; ``whole_epoch`` is that of the plan with all devices again. ``devices`` of ``num_devices`` in the plan
     by epoch; an epoch that nobody saw has those of the next. The interrupted step is finished under the old plan.
     """
     earlier = [step.at for step in steps if step.at <= struck_at][-_STEPS_FOR_MEDIAN:]
     after = [step for step in steps if step.epoch > epoch]
     until_whole = [step for step in after if step.epoch < whole_epoch]
     until_whole.append(next(step for step in after if step.epoch >= whole_epoch))
-    at_work = [min(_planned(devices, step.epoch), shape.NUM_PROCESSES - 1) for step in until_whole[:-1]]
+    at_work = [min(_planned(devices, step.epoch), num_devices - 1) for step in until_whole[:-1]]
     shares = [
-        (step.at, 1 - count / shape.NUM_PROCESSES)
-        for step, count in zip(until_whole, [*at_work, shape.NUM_PROCESSES], strict=True)
+        (step.at, 1 - count / num_devices)
+        for step, count in zip(until_whole, [*at_work, num_devices], strict=True)
     ]
     missing, missing_s = missing_of(shares)
     work = sum(incident.step_layer_gradients for incident in incidents)
