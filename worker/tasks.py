@@ -88,8 +88,10 @@ Arrived = Callable[[Task, str], bool]
 
 
 def order_of(ops: str) -> Order:
-    """The F, I and W of a device's schedule."""
-    return tuple((op.kind, op.stage, op.micro_batch) for op in parse_ops(ops) if op.kind in {"F", "I", "W"})
+    """The F, B, I and W of a device's schedule."""
+    return tuple(
+        (op.kind, op.stage, op.micro_batch) for op in parse_ops(ops) if op.kind in {"F", "B", "I", "W"}
+    )
 
 
 @dataclass(slots=True)
