@@ -292,6 +292,8 @@ def _most(shop: Shop) -> list[dict[int, int]]:
 
 def dispatch(shop: Shop, rule: Rule, rounds: int = 1) -> Dispatched:
     """What ``rule`` leads to, for as many ``rounds`` with staggered updates."""
+    if not shop.hops:
+        return Dispatched((tuple(() for _ in shop.names),) * rounds, (0.0,) * rounds)
     return _Floor(shop, rule, rounds).run()
 
 

@@ -8,7 +8,7 @@ in which steps follow each other. Chooses no route (``reroute``).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from planner.dispatch import READY_FIRST, ROUNDS, RULES, RULES_FUSED, dispatch, has_room
@@ -16,7 +16,6 @@ from planner.plan import Layout, Route
 from planner.policy import Setup
 from planner.profile import Profile
 from planner.rounds import ROUNDING, makespan_s, period, run
-from planner.schedule import Op
 from planner.shop import Hops, Orders, Shop, shop_of
 from planner.tabu import improve
 
@@ -61,27 +60,6 @@ def ready_first_s(shop: Shop, *, staggered: bool = False) -> float:
     if staggered:
         return (votes[-1] - votes[0]) / (len(votes) - 1)
     return votes[0] + max(shop.update_s, default=0.0)
-
-
-def step_ops(shop: Shop, orders: Orders) -> dict[str, tuple[Op, ...]]:
-    """Device -> its schedule."""
-    return {name: shop.step_ops(order) for name, order in zip(shop.names, orders, strict=True)}
-
-
-def orders_of(shop: Shop, ops: Mapping[str, Sequence[Op]]) -> Orders:
-    """The orders that ``ops`` (device -> schedule) say."""
-    first = {
-        (shop.routes[index].micro_batch, position): shop.stride * hop
-        for hop, (index, position) in enumerate(shop.hops)
-    }
-    return tuple(
-        tuple(
-            first[op.micro_batch, op.stage] + shop.kinds.index(op.kind)
-            for op in ops[name]
-            if op.kind in shop.kinds
-        )
-        for name in shop.names
-    )
 
 
 def least_s(shop: Shop, *, staggered: bool = False) -> float:

@@ -11,7 +11,7 @@ W for its own I.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -142,6 +142,24 @@ class Shop:
         return (*ops, Op("R"), Op("U"))
 
 
+def step_ops(shop: Shop, orders: Orders) -> dict[str, tuple[Op, ...]]:
+    """Device -> its schedule."""
+    return {name: shop.step_ops(order) for name, order in zip(shop.names, orders, strict=True)}
+
+
+def orders_of(shop: Shop, ops: Mapping[str, Sequence[Op]]) -> Orders:
+    """The orders that ``ops`` (device -> schedule) say."""
+    first = _first_ops(shop)
+    return tuple(
+        tuple(
+            first[op.micro_batch, op.stage] + shop.kinds.index(op.kind)
+            for op in ops[name]
+            if op.kind in shop.kinds
+        )
+        for name in shop.names
+    )
+
+
 def shop_of(layout: Layout, setup: Setup) -> Shop:
     """The step of ``layout`` as ``setup`` has it computed, on devices as it says.
 
@@ -207,6 +225,30 @@ def shop_of(layout: Layout, setup: Setup) -> Shop:
         _sums(layout, profile, names, parts),
         tuple(_update_s(profile, layout.holdings[name]) for name in names),
     )
+
+
+def cost_of(shop: Shop) -> Callable[[str, Op], float]:
+    """What ops take, for ``timeline.dry_run``: a send is part of the op before it."""
+    first = _first_ops(shop)
+
+    def cost(_device: str, op: Op) -> float:
+        if op.kind == "U":
+            return max(shop.update_s, default=0.0)
+        return (
+            shop.seconds[first[op.micro_batch, op.stage] + shop.kinds.index(op.kind)]
+            if op.kind in shop.kinds
+            else 0.0
+        )
+
+    return cost
+
+
+def _first_ops(shop: Shop) -> dict[tuple[int, int], int]:
+    """(micro-batch, hop of its route) -> its forward."""
+    return {
+        (shop.routes[index].micro_batch, position): shop.stride * hop
+        for hop, (index, position) in enumerate(shop.hops)
+    }
 
 
 def _room(

@@ -10,9 +10,9 @@ from planner.policies.oobleck import Oobleck
 from planner.policies.slipstream import SlipStream
 from planner.policy import PlanError, Policy, Proposal, Setup, Situation
 from planner.reroute import layout_of
-from planner.routed import MOST_HOPS, better, orders_of, step_ops
+from planner.routed import MOST_HOPS, better
 from planner.schedule import Op, format_ops
-from planner.shop import shop_of
+from planner.shop import orders_of, shop_of, step_ops
 
 _POLICIES: dict[str, Policy] = {one.name: one for one in (Oobleck(), SlipStream())}
 

@@ -17,9 +17,9 @@ from planner.policies.cases import Nodes
 from planner.policies.oobleck import HORIZON_STEPS, pipelines_of
 from planner.policy import Setup
 from planner.reroute import layout_of
-from planner.routed import EFFORT_AT_ONCE, Crossing, busiest_s, layout_crossing, step_ops
+from planner.routed import EFFORT_AT_ONCE, Crossing, busiest_s, layout_crossing
 from planner.schedule import Op
-from planner.shop import Shop, base_bytes
+from planner.shop import Shop, base_bytes, step_ops
 from planner.transfer import Place, copy_s, places, transfers
 
 
