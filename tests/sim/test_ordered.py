@@ -24,7 +24,9 @@ def devices(world: World) -> list:
 @pytest.mark.parametrize("schedule", [Schedule(), DECOUPLED, STAGGERED])
 @pytest.mark.parametrize("seed", range(4))
 def test_after_a_loss_an_order_follows(seed: int, schedule: Schedule):
-    memory = 330 if schedule.update == "staggered" else 250  # a third of the state is kept from before the update
+    memory = (
+        330 if schedule.update == "staggered" else 250
+    )  # a third of the state is kept from before the update
     world = three_stages(seed=seed, schedule=schedule, memory=memory)
     before = world.view().pipelines
     world.kill("n02")
