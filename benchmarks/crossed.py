@@ -1,7 +1,6 @@
 """The best order of a small step over routes that cross, by mixed-integer programming (HiGHS): its makespan, or its period.
 
-Pure. Shares nothing with the planner's search but the definition of a shop. Nothing here limits memory, so what it proves is a
-bound from below for devices of any size.
+Pure. Shares nothing with the planner's search but the definition of a shop.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from collections.abc import Hashable
 
 from benchmarks.optimum import Program, Verdict
 from planner.shop import NOBODY, Shop
+
+Place = tuple[tuple[tuple[str, int, int], ...], int, str, int]
 
 
 def shortest_step(shop: Shop, horizon_s: float, limit_s: float) -> Verdict:
@@ -50,10 +51,10 @@ def shortest_period(shop: Shop, horizon_s: float, limit_s: float) -> Verdict:
 
 
 def _ops(program: Program, shop: Shop, horizon_s: float) -> None:
-    """Each op after its source, one at a time on a device. Micro-batches that take the same way are alike, so
+    """Each op after its source, one at a time on a device, and room for what is held when a forward begins. Micro-batches that take the same way are alike, so
     those of a kind and a hop run in order.
     """
-    seconds, stride = shop.seconds, shop.stride
+    seconds = shop.seconds
     for op, source in enumerate(shop.source):
         if source != NOBODY:
             program.after(op, source, seconds[source])
@@ -61,25 +62,52 @@ def _ops(program: Program, shop: Shop, horizon_s: float) -> None:
     of_device: dict[int, list[int]] = {}
     for op, device in enumerate(shop.device):
         of_device.setdefault(device, []).append(op)
-    for ops in of_device.values():
-        for one, other in itertools.combinations(ops, 2):
-            if one // stride == other // stride:
-                continue  # of one hop: each waits for the one before
-            (way, hop, kind, count), (their_way, their_hop, their_kind, their_count) = (
-                chain[one],
-                chain[other],
-            )
-            if way == their_way and count <= their_count and _behind(hop, kind, their_hop, their_kind):
-                program.after(other, one, seconds[one])
-            elif way == their_way and their_count <= count and _behind(their_hop, their_kind, hop, kind):
-                program.after(one, other, seconds[other])
-            else:
-                before: Hashable = ("before", one, other)
-                program.at_most(horizon_s - seconds[one], {one: 1.0, other: -1.0, before: horizon_s})
-                program.at_most(-seconds[other], {other: 1.0, one: -1.0, before: -horizon_s})
+    for device, ops in of_device.items():
+        _device(program, shop, chain, device, ops, horizon_s)
 
 
-def _place(shop: Shop, op: int) -> tuple[tuple[tuple[str, int, int], ...], int, str, int]:
+def _device(
+    program: Program, shop: Shop, chain: list[Place], device: int, ops: list[int], horizon_s: float
+) -> None:
+    seconds, stride = shop.seconds, shop.stride
+    held = {op: float(shop.change[op]) for op in ops if op % stride == 0}  # when that forward begins
+    bits: dict[int, dict[Hashable, float]] = {op: {} for op in held}
+    for one, other in itertools.combinations(ops, 2):
+        order = _known(shop, chain, one, other)
+        if order == 0:
+            before: Hashable = ("before", one, other)
+            program.at_most(horizon_s - seconds[one], {one: 1.0, other: -1.0, before: horizon_s})
+            program.at_most(-seconds[other], {other: 1.0, one: -1.0, before: -horizon_s})
+            if other in held:
+                bits[other][before] = float(shop.change[one])
+            if one in held:
+                held[one] += shop.change[other]
+                bits[one][before] = -float(shop.change[other])
+            continue
+        first, second = (one, other) if order > 0 else (other, one)
+        if one // stride != other // stride:
+            program.after(second, first, seconds[first])
+        if second in held:
+            held[second] += shop.change[first]
+    room = shop.room[device]
+    for op, terms in bits.items():
+        if room is not None and terms:
+            program.at_most(room - held[op], terms)
+
+
+def _known(shop: Shop, chain: list[Place], one: int, other: int) -> int:
+    """1 where the first comes before the second, -1 where behind it, 0 where that is open."""
+    if one // shop.stride == other // shop.stride:
+        return 1 if one < other else -1  # of one hop: each waits for the one before
+    (way, hop, kind, count), (their_way, their_hop, their_kind, their_count) = chain[one], chain[other]
+    if way != their_way:
+        return 0
+    if count <= their_count and _behind(hop, kind, their_hop, their_kind):
+        return 1
+    return -1 if their_count <= count and _behind(their_hop, their_kind, hop, kind) else 0
+
+
+def _place(shop: Shop, op: int) -> Place:
     """Its micro-batch's way, its hop, its kind, and the micro-batch's number."""
     index, position = shop.hops[op // shop.stride]
     route = shop.routes[index]

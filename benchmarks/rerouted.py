@@ -209,12 +209,15 @@ def small(num_cases: int, limit_s: float, seed: int) -> list[Goal]:
     """Small steps of uneven stages against the optimum."""
     dice, rows, goals = random.Random(seed), [], []
     for kind in KINDS:
-        gaps, proven = [], 0
+        gaps: list[float] = []
+        proven = 0
         for _ in range(num_cases):
-            pipelines, stages, num = dice.choice([(2, 2, 4), (2, 2, 6), (2, 3, 4), (3, 2, 6), (3, 3, 3)])
+            pipelines, stages, num = dice.choice([(2, 2, 4), (2, 3, 4), (3, 2, 6), (3, 3, 3)])
             dead = dice.choice(list(losses(pipelines, stages).values()))
-            if pipelines == 2 and len(dead) > 1:
+            if pipelines == 2:
                 dead = dead[:1]
+            elif len(dead) > 1:
+                num = 3  # more of them on one device are beyond a proof
             times = tuple(
                 (dice.randint(2, 9) / 100, dice.randint(2, 9) / 100, dice.randint(2, 9) / 100)
                 for _ in range(stages)
@@ -256,7 +259,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", type=int, default=12, help="small cases of a schedule against the optimum")
-    parser.add_argument("--milp-s", type=float, default=10.0, help="seconds for a proof")
+    parser.add_argument("--milp-s", type=float, default=20.0, help="seconds for a proof")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--live", action="store_true", help="real processes as well")
     parser.add_argument("--only", default="", help="live alone, of these shapes, separated by commas")
