@@ -20,13 +20,15 @@ from oobleckd.protocol.api import IncidentView, StepView
 from oobleckd.protocol.job import Job, parse_job
 
 ASLEEP_S = 0.025
+BLOCKS = 2
+"""Of a stage, as in ``bubbles.py``."""
 _WARM_UP = 3
 _STEP = re.compile(r"step ([0-9.e+-]+) s as modelled")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """``pipelines`` of ``stages`` blocks, ``micro_batches`` in all; ``dead``: (pipeline, stage) of those who are killed."""
+    """``pipelines`` of ``stages``, ``micro_batches`` in all; ``dead``: (pipeline, stage) of those who are killed."""
 
     pipelines: int
     stages: int
@@ -66,9 +68,9 @@ class Measured:
 
 
 def job_of(name: str, shape: Shape, schedule: str) -> Job:
-    """As many blocks as stages that sleep; embedding and head compute next to nothing."""
+    """Blocks that sleep; embedding and head compute next to nothing."""
     config: dict[str, Any] = {
-        "n_layer": shape.stages, "n_embd": 32, "n_head": 4, "vocab_size": 256, "n_positions": 16,
+        "n_layer": BLOCKS * shape.stages, "n_embd": 32, "n_head": 4, "vocab_size": 256, "n_positions": 16,
         "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": False,
         "bos_token_id": 0, "eos_token_id": 0,
     }  # fmt: skip

@@ -4,7 +4,8 @@ Pure. Owns which task runs next and which layers' gradients a device still owes;
 Ready-first with priority backward > forward > weight gradients and at most ``segments - position`` micro-batches in
 flight: that is 1F1B (ENGINE facts in docs/design.md), and it needs no fixed order that a failure
 could make impossible. A decoupled backward is different: what waits for nobody should be done when there is nothing
-better, and that takes foresight. There the planner's order leads, for as long as nobody has died. Attempts that
+better, and that takes foresight. There the planner's order leads, for as long as nobody has died; and where routes cross
+because somebody has, once the daemon has deployed an order for what is left. Attempts that
 repair a failure are not capped: their number is small.
 
 Standing routes may cross (docs/recovery.md, "Re-routed"), so that a device is the second hop of one and the
