@@ -53,10 +53,13 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds of a step: before the loss and after it as measured, after it as the planner's timeline has it."""
+    """Seconds of a step: before the loss as the template has it (0 with staggered updates: it has none) and as
+    measured, after it as measured and as the planner's timeline has it.
+    """
 
     name: str
     schedule: str
+    template_s: float
     before_s: float
     measured_s: float
     modelled_s: float
@@ -65,6 +68,11 @@ class Measured:
     def error(self) -> float:
         """Of what was measured, as a share of the timeline."""
         return self.measured_s / self.modelled_s - 1
+
+    @property
+    def error_before(self) -> float | None:
+        """The same before the loss: of engine and machine, routes do not cross."""
+        return self.before_s / self.template_s - 1 if self.template_s else None
 
 
 def job_of(name: str, shape: Shape, schedule: str) -> Job:
@@ -114,6 +122,11 @@ def _job(cluster: Cluster, name: str, schedule: str, steps: int) -> Measured:
     view = cluster.in_state(job, "running")
     if depths(view) != [shape.stages] * shape.pipelines:
         raise ClusterFailed(f"{name}: pipelines of {depths(view)} stages")
+    template_s = 0.0
+    if SCHEDULES[schedule].get("update") != "staggered":
+        (template,) = [found for found in cluster.client.templates(job) if found.instances]
+        share = max(len(pipeline.micro_batches) for pipeline in view.pipelines)
+        template_s = template.fill_s + (share - 1) * template.period_s
     before = _steps(cluster, job, 1, steps)
     dead = [view.pipelines[pipeline].nodes[stage] for pipeline, stage in shape.dead]
     for number, node in enumerate(dead, 1):
@@ -124,7 +137,7 @@ def _job(cluster: Cluster, name: str, schedule: str, steps: int) -> Measured:
     cluster.end(job)
     for node in dead:
         cluster.start(node)
-    return Measured(name, schedule, before, after, modelled_s)
+    return Measured(name, schedule, template_s, before, after, modelled_s)
 
 
 def _steps(cluster: Cluster, job: str, since: int, steps: int) -> float:
