@@ -23,9 +23,8 @@ MOST_HOPS = 20_000  # of a step that is run to see how long it takes: some tenth
 EFFORT_AT_ONCE = 300_000  # ops run in search of orders while training waits for them or goes on ready-first: about half a second
 DISPATCHED = 10  # an op that a rule places costs as much as so many that are run
 STARTS = 3  # the search begins from so many of the best orders
-WORTH = (
-    0.01  # an order must be modelled to save so much of a step, or ready-first stays: a stop costs about one
-)
+WORTH = 0.01
+"""An order must be modelled to save so much of a step, or ready-first stays: a stop costs about a step of the horizon's hundred."""
 
 
 class Crossing(NamedTuple):
