@@ -54,7 +54,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Seconds of a step: before the loss as the template has it (0 with staggered updates: it has none) and as
-    measured, after it as measured and as the planner's timeline has it.
+    measured; after it as measured, the median and the fastest, and as the planner's timeline has it.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Measured:
     template_s: float
     before_s: float
     measured_s: float
+    fastest_s: float
     modelled_s: float
 
     @property
@@ -127,7 +128,7 @@ def _job(cluster: Cluster, name: str, schedule: str, steps: int) -> Measured:
         (template,) = [found for found in cluster.client.templates(job) if found.instances]
         share = max(len(pipeline.micro_batches) for pipeline in view.pipelines)
         template_s = template.fill_s + (share - 1) * template.period_s
-    before = _steps(cluster, job, 1, steps)
+    before_s = statistics.median(_steps(cluster, job, 1, steps))
     dead = [view.pipelines[pipeline].nodes[stage] for pipeline, stage in shape.dead]
     for number, node in enumerate(dead, 1):
         cluster.kill(node)
@@ -137,11 +138,11 @@ def _job(cluster: Cluster, name: str, schedule: str, steps: int) -> Measured:
     cluster.end(job)
     for node in dead:
         cluster.start(node)
-    return Measured(name, schedule, template_s, before, after, modelled_s)
+    return Measured(name, schedule, template_s, before_s, statistics.median(after), min(after), modelled_s)
 
 
-def _steps(cluster: Cluster, job: str, since: int, steps: int) -> float:
-    """The median of ``steps`` steps, some after step ``since``."""
+def _steps(cluster: Cluster, job: str, since: int, steps: int) -> list[float]:
+    """Seconds of ``steps`` steps, some after step ``since``."""
     wanted = since + _WARM_UP + steps + 1
 
     def check() -> list[StepView] | None:
@@ -149,7 +150,7 @@ def _steps(cluster: Cluster, job: str, since: int, steps: int) -> float:
         return found if found and found[-1].step >= wanted else None
 
     ends = [step.at for step in cluster.until(check, f"step {wanted}") if step.step >= since + _WARM_UP]
-    return statistics.median(after - before for before, after in pairwise(ends))
+    return [after - before for before, after in pairwise(ends)]
 
 
 def _over(cluster: Cluster, job: str, number: int) -> IncidentView:
