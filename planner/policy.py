@@ -34,7 +34,7 @@ class Setup(msgspec.Struct, frozen=True):
     up to at most this many nodes, and for ``min_nodes`` at least. ``max_devices_per_stage``: devices of a node that may share a stage.
     ``gap``: a template may be that share slower than the fastest (0: none is). ``held``: what the policy
     keeps on every device besides its stage. ``decoupled``: the backward is (``decoupled``); ``chunks``: stages a device
-    then has, 0: whichever number is faster. ``nodes_now``: that could be
+    then has, 0: whichever number is faster; ``staggered``: updates are. ``nodes_now``: that could be
     used when the job was prepared (0: not known), whose number of micro-batches templates are made for.
     """
 
@@ -51,6 +51,7 @@ class Setup(msgspec.Struct, frozen=True):
     decoupled: bool = False
     nodes_now: int = 0
     chunks: int = 0
+    staggered: bool = False
 
 
 class Situation(msgspec.Struct, frozen=True):

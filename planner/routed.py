@@ -1,155 +1,92 @@
-"""The time of a step over routes that cross: pipelines with vacant places, whose peers compute for them.
+"""A step over routes that cross: pipelines with vacant places, whose peers compute for them. How long, and in which order.
 
-Owns the event simulation of ready-first devices (``run_s``), with the costs of ``timeline`` and the rule of
-``worker.tasks``: backward before forward, and at most as many micro-batches in flight as hops remain, counting
-those that are as near to the end of their route or nearer; and the least that any order needs (``busiest_s``).
-Chooses no route (``reroute``).
+Owns the choice: ready-first, which is what devices do from a loss on, or orders that are enough faster to stop for. Rules make
+orders (``dispatch``), and a search goes on from the best (``tabu``); the goal is a flushed step or, with staggered updates, the period
+in which steps follow each other. Chooses no route (``reroute``).
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from planner.costs import stage_costs
-from planner.plan import Range, Route
+from planner.dispatch import READY_FIRST, ROUNDS, RULES, RULES_FUSED, dispatch, has_room
+from planner.plan import Layout, Route
+from planner.policy import Setup
 from planner.profile import Profile
+from planner.rounds import ROUNDING, makespan_s, period, run
+from planner.shop import Hops, Orders, Shop, shop_of
+from planner.tabu import improve
 
-Task = tuple[int, int]  # number of the route, hop
-
-
-@dataclass(frozen=True, slots=True)
-class Hops:
-    """What hops cost in seconds on a device: forward and backward, with the sends that follow them."""
-
-    forward_s: Sequence[float]  # entry i: of layers [0, i)
-    backward_s: Sequence[float]
-    cut_s: Sequence[float]  # entry i: one way of the tensor between layers i - 1 and i
-
-    @classmethod
-    def of(cls, profile: Profile) -> Hops:
-        """Those of ``profile``."""
-        return cls(
-            list(accumulate((layer.forward_s for layer in profile.layers), initial=0.0)),
-            list(accumulate((layer.backward_s for layer in profile.layers), initial=0.0)),
-            [float(cut) for cut in stage_costs(profile).cut_s],
-        )
-
-    def forward(self, layers: Range) -> float:
-        """Forward of ``layers``, and the activations handed on."""
-        return self.forward_s[layers.stop] - self.forward_s[layers.start] + self.cut_s[layers.stop]
-
-    def backward(self, layers: Range) -> float:
-        """Backward of ``layers``, and the gradient handed back."""
-        return self.backward_s[layers.stop] - self.backward_s[layers.start] + self.cut_s[layers.start]
+MOST_HOPS = 20_000  # of a step that is run to see how long it takes: some tenths of a second
+EFFORT_AT_ONCE = 300_000  # ops run in search of orders while training waits for them or goes on ready-first: about half a second
+DISPATCHED = 10  # an op that a rule places costs as much as so many that are run
+STARTS = 3  # the search begins from so many of the best orders
+WORTH = 0.01
+"""An order must be modelled to save so much of a step, or ready-first stays: a stop costs about a step of the horizon's hundred."""
 
 
-@dataclass(slots=True)
-class _Device:
-    """What is ready on one device: ``forward`` by remaining hops, in route order; ``backward`` in the order in
-    which forwards ran. ``flying``: remaining hops -> micro-batches in flight.
+class Crossing(NamedTuple):
+    """``step_s`` of what is to be run: in ``orders``, or ready-first where those are None."""
+
+    step_s: float
+    orders: Orders | None
+
+
+def crossing(shop: Shop, effort: int = EFFORT_AT_ONCE, *, staggered: bool = False) -> Crossing:
+    """How the step of ``shop`` is best run. ``effort``: how many ops may be run in search of it."""
+    if len(shop.hops) > MOST_HOPS:
+        return Crossing(max(shop.busy_s(), default=0.0), None)
+    ready_s = ready_first_s(shop, staggered=staggered)
+    best_s, best = _best(shop, effort, (), staggered=staggered)
+    if best is None or best_s >= ready_s * (1 - WORTH):
+        return Crossing(ready_s, None)
+    return Crossing(best_s, best)
+
+
+def better(shop: Shop, orders: Orders, effort: int = EFFORT_AT_ONCE) -> Orders:
+    """Orders with a shorter period than ``orders``, where updates are staggered; those where none is found."""
+    before = period(shop, orders)
+    assert before is not None, "orders that run"
+    best_s, best = _best(shop, effort, (orders,), staggered=True)
+    return orders if best is None or best_s >= before.seconds * (1 - ROUNDING) else best
+
+
+def ready_first_s(shop: Shop, *, staggered: bool = False) -> float:
+    """Seconds of a step of devices that do whatever is ready, until the slowest update; staggered: from step to step."""
+    votes = dispatch(shop, READY_FIRST, ROUNDS if staggered else 1).votes_s
+    if staggered:
+        return (votes[-1] - votes[0]) / (len(votes) - 1)
+    return votes[0] + max(shop.update_s, default=0.0)
+
+
+def least_s(shop: Shop, *, staggered: bool = False) -> float:
+    """A bound from below. Whatever the order, the busiest device has its work to do; in a flushed step it cannot begin before
+    something has come to it, and after its last backward those before it have theirs.
     """
-
-    forward: dict[int, list[Task]] = field(default_factory=dict)
-    backward: list[tuple[int, Task]] = field(default_factory=list)
-    flying: Counter[int] = field(default_factory=Counter)
-    ran: dict[Task, int] = field(default_factory=dict)
-    idle: bool = True
-
-    def next(self) -> tuple[str, Task] | None:
-        """The task to run now."""
-        if self.backward:
-            return "B", heapq.heappop(self.backward)[1]
-        open_ = [
-            left
-            for left, ready in self.forward.items()
-            if ready and sum(count for hops, count in self.flying.items() if hops <= left) < left
-        ]
-        if not open_:
-            return None
-        return "F", heapq.heappop(self.forward[min(open_, key=lambda left: self.forward[left][0])])
-
-
-@dataclass(slots=True)
-class _Run:
-    """A step under way. ``done``: (when, order, device, kind, task) of tasks that end."""
-
-    routes: Sequence[Route]
-    hops: Hops
-    devices: dict[str, _Device] = field(init=False)
-    done: list[tuple[float, int, str, str, Task]] = field(default_factory=list)
-    order: int = 0
-
-    def __post_init__(self) -> None:
-        self.devices = {s.device: _Device() for route in self.routes for s in route.segments}
-
-    def left(self, task: Task) -> int:
-        """Hops from this one to the end of the route, itself among them."""
-        return len(self.routes[task[0]].segments) - task[1]
-
-    def device(self, task: Task) -> str:
-        """Who runs it."""
-        return self.routes[task[0]].segments[task[1]].device
-
-    def ready(self, kind: str, task: Task) -> None:
-        """The data of ``task`` are there."""
-        device = self.devices[self.device(task)]
-        if kind == "F":
-            heapq.heappush(device.forward.setdefault(self.left(task), []), task)
-        else:
-            heapq.heappush(device.backward, (device.ran[task], task))
-
-    def start(self, name: str, now_s: float) -> None:
-        """``name`` begins what it may, if it is idle."""
-        device = self.devices[name]
-        if not device.idle or (found := device.next()) is None:
-            return
-        kind, task = found
-        layers = self.routes[task[0]].segments[task[1]].layers
-        seconds = self.hops.forward(layers) if kind == "F" else self.hops.backward(layers)
-        device.idle = False
-        self.order += 1
-        heapq.heappush(self.done, (now_s + seconds, self.order, name, kind, task))
-
-    def end(self, name: str, kind: str, task: Task) -> str:
-        """``name`` has run ``task``; returns who has got something by it."""
-        device, (route, hop) = self.devices[name], task
-        device.idle = True
-        if kind == "F":
-            device.flying[self.left(task)] += 1
-            device.ran[task] = self.order
-            self.order += 1
-            following: tuple[str, Task] = ("B", task) if self.left(task) == 1 else ("F", (route, hop + 1))
-        else:
-            device.flying[self.left(task)] -= 1
-            if hop == 0:
-                return name
-            following = ("B", (route, hop - 1))
-        self.ready(*following)
-        return self.device(following[1])
-
-
-def run_s(routes: Iterable[Route], profile: Profile) -> float:
-    """Seconds of a step over ``routes``, all with whole gradients: until the last backward has ended, and the
-    slowest update. The reduce is free, as in ``timeline``.
-    """
-    run = _Run(tuple(sorted(routes, key=lambda route: route.micro_batch)), Hops.of(profile))
-    for number in range(len(run.routes)):
-        run.ready("F", (number, 0))
-    for name in sorted(run.devices):
-        run.start(name, 0.0)
-    now_s, left = 0.0, 2 * sum(len(route.segments) for route in run.routes)
-    while run.done:
-        now_s, _, name, kind, task = heapq.heappop(run.done)
-        left -= 1
-        other = run.end(name, kind, task)
-        run.start(name, now_s)
-        run.start(other, now_s)
-    assert left == 0, "routes that wait for each other"
-    return now_s + _update_s(run.routes, profile)
+    if staggered:
+        return max(shop.busy_s(), default=0.0)
+    seconds, stride = shop.seconds, shop.stride
+    head, tail = [0.0] * len(shop.hops), [0.0] * len(shop.hops)
+    for hop, (_, position) in enumerate(shop.hops):
+        if position:
+            before = stride * (hop - 1)
+            head[hop] = head[hop - 1] + seconds[before]
+            own_s = seconds[before + 2] if shop.apart else 0.0
+            tail[hop] = seconds[before + 1] + max(own_s, tail[hop - 1])
+    heads: dict[int, float] = {}
+    tails: dict[int, float] = {}
+    waited: defaultdict[int, float] = defaultdict(float)
+    of_weights: defaultdict[int, float] = defaultdict(float)
+    for hop in range(len(shop.hops)):
+        device = shop.device[stride * hop]
+        heads[device] = min(heads.get(device, head[hop]), head[hop])
+        tails[device] = min(tails.get(device, tail[hop]), tail[hop])
+        waited[device] += seconds[stride * hop] + seconds[stride * hop + 1]
+        of_weights[device] += seconds[stride * hop + 2] if shop.apart else 0.0
+    found = (heads[d] + waited[d] + max(of_weights[d], tails[d]) for d in heads)
+    return max(found, default=0.0) + max(shop.update_s, default=0.0)
 
 
 def busiest_s(routes: Iterable[Route], profile: Profile) -> float:
@@ -162,16 +99,56 @@ def device_s(routes: Iterable[Route], profile: Profile) -> dict[str, float]:
     hops = Hops.of(profile)
     busy: defaultdict[str, float] = defaultdict(float)
     for route in routes:
-        for segment in route.segments:
-            busy[segment.device] += hops.forward(segment.layers) + hops.backward(segment.layers)
+        for position, segment in enumerate(route.segments):
+            busy[segment.device] += hops.forward(route, position) + hops.backward(route, position)
     return dict(busy)
 
 
-def _update_s(routes: Iterable[Route], profile: Profile) -> float:
-    """The slowest update: of what any device computes."""
-    held: defaultdict[str, set[Range]] = defaultdict(set)
-    for route in routes:
-        for segment in route.segments:
-            held[segment.device].add(segment.layers)
-    computed = ({layer for part in parts for layer in part.layers()} for parts in held.values())
-    return max((sum(profile.layers[n].update_s for n in sorted(layers)) for layers in computed), default=0.0)
+def layout_crossing(layout: Layout, setup: Setup, effort: int = EFFORT_AT_ONCE) -> tuple[Crossing, Shop]:
+    """``crossing`` of ``layout`` as the job is run."""
+    shop = shop_of(layout, setup)
+    return crossing(shop, effort, staggered=setup.staggered), shop
+
+
+def _best(
+    shop: Shop, effort: int, begun: Sequence[Orders], *, staggered: bool
+) -> tuple[float, Orders | None]:
+    """The best orders that rules and a search find, also from those ``begun``."""
+    least = least_s(shop, staggered=staggered)
+    found: dict[Orders, float] = {}
+    for orders in (*begun, *_dispatched(shop, effort // 2, staggered=staggered)):
+        if orders not in found and all(shop.fits(device, order) for device, order in enumerate(orders)):
+            seconds = _seconds(shop, orders, staggered=staggered)
+            if seconds is not None:
+                found[orders] = seconds
+                if seconds <= least * (1 + ROUNDING):
+                    break
+    best_s, best = min(((seconds, orders) for orders, seconds in found.items()), default=(0.0, None))
+    effort //= 2
+    for seconds, orders in sorted((seconds, orders) for orders, seconds in found.items())[:STARTS]:
+        if best_s <= least * (1 + ROUNDING) or effort <= 0:
+            break
+        tried = improve(shop, orders, effort, least, staggered=staggered)
+        effort = tried.ops_left
+        if tried.seconds < min(seconds, best_s):
+            best_s, best = tried.seconds, tried.orders
+    return best_s, best
+
+
+def _dispatched(shop: Shop, effort: int, *, staggered: bool) -> Iterator[Orders]:
+    rounds = ROUNDS if staggered else 1
+    if not has_room(shop):
+        return
+    for rule in RULES if shop.apart else RULES_FUSED:
+        if effort <= 0:
+            return
+        effort -= DISPATCHED * rounds * len(shop.seconds)
+        yield from dispatch(shop, rule, rounds).orders
+
+
+def _seconds(shop: Shop, orders: Orders, *, staggered: bool) -> float | None:
+    if staggered:
+        found = period(shop, orders)
+        return None if found is None else found.seconds
+    ran = run(shop, orders)
+    return None if ran is None else makespan_s(shop, ran)

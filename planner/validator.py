@@ -1,4 +1,4 @@
-"""Whether the schedules of a pipeline can be run: complete, in an order that data allow, within memory.
+"""Whether the schedules of a pipeline, or of routes that cross, can be run: complete, in an order that data allow, within memory.
 
 Owns the checks of what is written; a circle of waiting stages is found by ``timeline``.
 """
@@ -11,6 +11,7 @@ from itertools import product
 
 from planner.pipe import homes
 from planner.schedule import Kind, Op, ScheduleError, backward_ops, format_ops, forward_ops, in_flight
+from planner.shop import Shop, orders_of
 from planner.work import DeviceWork, StageWork
 
 
@@ -38,6 +39,24 @@ def validate(
             _check_in_flight(stages, ops, len(where) - stages[0] if chunks == 1 else len(where))
         else:
             _check_memory(ops, DeviceWork({stage: works[stage] for stage in stages}))
+
+
+def validate_shop(shop: Shop, ops: Mapping[str, Sequence[Op]]) -> None:
+    """The same of the schedules (by device) of a step over routes. Raises ScheduleError."""
+    mine: dict[str, list[int]] = {name: [] for name in shop.names}
+    for number, device in enumerate(shop.device):
+        mine[shop.names[device]].append(number)
+    if ops.keys() != mine.keys():
+        raise ScheduleError(f"schedules of {', '.join(sorted(ops))} for {', '.join(shop.names)}")
+    for name, numbers in mine.items():
+        _check_counts(f"device {name}", Counter(shop.step_ops(numbers)), Counter(ops[name]))
+        for stage in sorted({op.stage for op in ops[name] if op.stage >= 0}):
+            _check_order(stage, ops[name])
+    for device, order in enumerate(orders_of(shop, ops)):
+        if not shop.fits(device, order):
+            raise ScheduleError(
+                f"device {shop.names[device]} has {shop.peak_bytes(order):,} bytes in flight at its peak and room for {shop.room[device]:,}"
+            )
 
 
 def _named(stages: Iterable[int]) -> str:
@@ -68,10 +87,13 @@ def _check_complete(stages: Sequence[int], num_stages: int, ops: Sequence[Op], w
                 owed.update([Op("I", stage, micro_batch), Op("W", stage, micro_batch)])
             else:
                 owed[op] += 1
-    there = Counter(ops)
+    _check_counts(_named(stages), owed, Counter(ops))
+
+
+def _check_counts(whose: str, owed: Counter[Op], there: Counter[Op]) -> None:
     for op in sorted((owed - there) + (there - owed)):
         number = "missing" if op not in there else "there twice" if op in owed else "not asked for"
-        raise ScheduleError(f"{_named(stages)}: {op} is {number}")
+        raise ScheduleError(f"{whose}: {op} is {number}")
 
 
 _FOLLOWS: Mapping[Kind, tuple[Kind, ...]] = {

@@ -113,16 +113,16 @@ def stage_works(
         second = chunks > 1 and place >= len(stages) // 2
         layers = [profile.layers[layer] for layer in held.layers()]
         backward_s = sum(layer.backward_s for layer in layers)
-        weight_s = sum(_weight_s(layer) for layer in layers)
+        of_weights = sum(map(weight_s, layers))
         works.append(
             StageWork(
                 forward_s=sum(layer.forward_s for layer in layers),
-                input_s=backward_s - weight_s,
-                weight_s=weight_s,
+                input_s=backward_s - of_weights,
+                weight_s=of_weights,
                 send_s=float(costs.cut_s[held.stop]) if held.stop != middle else 0.0,
                 return_s=float(costs.cut_s[held.start]) if held.start != middle else 0.0,
                 activation_bytes=sum(layer.activation_bytes for layer in layers),
-                kept_bytes=sum(map(_kept_bytes, layers)),
+                kept_bytes=sum(map(kept_bytes, layers)),
                 base_bytes=sum(layer.state_bytes for layer in layers) + (not second) * profile.reserve_bytes,
                 limit_bytes=device_memory_bytes,
             )
@@ -130,11 +130,13 @@ def stage_works(
     return tuple(works)
 
 
-def _weight_s(layer: LayerCost) -> float:
+def weight_s(layer: LayerCost) -> float:
+    """What W takes of the backward of ``layer``, measured or taken for it."""
     return layer.weight_s if layer.kept_bytes else (1 - INPUT_SHARE) * layer.backward_s
 
 
-def _kept_bytes(layer: LayerCost) -> int:
+def kept_bytes(layer: LayerCost) -> int:
+    """What is held between I and W of ``layer``, measured or taken for it."""
     return layer.kept_bytes or round(KEPT_SHARE * layer.activation_bytes)
 
 

@@ -245,8 +245,7 @@ class DeviceProcess:
             self._release()
         else:
             message = deployment.message
-            order = order_of(message.ops) if message.spec.schedule.apart else ()
-            self.executor.adopt(message.layout, message.counters, order)
+            self.executor.adopt(message.layout, message.counters, order_of(message.ops))
 
     def _resume(self, message: Resume) -> None:
         if self.deployment is not None and self.deployment.message.epoch == message.layout:

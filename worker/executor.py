@@ -87,7 +87,7 @@ class Executor:
     def adopt(self, layout: Layout, counters: Counters, order: Order = ()) -> None:
         """Take ``layout`` into force at a boundary; its layers are in the store. Does not run yet.
 
-        ``order``: what the planner would have this device do in every round, where the backward is decoupled.
+        ``order``: what the planner would have this device do in every round; empty: whatever is ready.
         """
         self.order = order
         self.layout, self.dead, self.detours, self.counters = layout, frozenset(), None, counters

@@ -4,7 +4,8 @@ Pure. Owns which task runs next and which layers' gradients a device still owes;
 Ready-first with priority backward > forward > weight gradients and at most ``segments - position`` micro-batches in
 flight: that is 1F1B (ENGINE facts in docs/design.md), and it needs no fixed order that a failure
 could make impossible. A decoupled backward is different: what waits for nobody should be done when there is nothing
-better, and that takes foresight. There the planner's order leads, for as long as nobody has died. Attempts that
+better, and that takes foresight. There the planner's order leads, for as long as nobody has died; and where routes cross
+because somebody has, once the daemon has deployed an order for what is left. Attempts that
 repair a failure are not capped: their number is small.
 
 Standing routes may cross (docs/recovery.md, "Re-routed"), so that a device is the second hop of one and the
@@ -88,8 +89,10 @@ Arrived = Callable[[Task, str], bool]
 
 
 def order_of(ops: str) -> Order:
-    """The F, I and W of a device's schedule."""
-    return tuple((op.kind, op.stage, op.micro_batch) for op in parse_ops(ops) if op.kind in {"F", "I", "W"})
+    """The F, B, I and W of a device's schedule."""
+    return tuple(
+        (op.kind, op.stage, op.micro_batch) for op in parse_ops(ops) if op.kind in {"F", "B", "I", "W"}
+    )
 
 
 @dataclass(slots=True)

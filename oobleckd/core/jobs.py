@@ -80,6 +80,7 @@ def prepare(core: Core, run: Run) -> None:
             min_nodes=run.job.spec.resources.min_pipeline_nodes,
             decoupled=run.job.spec.schedule.apart,
             chunks=run.job.spec.schedule.num_chunks,
+            staggered=run.job.spec.schedule.update == "staggered",
             held=held_besides(run.job.spec, profile),
             nodes_now=len(nodes),
         )

@@ -227,10 +227,11 @@ def _starve(core: Core, run: Run, nodes: tuple[str, ...]) -> None:
 
 def _changes_nothing(run: Run, proposal: Proposal) -> bool:
     """Whether ``proposal`` is the plan in force (nodes came that it has no use for), or that without the
-    dead whom detours take care of.
+    dead whom detours take care of. Devices on detours do whatever is ready: orders for them are something new, which all
+    are to begin with at the same boundary, as one that keeps to an order and one that does not could wait for each other.
     """
     job, plan = run.job, run.job.plan
-    if job.unsettled or plan is None or job.layout is None:
+    if job.unsettled or plan is None or job.layout is None or (job.settled and proposal.ops):
         return False
     held = {device: job.layout.holdings[device] for device in job.survivors()}
     return plan.pipelines == proposal.plan.pipelines and proposal.plan.holdings() == held

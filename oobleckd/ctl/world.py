@@ -64,6 +64,7 @@ class World:
             min_nodes=job.resources.min_pipeline_nodes,
             decoupled=job.schedule.apart,
             chunks=job.schedule.num_chunks,
+            staggered=job.schedule.update == "staggered",
             held=held_besides(job, profile),
             nodes_now=num_nodes,
         )

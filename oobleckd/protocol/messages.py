@@ -261,7 +261,7 @@ class Deploy(Message, frozen=True):
     State of layers that ``device`` does not hold yet comes from ``source``: "init" (fresh weights by
     name and seed), a checkpoint directory, or "copy": from the ``transfers`` whose target it is.
     ``sources`` of transfers may be devices outside the new layout (drained ones). ``ops`` is the text
-    form of this device's schedule: priorities, not an order that must be kept. ``secret`` (hex) opens
+    form of this device's schedule, which leads until somebody dies (empty: whatever is ready). ``secret`` (hex) opens
     transport links of this job. ``buckets`` of the model are a pure function of the job, so they are
     not sent.
     """

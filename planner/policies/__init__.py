@@ -9,7 +9,10 @@ from planner.plan import Plan, Template
 from planner.policies.oobleck import Oobleck
 from planner.policies.slipstream import SlipStream
 from planner.policy import PlanError, Policy, Proposal, Setup, Situation
-from planner.schedule import Op, format_ops, schedules
+from planner.reroute import layout_of
+from planner.routed import MOST_HOPS, better
+from planner.schedule import Op, format_ops
+from planner.shop import orders_of, shop_of, step_ops
 
 _POLICIES: dict[str, Policy] = {one.name: one for one in (Oobleck(), SlipStream())}
 
@@ -35,15 +38,20 @@ def adapt(
     situation: Situation,
     sizes: tuple[int, ...] = (),
 ) -> Proposal:
-    """``policy(name).adapt``, with the schedule of every device. Raises PlanError."""
+    """``policy(name).adapt``, with the schedule of every device that is to keep to one. Raises PlanError."""
     found = policy(name).adapt(setup, templates, situation, sizes)
+    if found.plan.vacant:
+        return found  # the policy knows whether its routes are better run in an order
     ops = {device: format_ops(each) for device, each in _schedules(setup, found.plan).items()}
     return msgspec.structs.replace(found, ops=ops)
 
 
 def _schedules(setup: Setup, plan: Plan) -> dict[str, tuple[Op, ...]]:
-    if plan.vacant:
-        return {}  # routes cross: whatever is ready
+    """Of a decoupled backward; one that is whole is run ready-first, which is 1F1B."""
     if not setup.decoupled:
-        return schedules(plan)
-    return decoupled_plan(plan, setup.profile, setup.device_memory_bytes, EFFORT_AT_ONCE)
+        return {}
+    ops = decoupled_plan(plan, setup.profile, setup.device_memory_bytes, EFFORT_AT_ONCE)
+    if not setup.staggered or sum(len(p.micro_batches) * len(p.segments) for p in plan.pipelines) > MOST_HOPS:
+        return ops
+    shop = shop_of(layout_of(plan, 1, len(setup.profile.layers)), setup)
+    return step_ops(shop, better(shop, orders_of(shop, ops)))

@@ -12,15 +12,15 @@ from functools import cached_property
 
 from planner.guarantee import losses_survived
 from planner.instantiate import slowest_s, split_micro_batches
-from planner.plan import Layers, Plan, Route, Template, Transfer, device_name, node_of
+from planner.plan import Layers, Layout, Plan, Route, Template, Transfer, device_name, node_of
 from planner.policies.cases import Nodes
 from planner.policies.oobleck import HORIZON_STEPS, pipelines_of
 from planner.policy import Setup
 from planner.reroute import layout_of
-from planner.routed import busiest_s, run_s
+from planner.routed import EFFORT_AT_ONCE, Crossing, busiest_s, layout_crossing
+from planner.schedule import Op
+from planner.shop import Shop, base_bytes, step_ops
 from planner.transfer import Place, copy_s, places, transfers
-
-MOST_HOPS = 50_000  # of a step that is run to see how long it takes: some tenths of a second
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,8 @@ class Grid:
                 left = len(route.segments) - position
                 flying.setdefault(segment.device, {}).setdefault(left, []).append(activations)
         for device, held in self.plan.holdings().items():
-            of_layers = sum(profile.layers[layer].state_bytes for layer in held.layers())
-            state = round((1 + setup.held.state_copies) * of_layers)
             most = sum(sum(sorted(each)[-left:]) for left, each in flying.get(device, {}).items())
-            base = profile.reserve_bytes + len(held.ranges) * setup.held.device_bytes
-            if setup.device_memory_bytes and base + state + most > setup.device_memory_bytes:
+            if 0 < setup.device_memory_bytes < base_bytes(setup, held) + most:
                 return False
         return True
 
@@ -120,9 +117,27 @@ class Grid:
         return Plan(pipelines_of(self.members, self.named, shares), vacant=tuple(sorted(vacant)))
 
     @cached_property
+    def layout(self) -> Layout:
+        """Who holds what, and who computes which micro-batch."""
+        return layout_of(self.plan, 1, len(self.setup.profile.layers))
+
+    @property
     def routes(self) -> tuple[Route, ...]:
         """Who computes which micro-batch."""
-        return layout_of(self.plan, 1, len(self.setup.profile.layers)).routes
+        return self.layout.routes
+
+    @cached_property
+    def _crossing(self) -> tuple[Crossing, Shop]:
+        effort = (
+            EFFORT_AT_ONCE if self.vacant else 0
+        )  # where no route crosses devices have orders of their own, or none
+        return layout_crossing(self.layout, self.setup, effort)
+
+    @property
+    def ops(self) -> dict[str, tuple[Op, ...]]:
+        """Device -> its schedule, where routes cross and one is enough faster than ready-first."""
+        found, shop = self._crossing
+        return {} if found.orders is None else step_ops(shop, found.orders)
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -131,12 +146,10 @@ class Grid:
 
     @cached_property
     def step_s(self) -> float:
-        """Modelled time of a step in seconds: of whatever is ready, or as the templates have it where no route crosses."""
+        """Modelled time of a step in seconds: as the templates have it where no route crosses, else of what is run."""
         if self.setup.decoupled and not self.vacant:
             return slowest_s(self.members, [len(pipeline.micro_batches) for pipeline in self.plan.pipelines])
-        if sum(len(route.segments) for route in self.routes) > MOST_HOPS:
-            return self.busiest_s
-        return run_s(self.routes, self.setup.profile)
+        return self._crossing[0].step_s
 
     @cached_property
     def busiest_s(self) -> float:

@@ -18,6 +18,7 @@ from planner.policies.cases import listed
 from planner.policies.grid import Grid, grid_of
 from planner.policies.oobleck import HORIZON_STEPS, Oobleck, size_of, sizes_of
 from planner.policy import REROUTING, Proposal, Rejected, Setup, Situation
+from planner.schedule import format_ops
 
 PLACES_SHOWN = 3
 _FASTER = 1 - 1e-9  # sums of the same times are rounded each for itself
@@ -132,7 +133,8 @@ def _proposal(situation: Situation, chosen: Grid, anew: Proposal, other: Grid | 
         moved = "; ".join(_placed(situation, other))
         why = f"{other.cost_s - chosen.cost_s:.3g} s more over {HORIZON_STEPS} steps: {_costs(other)}"
         rejected.append(Rejected(moved, other.cost_s, why))
-    return Proposal(plan, chosen.transfers, chosen.cost_s, reason, tuple(rejected))
+    ops = {device: format_ops(each) for device, each in chosen.ops.items()} if chosen.vacant else {}
+    return Proposal(plan, chosen.transfers, chosen.cost_s, reason, tuple(rejected), ops)
 
 
 def _rejected(chosen: Grid, anew: Proposal) -> Rejected:

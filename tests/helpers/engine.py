@@ -22,9 +22,13 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, Deploy, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags
 from planner.decoupled import decoupled
+from planner.dispatch import RULES, dispatch
 from planner.plan import Detours, Layout, Pipeline, Range, Route, Segment, holdings_of
+from planner.policy import Setup
+from planner.profile import LayerCost, Profile
 from planner.reroute import reroute
 from planner.schedule import format_ops
+from planner.shop import shop_of, step_ops
 from planner.work import StageWork
 from worker.data import Corpus, open_corpus
 from worker.deploy import Deployment
@@ -214,7 +218,7 @@ class World:
             self.nodes[device].executor.resume()
 
     def _lay_out_again(self) -> None:
-        """What a new plan does, without copies: the dead one's micro-batches stay re-routed."""
+        """What a new plan does, without copies: the dead one's micro-batches stay re-routed, mostly in an order for all."""
         self.epoch += 1
         broken = {
             r.micro_batch: tuple(range(self.spec.num_layers))
@@ -230,10 +234,26 @@ class World:
         self.layout = Layout(self.epoch, self.spec.num_layers, holdings, standing)
         self.gone |= self.dead
         self.dead = set()
+        orders = self._orders() if self.random.random() < 0.8 else {}
         for device in self.live():
             executor = self.nodes[device].executor
-            executor.adopt(self.layout, executor.counters)
+            executor.adopt(self.layout, executor.counters, orders.get(device, ()))
             executor.resume()
+
+    def _orders(self) -> dict[str, Order]:
+        """Where routes cross, as the planner has it for equal layers."""
+        schedule, spec = self.job.schedule, self.spec
+        layer = LayerCost("layer", 0.01, 0.02, 1, 1, 1, 0, weight_s=0.01, kept_bytes=1)
+        profile = Profile(
+            "engine", "cpu", (layer,) * spec.num_layers, buckets=tuple(b.uses for b in spec.buckets)
+        )
+        setup = Setup(
+            profile, self.job.num_micro_batches, 1, 0, 1, 1,
+            decoupled=schedule.apart, staggered=schedule.update == "staggered",
+        )  # fmt: skip
+        shop = shop_of(self.layout, setup)
+        orders = self.random.choice(dispatch(shop, self.random.choice(RULES), 2).orders)
+        return {device: order_of(format_ops(ops)) for device, ops in step_ops(shop, orders).items()}
 
     def _in(self, device: str, act: Callable[[Executor], object]) -> bool:
         if device not in self.live():

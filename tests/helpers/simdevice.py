@@ -30,11 +30,13 @@ from oobleckd.protocol.messages import (
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, Vote
 from planner.plan import Detours, Layers, Layout, Route, Segment, standing_routes
 from worker.commit import Commit, outcome_of
+from worker.tasks import order_of
 
 if TYPE_CHECKING:
     from tests.helpers.world import SimNode, World
 
 Task = tuple[str, int, int, int]  # kind (F or B), micro-batch, attempt, position in the route
+Planned = tuple[str, int, int]  # kind, micro-batch, position
 State = tuple[int, int]  # updates applied, squeezes
 
 
@@ -88,6 +90,9 @@ class SimDevice:
         self.busy: Task | None = None
         self.work = getattr(self, "work", 0) + 1
         self.gradients = 0
+        self.order: tuple[Planned, ...] = ()
+        self.planned: list[Planned] = []
+        self.followed = 0
 
     # ------------------------------------------------------------------ what it holds
 
@@ -214,6 +219,7 @@ class SimDevice:
         squeezes = {state[1] for state in self.store.values()}
         assert {state[0] for state in self.store.values()} == {message.counters.applied}, "stale state"
         assert len(squeezes) == 1
+        self.order = tuple(("B" if k == "I" else k, mb, p) for k, p, mb in order_of(message.ops) if k != "W")
         self.layout, self.dead, self.counters = message.layout, frozenset(), message.counters
         self.detours = None
         self.holding, self.hold_next, self.flags = True, False, Flags()
@@ -233,6 +239,8 @@ class SimDevice:
         if not self.job or self.layout.epoch != message.layout or not self.commit.report(message.epoch):
             return
         self.dead |= frozenset(message.dead)
+        if self.dead:
+            self.planned = []
         for route in self._standing():
             if route.touches(self.dead):
                 self.routes.pop(route.micro_batch, None)
@@ -280,6 +288,7 @@ class SimDevice:
         self.done = {layer: set() for layer in self.held.layers()}
         self.reduced, self.ran, self.busy, self.gradients = set(), set(), None, 0
         self.work += 1
+        self.planned = [] if self.dead else list(self.order)
         self.arrived = {key for key in self.arrived if key[0] >= self.counters.round}
         self._enter({})
 
@@ -456,7 +465,13 @@ class SimDevice:
         if self.busy is not None:
             return
         for task, segment, route in self.tasks:
+            kind, mb, _, position = task
+            if self.planned and self.planned[0] != (kind, mb, position):
+                continue
             if task not in self.ran and self._can_run(task, route):
+                if self.planned:
+                    self.planned.pop(0)
+                    self.followed += 1
                 self.busy = task
                 seconds = self.world.layer_s * len(segment.layers) * self.world.random.uniform(0.8, 1.2)
                 self.world.after(seconds, self._ran, self.work, task, segment, route)
@@ -466,7 +481,7 @@ class SimDevice:
         kind, mb, attempt, position = task
         if kind == "F":
             arrived = position == 0 or (self.counters.round, *task) in self.arrived
-            return arrived and not self._capped(route, len(route.segments) - position)
+            return arrived and (bool(self.planned) or not self._capped(route, len(route.segments) - position))
         if ("F", mb, attempt, position) not in self.ran:
             return False
         return position == len(route.segments) - 1 or (self.counters.round, *task) in self.arrived

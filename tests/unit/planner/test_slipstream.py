@@ -6,13 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Layers, Plan, Range, Template, node_of
+from planner.plan import Layers, Layout, Plan, Range, Template, node_of
 from planner.policies import adapt, policy, prepare
 from planner.policies.oobleck import HORIZON_STEPS
 from planner.policy import REROUTING, PlanError, Proposal, Setup, Situation
 from planner.reroute import covers, layout_of
-from planner.routed import busiest_s, run_s
+from planner.rounds import period
+from planner.routed import WORTH, busiest_s, ready_first_s
+from planner.schedule import parse_ops
+from planner.shop import cost_of, orders_of, shop_of
+from planner.timeline import dry_run
 from planner.transfer import copy_s
+from planner.validator import validate_shop
 from tests.unit.planner.build import even_profile, setup_of
 from tests.unit.planner.test_oobleck import alive, n0_of_2
 
@@ -52,6 +57,19 @@ def check(setup: Setup, nodes: list[str], held: dict[str, Layers], found: Propos
             lost = not any(layer in other for other in held.values())
             assert there or lost or (device, layer) in copied
     assert plan.reason == found.reason
+    if plan.vacant and found.ops:
+        check_ops(setup, layout, found)
+
+
+def check_ops(setup: Setup, layout: Layout, found: Proposal) -> None:
+    """Orders can be run, take what is said, and are worth a stop."""
+    shop = shop_of(layout, setup)
+    ops = {device: parse_ops(text) for device, text in found.ops.items()}
+    validate_shop(shop, ops)
+    step_s = found.plan.step_s
+    assert step_s < ready_first_s(shop, staggered=setup.staggered) * (1 - WORTH)
+    if not setup.staggered:
+        assert dry_run(ops, cost_of(shop)).makespan_s == pytest.approx(step_s)
 
 
 def places(plan: Plan) -> list[tuple[str, ...]]:
@@ -86,7 +104,7 @@ def test_a_dead_node_s_micro_batches_go_to_its_peers_and_nothing_moves():
     assert found.reason.endswith(" s as modelled; can lose 0")
     assert found.cost_s == pytest.approx(HORIZON_STEPS * found.plan.step_s)
     layout = layout_of(found.plan, 1, 8)
-    assert found.plan.step_s == pytest.approx(run_s(layout.routes, setup.profile))
+    assert found.plan.step_s <= ready_first_s(shop_of(layout, setup)) * (1 + 1e-9)
     assert found.plan.step_s >= busiest_s(layout.routes, setup.profile)
     (anew,) = found.rejected
     assert anew.what == "re-instantiate: pipelines of 3 nodes"
@@ -152,7 +170,7 @@ def test_several_dead_of_one_stage_are_spread_over_the_stages_where_that_pays():
     assert found.reason.startswith(f"{node_of(moved)} moves to ")
     assert "where more is lost" in found.reason
     stay = msgspec_plan(plan, ("d/0", "f/0"))
-    stay_s = run_s(layout_of(stay, 1, 8).routes, setup.profile)
+    stay_s = busiest_s(layout_of(stay, 1, 8).routes, setup.profile)
     assert found.cost_s < HORIZON_STEPS * stay_s
     assert found.cost_s == pytest.approx(
         copy_s(found.transfers, setup.profile) + HORIZON_STEPS * found.plan.step_s
@@ -278,3 +296,35 @@ def test_where_routes_that_cross_would_not_fit_it_is_oobleck_s():
     )  # fmt: skip
     assert found.plan.vacant == ("b/0",)
     assert found.transfers == ()
+
+
+@pytest.mark.parametrize("changes", [{}, {"decoupled": True}, {"decoupled": True, "staggered": True}])
+def test_where_routes_cross_orders_come_with_the_plan(changes: dict[str, bool]):
+    setup = setup_of(
+        even_profile(8), num_micro_batches=12, f=1, max_nodes=8, min_nodes=4, chunks=1, **changes
+    )
+    plan = started(setup, list("abcdefgh"))
+    found = adapted(setup, plan, list("acdefgh"))
+    assert found.plan.vacant == ("b/0",)
+    assert found.ops.keys() == found.plan.holdings().keys()
+
+
+def test_where_none_is_enough_faster_whatever_is_ready_is_done():
+    setup = setup_of(even_profile(2), num_micro_batches=2, max_nodes=2)
+    plan = started(setup, list("ab"))
+    found = adapted(setup, plan, list("a"))
+    assert found.ops == {}
+
+
+def test_with_staggered_updates_an_order_is_made_for_the_steps_that_follow_each_other():
+    fields = {"num_micro_batches": 8, "f": 0, "max_nodes": 4, "min_nodes": 4, "chunks": 1, "decoupled": True}
+    setup = setup_of(even_profile(4), **fields)
+    staggered = setup_of(even_profile(4), **fields, staggered=True)
+    nodes = tuple("abcd")
+    plain = adapt("slipstream", setup, prepare("slipstream", setup), Situation(nodes, {}))
+    found = adapt("slipstream", staggered, prepare("slipstream", staggered), Situation(nodes, {}))
+    shop = shop_of(layout_of(found.plan, 1, 4), staggered)
+    ops = {device: parse_ops(text) for device, text in found.ops.items()}
+    validate_shop(shop, ops)
+    theirs = orders_of(shop, {device: parse_ops(text) for device, text in plain.ops.items()})
+    assert period(shop, orders_of(shop, ops)).seconds <= period(shop, theirs).seconds

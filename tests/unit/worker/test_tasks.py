@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import heapq
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Range, Route, Segment
-from worker.tasks import Board, Task
+from planner.dispatch import READY_FIRST, RULES, RULES_FUSED, dispatch
+from planner.plan import Layers, Layout, Range, Route, Segment
+from planner.policy import Setup
+from planner.profile import LayerCost, Profile
+from planner.schedule import format_ops
+from planner.shop import Shop, shop_of, step_ops
+from worker.tasks import Board, Order, Step, Task, order_of
 
 
 def chain(micro_batch: int, devices: str, mask: tuple[int, ...] | None = None) -> Route:
@@ -104,3 +111,98 @@ def test_routes_that_cross_or_come_back_come_to_their_end(routes: list[Route], s
         tasks = [(r, p) for r in routes for p, s in enumerate(r.segments) if s.device == device]
         caps = {len(r.segments) - p for r, p in tasks if r.mask is None}
         assert count <= sum(caps) + sum(r.mask is not None for r, _ in tasks)
+
+
+# ---------------------------------------------------------------------- beside the planner
+
+
+def seconds_of(kind: str, hop: int, micro_batch: int) -> int:
+    """Of an op, whoever runs it; sums that differ, so that hardly anything ends at the same time."""
+    return 1000 + 97 * hop + 31 * micro_batch + {"F": 0, "B": 1013, "I": 7, "W": 509}[kind]
+
+
+def simulated(routes: list[Route], orders: dict[str, Order], *, apart: bool) -> dict[str, list[Step]]:
+    """What boards do when devices take time: device -> its steps, in order."""
+    boards, arrive = boards_of(routes, apart=apart), {}
+    for name, board in boards.items():
+        board.order.extend(orders.get(name, ()))
+    steps: dict[str, list[Step]] = {name: [] for name in boards}
+    busy: list[tuple[int, str, str, Task]] = []
+    now, idle = 0, set(boards)
+    while True:
+        for name in sorted(idle):
+            here = {key for key, at in arrive.items() if at <= now}
+            found = boards[name].next(lambda task, kind, here=here: task.key(kind, 0, task.position) in here)
+            if found:
+                kind, task = found
+                idle.discard(name)
+                steps[name].append((kind, task.position, task.route.micro_batch))
+                heapq.heappush(
+                    busy, (now + seconds_of(kind, task.position, task.route.micro_batch), name, kind, task)
+                )
+        if not busy:
+            break
+        now, name, kind, task = heapq.heappop(busy)
+        idle.add(name)
+        if kind == "F":
+            boards[name].ran_forward(task)
+            arrive[task.key("F", 0, task.position + 1)] = now
+        elif kind == "W":
+            boards[name].ran_weights(task)
+        else:
+            boards[name].ran_backward(task)
+            arrive[task.key("B", 0, task.position - 1)] = now
+    return steps
+
+
+def shop_with(routes: list[Route], *, apart: bool) -> Shop:
+    """The planner's view of the same: every device holds all layers, ops take what ``seconds_of`` says."""
+    depth = max(len(route.segments) for route in routes)
+    names = {s.device for route in routes for s in route.segments}
+    layer = LayerCost("layer", 1.0, 2.0, 4, 18, 1, 0, weight_s=1.0, kept_bytes=1)
+    layout = Layout(1, depth, {name: Layers.of(Range(0, depth)) for name in names}, tuple(routes))
+    profile = Profile("board", "cpu", (layer,) * depth, link_latency_s=0.0)
+    shop = shop_of(layout, Setup(profile, len(routes), 0, 0, 1, 1, decoupled=apart))
+    took = [
+        float(
+            seconds_of(
+                shop.kind(op),
+                shop.hops[op // shop.stride][1],
+                shop.routes[shop.hops[op // shop.stride][0]].micro_batch,
+            )
+        )
+        for op in range(len(shop.seconds))
+    ]
+    return replace(shop, seconds=tuple(took))
+
+
+@settings(max_examples=150, deadline=None)
+@given(crossing(), st.booleans())
+def test_the_planner_s_ready_first_is_what_boards_do(routes: list[Route], apart: bool):
+    routes = [Route(r.micro_batch, 1, r.segments) for r in routes]
+    shop = shop_with(routes, apart=apart)
+    (orders,) = dispatch(shop, READY_FIRST).orders
+    planned = {name: list(order_of(format_ops(ops))) for name, ops in step_ops(shop, orders).items()}
+    assert planned == simulated(routes, {}, apart=apart)
+
+
+@settings(max_examples=100, deadline=None)
+@given(crossing(), st.booleans(), st.integers(0, 5))
+def test_an_order_is_kept_to_and_comes_to_its_end(routes: list[Route], apart: bool, number: int):
+    routes = [Route(r.micro_batch, 1, r.segments) for r in routes]
+    shop = shop_with(routes, apart=apart)
+    (orders,) = dispatch(shop, (RULES if apart else RULES_FUSED)[number]).orders
+    planned = {name: order_of(format_ops(ops)) for name, ops in step_ops(shop, orders).items()}
+    assert {name: tuple(steps) for name, steps in simulated(routes, planned, apart=apart).items()} == planned
+
+
+def test_a_loss_has_the_order_of_a_whole_backward_forgotten():
+    routes = [chain(0, "ab"), chain(1, "ab")]
+    board = Board("a")
+    board.begin(range(2), routes, order_of("0F1 0SA1 0F0 0SA0 0RG1 0B1 0RG0 0B0 R U"))
+    kind, task = board.next(lambda *_: True)
+    assert (kind, task.route.micro_batch) == ("F", 1)
+    board.ran_forward(task)
+    board.forget_order()
+    kind, task = board.next(lambda *_: True)
+    assert (kind, task.route.micro_batch) == ("B", 1)  # whatever is ready: the order had a forward here

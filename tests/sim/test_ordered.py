@@ -1,0 +1,116 @@
+"""Re-routed, then in an order: what the policy answers is delivered at a boundary, kept to, and forgotten at the next loss."""
+
+import pytest
+
+from oobleckd.core.entries import LayoutDeployed
+from oobleckd.protocol.api import Control
+from oobleckd.protocol.job import Schedule
+from tests.helpers.world import World
+from tests.sim.test_detours import running, twin, until_closed, written
+
+DECOUPLED = Schedule(backward="decoupled", chunks=1)
+STAGGERED = Schedule(backward="decoupled", chunks=1, update="staggered")
+
+
+def three_stages(num_nodes: int = 6, seed: int = 0, **spec: object) -> World:
+    """250 bytes a device: two layers, so that pipelines of three have enough to gain by an order."""
+    return running(num_nodes, seed, **({"memory": 250, "steps": 60} | spec))
+
+
+def devices(world: World) -> list:
+    return [world.device(name) for name in world.job().layout.holdings if world.device(name) is not None]
+
+
+@pytest.mark.parametrize("schedule", [Schedule(), DECOUPLED, STAGGERED])
+@pytest.mark.parametrize("seed", range(4))
+def test_after_a_loss_an_order_follows(seed: int, schedule: Schedule):
+    memory = (
+        330 if schedule.update == "staggered" else 250
+    )  # a third of the state is kept from before the update
+    world = three_stages(seed=seed, schedule=schedule, memory=memory)
+    before = world.view().pipelines
+    world.kill("n02")
+    world.run(lambda: bool(world.incidents()))
+    until_closed(world)
+    job = world.job()
+    assert (job.dead, job.settled, job.detours) == ((), (), None)
+    assert [p.nodes for p in world.view().pipelines] == [p.nodes for p in before]
+    (incident,) = world.incidents()
+    assert incident.copied_bytes == 0
+    assert incident.reason.startswith("n02's micro-batches go to ")
+    assert [p.phase for p in incident.phases] == ["detect", "plan", "reconfigure", "resume", "copy", "resume"]
+    assert all(device.order for device in devices(world))
+    world.run_for(1.0)
+    assert all(device.followed > len(device.order) for device in devices(world))
+    world.until_state("done")
+    world.check_done()
+    assert len(written(world, LayoutDeployed)) == 2
+    assert world.job().steps_lost == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_next_loss_has_it_forgotten_and_another_order_follows(seed: int):
+    world = three_stages(9, seed, f=2, steps=100)
+    world.kill("n02")
+    world.run(lambda: bool(world.incidents()))
+    until_closed(world)
+    world.run_for(0.01 * seed)
+    world.kill(twin(world, "n02"))
+    world.run(lambda: world.job().dead != () and not world.job().unsettled)
+    assert not any(device.planned for device in devices(world))
+    until_closed(world, 2)
+    assert not world.job().dead
+    assert all(device.order for device in devices(world))
+    world.until_state("done")
+    world.check_done()
+    assert world.job().steps_lost == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_loss_while_the_order_is_delivered(seed: int):
+    world = three_stages(9, seed, f=2, steps=60)
+    world.kill("n02")
+    world.run(lambda: world.machine.core.run.phase == "deploy")
+    world.after(0.003 * seed, world.kill, twin(world, "n02"))
+    world.until_state("done")
+    world.check_done()
+    assert world.job().steps_lost == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_comes_back_takes_its_place_and_ends_the_order(seed: int):
+    world = three_stages(seed=seed, steps=100)
+    world.kill("n02")
+    world.run(lambda: bool(world.incidents()))
+    until_closed(world)
+    world.add("n02")
+    world.run(lambda: "n02" in world.view().nodes)
+    world.run(lambda: not any(device.order for device in devices(world)))  # no route crosses any more
+    world.until_state("done")
+    world.check_done()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_daemon_restarts_before_the_order_is_there(seed: int):
+    world = three_stages(seed=seed, steps=100, lease_s=1.5, grace_s=2.0)
+    world.kill("n02")
+    world.run(lambda: bool(world.job().settled))
+    world.run_for(0.003 * seed)
+    world.restart_daemon(down_s=0.1)
+    world.run(lambda: world.machine is not None and len(written(world, LayoutDeployed)) == 2)
+    world.until_state("done")
+    world.check_done()
+
+
+def test_a_pause_and_a_loss_and_the_order_comes_when_it_goes_on():
+    world = three_stages()
+    world.ask(Control("job-1", "pause"))
+    world.until_state("paused")
+    world.kill("n02")
+    world.run(lambda: bool(world.incidents()))
+    until_closed(world)
+    assert world.state() == "paused"
+    world.ask(Control("job-1", "resume"))
+    world.until_state("done")
+    world.check_done()
+    assert len(written(world, LayoutDeployed)) == 2
