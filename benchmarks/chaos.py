@@ -5,7 +5,7 @@ python benchmarks/chaos.py --seed 17           one seed again
 python benchmarks/chaos.py --hows hang,sigstop only these kinds of failures
 python benchmarks/chaos.py --devices 2         only on nodes of two devices (else every fourth seed)
 python benchmarks/chaos.py --matrix [--cell N] every phase x victim x one or two at once
-python benchmarks/chaos.py --manner slipstream-decoupled-flushed   only so (else as the seed or the cell has it)
+python benchmarks/chaos.py --manner slipstream-decoupled-2-flushed   only so (else as the seed or the cell has it)
 python benchmarks/chaos.py --daemon --seeds 20 kill -9 of the daemon in the middle of training
 """
 
