@@ -17,8 +17,8 @@ class Manner:
 
     policy: PolicyName = "oobleck"
     backward: Literal["fused", "decoupled"] = "fused"
-    update: Literal["flushed", "staggered"] = "flushed"
     chunks: Literal[1, 2] = 1
+    update: Literal["flushed", "staggered"] = "flushed"
 
     @property
     def form(self) -> str:
@@ -29,9 +29,14 @@ class Manner:
     def name(self) -> str:
         return f"{self.policy}-{self.form}-{self.update}"
 
-    @property
-    def schedule(self) -> Schedule:
-        return Schedule(self.backward, chunks=self.chunks, update=self.update)
+    def simulated(self, boundary_memory: int | str = "1GiB") -> dict[str, Any]:
+        """Of ``world.make_job``: with so little memory a pipeline has two devices or more."""
+        schedule = Schedule(self.backward, self.chunks, self.update, boundary_memory)
+        return {
+            "policy": self.policy,
+            "schedule": schedule,
+            "memory": 470 if self.update == "staggered" else 350,
+        }
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Of job.toml. Without clipping a staggered update is made in every step; it needs a third more of state."""
@@ -56,11 +61,12 @@ FORMS: tuple[tuple[Literal["fused", "decoupled"], Literal[1, 2]], ...] = (
     ("decoupled", 1),
     ("decoupled", 2),
 )
+UPDATES: tuple[Literal["flushed", "staggered"], ...] = ("flushed", "staggered")
+KEPT = (0, 5, "1GiB")
+"""Bytes for what a device sent: none, too few (of a letter in the simulation one), enough."""
 MANNERS = tuple(
-    Manner(policy, backward, update, chunks)
-    for policy, (backward, chunks), update in itertools.product(
-        get_args(PolicyName), FORMS, ("flushed", "staggered")
-    )
+    Manner(policy, *form, update)
+    for policy, form, update in itertools.product(get_args(PolicyName), FORMS, UPDATES)
 )
 BY_NAME = {manner.name: manner for manner in MANNERS}
 

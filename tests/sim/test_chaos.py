@@ -12,7 +12,8 @@ from typing import get_args
 import pytest
 
 from oobleckd.protocol.api import Control, Drain
-from oobleckd.protocol.job import PolicyName, Schedule
+from oobleckd.protocol.job import PolicyName
+from tests.helpers.manners import FORMS, KEPT, UPDATES, Manner
 from tests.helpers.world import World
 
 SEEDS = 200
@@ -102,14 +103,15 @@ def stormy(seed: int, policy: PolicyName) -> None:
         num_devices=dice.choice([1, 1, 1, 2]),
         overflows=(5, 9) if dice.random() < 0.3 else (),
         nans=(7,) if dice.random() < 0.3 else (),
+        clips=(6, 15) if dice.random() < 0.3 else (),
         codec=dice.random() < 0.2,
         lease_s=dice.choice([1.5, 5.0]),
         grace_s=dice.choice([1.0, 3.0]),
     )
     world.run_for(1.0)
     f = min(dice.randrange(3), len(world.nodes) // 2 - 1)  # n0 is 2: more copies would wait for more nodes
-    form = Schedule("decoupled", chunks=2) if seed % 2 else Schedule()
-    world.submit(steps=25, f=f, memory=350, every=dice.choice([0, 4]), policy=policy, schedule=form)
+    manner = Manner(policy, *FORMS[seed % 3], UPDATES[seed // 3 % 2])
+    world.submit(steps=25, f=f, every=dice.choice([0, 4]), **manner.simulated(dice.choice(KEPT)))
     Storm(world, dice, dice.choice([0, 1, 3])).blow(dice.randrange(1, 14))
     world.run(lambda: world.state() in {"done", "failed"}, limit_s=120)
     world.check_done()
