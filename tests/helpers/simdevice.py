@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,16 @@ class Died(Exception):
 
 
 class SimFaults(Faults):
-    """Fault points that end the device's present piece of work instead of the process."""
+    """Fault points that end the device's present piece of work instead of the process, where it or the world says so."""
+
+    def __init__(self, sim: SimDevice) -> None:
+        super().__init__(sim.name, Path())
+        self.sim = sim
+
+    def reach(self, point: str, round_: int) -> None:
+        super().reach(point, round_)
+        if self.sim.world.strikes(self.sim, point, round_):
+            raise Died(point)
 
     def strike(self, point: str, round_: int, *, hang: bool) -> None:
         raise Died(point)
@@ -63,46 +73,77 @@ class SimPulse(Pulse):
         return _TIMED
 
 
-class SimTransport:
-    """Links to peers by address, which tells their lives apart.
+@dataclass(eq=False)
+class Link:
+    """One way from a device to a life of a peer. It opens once that one has its secret and has not forgotten the sender."""
 
-    A link opens once both ends have its secret: what comes earlier waits. A forgotten life is let in no more.
-    """
+    secret: bytes
+    is_open: bool = False
+    closed: bool = False
+
+
+class SimTransport:
+    """Links to peers by address, which tells their lives apart; as ``worker.transport`` has it."""
 
     def __init__(self, sim: SimDevice) -> None:
         self.sim, self.device, self.address = sim, sim.name, f"{sim.name}:{sim.life}"
         self.known: dict[str, str] = {}
+        self.links: dict[str, Link] = {}
+        self.left: set[str] = set()
         self.forgotten: set[str] = set()
-        self.secrets = [b""]
-        self.early: list[tuple[str, bytes, Letter]] = []
+        self.secrets: list[bytes] = []
+        self.incoming: dict[str, list[tuple[SimTransport, Link]]] = {}
+        self.early: list[tuple[SimTransport, Link, Letter]] = []
 
     def peers(self) -> frozenset[str]:
         return frozenset(self.known)
 
     def configure(self, peers: Mapping[str, Peer], secret: bytes) -> None:
         self.secrets.append(secret)
-        self.known |= {name: peer.address for name, peer in peers.items()}
-        self.forgotten -= set(self.known.values())
+        for name, peer in peers.items():
+            if self.known.get(name) != peer.address:
+                self.links.pop(name, None)
+            self.known[name] = peer.address
+            self.left.discard(name)
+            self.forgotten.discard(peer.address)
         early, self.early = self.early, []
         for waiting in early:
             self.arrive(*waiting)
 
     def forget(self, peers: Collection[str]) -> None:
-        self.forgotten |= {self.known.pop(peer) for peer in peers if peer in self.known}
+        for peer in peers:
+            self.links.pop(peer, None)
+            if (address := self.known.pop(peer, None)) is not None:
+                self.forgotten.add(address)
+                for source, link in self.incoming.pop(address, []):
+                    link.closed = True
+                    source.said_goodbye(self.device, link)
+
+    def said_goodbye(self, peer: str, link: Link) -> None:
+        if self.links.get(peer) is link:
+            del self.links[peer]
+            self.left.add(peer)
 
     def send(self, peer: str, key: Key, tensors: Sequence[Any], meta: bytes = b"") -> bool:
         target = self.sim.world.device(peer)
-        if target is None or self.known.get(peer) != target.transport.address:
+        if target is None or self.known.get(peer) != target.transport.address or peer in self.left:
             return False
+        link = self.links.setdefault(peer, Link(self.secrets[-1]))
         letter = Letter(key, self.device, meta, list(tensors))
-        self.sim.world.send(self.sim, target, self.address, self.secrets[-1], letter)
+        self.sim.world.send(self.sim, target, self, link, letter)
         return True
 
-    def arrive(self, address: str, secret: bytes, letter: Letter) -> None:
-        if self.known.get(letter.source) == address:
+    def arrive(self, source: SimTransport, link: Link, letter: Letter) -> None:
+        if link.closed:
+            return
+        if link.is_open:
             self.sim.mailbox.put(letter)
-        elif secret not in self.secrets or address not in self.forgotten:
-            self.early.append((address, secret, letter))
+        elif link.secret in self.secrets and source.address not in self.forgotten:
+            link.is_open = True
+            self.incoming.setdefault(source.address, []).append((source, link))
+            self.sim.mailbox.put(letter)
+        else:
+            self.early.append((source, link, letter))
 
 
 class SimPlane:
@@ -138,7 +179,7 @@ class SimDevice(DeviceProcess):
         self.life = f"life-{next(world.lives)}"
         self.alive, self.busy = True, False
         self.place = Place(name, "cpu", "host", "", Path())
-        self.pulse, self.faults, self.mailbox = SimPulse(), SimFaults(name, Path()), Mailbox()
+        self.pulse, self.faults, self.mailbox = SimPulse(), SimFaults(self), Mailbox()
         self.torch_device = CPU
         self.transport: Any = SimTransport(self)
         self.plane: Any = SimPlane()
@@ -194,9 +235,9 @@ class SimDevice(DeviceProcess):
         self.mailbox.post(message)
         self.poke()
 
-    def letter(self, address: str, secret: bytes, letter: Letter) -> None:
-        """Something arrived from the peer at ``address``, over a link that ``secret`` opened."""
-        self.transport.arrive(address, secret, letter)
+    def letter(self, source: SimTransport, link: Link, letter: Letter) -> None:
+        """Something arrived from a peer."""
+        self.transport.arrive(source, link, letter)
         self.poke()
 
     def poke(self) -> None:
@@ -237,6 +278,8 @@ class SimDevice(DeviceProcess):
     def tell(self, message: Any) -> None:
         """To the agent. Real seconds have no place here, and an empty bucket has no bytes: a copied layer counts one."""
         if isinstance(message, StepDone):
+            self.world.early += message.early
+            self.world.taken_back += message.taken_back
             message = msgspec.structs.replace(message, step_s=0.1, busy_s=0.1)
         elif isinstance(message, Ready) and self.deployment and self.deployment.message.source == "copy":
             layers = self.deployment.layers.layers() if self.deployment.layers else ()

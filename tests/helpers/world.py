@@ -219,7 +219,9 @@ class World:
         self.partial: dict[str, dict[int, State]] = {}
         self.complete: dict[str, dict[int, State]] = {}
         self.outcomes: dict[tuple[str, int], tuple[Counters, str, tuple[int, int]]] = {}
+        self.early = self.taken_back = 0  # updates before all votes were in, and those in vain
         self.fired: list[tuple[str, str]] = []
+        self.strikes: Callable[[SimDevice, str, int], bool] = lambda _device, _point, _round: False
         self.on_strike: Callable[[str, int], None] = lambda name, _index: self.kill(name)
         self.history = 0
         self.plan_s = (0.002, 0.03)

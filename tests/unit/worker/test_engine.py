@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from oobleckd.protocol.job import Job, Schedule, parse_job
-from oobleckd.protocol.parts import Counters, Flags
+from oobleckd.protocol.parts import Counters, Flags, Vote
 from tests.helpers.engine import World
 from worker import sums, twin
 from worker.faults import POINTS
@@ -513,3 +513,25 @@ def test_other_modes_train_and_survive(tmp_path: Path, change: dict[str, object]
         assert world.losses == calm.losses
     else:
         assert world.losses == pytest.approx(calm.losses, rel=1e-4)
+
+
+def test_no_early_update_while_tasks_of_the_round_are_left(tmp_path: Path) -> None:
+    """After a loss attempts may pass through a device that has reduced all it holds: they need its weights as they are."""
+    world = World(job(tmp_path, {"update": "staggered"}), STAGES, 0, tmp_path)
+    executor = world.nodes["a0/0"].executor
+    executor.foresight.saw(True)
+    vote = Vote({}, {}, nan=False, overflow=False, flags=Flags())
+    assert not executor._may_hurry(vote)
+    executor.now.board.begin((), ())
+    assert executor._may_hurry(vote)
+
+
+def test_who_is_told_to_go_on_at_the_end_says_that_it_is_there(reference, tmp_path: Path) -> None:
+    """A way back to the checkpoint of the last step."""
+    world = World(reference[0], STAGES, 0, tmp_path)
+    world.run()
+    node = world.nodes["a0/0"]
+    node.told.clear()
+    node.executor.resume()
+    assert node.executor.holding
+    assert [message.finished for message in node.told] == [True]
