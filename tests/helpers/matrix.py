@@ -130,7 +130,7 @@ def run_cell(cluster: Cluster, cell: Cell) -> JobView:
     """
     cluster.usable(cluster.num_nodes)
     guest = max(node.name for node in cluster.client.nodes())
-    _drain(cluster, guest)
+    drain(cluster, guest)
     try:
         return _run_cell(cluster, cell, guest)
     finally:
@@ -176,7 +176,7 @@ def _move_until_fired(
     spared = [
         n for p in view.pipelines for n in p.nodes if n not in doomed and survivable(view, {*doomed, n})
     ]
-    moves = [_undrain, _drain, *([_drain, _undrain] * len(spared))]
+    moves = [undrain, drain, *([drain, undrain] * len(spared))]
     movers = [guest, guest, *(n for n in spared for _ in range(2))]
     for move, node in [*zip(moves, movers, strict=True)] * 3:
         move(cluster, node, fired)
@@ -184,15 +184,16 @@ def _move_until_fired(
             return
 
 
-def _drain(cluster: Cluster, node: str, over: Callable[[], bool] = lambda: False) -> None:
+def drain(cluster: Cluster, node: str, over: Callable[[], bool] = lambda: False) -> None:
     """Drain ``node`` and wait until it is, or until ``over``."""
     cluster.client.drain(node, "matrix")
     _await_state(cluster, node, ("drained",), over)
 
 
-def _undrain(cluster: Cluster, node: str, over: Callable[[], bool]) -> None:
+def undrain(cluster: Cluster, node: str, over: Callable[[], bool] = lambda: False) -> None:
+    """Have ``node`` back and wait until it can be used, or until ``over``."""
     cluster.client.undrain(node, "matrix")
-    _await_state(cluster, node, ("active",), over)
+    _await_state(cluster, node, ("active", "standby"), over)
 
 
 def _await_state(cluster: Cluster, node: str, states: Sequence[str], over: Callable[[], bool]) -> None:
@@ -216,4 +217,15 @@ def _check_redone(cluster: Cluster, view: JobView, doomed: Sequence[str], cell: 
     assert all(i.layer_gradients <= most for i in incidents), (most, incidents)
 
 
-__all__ = ["NODES", "Cell", "all_cells", "every_cell", "pairwise", "run_cell", "survivable"]
+__all__ = [
+    "AHEAD",
+    "NODES",
+    "Cell",
+    "all_cells",
+    "drain",
+    "every_cell",
+    "pairwise",
+    "run_cell",
+    "survivable",
+    "undrain",
+]
