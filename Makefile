@@ -1,13 +1,14 @@
 # The same commands for people and for CI. `make` alone lists them.
 PYTHON ?= python3
 SEEDS ?= 20
+POINT_SEEDS ?= 30
 MINUTES ?= 30
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 # The programs started here are many, and compiling our modules anew is a tenth of what each imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-gpu check fmt docs bench chaos chaos-matrix quiet lossy soak
+.PHONY: help setup demo test test-gpu check fmt docs bench chaos chaos-matrix chaos-points quiet lossy soak
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -59,6 +60,9 @@ chaos: setup ## kills at random times; SEEDS=50 for fifty of them
 
 chaos-matrix: setup ## a kill in every phase of a step, of every kind of victim
 	$(BIN)/python benchmarks/chaos.py --matrix
+
+chaos-points: setup ## a kill inside a backup, a validation or a copy; POINT_SEEDS=60 for sixty of them
+	$(BIN)/python benchmarks/chaos.py --points --seeds $(POINT_SEEDS)
 
 quiet: setup ## train under load: no node may be lost; MINUTES=2 for a short one
 	$(BIN)/python benchmarks/quiet.py --minutes $(MINUTES)

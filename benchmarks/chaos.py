@@ -5,7 +5,8 @@ python benchmarks/chaos.py --seed 17           one seed again
 python benchmarks/chaos.py --hows hang,sigstop only these kinds of failures
 python benchmarks/chaos.py --devices 2         only on nodes of two devices (else every fourth seed)
 python benchmarks/chaos.py --matrix [--cell N] every phase x victim x one or two at once
-python benchmarks/chaos.py --manner slipstream-decoupled-flushed   only so (else as the seed or the cell has it)
+python benchmarks/chaos.py --manner slipstream-decoupled-2-flushed   only so (else as the seed or the cell has it)
+python benchmarks/chaos.py --points --seeds 30 deaths inside a backup, a validation and a copy, in all manners in turn
 python benchmarks/chaos.py --daemon --seeds 20 kill -9 of the daemon in the middle of training
 """
 
@@ -26,6 +27,7 @@ from tests.helpers.cluster import Cluster
 from tests.helpers.manners import BY_NAME, manner_of
 from tests.helpers.matrix import NODES as MATRIX_NODES
 from tests.helpers.matrix import all_cells, every_cell, run_cell
+from tests.helpers.points import manner_of_points, point_seed
 
 NODES = 5
 TWO_DEVICE_NODES = 3
@@ -47,6 +49,9 @@ def main() -> int:
     parser.add_argument("--daemon", action="store_true", help="kill the daemon instead of nodes")
     parser.add_argument(
         "--with-node", action="store_true", help="with --daemon: a node dies while it is away"
+    )
+    parser.add_argument(
+        "--points", action="store_true", help="deaths at the points of an update and of a copy"
     )
     parser.add_argument("--manner", choices=sorted(BY_NAME), help="of the jobs")
     args = parser.parse_args()
@@ -105,20 +110,23 @@ def seeds(clusters: Clusters, args: argparse.Namespace) -> tuple[int, int]:
     """Seeds one after the other."""
     failed = total = 0
     flags = (" --daemon" if args.daemon else "") + (" --with-node" if args.with_node else "")
+    flags += " --points" if args.points else ""
     flags += f" --devices {args.devices}" if args.devices else ""
     flags += f" --manner {args.manner}" if args.manner else ""
     flags += "" if args.hows == ",".join(HOWS) else f" --hows {args.hows}"
     last = args.seeds or sys.maxsize
     for seed in [args.seed] if args.seed is not None else range(last):
         total += 1
-        cluster = clusters.for_seed(seed, args.devices)
-        manner = BY_NAME[args.manner] if args.manner else manner_of(seed)
+        cluster = clusters.of(MATRIX_NODES) if args.points else clusters.for_seed(seed, args.devices)
+        drawn = manner_of_points(seed) if args.points else manner_of(seed)
+        manner = BY_NAME[args.manner] if args.manner else drawn
         try:
-            story = (
-                daemon_seed(cluster, seed, with_node=args.with_node, manner=manner)
-                if args.daemon
-                else random_seed(cluster, seed, args.hows.split(","), manner)
-            )
+            if args.points:
+                story = point_seed(cluster, seed, manner)
+            elif args.daemon:
+                story = daemon_seed(cluster, seed, with_node=args.with_node, manner=manner)
+            else:
+                story = random_seed(cluster, seed, args.hows.split(","), manner)
             print(f"seed {seed}: identical ({manner.name}; {story})", flush=True)
         except AssertionError as error:
             failed += 1

@@ -19,7 +19,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from oobleckd.protocol.checkpoint import FORMAT, MANIFEST, PARTIAL, Manifest, step_name, sync_directory
+from oobleckd.protocol.checkpoint import (
+    FORMAT,
+    MANIFEST,
+    PARTIAL,
+    Manifest,
+    is_complete,
+    step_name,
+    sync_directory,
+)
 from worker.errors import UserError
 from worker.models import Bucket
 
@@ -55,11 +63,12 @@ def write_bucket(
     exp_avgs: Sequence[Tensor],
     exp_avg_sqs: Sequence[Tensor],
     exponents: Sequence[int],
-) -> tuple[str, int, str, dict[str, str]]:
+) -> tuple[str, int, str, dict[str, str]] | None:
     """Write one bucket into ``directory`` (made if need be), synced to disk.
 
-    Returns file name, size in bytes, SHA-256 of the file, and tensor name -> SHA-256 of its bytes. Raises
-    UserError when the disk refuses.
+    Returns file name, size in bytes, SHA-256 of the file, and tensor name -> SHA-256 of its bytes; None where the
+    checkpoint was completed while this was written: after a loss buckets are written once more, and what was there
+    may have been enough. Raises UserError when the disk refuses.
     """
     groups = zip(_KINDS, (params, exp_avgs, exp_avg_sqs), strict=True)
     tensors = {
@@ -83,6 +92,9 @@ def write_bucket(
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             temporary.unlink()
+        gone = isinstance(error, FileNotFoundError) or not directory.exists()
+        if gone and is_complete(directory):
+            return None
         raise UserError(f"checkpoint: {directory / name} cannot be written: {error}", _CHECK_DISK) from error
     hashes = {name: hashlib.sha256(tensor.numpy().data).hexdigest() for name, tensor in tensors.items()}
     return name, num_bytes, digest, hashes

@@ -13,7 +13,6 @@ import msgspec
 
 from oobleckd.protocol.messages import Deploy
 from planner.plan import Layers, Transfer
-from worker import checkpoint
 from worker.faults import Faults
 from worker.post import Post
 from worker.store import BucketState, Store
@@ -58,9 +57,7 @@ class Deployment:
         elif self.message.source == "init":
             self.incoming = {bucket: self.store.fresh(bucket) for bucket in needed}
         else:
-            directory = Path(self.message.source)
-            manifest = checkpoint.read_manifest(directory)
-            self.incoming = {bucket: self.store.load(directory, manifest, bucket) for bucket in needed}
+            self.incoming = self.store.loaded(Path(self.message.source), needed)
 
     def advance(self) -> bool:
         """Take in buckets that have arrived; whether all are here."""

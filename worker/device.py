@@ -123,19 +123,22 @@ class DeviceProcess:
         return worked
 
     def _answer_at_once(self) -> None:
-        """Answer a report while a layer computes, in the link's thread. Not where the answer changes weights or layers,
-        with which the layer computes: then the loop does it.
+        """Called by the link, in its thread, for every message."""
+        if isinstance(self.mailbox.next_control(), Report):
+            with ends_the_process(), self.turn:
+                self._answer()
+
+    def _answer(self) -> None:
+        """Answer a report while a layer computes. Not where the answer changes weights or layers, with which it computes:
+        then the loop does it.
         """
-        if not isinstance(self.mailbox.next_control(), Report):
-            return
-        with self.turn, ends_the_process():
-            busy = self.deployment is not None or (
-                self.executor is not None and self.executor.hurried is not None
-            )
-            if not busy and isinstance(report := self.mailbox.next_control(), Report):
-                self.mailbox.remove_control(report)
-                self._guarded(report)
-                self._tell_up()
+        busy = self.deployment is not None or (
+            self.executor is not None and self.executor.hurried is not None
+        )
+        if not busy and isinstance(report := self.mailbox.next_control(), Report):
+            self.mailbox.remove_control(report)
+            self._guarded(report)
+            self._tell_up()
 
     def _work(self) -> bool:
         """One piece of work; False when there is none."""

@@ -99,7 +99,10 @@ class Executor:
         self._begin()
 
     def resume(self) -> None:
-        """Run from a boundary."""
+        """Run from a boundary. A way back to the checkpoint of the last step leads to the end."""
+        if self.finished:
+            self.hold()
+            return
         self.holding = False
         self.now.clock = Clock()
 
@@ -208,10 +211,13 @@ class Executor:
     # ------------------------------------------------------------------ staggered update
 
     def _may_hurry(self, own: Vote) -> bool:
-        """Whether to go on with the next round before the votes for this one are in."""
+        """Whether to go on with the next round before the votes for this one are in.
+
+        Not while an attempt of this one has yet to pass through layers that are reduced already: it needs the weights as they are.
+        """
         last = self.counters.step + 1 >= self.job.train.steps
         stops = self.hold_next or self.flags != Flags() or last or len(self.commit.live) == 1
-        clean = not (own.nan or own.overflow)
+        clean = not (own.nan or own.overflow) and self.now.board.idle
         return self.job.schedule.update == "staggered" and clean and not stops and self.foresight.hopeful
 
     def _hurry(self) -> None:
@@ -219,8 +225,7 @@ class Executor:
         with self.pulse.doing("U", units=max(1, len(self.store.layers))):
             saved = save(self.store)
             self.faults.reach("backup", self.counters.round)
-            reduced = self.reducer.reduced
-            apply_update(self.job, self.store, reduced, 1.0, self.counters, self.faults)
+            self._apply(1.0)
         self.now.clock.early = True
         following = self._given(_after(self.counters, "applied"))
         self.hurried = Hurried(saved, self._passes(following, forward_only=True))
@@ -275,8 +280,7 @@ class Executor:
         if outcome == "applied":
             norm, lr = global_norm(vote), lr_at(self.counters.step, self.job)
             if self.hurried is None:
-                scale = clip_scale(norm, self.job.optimizer.clip_norm)
-                apply_update(self.job, self.store, self.reducer.reduced, scale, self.counters, self.faults)
+                self._apply(clip_scale(norm, self.job.optimizer.clip_norm))
         elif outcome == "repeated":
             over = [bucket for bucket, part in self.reducer.reduced.items() if part.what.overflow]
             self.store.squeeze(over)
@@ -284,6 +288,10 @@ class Executor:
         self.counters = _after(self.counters, outcome)
         self.faults.reach("updated", self.counters.round - 1)
         return outcome
+
+    def _apply(self, scale: float) -> None:
+        """Make the update of the present round, with ``scale`` times its gradients."""
+        apply_update(self.job, self.store, self.reducer.reduced, scale, self.counters, self.faults)
 
     def _tell_step_done(self, vote: Vote, outcome: Outcome, norm: float, lr: float) -> None:
         samples, ledger = ledger_digest(self.corpus, self.counters.step, vote.losses)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import count
 
 import torch
 from torch import Tensor
@@ -46,6 +45,12 @@ class Work:
     task: Task
     pieces: Pieces = field(default_factory=lambda: iter(()))
     num_layers: int = 0
+
+    def compute(self) -> bool:
+        """Put away what was found of the last layer, and compute the next; False: that was the last."""
+        more = next(self.pieces, _ENDED) is not _ENDED
+        self.num_layers += more
+        return more
 
 
 @dataclass(slots=True)
@@ -123,22 +128,25 @@ class Passes:
         return work
 
     def _run(self, work: Work) -> None:
-        """Layer by layer to the end; or until its micro-batch is frozen, by a report that came while one was computed.
-
-        That answered for the layers before. What is found of this one is kept for the case that the next attempt
-        goes on here, but for a forward pass, which begins again.
-        """
+        """Layer by layer to the end, or until it halts."""
         self.under_way = work
-        for work.num_layers in count(1):
-            if next(work.pieces, _ENDED) is _ENDED:
-                break
-            if work.task.route.micro_batch in self.board.frozen:
-                if work.kind == "F":
-                    self.clock.forwards += work.num_layers
-                else:
-                    self.halted[work.kind, work.task] = work
-                break
+        while work.compute() and not self._halts(work):
+            pass
         self.under_way = None
+
+    def _halts(self, work: Work) -> bool:
+        """Whether a report that came while a layer was computed froze its micro-batch; it answered for the layers before.
+
+        What is found of this one is kept for the case that the next attempt goes on here, but for a forward pass, which
+        begins again.
+        """
+        if work.task.route.micro_batch not in self.board.frozen:
+            return False
+        if work.kind == "F":
+            self.clock.forwards += work.num_layers
+        else:
+            self.halted[work.kind, work.task] = work
+        return True
 
     def arrived(self, task: Task, kind: str) -> bool:
         """Whether the message that ``task`` waits for is here."""

@@ -55,9 +55,12 @@ def write_share(
     for index, state in store.buckets.items():
         if writer_of(index, buckets[index].uses, layout, live) != device:
             continue
-        file, num_bytes, sha256, tensors = checkpoint.write_bucket(
+        written = checkpoint.write_bucket(
             directory, buckets[index], state.params, state.exp_avgs, state.exp_avg_sqs, state.exponents
         )
+        if written is None:
+            return
+        file, num_bytes, sha256, tensors = written
         yield CheckpointPart(
             device,
             job_id,

@@ -81,8 +81,12 @@ class Store:
         """Initial state of a bucket: a pure function of the job's seed and its parameters' names."""
         return BucketState.fresh(self.spec.init(bucket, self.device))
 
-    def load(self, directory: Path, manifest: checkpoint.Manifest, bucket: int) -> BucketState:
-        """State of a bucket from a checkpoint. Raises UserError."""
+    def loaded(self, directory: Path, buckets: Iterable[int]) -> dict[int, BucketState]:
+        """State of ``buckets`` from a checkpoint. Raises UserError."""
+        manifest = checkpoint.read_manifest(directory)
+        return {bucket: self._load(directory, manifest, bucket) for bucket in buckets}
+
+    def _load(self, directory: Path, manifest: checkpoint.Manifest, bucket: int) -> BucketState:
         loaded = checkpoint.read_bucket(directory, manifest, self.spec.buckets[bucket], self.device)
         return BucketState.received([*loaded.params, *loaded.exp_avgs, *loaded.exp_avg_sqs], loaded.exponents)
 

@@ -228,6 +228,11 @@ class Board:
         assert micro_batch in self.owed[layer], f"layer {layer} of micro-batch {micro_batch} was not owed"
         self.done[layer].add(micro_batch)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no task is left."""
+        return not (self.forward or self.in_flight or self.weights)
+
     def complete(self, layer: int) -> bool:
         """Whether everything that this device owes to ``layer`` is in its sums."""
         return self.owed[layer] <= self.done[layer]

@@ -271,7 +271,10 @@ def remind(core: Core, run: Run, device: str, *, back: bool) -> None:
         run.measuring = ""  # the question or its answer may be lost: ask again
     inside = device in run.job.survivors() and run.job.lives[device] == info.life
     coming = run.candidate is not None and device in run.candidate.deploys
-    if info.job and not inside and (not coming or info.layout or info.job != run.job.id):
+    # One that never had a place holds nothing. Copies of a deployment to come may be on their way to it already: a Release
+    # would take them along.
+    fresh = info.job == run.job.id and not info.layout
+    if info.job and not inside and not fresh:
         core.tell(device, Release(device, info.job))
     if run.candidate is not None and coming:
         if back and device not in run.candidate.ready:

@@ -90,6 +90,11 @@ def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int)
     return final
 
 
+def is_complete(directory: Path) -> bool:
+    """Whether the ``.partial`` folder ``directory`` has become a checkpoint."""
+    return (directory.with_name(directory.name.removesuffix(PARTIAL)) / MANIFEST).exists()
+
+
 def checkpoints(root: Path) -> list[Path]:
     """The complete checkpoints in ``root``, oldest first."""
     found = [path for path in root.glob("step-*") if _STEP.fullmatch(path.name)]

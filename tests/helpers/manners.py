@@ -7,35 +7,66 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from oobleckd.protocol.job import PolicyName
+from oobleckd.protocol.api import JobView
+from oobleckd.protocol.job import PolicyName, Schedule
 
 
 @dataclass(frozen=True)
 class Manner:
-    """A policy, and a schedule."""
+    """A policy, and a schedule. Two ``chunks`` a device are for a decoupled backward alone."""
 
     policy: PolicyName = "oobleck"
     backward: Literal["fused", "decoupled"] = "fused"
+    chunks: Literal[1, 2] = 1
     update: Literal["flushed", "staggered"] = "flushed"
 
     @property
+    def form(self) -> str:
+        """What a pipeline and its backward look like."""
+        return self.backward if self.chunks == 1 else f"{self.backward}-{self.chunks}"
+
+    @property
     def name(self) -> str:
-        return f"{self.policy}-{self.backward}-{self.update}"
+        return f"{self.policy}-{self.form}-{self.update}"
+
+    def simulated(self, boundary_memory: int | str = "1GiB") -> dict[str, Any]:
+        """Of ``world.make_job``: with so little memory a pipeline has two devices or more."""
+        schedule = Schedule(self.backward, self.chunks, self.update, boundary_memory)
+        return {
+            "policy": self.policy,
+            "schedule": schedule,
+            "memory": 470 if self.update == "staggered" else 350,
+        }
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Of job.toml. Without clipping a staggered update is made in every step; it needs a third more of state."""
         hasty = self.update == "staggered"
         return {
             "fault_tolerance": {"policy": self.policy},
-            "schedule": {"backward": self.backward, "update": self.update},
+            "schedule": {"backward": self.backward, "chunks": self.chunks, "update": self.update},
             "optimizer": {"clip_norm": 0.0} if hasty else {},
             "resources": {"device_memory": "13MiB"} if hasty else {},
         }
 
+    def check(self, job: JobView) -> None:
+        """A running job has as many stages on every device as it is to have, in pipelines of two devices or more."""
+        for pipeline in job.pipelines:
+            stages = [stage.device for stage in pipeline.stages]
+            assert len(stages) == self.chunks * len(set(stages)), f"{job.id}: stages on {stages}"
+            assert len(set(stages)) > 1, f"{job.id}: one device alone"
 
+
+FORMS: tuple[tuple[Literal["fused", "decoupled"], Literal[1, 2]], ...] = (
+    ("fused", 1),
+    ("decoupled", 1),
+    ("decoupled", 2),
+)
+UPDATES: tuple[Literal["flushed", "staggered"], ...] = ("flushed", "staggered")
+KEPT = (0, 5, "1GiB")
+"""Bytes for what a device sent: none, too few (of a letter in the simulation one), enough."""
 MANNERS = tuple(
-    Manner(*values)
-    for values in itertools.product(get_args(PolicyName), ("fused", "decoupled"), ("flushed", "staggered"))
+    Manner(policy, *form, update)
+    for policy, form, update in itertools.product(get_args(PolicyName), FORMS, UPDATES)
 )
 BY_NAME = {manner.name: manner for manner in MANNERS}
 

@@ -7,6 +7,7 @@ wait until the dead are back. A cell fails unless its kill fired in the phase th
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -69,33 +70,35 @@ def all_cells() -> list[Cell]:
 
 
 def pairwise(cells: Sequence[Cell]) -> list[Cell]:
-    """Few cells in which every pair of values of two different axes still occurs."""
+    """Few cells in which every pair of values of two different axes still occurs; among equals, the manner seen least."""
     left = {pair for cell in cells for pair in _pairs(cell)}
-    chosen = []
+    chosen: list[Cell] = []
+    seen: Counter[Manner] = Counter()
     while left:
-        best = max(cells, key=lambda cell: len(left & set(_pairs(cell))))
+        best = max(cells, key=lambda cell: (len(left & set(_pairs(cell))), -seen[cell.manner]))
         chosen.append(best)
+        seen[best.manner] += 1
         left -= set(_pairs(best))
     return chosen
 
 
 def _pairs(cell: Cell) -> Iterator[tuple[tuple[int, object], tuple[int, object]]]:
     manner = cell.manner
-    values = (cell.phase, cell.victim, cell.count, manner.policy, manner.backward, manner.update)
+    values = (cell.phase, cell.victim, cell.count, manner.policy, manner.form, manner.update)
     return itertools.combinations(enumerate(values), 2)
 
 
 def victims(job: JobView, cell: Cell) -> list[str]:
     """Nodes that die in this cell; every layer keeps a live holder."""
-    pipelines = sorted(job.pipelines, key=lambda p: len(p.stages))
+    pipelines = sorted((list(dict.fromkeys(s.device for s in p.stages)) for p in job.pipelines), key=len)
     deepest, shallowest = pipelines[-1], pipelines[0]
-    stages = {
-        "first": shallowest.stages[0],
-        "last": shallowest.stages[-1],
-        "middle": deepest.stages[len(deepest.stages) // 2],
-        "deepest": deepest.stages[-1],
+    devices = {
+        "first": shallowest[0],
+        "last": shallowest[-1],
+        "middle": deepest[len(deepest) // 2],
+        "deepest": deepest[-1],
     }
-    first = node_of(stages[cell.victim].device)
+    first = node_of(devices[cell.victim])
     chosen = [first]
     others = [n for p in job.pipelines for n in p.nodes if n != first]
     home = next(p for p in job.pipelines if first in p.nodes)
@@ -127,7 +130,7 @@ def run_cell(cluster: Cluster, cell: Cell) -> JobView:
     """
     cluster.usable(cluster.num_nodes)
     guest = max(node.name for node in cluster.client.nodes())
-    _drain(cluster, guest)
+    drain(cluster, guest)
     try:
         return _run_cell(cluster, cell, guest)
     finally:
@@ -141,6 +144,7 @@ def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:
     train = {"steps": 60, "global_batch": 6} if moving else {"steps": 16}
     job = cluster.client.submit(tiny_job(f"cell-{cell.name}", train=train, **cell.manner.tables())).id
     view = cluster.at_step(job, 2)
+    cell.manner.check(view)
     doomed = victims(view, cell)
     for node in doomed:
         cluster.client.kill(node, "device", at=cell.phase, round=0 if moving else view.step + AHEAD)
@@ -172,7 +176,7 @@ def _move_until_fired(
     spared = [
         n for p in view.pipelines for n in p.nodes if n not in doomed and survivable(view, {*doomed, n})
     ]
-    moves = [_undrain, _drain, *([_drain, _undrain] * len(spared))]
+    moves = [undrain, drain, *([drain, undrain] * len(spared))]
     movers = [guest, guest, *(n for n in spared for _ in range(2))]
     for move, node in [*zip(moves, movers, strict=True)] * 3:
         move(cluster, node, fired)
@@ -180,15 +184,16 @@ def _move_until_fired(
             return
 
 
-def _drain(cluster: Cluster, node: str, over: Callable[[], bool] = lambda: False) -> None:
+def drain(cluster: Cluster, node: str, over: Callable[[], bool] = lambda: False) -> None:
     """Drain ``node`` and wait until it is, or until ``over``."""
     cluster.client.drain(node, "matrix")
     _await_state(cluster, node, ("drained",), over)
 
 
-def _undrain(cluster: Cluster, node: str, over: Callable[[], bool]) -> None:
+def undrain(cluster: Cluster, node: str, over: Callable[[], bool] = lambda: False) -> None:
+    """Have ``node`` back and wait until it can be used, or until ``over``."""
     cluster.client.undrain(node, "matrix")
-    _await_state(cluster, node, ("active",), over)
+    _await_state(cluster, node, ("active", "standby"), over)
 
 
 def _await_state(cluster: Cluster, node: str, states: Sequence[str], over: Callable[[], bool]) -> None:
@@ -212,4 +217,15 @@ def _check_redone(cluster: Cluster, view: JobView, doomed: Sequence[str], cell: 
     assert all(i.layer_gradients <= most for i in incidents), (most, incidents)
 
 
-__all__ = ["NODES", "Cell", "all_cells", "every_cell", "pairwise", "run_cell", "survivable"]
+__all__ = [
+    "AHEAD",
+    "NODES",
+    "Cell",
+    "all_cells",
+    "drain",
+    "every_cell",
+    "pairwise",
+    "run_cell",
+    "survivable",
+    "undrain",
+]

@@ -59,9 +59,12 @@ from planner import policies
 from planner.plan import Layout, Template, device_name
 from planner.policy import PlanError
 from planner.profile import LayerCost, Profile
-from tests.helpers.simdevice import SimDevice, State, loss_of
+from tests.helpers.simdevice import SimDevice
+from tests.helpers.simpasses import loss_of
+from tests.helpers.simstore import State, trail_of
 
 _entries = msgspec.msgpack.Decoder(AnyEntry)
+_prepared: dict[bytes, tuple[Template, ...]] = {}
 
 
 def profile(num_layers: int, state_bytes: int = 100) -> Profile:
@@ -188,6 +191,7 @@ class World:
         num_devices: int = 1,
         overflows: tuple[int, ...] = (),
         nans: tuple[int, ...] = (),
+        clips: tuple[int, ...] = (),
         codec: bool = False,
         **config: Any,
     ) -> None:
@@ -196,7 +200,8 @@ class World:
         self.num_layers, self.num_devices, self.num_micro_batches = num_layers, num_devices, 8
         self.profile = profile(num_layers)
         self.buckets = self.profile.buckets
-        self.layer_s, self.overflows, self.nans = 0.002, overflows, nans
+        self.layer_s, self.overflows, self.nans, self.clips = 0.002, overflows, nans, clips
+        self.clip_norm = 0.0
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.order = itertools.count()
         self.config = Config(daemon="d0", state_dir="state", allow_injection=True, **config)
@@ -212,12 +217,15 @@ class World:
         self.replies: list[Response] = []
         self.changes: list[Change] = []
         self.partial: dict[str, dict[int, State]] = {}
-        self.complete: dict[str, State] = {}
-        self.outcomes: dict[tuple[str, int], tuple[Counters, str]] = {}
+        self.complete: dict[str, dict[int, State]] = {}
+        self.outcomes: dict[tuple[str, int], tuple[Counters, str, tuple[int, int]]] = {}
+        self.early = self.taken_back = 0  # updates before all votes were in, and those in vain
+        self.fired: list[tuple[str, str]] = []
+        self.strikes: Callable[[SimDevice, str, int], bool] = lambda _device, _point, _round: False
+        self.on_strike: Callable[[str, int], None] = lambda name, _index: self.kill(name)
         self.history = 0
         self.plan_s = (0.002, 0.03)
         self.lateness_s: Callable[[], float] = lambda: 0.0  # of a beat: agents that get no processor
-        self.prepared: dict[bytes, tuple[Template, ...]] = {}
         self.after(0.0, self._feed, 0, Tick())
         for number in range(1, num_nodes + 1):
             self.add(f"n{number:02d}")
@@ -329,6 +337,11 @@ class World:
             node.devices[name] = SimDevice(self, node, name)
             node.hello()
 
+    def struck(self, device: SimDevice, point: str) -> None:
+        """``device`` has reached a fault point at which it was to die."""
+        self.fired.append((device.name, point))
+        self.on_strike(device.node.name, int(device.name.rpartition("/")[2]))
+
     def leave(self, name: str) -> None:
         """SIGTERM: an orderly goodbye."""
         node = self.nodes[name]
@@ -344,7 +357,7 @@ class World:
             for node in self.nodes.values()
             for d in node.devices.values()
             if d.alive
-            for layer in d.store
+            for layer in d.held_layers
         }
         self.last_copy_lost |= held != set(range(self.num_layers))
 
@@ -424,10 +437,11 @@ class World:
             case MakePlan():
                 self.after(self.random.uniform(*self.plan_s), self._plan, self.daemon_life, command)
             case WriteManifest():
-                states = set(self.partial[command.directory].values())
-                assert len(states) == 1, f"a checkpoint of mixed states: {states}"
+                states = self.partial[command.directory]
+                mixed = {state[::2] for state in states.values()}
+                assert len(mixed) == 1, f"a checkpoint of mixed states: {mixed}"
                 assert len(command.manifest["buckets"]) == len(self.buckets)
-                self.complete[command.directory.removesuffix(".partial")] = states.pop()
+                self.complete[command.directory.removesuffix(".partial")] = dict(states)
                 self.after(
                     self.random.uniform(*self.plan_s), self._manifest_written, self.daemon_life, command
                 )
@@ -464,11 +478,11 @@ class World:
         self._feed(life, found)
 
     def _templates(self, command: MakePlan) -> tuple[Template, ...]:
-        """Templates are made once for a set-up, as the process pool does."""
+        """Templates are made once for a set-up, as the process pool does, and here for all worlds."""
         key = msgspec.json.encode((command.policy, command.setup))
-        if key not in self.prepared:
-            self.prepared[key] = policies.prepare(command.policy, command.setup)
-        return self.prepared[key]
+        if key not in _prepared:
+            _prepared[key] = policies.prepare(command.policy, command.setup)
+        return _prepared[key]
 
     def stop_daemon(self) -> None:
         """kill -9: nothing is said; the journal is what is left."""
@@ -505,6 +519,7 @@ class World:
 
     def submit(self, job: Job | None = None, **spec: Any) -> str:
         job = job or make_job(**spec)
+        self.clip_norm = job.optimizer.clip_norm
         response = self.ask(Submit(job, who="tester"))
         return getattr(response, "id", "")
 
@@ -513,21 +528,36 @@ class World:
     def write(self, directory: str, bucket: int, state: State) -> None:
         self.partial.setdefault(directory, {})[bucket] = state
 
-    def load(self, source: str, counters: Counters, epoch: int) -> State:
-        """State from outside the devices: a history begins, whose rounds only it must agree on."""
+    def begin_history(self, epoch: int) -> None:
+        """State comes from outside the devices: a history begins, whose rounds only it must agree on."""
         self.outcomes = self.outcomes if epoch == self.history else {}
         self.history = epoch
-        if source == "init":
-            assert counters.applied == 0
-            return (0, 0)
-        state = self.complete[source]
-        assert state[0] == counters.applied
-        return state
 
-    def committed(self, device: SimDevice, counters: Counters, outcome: str) -> None:
-        """Every device commits a round with the same outcome and counters."""
-        seen = self.outcomes.setdefault((device.job, counters.round), (counters, outcome))
-        assert seen == (counters, outcome), f"{device.name}: {counters} {outcome}, others {seen}"
+    def committed(
+        self, device: SimDevice, counters: Counters, outcome: str, weights: tuple[int, int]
+    ) -> None:
+        """Every device commits a round with the same outcome, counters and weights after it."""
+        here = (counters, outcome, weights)
+        seen = self.outcomes.setdefault((device.job, counters.round), here)
+        assert seen == here, f"{device.name}: {here}, others {seen}"
+
+    def norm(self, bucket: int, step: int) -> float:
+        """The squared norm of a bucket's gradient: in a step of ``clips`` that of one bucket must be clipped."""
+        return 1e6 if step in self.clips and self._odd_one(step, bucket) else 1e-4 * (1 + bucket)
+
+    def is_nan(self, step: int, bucket: int, micro_batch: int) -> bool:
+        """In a step of ``nans`` one micro-batch has a NaN, in one bucket: only its holders see it."""
+        return step in self.nans and self._odd_one(step, bucket, micro_batch)
+
+    def overflows_at(self, step: int, bucket: int, micro_batch: int, squeezes: int) -> bool:
+        """The same in a step of ``overflows``, until its scale was squeezed once more than by the steps before."""
+        if step not in self.overflows or not self._odd_one(step, bucket, micro_batch):
+            return False
+        return squeezes <= sum(self._odd_one(before, bucket) for before in self.overflows if before < step)
+
+    def _odd_one(self, step: int, bucket: int, micro_batch: int | None = None) -> bool:
+        here = bucket == step % len(self.buckets)
+        return here and micro_batch in {None, step % self.num_micro_batches}
 
     # ------------------------------------------------------------------ looking
 
@@ -566,8 +596,8 @@ class World:
         for step in job.steps:
             losses = [loss_of(step.step, mb) for mb in range(self.num_micro_batches)]
             assert step.loss == sum(losses) / len(losses)
-        updates = job.spec.train.steps - len(self.nans)
-        assert self.complete[job.checkpoint][0] == updates
+        wanted = (job.spec.train.steps - len(self.nans), trail_of(job.spec.train.steps, self))
+        assert {state[::2] for state in self.complete[job.checkpoint].values()} == {wanted}
 
     def describe(self) -> str:
         """Where everything stands, for a failing test."""
@@ -585,8 +615,8 @@ class World:
                 lines.append(
                     f"{device.name} alive={device.alive} conn={node.connected} job={device.job!r} "
                     f"layout={device.layout.epoch} epoch={device.commit.epoch}/{device.commit.answered} "
-                    f"{device.counters} holding={device.holding} reduced={sorted(device.reduced)} "
-                    f"routes={sorted(device.routes)} deployment={device.deployment is not None}"
+                    f"{device.counters} holding={device.holding} deployment={device.deployment is not None} "
+                    f"{device.at()}"
                 )
         lines += [change.text for change in list(self.changes)[-12:]]
         return "\n".join(lines)

@@ -1,7 +1,7 @@
 """The two promises on a real cluster: kills in every phase of a step, and kill -9 of the daemon.
 
 ``make chaos-matrix`` runs every cell and ``make chaos`` random ones; here is a subset in which every pair of
-(phase, victim, number of deaths, policy, backward, update) still occurs.
+(phase, victim, number of deaths, policy, form of the pipeline, update) still occurs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_random_kills(cluster: Cluster, seed: int) -> None:
     [
         (0, False, Manner()),
         (2, True, Manner(backward="decoupled", update="staggered")),
-        (3, True, Manner("slipstream")),
+        (3, True, Manner("slipstream", "decoupled", chunks=2)),
     ],
 )
 def test_daemon_killed(cluster: Cluster, seed: int, with_node: bool, manner: Manner) -> None:

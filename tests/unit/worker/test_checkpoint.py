@@ -15,6 +15,7 @@ from oobleckd.protocol.checkpoint import Manifest, checkpoints, complete, manife
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
 from tests.helpers.models import CPU, small_config, small_job
+from worker import checkpoint
 from worker.checkpoint import read_bucket, read_manifest, step_name, write_bucket
 from worker.errors import UserError
 from worker.models import ModelSpec, load_spec
@@ -178,3 +179,24 @@ def test_a_disk_that_refuses_is_named(spec: ModelSpec, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be written") as raised:
         write_bucket(tmp_path / "file" / "below", spec.buckets[1], *state(spec, 1))
     assert "checkpoint.dir" in raised.value.hint
+
+
+@pytest.mark.parametrize("late", ["save_file", "sync_directory"])
+def test_written_once_more_while_it_is_completed(
+    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    """After a loss in the last step buckets are written again; the daemon may have all it needs before that is over."""
+    written = {
+        b.index: write_bucket(tmp_path / "step-00000007.partial", b, *state(spec, b.index))
+        for b in spec.buckets
+    }
+    before = getattr(checkpoint, late)
+
+    def meanwhile(*args: object) -> None:
+        (tmp_path / "step-00000007.partial" / "manifest.json").touch()
+        (tmp_path / "step-00000007.partial").rename(tmp_path / "step-00000007")
+        before(*args)
+
+    monkeypatch.setattr(checkpoint, late, meanwhile)
+    assert write_bucket(tmp_path / "step-00000007.partial", spec.buckets[1], *state(spec, 1)) is None
+    assert all(written.values())

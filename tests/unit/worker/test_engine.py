@@ -238,3 +238,14 @@ def test_other_modes_train_and_survive(tmp_path: Path, change: dict[str, object]
         assert world.losses == calm.losses
     else:
         assert world.losses == pytest.approx(calm.losses, rel=1e-4)
+
+
+def test_who_is_told_to_go_on_at_the_end_says_that_it_is_there(reference, tmp_path: Path) -> None:
+    """A way back to the checkpoint of the last step."""
+    world = World(reference[0], STAGES, 0, tmp_path)
+    world.run()
+    node = world.nodes["a0/0"]
+    node.told.clear()
+    node.executor.resume()
+    assert node.executor.holding
+    assert [message.finished for message in node.told] == [True]

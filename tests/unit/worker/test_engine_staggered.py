@@ -10,10 +10,12 @@ import msgspec
 import pytest
 
 from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.parts import Flags, Vote
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import (
     STAGES,
     check,
+    job,
     random_deaths,
     scheduled,
 )
@@ -53,3 +55,14 @@ def test_random_deaths_in_staggered_steps(clipped, tmp_path: Path, seed: int, go
     random_deaths(world)
     world.run()
     check(world, clipped)
+
+
+def test_no_early_update_while_tasks_of_the_round_are_left(tmp_path: Path) -> None:
+    """After a loss attempts may pass through a device that has reduced all it holds: they need its weights as they are."""
+    world = World(job(tmp_path, {"update": "staggered"}), STAGES, 0, tmp_path)
+    executor = world.nodes["a0/0"].executor
+    executor.foresight.saw(True)
+    vote = Vote({}, {}, nan=False, overflow=False, flags=Flags())
+    assert not executor._may_hurry(vote)
+    executor.now.board.begin((), ())
+    assert executor._may_hurry(vote)

@@ -1,0 +1,155 @@
+"""Forward and backward of a simulated device: the worker's own tasks, in virtual time and without arithmetic.
+
+In place of a tensor travels a ``Token`` that says from which weights it was made. Whoever takes one in, and every
+backward of a forward, asserts that they were the weights that it has itself: nothing may come from a state that was
+taken back, or from another round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from planner.plan import BACKWARD, FORWARD, NOTHING
+from tests.helpers.simstore import CPU, Gradient
+from worker.passes import Given, Means, Passes, Pieces, Work
+from worker.reduce import Reducer
+from worker.tasks import Task
+
+if TYPE_CHECKING:
+    import torch
+
+    from tests.helpers.simdevice import SimDevice
+
+_SHARE = {"F": 1.0, "B": 2.0, "I": 1.2, "W": 0.8}  # of a layer's time
+
+
+def loss_of(step: int, micro_batch: int) -> float:
+    """The loss of a micro-batch: a pure function of the step, whoever computes it."""
+    return 10.0 / (1 + step) + 0.001 * micro_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """An activation or its gradient."""
+
+    step: int
+    micro_batch: int
+    weights: tuple[int, int]
+    nbytes: int = 1
+
+    @property
+    def device(self) -> torch.device:
+        return CPU
+
+    def contiguous(self) -> Token:
+        return self
+
+    def to(self, _device: object) -> Token:
+        return self
+
+
+class SimPasses(Passes):
+    """``advance`` begins a task; it is run when its time is over."""
+
+    def __init__(
+        self, sim: SimDevice, means: Means, given: Given, reducer: Reducer, *, forward_only: bool
+    ) -> None:
+        super().__init__(means, given, reducer, forward_only=forward_only)
+        self.sim = sim
+
+    def advance(self) -> bool:
+        found = self.board.next(self.arrived)
+        if found is None:
+            return False
+        self.sim.followed += bool(self.board.order)
+        self.under_way = self.halted.pop(found, None) or self._begun(*found)
+        self._compute(self.under_way)
+        return True
+
+    def _compute(self, work: Work) -> None:
+        if work.compute():
+            self.sim.work(_SHARE[work.kind], self._computed, work)
+        else:
+            self.under_way = None
+
+    def _computed(self, work: Work) -> None:
+        """A layer's time is over."""
+        if self._halts(work):
+            self.under_way = None
+        else:
+            self._compute(work)
+
+    def _token(self, task: Task) -> Token:
+        """What this device makes of the micro-batch now."""
+        weights = self.means.store.weights(task.layers)
+        assert weights[0] == self.counters.applied, f"{self.means.device}: {weights} in {self.counters}"
+        return Token(self.counters.step, task.route.micro_batch, weights)
+
+    def _forward(self, work: Work) -> Pieces:
+        self._reach("forward")
+        task, made = work.task, self._token(work.task)
+        if not task.first:
+            assert self._input(task, "F") == made
+        for _ in task.layers.layers():
+            yield
+            assert self._token(task) == made, "weights changed under a forward"
+            self.clock.forwards += task.route.again(task.position) >= FORWARD
+        self.board.ran_forward(task)
+        if task.has_backward:
+            self.graphs[task] = made
+        if not task.last and task.route.reached_at(task.position + 1) == NOTHING:
+            self._pass_on(task, "F", made)
+
+    def _backward(self, work: Work) -> Pieces:
+        task, made = work.task, self._token(work.task)
+        if not task.last:
+            assert self._input(task, "B") == made
+        assert self.graphs.pop(task) == made, "the forward was made from other weights"
+        owed = []
+        for layer in reversed(range(max(task.lowest, task.layers.start), task.layers.stop)):
+            yield
+            assert self._token(work.task) == made, "weights changed under a backward"
+            wanted = work.task.route.wants(layer)
+            if wanted:
+                self._note(work.task, layer)
+            if wanted and self.board.apart:
+                owed.append((layer, [made], made))
+            elif wanted:
+                self._add(work.task, layer, [])
+            self._reach("backward")
+            self.contribute()
+        if self.board.apart:
+            self.debts[work.task] = owed
+        self.board.ran_backward(work.task)
+        if work.task.sends_back:
+            self._pass_on(work.task, "B", made)
+
+    def _weights(self, work: Work) -> Pieces:
+        made = self._token(work.task)
+        for layer, _, token in self.debts.pop(work.task):
+            yield
+            assert token == made, "what W completes was made from other weights"
+            self._add(work.task, layer, [])
+            self._reach("weights")
+            self.contribute()
+        self.board.ran_weights(work.task)
+
+    def _note(self, task: Task, layer: int) -> None:
+        if layer == self.means.store.spec.num_layers - 1:
+            self.reducer.losses[task.route.micro_batch] = loss_of(self.counters.step, task.route.micro_batch)
+
+    def _add(self, task: Task, layer: int, _grads: object) -> None:
+        world, store, step = self.sim.world, self.means.store, self.counters.step
+        micro_batch = task.route.micro_batch
+        by_bucket = {
+            bucket: [
+                Gradient(
+                    world.is_nan(step, bucket, micro_batch),
+                    world.overflows_at(step, bucket, micro_batch, store.buckets[bucket].exponents[1]),
+                )
+            ]
+            for bucket in store.spec.buckets_of(layer)
+        }
+        self.reducer.add(layer, micro_batch, by_bucket)
+        self.clock.gradients += task.route.again(task.position) >= BACKWARD

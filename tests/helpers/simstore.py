@@ -1,0 +1,130 @@
+"""Training state of a simulated device: the worker's own store and sums over buckets that have no tensors.
+
+The state of a bucket is three numbers in place of its exponents, which are saved, copied, restored and written as
+those are: updates applied, times its scale was squeezed, and a *trail*, a digest of every update since the
+beginning, so that two states that differ in one update, or in one that was applied twice, differ.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from planner.plan import Layers
+from worker.optimizer import clip_scale
+from worker.reduce import Contribution, Reduced, Reducer
+from worker.store import BucketState, Store
+
+if TYPE_CHECKING:
+    from tests.helpers.world import World
+
+State = tuple[int, int, int]  # updates applied, squeezes, trail
+FRESH: State = (0, 0, 0)
+CPU = torch.device("cpu")
+
+
+def updated(state: State, step: int, scale: float) -> State:
+    """After the update of ``step``, with gradients times ``scale``."""
+    applied, squeezes, trail = state
+    return applied + 1, squeezes, zlib.crc32(f"{trail} {step} {scale}".encode())
+
+
+def trail_of(steps: int, world: World) -> int:
+    """The trail of a run of ``steps`` without failures."""
+    state = FRESH
+    for step in range(steps):
+        if step not in world.nans:
+            norm = sum(world.norm(bucket, step) for bucket in range(len(world.buckets))) ** 0.5
+            state = updated(state, step, clip_scale(norm, world.clip_norm))
+    return state[2]
+
+
+@dataclass(frozen=True)
+class SimBucketSpec:
+    uses: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...] = ()
+    keys: tuple[str, ...] = ()
+
+
+class SimSpec:
+    """What the engine asks of a model."""
+
+    def __init__(self, world: World) -> None:
+        self.num_layers = world.num_layers
+        self.buckets = tuple(SimBucketSpec(uses) for uses in world.buckets)
+        self._of_layer = [
+            tuple(b for b, uses in enumerate(world.buckets) if layer in uses)
+            for layer in range(world.num_layers)
+        ]
+
+    def buckets_of(self, layer: int) -> tuple[int, ...]:
+        return self._of_layer[layer]
+
+
+class SimStore(Store):
+    """Buckets without tensors; a layer is its number."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(SimSpec(world), CPU)  # type: ignore[arg-type]
+        self.world = world
+
+    def fresh(self, bucket: int) -> BucketState:
+        return BucketState([], [], [], FRESH)
+
+    def loaded(self, directory: Any, buckets: Sequence[int]) -> dict[int, BucketState]:
+        whole = self.world.complete[str(directory)]
+        return {bucket: BucketState([], [], [], whole[bucket]) for bucket in buckets}
+
+    def _bind(self, layer: int) -> Any:
+        return layer
+
+    def squeeze(self, buckets: Any) -> None:
+        for bucket in buckets:
+            applied, squeezes, trail = self.buckets[bucket].exponents
+            self.buckets[bucket].exponents = (applied, squeezes + 1, trail)
+
+    def weights(self, layers: Layers | None = None) -> tuple[int, int]:
+        """(updates applied, trail): the same in every bucket, else some were updated and some not."""
+        wanted = self.needed(layers) if layers is not None else self.buckets
+        found = {self.buckets[bucket].exponents[::2] for bucket in wanted}
+        assert len(found) == 1, f"some buckets were updated, others not: {found}"
+        return found.pop()
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Of one micro-batch for one bucket: what may be wrong with it."""
+
+    nan: bool
+    overflow: bool
+
+
+class SimSum:
+    """In place of ``worker.sums.Sum``."""
+
+    tensors: ClassVar[list[Any]] = []
+
+    def zero_(self) -> None:
+        pass
+
+    def add(self, grads: Sequence[Gradient], _exponents: object, _count: int) -> tuple[bool, bool]:
+        return any(grad.nan for grad in grads), any(grad.overflow for grad in grads)
+
+
+class SimReducer(Reducer):
+    """The worker's reducer; norms are the world's. ``step`` tells the present one."""
+
+    world: World
+    step: Callable[[], int]
+
+    def _sum(self, bucket: int) -> Any:
+        return SimSum()
+
+    def _finish(self, bucket: int, what: Contribution, total: Any) -> Reduced:
+        bad = what.nan or what.overflow
+        norms = (0.0,) if bad else (self.world.norm(bucket, self.step()),)
+        return Reduced(what, total, [], norms, self.store.buckets[bucket].exponents)
