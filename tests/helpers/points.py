@@ -34,7 +34,7 @@ def point_seed(cluster: Cluster, seed: int, manner: Manner | None = None) -> str
     cluster.heal()
     guest = max(node.name for node in cluster.client.nodes())
     drain(cluster, guest)
-    train = {"steps": 90 if "copy" in points else 40, "global_batch": 6}
+    train = {"steps": 120 if "copy" in points else 40, "global_batch": 6}
     job = cluster.client.submit(tiny_job(f"points-{seed}", train=train, **manner.tables())).id
     manner.check(cluster.at_step(job, 2))
     story = []
@@ -63,7 +63,11 @@ def _die_in_update(cluster: Cluster, job: str, point: str, _guest: str, rng: ran
 def _die_in_copy(cluster: Cluster, job: str, point: str, guest: str, rng: random.Random) -> str:
     """Somebody dies who gets a copy: a node that was away for a moment, or the guest."""
     before = len(cluster.fired())
-    view = cluster.client.job(job)
+    cluster.client.control(job, "pause")  # who died before comes back, which takes longer than many steps
+    cluster.job_in(job, "paused")
+    cluster.usable(cluster.num_nodes - 1)
+    cluster.client.control(job, "resume")
+    view = cluster.until(lambda: _whole(cluster, job), f"all nodes but {guest} to have a place")
     members = _victims(view)
     victim = rng.choice([guest, rng.choice(members)])
 
@@ -88,6 +92,13 @@ def _victims(view: JobView) -> list[str]:
     vacant = {node_of(device) for p in view.pipelines for device in p.vacant}
     nodes = sorted({node for p in view.pipelines for node in p.nodes} - vacant)
     return [node for node in nodes if survivable(view, {node})]
+
+
+def _whole(cluster: Cluster, job: str) -> JobView | None:
+    """The job, once every node but the guest has a place: who died before is back."""
+    view = cluster.client.job(job)
+    assert view.state not in {"done", "failed", "cancelled"}, f"{view.id} {view.state}: {view.reason}"
+    return view if len({*view.nodes}) == cluster.num_nodes - 1 else None
 
 
 def _fired(cluster: Cluster, before: int, point: str, node: str) -> bool:
