@@ -53,6 +53,8 @@ bench: setup ## the planner against brute force and the optimum; recovery and th
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/lag.py
 	$(BIN)/python benchmarks/modelled.py
+	$(BIN)/python benchmarks/backward.py
+	$(BIN)/python benchmarks/bubbles.py
 	$(BIN)/python benchmarks/rerouted.py --live
 
 chaos: setup ## kills at random times; SEEDS=50 for fifty of them
