@@ -40,7 +40,7 @@ def test_submit_starts_or_queues(world):
 def test_resume_needs_a_checkpoint_that_can_be_read(world):
     assert "no job named job" in denied(world, Submit(make_job(), resume="latest"), "invalid").problem
     assert "manifest.json" in denied(world, Submit(make_job(), resume="some/where"), "invalid").problem
-    world.complete["some/where"] = (6, 0)
+    world.complete["some/where"] = dict.fromkeys(range(len(world.buckets)), (6, 0, 0))
     world.ask(Submit(make_job(steps=9, f=0, memory=350), resume="some/where", counters=(7, 6)))
     world.nans = (6,)  # one of the seven steps of that history was skipped
     world.until_state("done")
