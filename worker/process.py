@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ from worker.pulse import Pulse
 
 _NICER_BY = 5
 """A third of a training process's share: on cores that train without a pause, less would take minutes."""
+_SWITCH_S = 0.0003
+"""How long a thread that has something to say waits for the interpreter, where one that computes takes it again and again."""
 _HEAVY = ("worker.device",)  # and with it torch, transformers and the engine
 
 
@@ -53,6 +56,7 @@ def main(
     pulse: int,
 ) -> None:
     """A device process of an agent, or its spare."""
+    sys.setswitchinterval(_SWITCH_S)
     die_with_parent(parent)
     hold(*lifeline)
     with ends_the_process():
