@@ -40,9 +40,9 @@ LIVE = {
     "2x2 one": Shape(2, 2, 8, ((0, 1),)),
     "2x3 one": Shape(2, 3, 8, ((0, 1),)),
     "2x4 one": Shape(2, 4, 8, ((0, 1),)),
-    "4x2 one": Shape(4, 2, 12, ((0, 1),)),
+    "4x2 one": Shape(4, 2, 16, ((0, 1),)),
     "3x2 two": Shape(3, 2, 9, ((0, 1), (1, 0))),
-    "4x2 two": Shape(4, 2, 12, ((0, 1), (1, 0))),
+    "4x2 two": Shape(4, 2, 16, ((0, 1), (1, 0))),
 }
 SCHEDULES: dict[str, dict[str, Any]] = {
     "fused": {},
