@@ -190,10 +190,15 @@ def drain(cluster: Cluster, node: str, over: Callable[[], bool] = lambda: False)
     _await_state(cluster, node, ("drained",), over)
 
 
-def undrain(cluster: Cluster, node: str, over: Callable[[], bool] = lambda: False) -> None:
-    """Have ``node`` back and wait until it can be used, or until ``over``."""
+def undrain(
+    cluster: Cluster,
+    node: str,
+    over: Callable[[], bool] = lambda: False,
+    states: Sequence[str] = ("active",),
+) -> None:
+    """Have ``node`` back and wait until it is in one of ``states``, or until ``over``."""
     cluster.client.undrain(node, "matrix")
-    _await_state(cluster, node, ("active", "standby"), over)
+    _await_state(cluster, node, states, over)
 
 
 def _await_state(cluster: Cluster, node: str, states: Sequence[str], over: Callable[[], bool]) -> None:

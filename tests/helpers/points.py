@@ -7,6 +7,7 @@ nodes come and go for it.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from oobleckd.protocol.api import JobView
 from planner.plan import node_of
@@ -80,11 +81,16 @@ def _die_in_copy(cluster: Cluster, job: str, point: str, guest: str, rng: random
     # Where a plan without room would not change, one that leaves makes room.
     leaving = [node for node in members if node != victim and survivable(view, {victim, node})]
     for node in leaving * 3:
-        for move, who in ((undrain, victim), (drain, node), (undrain, node), (drain, victim)):
+        for move, who in ((_back, victim), (drain, node), (_back, node), (drain, victim)):
             if not over():
                 move(cluster, who, over)
     assert over(), f"{victim} got no copy"
     return victim
+
+
+def _back(cluster: Cluster, node: str, over: Callable[[], bool]) -> None:
+    """``node`` may take part again; whether there is room for it is the plan's business."""
+    undrain(cluster, node, over, ("active", "standby"))
 
 
 def _victims(view: JobView) -> list[str]:
