@@ -49,9 +49,9 @@ class Core:
         apply(self.state, entry)
         self.outbox.append(Record(entry))
 
-    def tell(self, device_or_node: str, message: ToWorker) -> None:
+    def tell(self, device_or_node: str, message: ToWorker, *, ahead: bool = False) -> None:
         """Send a message to a device (by way of its agent) or to an agent."""
-        self.outbox.append(Tell(node_of(device_or_node) or device_or_node, message))
+        self.outbox.append(Tell(node_of(device_or_node) or device_or_node, message, ahead))
 
     def ask_plan(self, policy: str, setup: Setup, situation: Situation | None = None) -> int:
         """Ask the planner; returns the ticket of the answer."""

@@ -76,6 +76,13 @@ class EpochRaised(Entry, frozen=True):
     at: float
 
 
+class Restarted(Entry, frozen=True):
+    """A daemon began anew. One ``epoch`` may have been told of which the journal knows nothing: none up to it is used."""
+
+    epoch: int
+    at: float
+
+
 class LayoutDeployed(Entry, frozen=True):
     """All devices are ready: ``layout`` is in force. ``lives``: device -> the life that holds its layers.
 
@@ -196,6 +203,7 @@ AnyEntry = (
     | ProfileMeasured
     | TemplatesMade
     | EpochRaised
+    | Restarted
     | LayoutDeployed
     | Detoured
     | StepEntry
@@ -234,6 +242,8 @@ def apply(state: State, entry: AnyEntry) -> None:
             state.epoch = max(state.epoch, entry.epoch)
             state.jobs[entry.job].epoch = entry.epoch
             state.jobs[entry.job].dead = entry.dead
+        case Restarted():
+            state.epoch = max(state.epoch, entry.epoch)
         case StepEntry():
             state.seq = max(state.seq, entry.seq)
             _step(state.jobs[entry.job], entry)

@@ -73,10 +73,14 @@ Event = Heard | LinkLost | Asked | Planned | ManifestWritten | Tick
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Send ``message`` to the agent of ``node`` (dropped silently if it is not connected)."""
+    """Send ``message`` to the agent of ``node`` (dropped silently if it is not connected).
+
+    ``ahead``: it may leave before what was recorded is durable, as a restarted daemon would say the same.
+    """
 
     node: str
     message: ToWorker
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

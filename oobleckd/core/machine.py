@@ -12,7 +12,7 @@ from typing import assert_never
 from oobleckd.core import checkpoints, deploy, jobs, recovery, requests, steer, steps
 from oobleckd.core.config import Config
 from oobleckd.core.context import Core, Level
-from oobleckd.core.entries import AnyEntry, NodeDrained, apply
+from oobleckd.core.entries import AnyEntry, NodeDrained, Restarted, apply
 from oobleckd.core.events import Asked, Command, Event, Heard, LinkLost, ManifestWritten, Planned, Tell, Tick
 from oobleckd.core.membership import Membership
 from oobleckd.core.run import Run
@@ -62,6 +62,7 @@ class Machine:
                 core.run = recovery.adrift(core, job)
                 if core.run.phase == "adrift":
                     machine.grace_until = now + config.grace_s
+                    core.record(Restarted(core.state.epoch + 1, now))
         return machine
 
     def handle(self, event: Event, now: float) -> list[Command]:

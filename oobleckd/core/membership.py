@@ -35,7 +35,8 @@ class Fall:
 class Node:
     """A node. ``devices`` with their last known lives, of which those in ``fallen`` (by name) are over.
 
-    ``accused``: (accuser, accused device) -> when their link broke; ``suspect_at``: the first evidence.
+    ``accused``: (accuser, accused device) -> when their link broke; ``suspect_at``: the first evidence. ``exited``: it
+    is over at the agent's word that a device process ended.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Node:
     connected: bool = True
     alive: bool = True
     left: bool = False
+    exited: bool = False
     heard_at: float = 0.0
     suspect_at: float | None = None
     cause: str = ""
@@ -116,6 +118,7 @@ class Membership:
         revived = not node.alive and not node.left
         if revived:
             node.alive, node.cause, node.suspect_at, node.accused = True, "", None, {}
+            node.exited = False
             node.lease = Lease(self.lease_s, self._awake(now))
         node.connected = node.connected or revived
         node.heard_at = now
@@ -165,6 +168,7 @@ class Membership:
         node.ready = False
         if not message.spare:
             self._over(node, f"{message.device}: {message.evidence}", now)
+            node.exited = True
             return False
         at = now if node.suspect_at is None else node.suspect_at
         node.fallen[message.device] = Fall(message.evidence, at)
@@ -236,6 +240,11 @@ class Membership:
         if node is None or info is None:
             return False
         return node.alive and info.life == life and device not in node.fallen
+
+    def ended(self, device: str) -> bool:
+        """Whether its agent has said that the process ended, or all of the node: it lives never again, whoever asks."""
+        node = self.nodes.get(node_of(device))
+        return node is not None and (device in node.fallen or node.exited)
 
     def device(self, name: str) -> DeviceInfo | None:
         """What is known of a device, whether it lives or not."""

@@ -39,9 +39,14 @@ def _ended(core: Core, lives: Mapping[str, str]) -> list[str]:
 
 
 def lose(core: Core, run: Run, lost: Sequence[str], failed: Sequence[str] = ()) -> None:
-    """Devices of the plan are lost; ``failed`` ones were only joining."""
+    """Devices of the plan are lost; ``failed`` ones were only joining.
+
+    Nobody waits for the journal where processes have ended for certain: a daemon that has lost the entry finds them
+    lost again, and asks anew under an epoch that was not used.
+    """
+    ahead = not failed and all(core.members.ended(device) for device in lost)
     _raise(core, run, tuple(sorted({*run.job.dead, *lost})), [*lost, *failed])
-    _ask_reports(core, run)
+    _ask_reports(core, run, ahead=ahead)
 
 
 def _abandon(core: Core, run: Run, failed: list[str]) -> None:
@@ -103,7 +108,7 @@ def _evidence_at(core: Core, name: str) -> float:
     return core.now if node.suspect_at is None else node.suspect_at
 
 
-def _ask_reports(core: Core, run: Run) -> None:
+def _ask_reports(core: Core, run: Run, *, ahead: bool = False) -> None:
     """Ask the survivors; or go back, if nobody can have what is lost."""
     job = run.job
     assert job.layout is not None
@@ -113,7 +118,7 @@ def _ask_reports(core: Core, run: Run) -> None:
         return
     run.forget("report")
     for device in job.survivors():
-        core.tell(device, report(run, device))
+        core.tell(device, report(run, device), ahead=ahead)
     incidents.enter(core, run, "plan")
 
 

@@ -1,8 +1,7 @@
 """The loop: feeds events to the core, and performs its commands in order.
 
-Owns the durability rule: a ``Record`` is on disk before anything that the core said after it leaves the
-process. Commands that gather while the disk syncs share the next sync. Plans are asked for at once, as a
-plan tells nobody anything. Owns no decision: that is the core's, and no wire: hub and HTTP call in here.
+Commands wait for the disk (``waiting`` says which, and for what); those that gather while it syncs share the
+next sync. Owns no decision: that is the core's, and no wire: hub and HTTP call in here.
 
 A fault of the core ends the loop (and the daemon, which is restarted and reads its journal): going on
 with a state that nobody understands could lose steps, standing still for a second cannot.
@@ -36,6 +35,7 @@ from oobleckd.core.events import (
 from oobleckd.daemon.clock import Clock
 from oobleckd.daemon.history import History
 from oobleckd.daemon.journal import Journal, JournalClosed
+from oobleckd.daemon.waiting import Waiting
 from oobleckd.protocol import checkpoint
 from oobleckd.protocol.api import Request, Response
 from oobleckd.protocol.messages import FromWorker, ToWorker
@@ -86,7 +86,7 @@ class Loop:
         self._planner = planner
         self._tell = tell
         self._clock = clock
-        self._queue: list[Command] = []
+        self._waiting = Waiting()
         self._news = asyncio.Event()
         self._fault: Exception | None = None
         self._stopping = False
@@ -132,11 +132,8 @@ class Loop:
             _log.exception("the core failed at %r", event)
             self._fail(error)
             return
-        for command in commands:
-            if isinstance(command, MakePlan):
-                self._spawn(self._plan(command))
-            else:
-                self._queue.append(command)
+        for command in self._waiting.put(commands):
+            self._do(command)
         self._news.set()
         self._arm()
 
@@ -146,12 +143,11 @@ class Loop:
         """Perform until ``stop``. Raises what the core raised."""
         self._arm()
         try:
-            while self._queue or not self._stopping:
-                if not self._queue:
+            while self._waiting or not self._stopping:
+                if not self._waiting:
                     self._news.clear()
                     await self._news.wait()
-                commands, self._queue = self._queue, []
-                await self._perform(commands)
+                await self._perform()
         except JournalClosed as error:
             _log.error("%s", error)
         finally:
@@ -200,20 +196,22 @@ class Loop:
 
     # ------------------------------------------------------------------- out
 
-    async def _perform(self, commands: Sequence[Command]) -> None:
-        first = next((i for i, one in enumerate(commands) if isinstance(one, Record)), len(commands))
-        for command in commands[:first]:
+    async def _perform(self) -> None:
+        first, records, rest = self._waiting.take()
+        for command in first:
             self._do(command)
-        entries = [command.entry for command in commands if isinstance(command, Record)]
-        if entries:
-            await asyncio.wrap_future(self._journal.append(entries))
-        for command in commands[first:]:
+        if records:
+            await asyncio.wrap_future(self._journal.append([record.entry for record in records]))
+        for command in rest:
             self._do(command)
+        self._waiting.done()
 
     def _do(self, command: Command) -> None:
         match command:
-            case Record() | MakePlan():
-                pass  # done already
+            case Record():
+                raise AssertionError("the journal's")
+            case MakePlan():
+                self._spawn(self._plan(command))
             case Tell(node, message):
                 self._tell(node, message)
             case Reply(ticket, response):

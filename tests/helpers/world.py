@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ from oobleckd.core.events import (
     WriteManifest,
 )
 from oobleckd.core.machine import Machine
+from oobleckd.daemon.waiting import Waiting
 from oobleckd.protocol.api import AnyRequest, Change, Response, Submit
 from oobleckd.protocol.codec import decode_from_worker, decode_to_worker, encode
 from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, PolicyName, Resources, Schedule, Train
@@ -52,6 +53,7 @@ from oobleckd.protocol.messages import (
     Progress,
     Ready,
     StepDone,
+    ToWorker,
     Welcome,
 )
 from oobleckd.protocol.parts import Counters
@@ -216,6 +218,7 @@ class World:
         self.last_copy_lost = False
         self.replies: list[Response] = []
         self.changes: list[Change] = []
+        self.last_seq = 0
         self.partial: dict[str, dict[int, State]] = {}
         self.complete: dict[str, dict[int, State]] = {}
         self.outcomes: dict[tuple[str, int], tuple[Counters, str, tuple[int, int]]] = {}
@@ -225,6 +228,12 @@ class World:
         self.on_strike: Callable[[str, int], None] = lambda name, _index: self.kill(name)
         self.history = 0
         self.plan_s = (0.002, 0.03)
+        self.sync_s: tuple[float, float] | None = (
+            None  # of the daemon's disk; what it has not synced dies with it
+        )
+        self.waiting = Waiting()
+        self.told_ahead: list[ToWorker] = []
+        self.syncing: list[Sequence[Command]] | None = None
         self.lateness_s: Callable[[], float] = lambda: 0.0  # of a beat: agents that get no processor
         self.after(0.0, self._feed, 0, Tick())
         for number in range(1, num_nodes + 1):
@@ -407,9 +416,33 @@ class World:
             return
         commands = self.machine.handle(event, self.now)
         invariants.check(self.machine.core)
-        for command in commands:
+        for command in self.waiting.put(commands):
+            self.told_ahead += [command.message] if isinstance(command, Tell) else []
             self._perform(command)
+        if self.syncing is None:
+            self._sync()
         self._schedule_tick()
+
+    def _sync(self) -> None:
+        """The disk takes what waits, at once or after a while."""
+        first, *batch = self.waiting.take()
+        for command in first:
+            self._perform(command)
+        self.syncing = batch
+        if self.sync_s is None or not any(batch):
+            self._synced(batch)
+        else:
+            self.after(self.random.uniform(*self.sync_s), self._synced, batch)
+
+    def _synced(self, batch: list[Sequence[Command]]) -> None:
+        if self.syncing is not batch:
+            return  # of a daemon that is dead, or waited for already
+        for command in itertools.chain(*batch):
+            self._perform(command)
+        self.waiting.done()
+        self.syncing = None
+        if self.waiting:
+            self._sync()
 
     def _schedule_tick(self) -> None:
         assert self.machine is not None
@@ -432,7 +465,8 @@ class World:
             case Reply():
                 self.replies.append(command.response)
             case Announce():
-                assert not self.changes or command.change.seq == self.changes[-1].seq + 1
+                assert command.change.seq == self.last_seq + 1
+                self.last_seq = command.change.seq
                 self.changes.append(command.change)
             case MakePlan():
                 self.after(self.random.uniform(*self.plan_s), self._plan, self.daemon_life, command)
@@ -485,8 +519,11 @@ class World:
         return _prepared[key]
 
     def stop_daemon(self) -> None:
-        """kill -9: nothing is said; the journal is what is left."""
-        self.machine = None
+        """kill -9: nothing is said; the journal is what is left, with or without what it was about to sync."""
+        if self.syncing is not None and self.random.random() < 0.5:
+            for record in self.syncing[0]:
+                self._perform(record)
+        self.machine, self.waiting, self.syncing = None, Waiting(), None
         self.daemon_life += 1
         self.tick_at = None
         for node in self.nodes.values():
@@ -498,6 +535,11 @@ class World:
         self.config = msgspec.structs.replace(self.config, daemon=f"d{self.daemon_life}")
         self.machine = Machine.restore(entries, self.now, self.config)
         invariants.check(self.machine.core)
+        history = self.machine.core.state.history
+        self.changes += [
+            change for change in history if change.seq > self.last_seq
+        ]  # on disk, but not announced
+        self.last_seq = self.machine.core.state.seq
         self._schedule_tick()
         for node in self.nodes.values():
             if node.alive:
@@ -514,6 +556,8 @@ class World:
         """Ask and get the answer (the daemon must be up)."""
         before = len(self.replies)
         self._feed(self.daemon_life, Asked(1, request))
+        while self.syncing is not None:
+            self._synced(self.syncing)
         assert len(self.replies) == before + 1
         return self.replies[-1]
 

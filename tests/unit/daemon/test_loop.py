@@ -108,6 +108,17 @@ async def test_what_is_told_is_durable_and_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_what_goes_ahead_is_told_before_it_is_durable(tmp_path: Path) -> None:
+    question, answer = Ack("j", 1), Ack("j", 2)
+    commands = [Record(Fact(1)), Tell("n", question, ahead=True), Tell("n", answer)]
+
+    async with World(tmp_path, lambda _: commands) as world:
+        world.loop.lost("n")
+        assert world.told.get_nowait() == ("n", question, [])
+        assert await asyncio.wait_for(world.told.get(), WAIT_S) == ("n", answer, [Fact(1)])
+
+
+@pytest.mark.asyncio
 async def test_replies_and_announcements_wait_for_the_record_before_them(tmp_path: Path) -> None:
     commands: list[Command] = [Announce(change(1)), Record(Fact(1)), Announce(change(2))]
 

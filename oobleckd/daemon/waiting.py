@@ -1,0 +1,62 @@
+"""What the core said and nobody has heard yet: it waits for the disk, in order.
+
+Owns the durability rule: a ``Record`` is on disk before anything that the core said after it leaves the process.
+There are two exceptions. A plan is asked for at once, as that tells nobody anything. And a ``Tell`` that the core marks
+``ahead`` leaves at once where nobody waits to be told anything, be it another such one: so a daemon that dies
+meanwhile has said one thing at most that its journal does not know (docs/recovery.md, "The daemon is away"). Pure; ``loop``
+performs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from oobleckd.core.events import Command, MakePlan, Record, Tell
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Stands where a ``Tell`` was that has left ahead of the records before it."""
+
+
+class Waiting:
+    """Commands in order. What ``take`` gave is still awaited until ``done``."""
+
+    def __init__(self) -> None:
+        self._queue: list[Command | Told] = []
+        self._under_way: list[Command | Told] = []
+
+    def __bool__(self) -> bool:
+        """Whether there is something to ``take``."""
+        return bool(self._queue)
+
+    def put(self, commands: Iterable[Command]) -> list[MakePlan | Tell]:
+        """Take ``commands`` in; those of them that are to be performed now, in order."""
+        now: list[MakePlan | Tell] = []
+        silent = not any(isinstance(one, Tell | Told) for one in (*self._under_way, *self._queue))
+        for command in commands:
+            if isinstance(command, MakePlan):
+                now.append(command)
+            elif isinstance(command, Tell) and command.ahead and silent:
+                now.append(command)
+                self._queue.append(Told())
+            else:
+                silent &= not isinstance(command, Tell)
+                self._queue.append(command)
+        return now
+
+    def take(self) -> tuple[Sequence[Command], Sequence[Record], Sequence[Command]]:
+        """All that waits: what may leave now, what must be on disk before the rest, and the rest. Not before the last
+        one is ``done``.
+        """
+        assert not self._under_way, "one at a time"
+        self._under_way, self._queue = self._queue, []
+        commands = [command for command in self._under_way if not isinstance(command, Told)]
+        first = next((i for i, one in enumerate(commands) if isinstance(one, Record)), len(commands))
+        records = [command for command in commands if isinstance(command, Record)]
+        return commands[:first], records, [one for one in commands[first:] if not isinstance(one, Record)]
+
+    def done(self) -> None:
+        """What was taken is on disk and has left."""
+        self._under_way = []
