@@ -21,6 +21,7 @@ import click
 import zmq
 import zmq.auth
 
+from oobleckd.protocol import urgency
 from oobleckd.protocol.program import ConfiguredProgram
 from worker.children import Setting
 from worker.node import Agent, AgentConfig
@@ -28,6 +29,7 @@ from worker.uplink import CurveKeys
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 _PATH = click.Path(path_type=Path)
+_log = logging.getLogger(__name__)
 
 
 class AgentError(Exception):
@@ -64,6 +66,12 @@ class AgentError(Exception):
     show_default=True,
     help="Keep a process warm for a dead device's place.",
 )
+@click.option(
+    "--realtime/--no-realtime",
+    default=True,
+    show_default=True,
+    help="Answer before ordinary programs have their turn, where the system allows it.",
+)
 @click.option("--run-dir", type=_PATH, help="Folder for sockets and records of this node; a service has one.")
 @click.option("--bind", default="127.0.0.1", show_default=True, help="Address at which other nodes reach us.")
 @click.option("--host", default="", help="Name of this machine; devices with the same one share sockets.")
@@ -79,6 +87,7 @@ def main(
     devices: str,
     kind: str,
     spare: bool,
+    realtime: bool,
     run_dir: Path | None,
     bind: str,
     host: str,
@@ -90,6 +99,8 @@ def main(
     /etc/oobleck/config.toml ([worker]), in this order.
     """
     _log_to_stderr(node, log_level)
+    if realtime and not urgency.hurry():
+        _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
     try:
         _check_bind(bind)
         setting = Setting(kind, find_run_dir(run_dir), bind, host or host_identity())

@@ -21,8 +21,10 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from oobleckd.protocol.urgency import as_urgent, hurries
 from worker.lifeline import Lifeline
 from worker.pulse import PulseReader
 from worker.watchdog import Watchdog
@@ -140,6 +142,7 @@ def start(device: str, setting: Setting) -> Child:
                 f"--parent={os.getpid()}",
                 *("--lifeline", str(lifeline.fd), str(lifeline.held_fd)),
                 f"--pulse={pulse.fd}",
+                *(["--urgent"] if hurries() else []),
             ],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno(), lifeline.fd, lifeline.held_fd, pulse.fd],
@@ -201,7 +204,7 @@ class Watch:
         self._exiting: set[Child] = set()
         self._closed = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self._thread = threading.Thread(target=self._run, name="children-watch", daemon=True)
+        self._thread = threading.Thread(target=as_urgent(self._run), name="children-watch", daemon=True)
         self._thread.start()
 
     def add(self, child: Child) -> None:
@@ -257,7 +260,9 @@ class Watch:
             if child not in self._held and child.lifeline.held_fd in ready and child.lifeline.is_held():
                 self._held.add(child)
                 threading.Thread(
-                    target=self._wait_at, args=(child,), name=f"lifeline-{child.device}", daemon=True
+                    target=as_urgent(partial(self._wait_at, child)),
+                    name=f"lifeline-{child.device}",
+                    daemon=True,
                 ).start()
 
     def _wait_at(self, child: Child) -> None:

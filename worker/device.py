@@ -65,13 +65,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process runs: its name and kind, the host it shares with local peers, its folders."""
+    """Where this process runs: its name and kind, the host it shares with local peers, its folders; ``urgent``: whether
+    it answers before ordinary programs have their turn.
+    """
 
     device: str
     kind: str
     host: str
     bind: str
     run_dir: Path
+    urgent: bool = False
 
 
 class DeviceProcess:
@@ -86,7 +89,7 @@ class DeviceProcess:
         self.torch_device = torch_device(place)
         backend, road = choose(self.torch_device)
         _log.info("%s: letters take %s", place.device, road)
-        self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once)
+        self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once, urgent=place.urgent)
         self.plane = Plane(place.device, self.mailbox, backend, self._send)
         self.transport = Transport(
             place.device,

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import Message
+from oobleckd.protocol.urgency import hurry
 from worker.framing import FrameError, read_frame, write_frame
 from worker.mailbox import Mailbox
 
@@ -31,7 +32,8 @@ class DeviceLink:
     """Decodes ``ToWorker`` messages into ``mailbox`` (as controls) and sends ``FromWorker`` messages.
 
     ``fd`` is a stream socket inherited from the agent. ``on_closed`` runs when the agent is gone, in
-    whichever thread noticed; ``on_control`` after a message was posted, in the reader thread.
+    whichever thread noticed; ``on_control`` after a message was posted, in the reader thread; ``urgent``: how that thread
+    is to be scheduled.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class DeviceLink:
         *,
         on_closed: Callable[[], None] = _end_process,
         on_control: Callable[[], None] = lambda: None,
+        urgent: bool = False,
     ) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(True)
         self._mailbox = mailbox
         self._on_closed = on_closed
         self._on_control = on_control
+        self._urgent = urgent
         self._sending = threading.Lock()
         self.num_unknown = 0
         self._reader = threading.Thread(target=self._read, name="link-reader", daemon=True)
@@ -72,6 +76,8 @@ class DeviceLink:
         self._socket.close()
 
     def _read(self) -> None:
+        if self._urgent:
+            hurry()
         try:
             while (data := read_frame(self._socket)) is not None:
                 self._receive(data)

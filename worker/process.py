@@ -44,6 +44,7 @@ _HEAVY = ("worker.device",)  # and with it torch, transformers and the engine
 @click.option("--parent", type=int, required=True)
 @click.option("--lifeline", type=(int, int), required=True)
 @click.option("--pulse", type=int, required=True)
+@click.option("--urgent", is_flag=True, help="Answer the daemon before ordinary programs have their turn.")
 def main(
     device: str,
     kind: str,
@@ -54,6 +55,7 @@ def main(
     parent: int,
     lifeline: tuple[int, int],
     pulse: int,
+    urgent: bool,
 ) -> None:
     """A device process of an agent, or its spare."""
     sys.setswitchinterval(_SWITCH_S)
@@ -65,7 +67,7 @@ def main(
         from worker.device import DeviceProcess, Place
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        DeviceProcess(Place(device, kind, host, bind, run_dir), fd, Pulse(pulse)).run()
+        DeviceProcess(Place(device, kind, host, bind, run_dir, urgent), fd, Pulse(pulse)).run()
 
 
 def import_gently(modules: Sequence[str]) -> None:

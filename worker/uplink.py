@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from oobleckd.protocol import urgency
+
 _BURST = 256
 _RECONNECT_MS = 100  # libzmq adds as much again at random, and doubles up to the maximum
 _RECONNECT_MAX_MS = 2000
@@ -61,6 +63,9 @@ class Uplink:
         self._on_message = on_message
         self._on_connected = on_connected
         self._context = zmq.Context()
+        if urgency.hurries():
+            self._context.set(zmq.THREAD_SCHED_POLICY, urgency.POLICY)
+            self._context.set(zmq.THREAD_PRIORITY, urgency.PRIORITY)
         self._socket = self._context.socket(zmq.DEALER)
         self._set_options(keys)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)

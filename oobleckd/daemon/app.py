@@ -30,6 +30,7 @@ from oobleckd.daemon.hub import HubError
 from oobleckd.daemon.journal import JournalError, JournalLocked
 from oobleckd.daemon.keys import KeyFileError
 from oobleckd.daemon.service import Service, open_service
+from oobleckd.protocol import urgency
 from oobleckd.protocol.program import Program, end
 from oobleckd.protocol.settings import ConfigError, Loaded, config_files
 
@@ -90,6 +91,8 @@ def main(**flags: Any) -> None:
         loaded = load()
         _set_up_logging(loaded.config.log_level)
         _raise_file_limit()
+        if loaded.config.realtime and not urgency.hurry():
+            _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
         asyncio.run(_serve(loaded.config, load))
     except ConfigError as error:
         end(str(error), error.hint, USAGE)

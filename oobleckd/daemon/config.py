@@ -34,6 +34,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     curve: Annotated[bool, Meta(description="Encrypt and authenticate the links of agents.")] = True
     keys_dir: Annotated[str, Meta(description="Key folder, as made by oobleckctl keygen.")] = ""
     group: Annotated[str, Meta(description="Unix group whose members may act.")] = "oobleck"
+    realtime: Annotated[
+        bool, Meta(description="Answer before ordinary programs have their turn, where the system allows it.")
+    ] = True
     allow_injection: Annotated[bool, Meta(description="Allow kill-node.")] = False
     beat_s: Annotated[Seconds, Meta(description="Seconds between signs of life of an agent.")] = 0.25
     lease_s: Annotated[

@@ -26,7 +26,7 @@ from oobleckd.daemon.config import is_loopback
 from oobleckd.daemon.keys import KeyPair
 from oobleckd.daemon.readiness import Readiness
 from oobleckd.daemon.zap import DOMAIN, Door
-from oobleckd.protocol import codec
+from oobleckd.protocol import codec, urgency
 from oobleckd.protocol.messages import PROTOCOL, FromWorker, Hello, Refused, ToWorker
 
 MOST_EARLY = 256
@@ -90,6 +90,9 @@ class Hub:
         self._by_fd: dict[int, deque[bytes]] = {}
         self._closed_fds: deque[int] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        if urgency.hurries():
+            self._context.set(zmq.THREAD_SCHED_POLICY, urgency.POLICY)
+            self._context.set(zmq.THREAD_PRIORITY, urgency.PRIORITY)
         self._door = Door(self._context, lambda key: key in self._allowed)
         self._router = self._open_router(pair)
         self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)

@@ -28,6 +28,8 @@ from typing import Any
 
 import msgspec
 
+from oobleckd.protocol.urgency import as_urgent
+
 FORMAT = 3
 _RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _log = logging.getLogger(__name__)
@@ -114,7 +116,7 @@ class Journal:
         self._condition = threading.Condition()
         self._waiting: list[_Batch] = []
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread = threading.Thread(target=as_urgent(self._run), name="journal", daemon=True)
         self._thread.start()
 
     def read(self, kind: Any) -> list[Any]:

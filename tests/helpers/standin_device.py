@@ -60,6 +60,7 @@ def hang_if_first(folder: str | None) -> None:
 @click.option("--parent", type=int)
 @click.option("--lifeline", type=(int, int))
 @click.option("--pulse", type=int)
+@click.option("--urgent", is_flag=True)
 def main(
     device: str,
     kind: str,
@@ -70,6 +71,7 @@ def main(
     parent: int,
     lifeline: tuple[int, int],
     pulse: int,
+    urgent: bool,
 ) -> None:
     """The arguments of a device process."""
     die_with_parent(parent)
@@ -80,7 +82,7 @@ def main(
         device = wait_for_place(fd)
         hang_if_first(os.environ.get("STANDIN_STUCK"))
     mailbox, shown = Mailbox(), Pulse(pulse)
-    link = DeviceLink(fd, mailbox)
+    link = DeviceLink(fd, mailbox, urgent=urgent)
     link.send(
         DeviceUp(DeviceInfo(device, kind, "stand-in", 0, f"{bind}:1", f"{run_dir}/none.sock", os.getpid()))
     )

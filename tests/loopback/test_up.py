@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from oobleckd.ctl import processes
 from oobleckd.ctl.local import DAEMON, Home
+from oobleckd.protocol import urgency
 from tests.helpers.family import members
 
 OOBLECKCTL = Path(sys.executable).with_name("oobleckctl")
@@ -26,9 +28,9 @@ class Cluster:
 
     home: Home
 
-    def ctl(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def ctl(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [OOBLECKCTL, *words], capture_output=True, text=True, check=False, env=self.environ
+            [OOBLECKCTL, *words], capture_output=True, text=True, check=False, env={**self.environ, **environ}
         )
 
     @property
@@ -68,6 +70,25 @@ def test_a_cluster_from_up_to_down(cluster: Cluster) -> None:
     assert "SIGKILL" not in down.stderr
     assert not processes.outlive(family, 10.0)
     assert cluster.ctl("get", "nodes").returncode == 4
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_who_is_waited_for_comes_before_who_computes(cluster: Cluster, wanted: bool) -> None:
+    """The daemon, agents, and the thread of a device that answers, where the system allows it; training is ordinary."""
+    with ThreadPoolExecutor(1) as other:
+        urgent = wanted and other.submit(urgency.hurry).result()
+    assert cluster.ctl("up", "--nodes", "1", "--no-spare", OOBLECK_REALTIME=str(int(wanted))).returncode == 0
+    (node,) = json.loads(cluster.ctl("get", "nodes", "-o", "json").stdout)["items"]
+    found = {name: process.pid for name, process in processes.recall(cluster.home.run).items()}
+    assert is_urgent(found[DAEMON]) is is_urgent(found["node-1"]) is urgent
+    (device,) = node["pids"]
+    assert not is_urgent(device)
+    threads = [path.name for path in Path(f"/proc/{device}/task").iterdir()]
+    assert [is_urgent(int(thread)) for thread in threads].count(True) == urgent
+
+
+def is_urgent(thread: int) -> bool:
+    return os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK == os.SCHED_RR
 
 
 def test_up_that_is_interrupted_leaves_nothing(cluster: Cluster) -> None:

@@ -1,0 +1,69 @@
+"""Urgent where the system allows it, ordinary where it does not; what an urgent thread starts is ordinary again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+
+from oobleckd.protocol import urgency
+
+T = TypeVar("T")
+
+
+def in_thread(act: Callable[[], T]) -> T:
+    """Not in the tests' own thread, which is to stay as it is."""
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(act).result()
+
+
+def test_a_thread_becomes_urgent_if_that_is_allowed() -> None:
+    allowed, is_urgent = in_thread(lambda: (urgency.hurry(), urgency.hurries()))
+    assert is_urgent is allowed
+    assert not urgency.hurries()
+
+
+def test_what_it_starts_is_ordinary() -> None:
+    def start() -> tuple[bool, str]:
+        urgency.hurry()
+        child = subprocess.run(
+            [sys.executable, "-c", "import os; print(os.sched_getscheduler(0))"],
+            stdout=subprocess.PIPE, text=True, check=True,
+        )  # fmt: skip
+        return in_thread(urgency.hurries), child.stdout.strip()
+
+    assert in_thread(start) == (False, str(os.SCHED_OTHER))
+
+
+def test_a_thread_may_be_made_as_urgent_as_its_maker() -> None:
+    def start() -> tuple[bool, bool]:
+        allowed = urgency.hurry()
+        found: list[bool] = []
+        thread = threading.Thread(target=urgency.as_urgent(lambda: found.append(urgency.hurries())))
+        thread.start()
+        thread.join()
+        return allowed, found[0]
+
+    allowed, as_urgent = in_thread(start)
+    assert as_urgent is allowed
+
+
+def test_an_ordinary_thread_makes_ordinary_ones() -> None:
+    def target() -> None: ...
+
+    assert urgency.as_urgent(target) is target
+
+
+def test_where_it_is_not_allowed_all_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    assert not urgency.hurry()
+    assert not urgency.hurries()
