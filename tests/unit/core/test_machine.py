@@ -11,6 +11,7 @@ from oobleckd.core.entries import AnyEntry
 from oobleckd.core.events import Asked, Heard, ManifestWritten, Planned, Tell, Tick, WriteManifest
 from oobleckd.core.machine import Machine
 from oobleckd.core.steps import both_nan
+from oobleckd.protocol.api import Control
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Ack,
@@ -20,6 +21,7 @@ from oobleckd.protocol.messages import (
     Hello,
     LinkDown,
     Refused,
+    Release,
     StepDone,
 )
 from oobleckd.protocol.parts import Counters, Spare
@@ -235,3 +237,42 @@ def test_the_memory_cap_does_not_count_what_the_runtime_takes():
         cuts.append(sorted(held.ranges for held in layout.holdings.values()))
     assert cuts[0] == cuts[1]
     assert len(set(cuts[0])) > 1
+
+
+def told_releases(commands):
+    return [
+        (c.node, c.message.device) for c in commands if isinstance(c, Tell) and isinstance(c.message, Release)
+    ]
+
+
+def test_a_guest_of_a_deployment_that_was_dropped_is_not_released_before_the_next_one():
+    """Copies of the next one may be with it already, ahead of the Release, which would take them along."""
+    world = World(3, 5)
+    world.run_for(1.0)
+    world.submit(steps=200, memory=350)
+    world.until_step(3)
+    world.kill("n05")
+    world.until_state("recovering")
+    world.until_state("running")
+    world.add("n05")
+    guest = world.nodes["n05"].devices["n05/0"]
+    world.run(lambda: guest.known.job == "job-1" and world.machine.core.run.phase == "deploy")
+    world.kill_device("n01")
+    world.run(lambda: world.machine.core.run.candidate is None)
+    assert (guest.known.job, guest.known.layout) == ("job-1", 0)
+    infos = (guest.known,)
+    again = Hello(PROTOCOL, "n05", world.nodes["n05"].incarnation, "host", True, infos)
+    assert told_releases(hear(world, again, "n05")) == []
+
+    # But it is at the job's end, as all that have anything of it.
+    ended = world.machine.handle(Asked(1, Control("job-1", "cancel")), world.now)
+    assert ("n05", "n05/0") in told_releases(ended)
+
+
+def test_a_guest_of_another_job_is_released(world):
+    info = msgspec.structs.replace(
+        world.nodes["n01"].devices["n01/0"].known, device="n09/0", job="job-0", layout=0
+    )
+    assert told_releases(hear(world, Hello(PROTOCOL, "n09", "1", "host", True, (info,)), "n09")) == [
+        ("n09", "n09/0")
+    ]
