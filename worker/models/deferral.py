@@ -31,7 +31,7 @@ class _Product:
         """(out, in), or (in, out) where the module keeps its weight that way."""
         # Autocast made the product with x in the dtype of its output. Its own cast of x is out of reach, and to
         # make one beforehand would show: it casts a leaf once for all modules that take it in.
-        x, g = _flat(self.x.to(self.g.dtype)), _flat(self.g)
+        x, g = _flat(_in_dtype(self.x, self.g.dtype)), _flat(self.g)
         return x.t().mm(g) if self.transposed else g.t().mm(x)
 
 
@@ -68,7 +68,7 @@ class Owed:
         """W: the gradients of ``params``, of which I found ``grads``. Frees what was held."""
         found = list(grads)
         for number, whole in self._by_param().items():
-            there, grad = found[number], whole.to(params[number].dtype)
+            there, grad = found[number], _in_dtype(whole, params[number].dtype)
             found[number] = grad if there is None else there + grad
         self.products.clear()
         complete = [grad for grad in found if grad is not None]
@@ -139,6 +139,10 @@ class _Linear:
         # Not x: the graph that it hangs on would live until W.
         assert y.grad_fn is not None
         owed.uses.append((self._number, x.detach(), GradientEdge(y.grad_fn, y.output_nr), self._transposed))
+
+
+def _in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def _flat(x: Tensor) -> Tensor:
