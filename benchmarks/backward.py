@@ -92,7 +92,7 @@ def fused(layer: Layer, into: sums.Sum, x: torch.Tensor, g: torch.Tensor) -> Non
 def decoupled(layer: Layer, into: sums.Sum, x: torch.Tensor, g: torch.Tensor) -> None:
     """The same, as I and W."""
     out, owed = layer.forward_apart(x, None)
-    found = input_gradients(out, [*layer.leaves, x], g)
+    found = input_gradients(out, [*layer.leaves, x], g, owed)
     into.add(owed.complete(layer.leaves, found[:-1]), [30] * len(layer.leaves), 8)
 
 

@@ -171,7 +171,7 @@ class _Apart(_Fused):
         """As of a fused one; the backward is then I alone."""
         (out, owed), forward_s = _timed(lambda: self.layer.forward_apart(self.x, self.batch), device)
         top = torch.ones_like(out)
-        grads, input_s = _timed(lambda: input_gradients(out, self.inputs, top), device)
+        grads, input_s = _timed(lambda: input_gradients(out, self.inputs, top, owed), device)
         self.kept_bytes = owed.num_bytes
         leaves = self.layer.leaves
         found = grads[: len(leaves)]

@@ -216,7 +216,9 @@ class Passes:
                 inputs.append(into)
             grads: list[Tensor | None]
             with self.means.aside():
-                grads = [*gradients(out, inputs, g)] if owed is None else input_gradients(out, inputs, g)
+                grads = (
+                    [*gradients(out, inputs, g)] if owed is None else input_gradients(out, inputs, g, owed)
+                )
             yield
             g = grads.pop() if through else None
             if owed is not None:

@@ -11,9 +11,8 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from types import TracebackType
 
 LOOK_UP_S = 0.25
 """How often a device that waits shows that it still could work."""
@@ -56,21 +55,19 @@ class Pulse:
         """The device waits for others, and could work if there were something to do."""
         self._write(time.monotonic_ns(), LOOK_UP_S, max(_LEAST_S, _FACTOR * LOOK_UP_S), b"")
 
-    @contextmanager
-    def doing(self, kind: str, what: str = "", units: int = 1) -> Iterator[None]:
+    def doing(self, kind: str, what: str = "", units: int = 1) -> _Doing:
         """Work of ``kind``, named ``what`` for people. Its time grows with ``units``; 0: with nothing known here.
 
         Work inside of work counts for itself: the outer one begins anew when the inner one ends.
         """
+        return _Doing(self, kind, what or kind, units)
+
+    def begin(self, kind: str, what: str, units: int) -> None:
+        """Such work begins."""
         longest_s, limit_s = self._known(kind, units)
-        self._under_way.append(
-            (time.monotonic_ns(), longest_s, limit_s, (what or kind).encode()[:_NAME_BYTES])
-        )
-        self._write(*self._under_way[-1])
-        try:
-            yield
-        finally:
-            self._ended(kind, units)
+        now = (time.monotonic_ns(), longest_s, limit_s, what.encode()[:_NAME_BYTES])
+        self._under_way.append(now)
+        self._write(*now)
 
     def _known(self, kind: str, units: int) -> tuple[float, float]:
         """The longest of its kind after the first one, and the limit that follows (s)."""
@@ -78,7 +75,8 @@ class Pulse:
         least_s = (_LEAST_S if units else _LOOSE_S) if longest_s else _UNKNOWN_S
         return longest_s, max(least_s, _FACTOR * longest_s)
 
-    def _ended(self, kind: str, units: int) -> None:
+    def end(self, kind: str, units: int) -> None:
+        """The work that began last is over."""
         now_ns = time.monotonic_ns()
         began_ns = self._under_way.pop()[0]
         took_s = (now_ns - began_ns) / 1e9 / (units or 1)
@@ -97,6 +95,23 @@ class Pulse:
         _PAGE.pack_into(self._page, 0, self._sequence + 1, *times, what)
         self._sequence += 2
         struct.pack_into("<Q", self._page, 0, self._sequence)
+
+
+class _Doing:
+    """``Pulse.doing``. A class: a generator's machinery takes longer than the rest, twice in every task."""
+
+    __slots__ = ("_kind", "_pulse", "_units", "_what")
+
+    def __init__(self, pulse: Pulse, kind: str, what: str, units: int) -> None:
+        self._pulse, self._kind, self._what, self._units = pulse, kind, what, units
+
+    def __enter__(self) -> None:
+        self._pulse.begin(self._kind, self._what, self._units)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pulse.end(self._kind, self._units)
 
 
 class PulseReader:

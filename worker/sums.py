@@ -9,7 +9,8 @@ sums in float32 with the same interface. Owns no ledger: who is counted is the c
 Rounding costs nothing, the addition does it: a sum that gathers terms lies between 2**52 and 2**53 (``_BASE`` is
 added to it), where float64 has no fractions. A tie would be rounded to the even *sum*, which depends on the
 order; so the factor is a hair more than a power of two, and half an integer lies a hair beyond the tie: a
-term is rounded to the nearest integer, half of one away from zero, whatever it is added to. (int64
+term is rounded to the nearest integer, half of one away from zero, whatever it is added to, and whether the product with the
+factor is rounded to float64 before that (far below the hair) or not. (int64
 would give more bits at more than twice the time on a CPU, whose conversion from float32 is slow;
 docs/decisions.md.)
 """
@@ -38,38 +39,49 @@ _TERM_BITS = 48
 
 _MAX_RISE = 8
 _LARGEST_EXPONENT = 120
+_SMALL = 1 << 14
+"""Keys of at most so many numbers are added in one go: every call for a key of its own would take longer than its numbers."""
 _CPU_CHUNK = 1 << 16
 _GPU_CHUNK = 1 << 24
 
 
 class Sum:
-    """The sum of one use of one bucket on one device, by key: float64 integers (exact) or float32."""
+    """The sum of one use of one bucket on one device, by key: float64 integers (exact) or float32.
+
+    Lies in regions: the first holds all small keys, one behind the other, each other one a large key (``_large``).
+    """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], exact: bool, device: torch.device) -> None:
         self.exact = exact
+        sizes = [math.prod(shape) for shape in shapes]
+        self._small = [key for key, size in enumerate(sizes) if exact and size <= _SMALL]
+        self._large = [key for key, size in enumerate(sizes) if not exact or size > _SMALL]
+        self._terms = _Terms([shapes[key] for key in self._small], device)
         kind = torch.float64 if exact else torch.float32
-        self._tensors = [torch.empty(shape, dtype=kind, device=device) for shape in shapes]
-        self._flat = [tensor.view(-1) for tensor in self._tensors]
-        self._empty = [True] * len(shapes)
-        self._gathers = [False] * len(shapes)  # _BASE is in it
-        largest = max((flat.numel() for flat in self._flat), default=0)
-        size = min(largest, _chunk(device)) if exact else 0
+        lengths = [self._terms.flat.numel(), *(sizes[key] for key in self._large)]
+        self._regions = [torch.empty(length, dtype=kind, device=device) for length in lengths]
+        cut = dict(zip(self._small, _cut(self._regions[0], self._terms.shapes), strict=True))
+        cut |= {key: self._regions[1 + i].view(shapes[key]) for i, key in enumerate(self._large)}
+        self._tensors = [cut[key] for key in range(len(shapes))]
+        self._empty = [True] * len(lengths)
+        self._gathers = [False] * len(lengths)  # _BASE is in it
+        size = min(max(lengths[1:], default=0), _chunk(device)) if exact else 0
         self._wide = torch.empty(size, dtype=torch.float64, device=device)
 
     @property
     def tensors(self) -> list[Tensor]:
         """The sums by key; zeros where nothing was added."""
-        for key, flat in enumerate(self._flat):
-            if self._empty[key]:
-                flat.zero_()
-            elif self._gathers[key]:
-                flat.sub_(_BASE)
-            self._empty[key] = self._gathers[key] = False
+        for number, region in enumerate(self._regions):
+            if self._empty[number]:
+                region.zero_()
+            elif self._gathers[number]:
+                region.sub_(_BASE)
+            self._empty[number] = self._gathers[number] = False
         return self._tensors
 
     def zero_(self) -> None:
         """Forget all contributions. Costs nothing: the first one overwrites."""
-        self._empty = [True] * len(self._tensors)
+        self._empty = [True] * len(self._regions)
 
     def add(
         self, grads: Sequence[Tensor], exponents: Sequence[int], num_contributions: int
@@ -82,40 +94,90 @@ class Sum:
         added: a round with such a flag is never applied.
         """
         if not self.exact:
-            for key, grad in enumerate(grads):
-                self._add_float(key, grad.reshape(-1))
+            for number, grad in enumerate(grads, 1):
+                self._add_float(number, grad.reshape(-1))
             return False, False
-        nan = overflow = False
         limit = min(2.0**SUM_BITS / num_contributions, 2.0**_TERM_BITS)
-        for key, (grad, exponent) in enumerate(zip(grads, exponents, strict=True)):
-            largest = _largest(grad)
-            if not math.isfinite(largest):
-                nan = True
-            elif math.ldexp(largest, exponent) >= limit:
-                overflow = True
-            else:
-                self._add_rounded(key, grad.reshape(-1), exponent)
+        nan = overflow = False
+        if self._small:
+            small = [grads[key] for key in self._small]
+            nan, overflow = self._add_small(small, [exponents[key] for key in self._small], limit)
+        for number, key in enumerate(self._large, 1):
+            fails = _fails(grads[key], exponents[key], limit)
+            nan, overflow = nan or fails[0], overflow or fails[1]
+            if not any(fails):
+                self._add_rounded(number, grads[key].reshape(-1), exponents[key])
         return nan, overflow
 
-    def _add_float(self, key: int, grad: Tensor) -> None:
-        if self._empty[key]:
-            self._flat[key].copy_(grad)
+    def _add_float(self, number: int, grad: Tensor) -> None:
+        if self._empty[number]:
+            self._regions[number].copy_(grad)
         else:
-            self._flat[key].add_(grad)
-        self._empty[key] = False
+            self._regions[number].add_(grad)
+        self._empty[number] = False
 
-    def _add_rounded(self, key: int, grad: Tensor, exponent: int) -> None:
+    def _add_small(
+        self, grads: Sequence[Tensor], exponents: Sequence[int], limit: float
+    ) -> tuple[bool, bool]:
+        scaled, into = self._terms.scaled(grads, exponents), self._regions[0]
+        nan = overflow = False
+        if not _largest(scaled) < limit:  # or NaN; a hair below the limit none has failed yet
+            nan, overflow = self._terms.leave_out(grads, exponents, limit)
+        if self._empty[0]:
+            torch.add(scaled, _BASE, out=into)
+        else:
+            if not self._gathers[0]:
+                into.add_(_BASE)
+            into.add_(scaled)
+        self._empty[0], self._gathers[0] = False, True
+        return nan, overflow
+
+    def _add_rounded(self, number: int, grad: Tensor, exponent: int) -> None:
         # One chunk at a time stays in the cache. The product is exact but for bits far below a half.
         factor, chunk = math.ldexp(_NO_TIES, exponent), self._wide.numel()
-        empty, rises = self._empty[key], not self._gathers[key]
-        for part, into in zip(_pieces(grad, chunk), _pieces(self._flat[key], chunk), strict=True):
+        empty, rises = self._empty[number], not self._gathers[number]
+        for part, into in zip(_pieces(grad, chunk), _pieces(self._regions[number], chunk), strict=True):
             wide = self._wide[: part.numel()].copy_(part)
             if empty:
                 into.fill_(_BASE)
             elif rises:
                 into.add_(_BASE)
             into.add_(wide, alpha=factor)
-        self._empty[key], self._gathers[key] = False, True
+        self._empty[number], self._gathers[number] = False, True
+
+
+class _Terms:
+    """One contribution to small keys of ``shapes``, times their factors: ``flat`` holds one behind the other."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
+        self.shapes = shapes
+        self._sizes = torch.tensor([math.prod(shape) for shape in shapes], dtype=torch.int64, device=device)
+        self.flat = torch.empty(int(self._sizes.sum()), dtype=torch.float64, device=device)
+        self._by_key = _cut(self.flat, shapes)
+        self._exponents: Sequence[int] = ()
+        self._factors = self.flat  # of every number; those of ``_exponents``
+
+    def scaled(self, grads: Sequence[Tensor], exponents: Sequence[int]) -> Tensor:
+        """``flat``: ``grads`` times the factors of ``exponents``."""
+        if exponents != self._exponents:
+            factors = [math.ldexp(_NO_TIES, exponent) for exponent in exponents]
+            by_key = torch.tensor(factors, dtype=torch.float64, device=self.flat.device)
+            self._exponents, self._factors = (
+                exponents,
+                by_key.repeat_interleave(self._sizes, output_size=self.flat.numel()),
+            )
+        torch._foreach_copy_(self._by_key, list(grads))
+        return self.flat.mul_(self._factors)
+
+    def leave_out(self, grads: Sequence[Tensor], exponents: Sequence[int], limit: float) -> tuple[bool, bool]:
+        """Make zeros of the terms that fail a test; whether any failed that for NaN, and that for overflow."""
+        nan = overflow = False
+        for grad, exponent, term in zip(grads, exponents, self._by_key, strict=True):
+            fails = _fails(grad, exponent, limit)
+            nan, overflow = nan or fails[0], overflow or fails[1]
+            if any(fails):
+                term.zero_()
+        return nan, overflow
 
 
 def total(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -180,6 +242,20 @@ def _chunk(device: torch.device) -> int:
 
 def _pieces(flat: Tensor, chunk: int) -> Sequence[Tensor]:
     return torch.split(flat, chunk) if flat.numel() > chunk else (flat,)
+
+
+def _cut(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Views of ``flat``, one behind the other."""
+    parts = torch.split(flat, [math.prod(shape) for shape in shapes]) if shapes else ()
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _fails(grad: Tensor, exponent: int, limit: float) -> tuple[bool, bool]:
+    """Whether there is a NaN or an infinity in ``grad``, and else whether it overflows."""
+    largest = _largest(grad)
+    if not math.isfinite(largest):
+        return True, False
+    return False, math.ldexp(largest, exponent) >= limit
 
 
 def _largest(grad: Tensor) -> float:

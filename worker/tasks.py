@@ -45,6 +45,10 @@ class Task:
     route: Route
     position: int
 
+    def __hash__(self) -> int:
+        # Not of all segments: every task is looked up several times.
+        return hash((self.route.micro_batch, self.route.attempt, self.position))
+
     @property
     def layers(self) -> Range:
         """The layers of the hop."""

@@ -7,8 +7,8 @@ waits for a layer that has just begun no longer than it takes to be let in. Betw
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 Aside = Callable[[], AbstractContextManager[object]]
@@ -31,11 +31,23 @@ class Turn:
     ) -> None:
         self._lock.release()
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> _Away:
         """Others may have a turn, until the end of the block; the caller has the turn before and after."""
+        return _Away(self._lock)
+
+
+class _Away:
+    """``Turn.aside``. A class: a generator's machinery takes longer than the rest, once in every layer."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
         self._lock.release()
-        try:
-            yield
-        finally:
-            self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.acquire()

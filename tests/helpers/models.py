@@ -104,7 +104,10 @@ def layered_step(spec: ModelSpec, layers: list[Layer], batch: Batch) -> tuple[Te
     debts: list[tuple[Layer, Sequence[Tensor | None], Owed]] = []
     for layer, into, out, owed in reversed(passes):
         through = [] if into is None else [into]
-        grads = (gradients if owed is None else input_gradients)(out, layer.leaves + through, gradient)
+        inputs = layer.leaves + through
+        grads = (
+            gradients(out, inputs, gradient) if owed is None else input_gradients(out, inputs, gradient, owed)
+        )
         gradient = grads.pop() if through else None
         debts.append((layer, grads, Owed() if owed is None else owed))
     for layer, found, owed in debts:

@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from torch.autograd.variable import Variable
 
 from worker.models.deferral import Deferral, Owed
 from worker.models.split import Call
@@ -59,8 +60,11 @@ class Layer:
 
     def forward_apart(self, x: Tensor | None, batch: Batch | None) -> tuple[Tensor, Owed]:
         """As a call, for a decoupled backward: ``input_gradients``, later ``Owed.complete``."""
-        with self.deferral.deferring() as owed:
+        self.deferral.owed = owed = Owed()
+        try:
             return self(x, batch), owed
+        finally:
+            self.deferral.owed = None
 
     def __call__(self, x: Tensor | None, batch: Batch | None) -> Tensor:
         """The embedding takes ``batch``; a block takes ``x`` (batch, sequence, hidden); the head takes both
@@ -84,29 +88,40 @@ class Layer:
 
 def gradients(out: Tensor, inputs: Sequence[Tensor], g: Tensor | None) -> list[Tensor]:
     """The gradients of ``inputs``, given that of ``out`` (None: ``out`` is the loss, a scalar). Frees the graph."""
-    top = out if g is None else _Met.apply(out, g)  # type: ignore[no-untyped-call]
-    return list(torch.autograd.grad(top, inputs)) if inputs else []
+    found = _backward(out, inputs, g, allow_unused=False)
+    return [grad for grad in found if grad is not None]
 
 
-def input_gradients(out: Tensor, inputs: Sequence[Tensor], g: Tensor | None) -> list[Tensor | None]:
+def input_gradients(
+    out: Tensor, inputs: Sequence[Tensor], g: Tensor | None, owed: Owed
+) -> list[Tensor | None]:
     """I of ``forward_apart``: as ``gradients``; None for inputs whose gradient is left to W, all or in part."""
-    top = out if g is None else _Met.apply(out, g)  # type: ignore[no-untyped-call]
-    return list(torch.autograd.grad(top, inputs, allow_unused=True)) if inputs else []
+    found = _backward(out, [*inputs, *owed.edges], g, allow_unused=True)
+    owed.keep(found[len(inputs) :])
+    return list(found[: len(inputs)])
 
 
-class _Met(torch.autograd.Function):
-    """A scalar over ``out`` that sends ``g`` down. Given ``g`` itself, torch compares the two shapes as symbols, which
-    costs every process 0.5 s and 30 MB for sympy at its first backward pass.
+def _backward(
+    out: Tensor, inputs: Sequence[Tensor | GradientEdge], g: Tensor | None, *, allow_unused: bool
+) -> Sequence[Tensor | None]:
+    """As ``torch.autograd.grad``, by torch's engine itself, which compares the shapes of ``g`` and ``out`` too.
+
+    ``grad`` compares them as symbols, which costs every process 0.5 s and 30 MB for sympy at its first backward pass, and
+    looks at every input twice in Python.
     """
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, g: Tensor) -> Tensor:
-        ctx.save_for_backward(g)
-        return out.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
-        return ctx.saved_tensors[0], None
+    if not inputs:
+        return ()
+    engine = Variable._execution_engine  # noqa: SLF001 - what `grad` calls in the end
+    found: tuple[Tensor | None, ...] = engine.run_backward(
+        (out,),
+        (torch.ones_like(out) if g is None else g,),
+        False,  # keep the graph
+        False,  # make a graph of this
+        tuple(inputs),
+        allow_unused,
+        accumulate_grad=False,
+    )
+    return found
 
 
 def seed_layer(job_seed: int, step: int, micro_batch: int, layer: int, device: torch.device) -> None:

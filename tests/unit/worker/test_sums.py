@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -146,6 +147,70 @@ def test_transposed_gradients_are_added_in_place() -> None:
     total = Sum([(4, 6)], True, CPU)
     total.add([grad], (40,), 1)
     assert torch.equal(total.tensors[0], torch.round(grad.double() * 2.0**40))
+
+
+EDGES = (
+    0.0, -0.0, 0.5, -0.5, 1.5, -2.5, 2.0**-149, 2.0**22 + 0.5, -8388607.5, 2.0**45, 2.0**47, -(2.0**47), 2.0**48,
+    math.nan, math.inf, -math.inf, 3.4e38,
+)  # fmt: skip
+MIXED = ((3,), (2, 2), (1,))
+
+
+@st.composite
+def contribution(draw: st.DrawFn) -> list[Tensor]:
+    finite = st.one_of(st.sampled_from(EDGES[:10]), st.floats(-9, 9, width=32))
+    numbers = finite if draw(st.integers(0, 3)) else st.one_of(finite, st.sampled_from(EDGES))
+    sizes = [math.prod(shape) for shape in MIXED]
+    values = [draw(st.lists(numbers, min_size=size, max_size=size)) for size in sizes]
+    return [torch.tensor(some).view(shape) for some, shape in zip(values, MIXED, strict=True)]
+
+
+@given(
+    st.lists(st.one_of(contribution(), st.sampled_from(["look", "zero"])), max_size=8),
+    st.lists(st.sampled_from([-120, -30, -1, 0, 1, 3, 34, 120]), min_size=6, max_size=6),
+    st.sampled_from([1, 8, 5000]),
+)
+def test_many_keys_in_one_go_are_each_key_for_itself(
+    events: list[Any], exponents: list[int], num_contributions: int
+) -> None:
+    together = Sum(MIXED, True, CPU)
+    alone = [Sum([shape], True, CPU) for shape in MIXED]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sums, "_SMALL", 0)
+        large = Sum(MIXED, True, CPU)
+        patch.setattr(sums, "_SMALL", 3)
+        both = Sum(MIXED, True, CPU)
+    for number, event in enumerate([*events, "look"]):
+        some = exponents[:3] if number % 4 else exponents[3:]
+        for one in (together, large, both, *alone) if event == "zero" else ():
+            one.zero_()
+        if event == "look":
+            expected = [one.tensors[0] for one in alone]
+            for one in (together, large, both):
+                assert all(torch.equal(*pair) for pair in zip(one.tensors, expected, strict=True))
+        if isinstance(event, list):
+            seen = [one.add([event[k]], [some[k]], num_contributions) for k, one in enumerate(alone)]
+            flags = any(nan for nan, _ in seen), any(overflow for _, overflow in seen)
+            for one in (together, large, both):
+                assert one.add(event, some, num_contributions) == flags
+
+
+def test_what_fails_in_one_key_is_added_in_the_others() -> None:
+    total = Sum(MIXED, True, CPU)
+    ones, bad = [torch.ones(shape) for shape in MIXED], torch.full((2, 2), math.nan)
+    assert total.add(ones, (0, 0, 0), 8) == (False, False)
+    assert total.add([ones[0], bad, torch.full((1,), 2.0**48)], (0, 0, 0), 8) == (True, True)
+    assert [tensor.unique().tolist() for tensor in total.tensors] == [[2], [1], [1]]
+
+
+@pytest.mark.parametrize("exponent", [-10, 0, 20])
+@pytest.mark.parametrize("size", [3, (1 << 14) + 1])
+def test_a_term_a_hair_below_the_limit_is_added(size: int, exponent: int) -> None:
+    below = 2.0**48 - 2.0**24
+    total = Sum([(size,)], True, CPU)
+    assert total.add([torch.full((size,), math.ldexp(below, -exponent))], (exponent,), 1) == (False, False)
+    assert set(total.tensors[0].tolist()) == {below}
+    assert total.add([torch.full((size,), math.ldexp(2.0**48, -exponent))], (exponent,), 1) == (False, True)
 
 
 def test_zero_forgets() -> None:
