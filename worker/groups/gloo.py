@@ -24,7 +24,10 @@ from torch import Tensor
 from worker.groups.backend import RECEIVER, SENDER, Lane, Pair
 from worker.groups.store import LaneOver, LaneStore
 
-_STUCK = timedelta(seconds=30)  # one payload, or the connecting
+_STUCK = timedelta(seconds=10)
+"""One payload, or the connecting. Less than a group gives its lanes to end (``group.ABORT_S``): a peer that dies just when
+gloo's own thread begins to write to it wakes nobody who waits for that payload, and its socket is closed by then.
+"""
 
 
 class GlooBackend:

@@ -18,9 +18,10 @@ from torch import Tensor
 from tests.helpers.lanes import TIMEOUT_S, Yard, YardBackend
 from worker import wire
 from worker.errors import UserError
-from worker.groups import payload, words
+from worker.groups import gloo, payload, words
 from worker.groups.choose import choose
 from worker.groups.gloo import GlooBackend
+from worker.groups.group import ABORT_S
 from worker.groups.ledger import Received, Sent
 from worker.groups.nccl import shares_gpus
 from worker.groups.plane import Plane
@@ -360,3 +361,8 @@ def test_several_ranks_on_a_gpu_need_a_new_nccl_that_was_told() -> None:
     assert shares_gpus((2, 30, 4), told)
     assert not shares_gpus((2, 30, 4), {})
     assert not shares_gpus((2, 29, 7), told)
+
+
+def test_gloo_gives_up_on_a_payload_before_a_group_gives_up_on_its_lanes() -> None:
+    """gloo can miss that a peer has died: then its own limit is all that ends the lane, and the process must outlive that."""
+    assert gloo._STUCK.total_seconds() < 0.75 * ABORT_S
