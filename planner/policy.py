@@ -13,9 +13,12 @@ import msgspec
 from planner.plan import Layers, Plan, Template, Transfer
 from planner.profile import NOTHING, Held, Profile
 
-REROUTING = frozenset({"slipstream"})
+REROUTING = frozenset({"adaptive", "slipstream"})
 """Policies under which a job goes on with detours after a loss, instead of stopping for a new plan at the next
 boundary. By name, since the daemon's loop does not import the policies (scipy)."""
+
+HORIZON_STEPS = 100.0
+"""For so many steps a plan is chosen where nobody knows how long it is until the next loss."""
 
 
 class PlanError(ValueError):
@@ -58,12 +61,15 @@ class Situation(msgspec.Struct, frozen=True):
     """The moment: ``nodes`` may be used; ``holdings`` (device -> layers) are the live copies now, which
     may include devices of nodes that are not to be used (draining). ``running``: the pipelines at work,
     as node tuples, with dead nodes and those of vacant places still named so that the policy sees which
-    pipelines were hit.
+    pipelines were hit. ``horizon_steps``: steps that are expected until the next loss. ``redo_s``: seconds of training since the last
+    checkpoint (negative: there is none).
     """
 
     nodes: tuple[str, ...]
     holdings: dict[str, Layers]
     running: tuple[tuple[str, ...], ...] = ()
+    horizon_steps: float = HORIZON_STEPS
+    redo_s: float = -1.0
 
 
 class Rejected(msgspec.Struct, frozen=True):

@@ -53,7 +53,7 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
     }
     lives = {device: info.life for device in devices if (info := core.members.device(device)) is not None}
     run.candidate = Candidate(epoch, layout, proposal.plan, situation.nodes, lives, deploys)
-    run.phase = "deploy"
+    run.phase, run.weighed_steps = "deploy", situation.horizon_steps
     run.proposal = None
     if job.state != "deploying":
         core.move(job, "replan" if job.state == "running" else "planned")

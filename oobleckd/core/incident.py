@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from oobleckd.protocol.api import IncidentView, Phase, PhaseView
+from oobleckd.protocol.api import IncidentView, Phase, PhaseView, RejectedView
 
 
 @dataclass(slots=True)
@@ -36,6 +36,8 @@ class Incident:
     committed_s: float = 0.0
     decided: bool = False
     last_round: int = -1
+    cost_s: float = 0.0
+    rejected: tuple[RejectedView, ...] = ()
 
     def enter(self, phase: Phase, now: float) -> None:
         """The present phase is over and ``phase`` begins; nothing if it is the present one."""
@@ -72,6 +74,8 @@ class Incident:
             step_layer_gradients=self.step_layer_gradients,
             committed_s=self.committed_s,
             layer_forwards=self.layer_forwards,
+            cost_s=self.cost_s,
+            rejected=self.rejected,
         )
 
 
@@ -89,4 +93,6 @@ def reopened(view: IncidentView, round_: int) -> Incident:
         view.step_layer_gradients,
         [("detect", view.at)],
         view.reason,
+        cost_s=view.cost_s,
+        rejected=view.rejected,
     )

@@ -8,7 +8,7 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import IncidentClosed, IncidentOpened
 from oobleckd.core.incident import Incident
 from oobleckd.core.run import Run
-from oobleckd.protocol.api import Phase
+from oobleckd.protocol.api import Phase, RejectedView
 from planner.policy import Proposal
 
 
@@ -56,6 +56,8 @@ def explain(core: Core, run: Run, proposal: Proposal) -> None:
     if incident is not None:
         back = f"{incident.reason.partition('; then ')[0]}; then " if incident.steps_lost else ""
         incident.reason = f"{back}{proposal.reason}"
+        incident.cost_s = proposal.cost_s
+        incident.rejected = tuple(RejectedView(r.what, r.cost_s, r.why) for r in proposal.rejected)
         story.append(f"incident:{incident.id}")
     rejected = [{"what": r.what, "cost_s": r.cost_s, "why": r.why} for r in proposal.rejected]
     text = f"{run.job.id}: {proposal.reason}"

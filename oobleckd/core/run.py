@@ -53,7 +53,7 @@ class Run:
     manifest is being written. ``early``: round -> a step told before the ones in front of it.
     ``told``: device -> the last round that it told of. ``updates_early``: rounds of devices that were updated before all votes were in, ``updates_taken_back`` those in vain. ``flags``: what
     was last put into the votes. ``stumbled``: joining devices a link of which broke in the
-    deployment before this one.
+    deployment before this one. ``weighed_steps``: for so many steps the policy made the plan that is in force, or left it as it is.
     """
 
     job: JobRecord
@@ -79,6 +79,7 @@ class Run:
     paces: Paces = field(default_factory=Paces)
     stumbled: set[str] = field(default_factory=set)
     told: dict[str, int] = field(default_factory=dict)
+    weighed_steps: float = 0.0
     updates_early: int = 0
     updates_taken_back: int = 0
 

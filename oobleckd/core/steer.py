@@ -7,7 +7,7 @@ in the middle of anything needs no rule of its own.
 
 from __future__ import annotations
 
-from oobleckd.core import checkpoints, deploy, incidents, jobs
+from oobleckd.core import checkpoints, deploy, failures, incidents, jobs
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Released
 from oobleckd.core.events import Planned
@@ -122,9 +122,19 @@ def _wants_change(core: Core, run: Run) -> bool:
     """Whether the plan was made for other nodes than there are now (those that just join may bring more)."""
     nodes = core.candidates(run.job)
     if nodes in {run.job.offered, run.satisfied}:
-        return False
+        return _calmer(core, run)
     joining = set(nodes) - set(run.job.offered)
     return not joining or core.now >= core.joined_at + core.config.batch_s
+
+
+def _calmer(core: Core, run: Run) -> bool:
+    """Whether the time until the next loss is twice of what it was when the policy left something undone: more may pay now."""
+    plan = run.job.plan
+    if plan is None or not (plan.vacant or plan.idle or run.job.settled):
+        return False
+    steps = failures.horizon_steps(core.state, run.job, core.now)
+    run.weighed_steps = run.weighed_steps or steps
+    return steps >= 2 * run.weighed_steps
 
 
 def _has_use_for(core: Core, run: Run) -> bool:
@@ -138,7 +148,7 @@ def _has_use_for(core: Core, run: Run) -> bool:
 
 def _stay(core: Core, run: Run, asked: Situation, proposal: Proposal) -> None:
     """The plan in force is the best for these nodes; after a loss people are told why nothing is moved."""
-    run.satisfied, run.proposal = asked.nodes, None
+    run.satisfied, run.proposal, run.weighed_steps = asked.nodes, None, asked.horizon_steps
     if run.job.settled:
         incidents.explain(core, run, proposal)
 
@@ -249,6 +259,8 @@ def situation(core: Core, run: Run) -> Situation:
         core.candidates(job),
         {device: holdings[device] for device in job.survivors()},
         tuple(pipeline.nodes for pipeline in pipelines),
+        failures.horizon_steps(core.state, job, core.now),
+        failures.redo_s(job),
     )
 
 
@@ -290,7 +302,7 @@ def on_planned(core: Core, event: Planned) -> None:
 
 def _refused(core: Core, run: Run, asked: Situation, event: Planned) -> None:
     """No plan for this situation: wait for another one if there is no plan in force."""
-    run.refused = asked
+    run.refused, run.weighed_steps = asked, asked.horizon_steps
     if run.job.settled and not run.job.unsettled:
         run.satisfied = asked.nodes  # the detours stay
     if run.job.state == "waiting":

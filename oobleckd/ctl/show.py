@@ -255,3 +255,8 @@ def _describe_incident(incident: IncidentView) -> None:
         ("PHASE", "BEGAN", "TOOK"),
         [(phase.phase, "+" + seconds(phase.start_s), seconds(phase.duration_s)) for phase in incident.phases],
     )
+    if incident.rejected:
+        click.echo(f"rejected (the way taken: {seconds(incident.cost_s)} as modelled):")
+        emit_table(
+            ("WAY", "COST", "WHY"), [(way.what, seconds(way.cost_s), way.why) for way in incident.rejected]
+        )

@@ -134,11 +134,20 @@ class PhaseView(msgspec.Struct, frozen=True):
     duration_s: float
 
 
+class RejectedView(msgspec.Struct, frozen=True):
+    """A way that a policy did not take, with its modelled cost in seconds, and why not."""
+
+    what: str
+    cost_s: float
+    why: str
+
+
 class IncidentView(msgspec.Struct, frozen=True):
     """One recovery from evidence to resumed step. ``step`` is the one that was interrupted, numbered from 1.
 
     ``steps_lost`` is 0 unless a layer's last copy died and the job went back to a checkpoint.
     ``layer_gradients`` were computed again, of ``step_layer_gradients`` that one step has, and ``layer_forwards``, of as many.
+    ``cost_s``: what was modelled of the way taken, until the next loss is expected (0: there was no choice); ``rejected``: the others.
     """
 
     id: str
@@ -158,6 +167,8 @@ class IncidentView(msgspec.Struct, frozen=True):
     step_layer_gradients: int = 0
     committed_s: float = 0.0
     layer_forwards: int = 0
+    cost_s: float = 0.0
+    rejected: tuple[RejectedView, ...] = ()
 
 
 class NodeView(msgspec.Struct, frozen=True):

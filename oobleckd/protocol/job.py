@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-PolicyName = Literal["oobleck", "slipstream"]
+PolicyName = Literal["adaptive", "oobleck", "slipstream"]
 Positive = Annotated[int, Meta(ge=1)]
 _SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -120,9 +120,10 @@ class FaultTolerance(_Table, frozen=True):
         PolicyName,
         Meta(
             description="What follows a loss. oobleck: a new plan on all nodes, with copies. slipstream: peers compute "
-            "what the dead would have, nothing is moved until a node can take its place."
+            "what the dead would have, nothing is moved until a node can take its place. adaptive: whichever costs least until the "
+            "next loss is expected; the others are shown with their costs."
         ),
-    ] = "oobleck"
+    ] = "adaptive"
 
 
 class Schedule(_Table, frozen=True):

@@ -6,6 +6,7 @@ import msgspec
 
 from planner.decoupled import EFFORT_AT_ONCE, decoupled_plan
 from planner.plan import Plan, Template
+from planner.policies.adaptive import Adaptive
 from planner.policies.oobleck import Oobleck
 from planner.policies.slipstream import SlipStream
 from planner.policy import PlanError, Policy, Proposal, Setup, Situation
@@ -14,7 +15,7 @@ from planner.routed import MOST_HOPS, better
 from planner.schedule import Op, format_ops
 from planner.shop import orders_of, shop_of, step_ops
 
-_POLICIES: dict[str, Policy] = {one.name: one for one in (Oobleck(), SlipStream())}
+_POLICIES: dict[str, Policy] = {one.name: one for one in (Adaptive(), Oobleck(), SlipStream())}
 
 
 def policy(name: str) -> Policy:

@@ -7,15 +7,15 @@ bears the name of a node that is not here; no two places bear the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from planner.guarantee import losses_survived
 from planner.instantiate import slowest_s, split_micro_batches
 from planner.plan import Layers, Layout, Plan, Route, Template, Transfer, device_name, node_of
 from planner.policies.cases import Nodes
-from planner.policies.oobleck import HORIZON_STEPS, pipelines_of
-from planner.policy import Setup
+from planner.policies.oobleck import pipelines_of
+from planner.policy import Setup, Situation
 from planner.reroute import layout_of
 from planner.routed import EFFORT_AT_ONCE, Crossing, busiest_s, layout_crossing
 from planner.schedule import Op
@@ -25,13 +25,16 @@ from planner.transfer import Place, copy_s, places, transfers
 
 @dataclass(frozen=True)
 class Grid:
-    """``running`` pipelines (node names, of vacant places too) of the templates ``members``; ``here``: slot -> node."""
+    """``running`` pipelines (node names, of vacant places too) of the templates ``members``; ``here``: slot -> node.
+    ``horizon_steps``: for so many steps it is weighed.
+    """
 
     setup: Setup
     members: tuple[Template, ...]
     running: tuple[Nodes, ...]
     here: Mapping[int, str]
     holdings: Mapping[str, Layers] = field(repr=False)
+    horizon_steps: float
 
     @cached_property
     def slots(self) -> tuple[Place, ...]:
@@ -51,7 +54,7 @@ class Grid:
     def with_moved(self, slot: int, node: str) -> Grid:
         """``node`` in the vacant ``slot``; where it stood is vacant."""
         here = {place: name for place, name in self.here.items() if name != node}
-        return Grid(self.setup, self.members, self.running, here | {slot: node}, self.holdings)
+        return replace(self, here=here | {slot: node})
 
     @property
     def copies(self) -> int:
@@ -159,7 +162,7 @@ class Grid:
     @cached_property
     def cost_s(self) -> float:
         """Copies, and the steps until the next change."""
-        return copy_s(self.transfers, self.setup.profile) + HORIZON_STEPS * self.step_s
+        return copy_s(self.transfers, self.setup.profile) + self.horizon_steps * self.step_s
 
     def takers(self, slot: int) -> list[tuple[str, int]]:
         """Who computes the layers of a vacant slot for its pipeline: nodes, with their pipelines."""
@@ -176,14 +179,13 @@ class Grid:
         return [(name, home[name]) for name in sorted(found)]
 
 
-def grid_of(
-    setup: Setup, templates: Sequence[Template], running: tuple[Nodes, ...], usable: frozenset[str],
-    holdings: Mapping[str, Layers],
-) -> Grid | None:  # fmt: skip
-    """The grid in which ``running`` pipelines stand; None where there is none, or templates are others by now."""
+def grid_of(setup: Setup, templates: Sequence[Template], situation: Situation) -> Grid | None:
+    """The grid in which the pipelines at work stand; None where there is none, or templates are others by now."""
+    running, usable = situation.running, frozenset(situation.nodes)
     by_size = {template.num_nodes: template for template in templates}
     if not running or any(len(nodes) not in by_size for nodes in running):
         return None
     names = [name for nodes in running for name in nodes]
     here = {slot: name for slot, name in enumerate(names) if name in usable}
-    return Grid(setup, tuple(by_size[len(nodes)] for nodes in running), running, here, holdings)
+    members = tuple(by_size[len(nodes)] for nodes in running)
+    return Grid(setup, members, running, here, situation.holdings, situation.horizon_steps)

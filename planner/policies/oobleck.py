@@ -22,7 +22,6 @@ from planner.template import expected_share
 from planner.template import templates as make_templates
 from planner.transfer import copy_s, holds, place, segments_on, transfers
 
-HORIZON_STEPS = 100  # a plan is chosen for the time until the next change, in steps
 SIZES_SHOWN = 12
 
 
@@ -63,7 +62,7 @@ class Oobleck:
         situation: Situation,
         sizes: tuple[int, ...] = (),
     ) -> Proposal:
-        """The plan of least modelled cost, copies plus ``HORIZON_STEPS`` steps, on all nodes; at equal
+        """The plan of least modelled cost, copies plus the steps until the next loss, on all nodes; at equal
         cost the one with more pipelines, which can lose more.
 
         Raises PlanError when there are fewer than n0 nodes.
@@ -162,7 +161,9 @@ class _Moment:
             step_s=slowest_s(members, shares),
         )
         copies = transfers(plan.holdings(), holdings, profile)
-        return _Candidate(what, plan, copies, copy_s(copies, profile) + HORIZON_STEPS * plan.step_s)
+        return _Candidate(
+            what, plan, copies, copy_s(copies, profile) + self.situation.horizon_steps * plan.step_s
+        )
 
 
 def pipelines_of(
@@ -182,7 +183,8 @@ def _proposal(moment: _Moment, chosen: _Candidate, other: _Candidate | None) -> 
     rejected: tuple[Rejected, ...] = ()
     if other is not None:
         extra_s = round(other.cost_s - chosen.cost_s, 9)
-        why = f"{extra_s:.3g} s more over {HORIZON_STEPS} steps" if extra_s else "no cheaper, fewer pipelines"
+        over = f"{moment.situation.horizon_steps:.3g} steps"
+        why = f"{extra_s:.3g} s more over {over}" if extra_s else "no cheaper, fewer pipelines"
         why += f": copies {size_of(other.copies)}, step {other.plan.step_s:.3g} s"
         rejected = (Rejected(f"{other.what}: {other.sizes}", other.cost_s, why),)
     plan = Plan(chosen.plan.pipelines, chosen.plan.idle, chosen.plan.step_s, reason)

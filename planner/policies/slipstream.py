@@ -9,14 +9,14 @@ is ``oobleck`` that answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from planner.plan import Template, node_of
 from planner.policies.cases import listed
 from planner.policies.grid import Grid, grid_of
-from planner.policies.oobleck import HORIZON_STEPS, Oobleck, size_of, sizes_of
+from planner.policies.oobleck import Oobleck, size_of, sizes_of
 from planner.policy import REROUTING, Proposal, Rejected, Setup, Situation
 from planner.schedule import format_ops
 
@@ -49,26 +49,42 @@ class SlipStream:
         Raises PlanError when there are fewer than n0 nodes.
         """
         anew = self.anew.adapt(setup, templates, situation, sizes)
-        usable = frozenset(situation.nodes)
-        grid = grid_of(setup, templates, situation.running, usable, situation.holdings)
+        grid = grid_of(setup, templates, situation)
         if grid is None:
             return anew
-        waiting = sorted(usable - frozenset(grid.here.values()))
+        waiting = waiting_for(grid, situation)
         if len(waiting) > len(grid.vacant):
             return anew
-        filled = _filled(grid, waiting)
-        if not filled.whole:
+        found = stayed(grid, waiting)
+        if found is None:
             return anew
-        chosen, other = _normalised(filled)
-        if chosen.vacant and not chosen.fits:
-            return anew
-        return _proposal(situation, chosen, anew, other)
+        chosen, other = found
+        rejected = [_rejected(chosen, anew)] if chosen.vacant else []
+        if other is not None:
+            rejected.append(_rejected_move(situation, chosen, other))
+        return proposal_of(situation, chosen, rejected)
 
 
 # ---------------------------------------------------------------------- who stands where
 
 
-def _filled(grid: Grid, waiting: list[str]) -> Grid:
+def waiting_for(grid: Grid, situation: Situation) -> list[str]:
+    """The nodes that may be used and have no place in ``grid``, in name order."""
+    return sorted(set(situation.nodes) - set(grid.here.values()))
+
+
+def stayed(grid: Grid, waiting: Sequence[str]) -> tuple[Grid, Grid | None] | None:
+    """``grid`` with the nodes of ``waiting`` (at most as many as are vacant) in places, and live nodes moved where that pays; and
+    the best move that does not. None where routes cannot go around what stays vacant.
+    """
+    filled = _filled(grid, waiting)
+    if not filled.whole:
+        return None
+    chosen, other = _normalised(filled)
+    return None if chosen.vacant and not chosen.fits else (chosen, other)
+
+
+def _filled(grid: Grid, waiting: Sequence[str]) -> Grid:
     """Each node of ``waiting`` in a vacant place: where the busiest device then has least to do, and of those
     where the fewest bytes are copied.
     """
@@ -125,14 +141,11 @@ def _moves(grid: Grid) -> Iterator[Grid]:
 # ---------------------------------------------------------------------- what is said of it
 
 
-def _proposal(situation: Situation, chosen: Grid, anew: Proposal, other: Grid | None) -> Proposal:
+def proposal_of(situation: Situation, chosen: Grid, rejected: Iterable[Rejected]) -> Proposal:
+    """The plan of ``chosen``. Nodes of the situation that have no place in it are idle."""
     reason = _reason(situation, chosen)
-    plan = msgspec.structs.replace(chosen.plan, step_s=chosen.step_s, reason=reason)
-    rejected = [_rejected(chosen, anew)] if chosen.vacant else []
-    if other is not None:
-        moved = "; ".join(_placed(situation, other))
-        why = f"{other.cost_s - chosen.cost_s:.3g} s more over {HORIZON_STEPS} steps: {_costs(other)}"
-        rejected.append(Rejected(moved, other.cost_s, why))
+    idle = tuple(waiting_for(chosen, situation))
+    plan = msgspec.structs.replace(chosen.plan, idle=idle, step_s=chosen.step_s, reason=reason)
     ops = {device: format_ops(each) for device, each in chosen.ops.items()} if chosen.vacant else {}
     return Proposal(plan, chosen.transfers, chosen.cost_s, reason, tuple(rejected), ops)
 
@@ -142,8 +155,16 @@ def _rejected(chosen: Grid, anew: Proposal) -> Rejected:
     extra_s = anew.cost_s - chosen.cost_s
     than = "more" if extra_s >= 0 else "less"
     copies = f"copies {size_of(anew.transfers)}" if anew.transfers else "copies nothing"
-    why = f"{abs(extra_s):.3g} s {than} over {HORIZON_STEPS} steps: {copies}, step {anew.plan.step_s:.3g} s"
+    over = f"{chosen.horizon_steps:.3g} steps"
+    why = f"{abs(extra_s):.3g} s {than} over {over}: {copies}, step {anew.plan.step_s:.3g} s"
     return Rejected(f"re-instantiate: pipelines of {sizes_of(anew.plan)} nodes", anew.cost_s, why)
+
+
+def _rejected_move(situation: Situation, chosen: Grid, other: Grid) -> Rejected:
+    """A live node would stand where more is lost, and that does not pay."""
+    over = f"{chosen.horizon_steps:.3g} steps"
+    why = f"{other.cost_s - chosen.cost_s:.3g} s more over {over}: {_costs(other)}"
+    return Rejected("; ".join(_placed(situation, other)), other.cost_s, why)
 
 
 def _reason(situation: Situation, grid: Grid) -> str:

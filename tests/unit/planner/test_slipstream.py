@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from planner.plan import Layers, Layout, Plan, Range, Template, node_of
 from planner.policies import adapt, policy, prepare
-from planner.policies.oobleck import HORIZON_STEPS
-from planner.policy import REROUTING, PlanError, Proposal, Setup, Situation
+from planner.policy import HORIZON_STEPS, REROUTING, PlanError, Proposal, Setup, Situation
 from planner.reroute import covers, layout_of
 from planner.rounds import period
 from planner.routed import WORTH, busiest_s, ready_first_s
@@ -79,7 +78,7 @@ def places(plan: Plan) -> list[tuple[str, ...]]:
 def test_it_is_registered_and_says_that_it_re_routes():
     assert policy("slipstream").reroutes
     assert not policy("oobleck").reroutes
-    assert {name for name in ("oobleck", "slipstream") if policy(name).reroutes} == REROUTING
+    assert {name for name in ("adaptive", "oobleck", "slipstream") if policy(name).reroutes} == REROUTING
     assert prepare("slipstream", n0_of_2()) == prepare("oobleck", n0_of_2())
     assert pickle.loads(pickle.dumps(policy("slipstream"))).name == "slipstream"
 

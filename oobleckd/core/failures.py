@@ -1,0 +1,66 @@
+"""How often a job loses nodes, from what happened to it so far: for how long its next plan is likely to stand.
+
+Pure, and from the journal alone, so that a restarted daemon judges as the one before it. Simultaneous losses are one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from oobleckd.core.state import JobRecord, State
+from planner.policy import HORIZON_STEPS
+
+RECENT = 20
+"""So many losses are looked back on: the weather changes."""
+PRIOR_S = 6 * 3600.0
+"""Between losses, where nothing is known yet: clusters of a few dozen nodes were reported between minutes (spot) and weeks (owned)."""
+PRIOR_WEIGHT = 0.5
+"""In losses. Less than one: the first loss says more than a guess."""
+
+
+def mean_between_s(losses_at: Sequence[float], began_at: float, now: float) -> float:
+    """Seconds between losses: of what was seen and of the guess the geometric mean, since it is the order of magnitude that nobody knows.
+
+    ``losses_at``: their times, ascending; ``began_at``: since when the job has trained.
+    """
+    recent = losses_at[-RECENT:]
+    since = losses_at[-RECENT - 1] if len(losses_at) > RECENT else began_at
+    elapsed_s = max(1.0, now - since)
+    if not recent:
+        return max(PRIOR_S, elapsed_s)
+    share = PRIOR_WEIGHT / (len(recent) + PRIOR_WEIGHT)
+    seen_s = elapsed_s / len(recent)
+    return float(PRIOR_S**share * seen_s ** (1 - share))
+
+
+def horizon_steps(state: State, job: JobRecord, now: float) -> float:
+    """Steps that are expected until the next loss, roughly: what is compared with it must not change with every step."""
+    step_s = _step_s(job)
+    if not step_s:
+        return HORIZON_STEPS
+    began_at = job.steps[0].at if job.steps else job.submitted_at
+    losses_at = sorted(view.at for view in state.incidents.values() if view.job == job.id)
+    return max(1.0, rough(mean_between_s(losses_at, began_at, now) / step_s))
+
+
+def redo_s(job: JobRecord) -> float:
+    """Seconds of training since the last checkpoint, or since the start, roughly."""
+    since = job.checkpoint_counters.step if job.checkpoint else job.start.step
+    return rough((job.counters.step - since) * _step_s(job))
+
+
+def rough(value: float) -> float:
+    """The nearest of 1, 2, 5, 10, 20, 50, …; 0 of nothing."""
+    if value <= 0.0:
+        return 0.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return min((power * digit for digit in (1, 2, 5, 10)), key=lambda near: abs(math.log(near / value)))
+
+
+def _step_s(job: JobRecord) -> float:
+    """Of a normal step: as measured lately, else as modelled."""
+    if job.step_s:
+        ordered = sorted(job.step_s)
+        return ordered[len(ordered) // 2]
+    return job.plan.step_s if job.plan is not None else 0.0

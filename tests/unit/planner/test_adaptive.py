@@ -1,0 +1,165 @@
+"""Policy adaptive: the cheapest way until the next loss is expected, and the promise before the cost."""
+
+import pickle
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.plan import Plan, node_of
+from planner.policies import adapt, policy, prepare
+from planner.policies.adaptive import STOP_STEPS
+from planner.policy import PlanError, Proposal, Setup, Situation
+from planner.transfer import copy_s
+from tests.unit.planner.build import even_profile, setup_of
+from tests.unit.planner.test_oobleck import alive, n0_of_2
+from tests.unit.planner.test_slipstream import check, places, started
+
+
+def asked(setup: Setup, plan: Plan, nodes: str, name: str = "adaptive", **more: float) -> Proposal:
+    held = alive(plan, list(nodes))
+    situation = Situation(tuple(nodes), held, tuple(places(plan)), **more)
+    found = adapt(name, setup, prepare(name, setup), situation)
+    check(setup, list(nodes), held, found)
+    return found
+
+
+def moving(**more: int) -> Setup:
+    """Eight heavy layers in pipelines of four: a copy takes as long as dozens of steps."""
+    heavy = msgspec.structs.replace(even_profile(8, params=10**8), link_bytes_per_s=1e9)
+    memory = 2 * 18 * 10**8 + 4 * 2 * 20
+    return setup_of(
+        heavy, **({"device_memory_bytes": memory, "f": 1, "num_micro_batches": 24, "max_nodes": 7} | more)
+    )
+
+
+def test_it_is_registered_and_says_that_it_re_routes():
+    assert policy("adaptive").reroutes
+    assert prepare("adaptive", n0_of_2()) == prepare("oobleck", n0_of_2())
+    assert pickle.loads(pickle.dumps(policy("adaptive"))).name == "adaptive"
+
+
+def test_the_start_is_oobleck_s():
+    setup, nodes = n0_of_2(), list("abcdefg")
+    theirs = adapt("oobleck", setup, prepare("oobleck", setup), Situation(tuple(nodes), {}))
+    assert adapt("adaptive", setup, prepare("adaptive", setup), Situation(tuple(nodes), {})) == theirs
+
+
+def test_what_is_not_expected_to_last_is_not_moved_and_what_is_gets_the_best_plan():
+    setup = moving()
+    plan = started(setup, list("abcdefghijkl"))
+    assert [len(p.nodes) for p in plan.pipelines] == [4, 4, 4]
+    left = "abcdefghijk"
+    short = asked(setup, plan, left, horizon_steps=2)
+    assert short.transfers == ()
+    assert short.plan.vacant == ("l/0",)
+    assert short.reason.startswith("re-route and stay: l's micro-batches go to ")
+    assert short.reason.endswith("; weighed over 2 steps")
+    long = asked(setup, plan, left, horizon_steps=1e6)
+    assert long.plan.vacant == ()
+    assert long.reason.startswith("re-instantiate: ")
+    assert long.plan.step_s < short.plan.step_s
+    assert [way.what.partition(":")[0] for way in short.rejected] == ["re-instantiate"]
+    assert "re-route and stay" in [way.what for way in long.rejected]
+
+
+def test_whoever_comes_fills_the_place_where_that_pays_and_stands_by_where_not():
+    setup = moving()
+    plan = started(setup, list("abcdefghijkl"))
+    hurt = asked(setup, plan, "abcdefghijk", horizon_steps=2).plan
+    fills = asked(setup, hurt, "abcdefghijkx", horizon_steps=1e5)
+    assert fills.reason.startswith("fill vacant places: x takes l's place")
+    waits = asked(setup, hurt, "abcdefghijkx", horizon_steps=2)
+    assert waits.reason.startswith("re-route and stay: ")
+    assert waits.plan.idle == ("x",)
+    assert waits.transfers == ()
+
+
+def test_nodes_that_come_stand_by_until_what_they_add_pays():
+    setup = moving()
+    plan = started(setup, list("abcdefghijkl"))
+    found = asked(setup, plan, "abcdefghijklwxyz", horizon_steps=2)
+    assert found.reason.startswith("stay: keep: no pipeline changes")
+    assert places(found.plan) == places(plan)
+    assert found.plan.idle == tuple("wxyz")
+    joined = asked(setup, plan, "abcdefghijklwxyz", horizon_steps=1e6)
+    assert joined.reason.startswith("re-instantiate: join: ")
+    assert [len(p.nodes) for p in joined.plan.pipelines] == [4, 4, 4, 4]
+
+
+def test_the_promise_comes_before_the_cost():
+    setup = moving(f=2)
+    plan = started(setup, list("abcdefghijklmno"))  # three pipelines, so two can be lost
+    assert len(plan.pipelines) == 3
+    found = asked(setup, plan, "abcdefghijklmn", horizon_steps=1)
+    assert found.reason.startswith("re-instantiate: ")
+    (stay,) = [way for way in found.rejected if way.what == "re-route and stay"]
+    assert stay.cost_s < found.cost_s
+    assert stay.why.endswith("could lose 1, and f = 2")
+
+
+def test_what_the_next_loss_may_take_along_is_part_of_the_cost():
+    setup = moving(f=0, max_nodes=5)
+    plan = started(setup, list("abcdefghi"))
+    assert sorted(len(p.nodes) for p in plan.pipelines) == [4, 5]
+    left = [n for n in "abcdefghi" if n != plan.pipelines[-1].nodes[-1]]
+    calm = asked(setup, plan, "".join(left), horizon_steps=1, redo_s=0.0)
+    assert calm.plan.vacant
+    risky = asked(setup, plan, "".join(left), horizon_steps=1, redo_s=1e5)
+    assert not risky.plan.vacant
+    (stay,) = [way for way in risky.rejected if way.what == "re-route and stay"]
+    assert "for a last copy that the next loss may take" in stay.why
+    (back,) = [way for way in risky.rejected if way.what == "back to the checkpoint"]
+    assert back.cost_s == pytest.approx(risky.cost_s + 1e5)
+
+
+def test_a_pipeline_that_is_gone_whole_leaves_no_choice():
+    setup = moving()
+    plan = started(setup, list("abcdefghijkl"))
+    found = asked(setup, plan, "efghijkl", horizon_steps=1)
+    assert found.reason.startswith("re-instantiate: drop: ")
+    with pytest.raises(PlanError, match="1 usable nodes, and the model needs 4"):
+        adapt("adaptive", setup, prepare("adaptive", setup), Situation(("a",), {}, tuple(places(plan))))
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_no_other_policy_s_way_is_cheaper(data: st.DataObject):
+    """Random losses and joins: what it takes costs no more, and leaves no fewer copies than it promises, than what the others would do."""
+    _through_losses_and_joins(data, n0_of_2(f=data.draw(st.integers(0, 2))), 4)
+
+
+@settings(max_examples=5, deadline=None)  # a search of some tenths of a second in each step
+@given(data=st.data())
+def test_staggered_updates_are_weighed_alike(data: st.DataObject):
+    setup = n0_of_2(f=1, num_micro_batches=6, decoupled=True, staggered=True)
+    _through_losses_and_joins(data, setup, 2)
+
+
+def _through_losses_and_joins(data: st.DataObject, setup: Setup, most: int) -> None:
+    nodes = list("abcdefg")
+    plan, fresh = started(setup, nodes), iter("uvwxyz")
+    for _ in range(data.draw(st.integers(1, most))):
+        gone = data.draw(st.sets(st.sampled_from(nodes), max_size=2)) if len(nodes) > 4 else set()
+        nodes = sorted({*nodes, *([next(fresh)] if data.draw(st.booleans()) else [])} - gone)
+        held = alive(plan, nodes)
+        if len(nodes) < 2 or any(not any(n in r for r in held.values()) for n in range(8)):
+            return
+        horizon = data.draw(st.sampled_from([1.0, 10.0, 1000.0]))
+        found = asked(setup, plan, "".join(nodes), horizon_steps=horizon)
+        for name in ("oobleck", "slipstream"):
+            other = asked(setup, plan, "".join(nodes), name, horizon_steps=horizon)
+            if not setup.staggered and _kept(found.plan) <= min(setup.f, _kept(other.plan)):
+                stop_s = STOP_STEPS * other.plan.step_s
+                bound_s = copy_s(other.transfers, setup.profile) + horizon * other.plan.step_s + stop_s
+                assert found.cost_s <= bound_s * (1 + 1e-9), (found.reason, other.reason)
+            assert min(_kept(found.plan), setup.f) >= min(_kept(other.plan), setup.f)
+        plan = found.plan
+
+
+def _kept(plan: Plan) -> int:
+    """Losses that leave every layer a node."""
+    holdings = plan.holdings()
+    layers = {layer for held in holdings.values() for layer in held.layers()}
+    return min(len({node_of(d) for d, held in holdings.items() if layer in held}) for layer in layers) - 1
