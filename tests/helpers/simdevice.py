@@ -34,7 +34,8 @@ from worker.snapshot import checkpoint_dir, writer_of
 from worker.tasks import Order, Step
 
 if TYPE_CHECKING:
-    from tests.helpers.world import SimNode, World
+    from tests.helpers.simagent import SimNode
+    from tests.helpers.world import World
 
 _NOWHERE = Layout(0, 0, {}, ())
 _TIMED: AbstractContextManager[None] = nullcontext()
@@ -130,7 +131,7 @@ class SimTransport:
             return False
         link = self.links.setdefault(peer, Link(self.secrets[-1]))
         letter = Letter(key, self.device, meta, list(tensors))
-        self.sim.world.send(self.sim, target, self, link, letter)
+        self.sim.world.network.send(self.sim, target, self, link, letter)
         return True
 
     def arrive(self, source: SimTransport, link: Link, letter: Letter) -> None:
@@ -313,7 +314,7 @@ class SimDevice(DeviceProcess):
 
     def _deploy(self, message: Any) -> None:
         if message.source != "copy":
-            self.world.begin_history(message.epoch)
+            self.world.checks.begin_history(message.epoch)
         super()._deploy(message)
 
     def _begin_job(self, job_id: str, job: Job) -> Executor:
@@ -359,7 +360,7 @@ class SimExecutor(Executor):
         assert sorted(vote.losses) == list(range(world.num_micro_batches)), "losses are incomplete"
         assert sorted(vote.norms) == list(range(len(world.buckets))), "norms are incomplete"
         outcome = super()._update(vote)
-        world.committed(self.sim, was, outcome, self.store.weights())
+        world.checks.committed(self.sim, was, outcome, self.store.weights())
         return outcome
 
     def write_checkpoint(self) -> None:

@@ -1,0 +1,153 @@
+"""The daemon of a simulated world: the real machine and policies, and what its loop does with their commands.
+
+Owns the daemon's lives, its ticks and the answers of its planner. The machine's invariants are asserted after every
+event. When a command may be performed is the disk's, how it gets to an agent the network's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from oobleckd.core import invariants
+from oobleckd.core.config import Config
+from oobleckd.core.events import (
+    Announce,
+    Command,
+    Event,
+    MakePlan,
+    ManifestWritten,
+    Planned,
+    Reply,
+    Tell,
+    Tick,
+    WriteManifest,
+)
+from oobleckd.core.machine import Machine
+from oobleckd.protocol.api import Change, Response
+from planner import policies
+from planner.plan import Template
+from planner.policy import PlanError
+from tests.helpers.simdisk import Disk
+
+if TYPE_CHECKING:
+    from tests.helpers.world import World
+
+_prepared: dict[bytes, tuple[Template, ...]] = {}
+
+
+class Daemon:
+    """One daemon after the other; ``machine`` is None while there is none. ``plan_s``: how long its planner thinks."""
+
+    def __init__(self, world: World, config: Config) -> None:
+        self.world, self.config = world, config
+        self.machine: Machine | None = Machine(config)
+        self.life = 0
+        self.disk = Disk(world, self._perform)
+        self.plan_s = (0.002, 0.03)
+        self.replies: list[Response] = []
+        self.changes: list[Change] = []
+        self.last_seq = 0
+        self._tick_at: float | None = None
+
+    def feed(self, life: int, event: Event) -> None:
+        """Something happened to the daemon of ``life``."""
+        if self.machine is None or life != self.life:
+            return
+        commands = self.machine.handle(event, self.world.now)
+        invariants.check(self.machine.core)
+        self.disk.put(commands)
+        self._schedule_tick()
+
+    def _schedule_tick(self) -> None:
+        assert self.machine is not None
+        due = self.machine.next_deadline()
+        if due is not None and (self._tick_at is None or due < self._tick_at):
+            self._tick_at = max(due, self.world.now + 1e-6)
+            self.world.at(self._tick_at, self._tick, self.life, self._tick_at)
+
+    def _tick(self, life: int, due: float) -> None:
+        if self._tick_at == due:
+            self._tick_at = None
+        self.feed(life, Tick())
+
+    # ------------------------------------------------------------------ commands
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Tell():
+                self.world.network.tell(command)
+            case Reply():
+                self.replies.append(command.response)
+            case Announce():
+                assert command.change.seq == self.last_seq + 1
+                self.last_seq = command.change.seq
+                self.changes.append(command.change)
+            case MakePlan():
+                self.world.after(self.world.random.uniform(*self.plan_s), self.plan, self.life, command)
+            case WriteManifest():
+                self._write_manifest(command)
+
+    def _write_manifest(self, command: WriteManifest) -> None:
+        states = self.world.partial[command.directory]
+        mixed = {state[::2] for state in states.values()}
+        assert len(mixed) == 1, f"a checkpoint of mixed states: {mixed}"
+        assert len(command.manifest["buckets"]) == len(self.world.buckets)
+        self.world.complete[command.directory.removesuffix(".partial")] = dict(states)
+        done = ManifestWritten(command.directory)
+        self.world.after(self.world.random.uniform(*self.plan_s), self.feed, self.life, done)
+
+    def plan(self, life: int, command: MakePlan) -> None:
+        """The planner's answer."""
+        try:
+            if command.situation is None:
+                found = Planned(command.ticket, self._templates(command))
+            else:
+                proposal = policies.adapt(
+                    command.policy, command.setup, self._templates(command), command.situation
+                )
+                found = Planned(command.ticket, proposal=proposal)
+        except PlanError as error:
+            found = Planned(command.ticket, error=error.problem, hint=error.hint)
+        self.feed(life, found)
+
+    def _templates(self, command: MakePlan) -> tuple[Template, ...]:
+        """Templates are made once for a set-up, as the process pool does, and here for all worlds."""
+        key = msgspec.json.encode((command.policy, command.setup))
+        if key not in _prepared:
+            _prepared[key] = policies.prepare(command.policy, command.setup)
+        return _prepared[key]
+
+    # ------------------------------------------------------------------ lives
+
+    def stop(self) -> None:
+        """kill -9: nothing is said; the journal is what is left."""
+        self.disk.crash()
+        self.machine = None
+        self.life += 1
+        self._tick_at = None
+        for node in self.world.nodes.values():
+            node.connected = False
+        self.world.network.links = {}
+
+    def start(self) -> None:
+        """The next life, from the journal; agents come back one by one."""
+        self.config = msgspec.structs.replace(self.config, daemon=f"d{self.life}")
+        self.machine = Machine.restore(self.disk.entries(), self.world.now, self.config)
+        invariants.check(self.machine.core)
+        history = self.machine.core.state.history
+        self.changes += [
+            change for change in history if change.seq > self.last_seq
+        ]  # on disk, but not announced
+        self.last_seq = self.machine.core.state.seq
+        self._schedule_tick()
+        for node in self.world.nodes.values():
+            if node.alive:
+                self.world.after(self.world.random.uniform(0.001, 0.5), node.connect)
+
+    def restart(self, down_s: float = 0.3) -> None:
+        """kill -9, and up again after a while; nothing if it is down already."""
+        if self.machine is not None:
+            self.stop()
+            self.world.after(down_s, self.start)
