@@ -1,7 +1,9 @@
 """The daemon of a simulated world: the real machine and policies, and what its loop does with their commands.
 
-Owns the daemon's lives, its ticks and the answers of its planner. The machine's invariants are asserted after every
-event. When a command may be performed is the disk's, how it gets to an agent the network's.
+Owns the daemon's lives, its clock and ticks, and the answers of its planner. Its clock is one that `daemon.clock` makes: it
+never goes back in a life, but may be off by any time, and by another one in the next life. Where the process is stopped,
+or gets no processor, all that it should have heard comes at once and late. The machine's invariants are asserted after
+every event. When a command may be performed is the disk's, how it gets to an agent the network's.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ from oobleckd.core.events import (
     Tick,
     WriteManifest,
 )
+from oobleckd.core.invariants import Past
 from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import Change, Response
 from planner import policies
 from planner.plan import Template
 from planner.policy import PlanError
+from tests.helpers.simagent import Sleeper
 from tests.helpers.simdisk import Disk
 
 if TYPE_CHECKING:
@@ -38,12 +42,16 @@ _prepared: dict[bytes, tuple[Template, ...]] = {}
 
 
 class Daemon:
-    """One daemon after the other; ``machine`` is None while there is none. ``plan_s``: how long its planner thinks."""
+    """One daemon after the other; ``machine`` is None while there is none.
+
+    ``plan_s``: how long its planner thinks. ``process`` can be stopped. ``skew_s``: by how much the clock is off in this life.
+    """
 
     def __init__(self, world: World, config: Config) -> None:
         self.world, self.config = world, config
         self.machine: Machine | None = Machine(config)
-        self.life = 0
+        self.life, self.skew_s = 0, 0.0
+        self.process, self.past = Sleeper(), Past()
         self.disk = Disk(world, self._perform)
         self.plan_s = (0.002, 0.03)
         self.replies: list[Response] = []
@@ -51,12 +59,25 @@ class Daemon:
         self.last_seq = 0
         self._tick_at: float | None = None
 
+    @property
+    def up(self) -> bool:
+        """Whether it would answer now."""
+        return self.machine is not None and not self.process.asleep
+
+    @property
+    def now(self) -> float:
+        """What its clock shows."""
+        return self.world.now + self.skew_s
+
     def feed(self, life: int, event: Event) -> None:
         """Something happened to the daemon of ``life``."""
+        self.process.call(self._handle, life, event)
+
+    def _handle(self, life: int, event: Event) -> None:
         if self.machine is None or life != self.life:
             return
-        commands = self.machine.handle(event, self.world.now)
-        invariants.check(self.machine.core)
+        commands = self.machine.handle(event, self.now)
+        self._check()
         self.disk.put(commands)
         self._schedule_tick()
 
@@ -64,19 +85,25 @@ class Daemon:
         assert self.machine is not None
         due = self.machine.next_deadline()
         if due is not None and (self._tick_at is None or due < self._tick_at):
-            self._tick_at = max(due, self.world.now + 1e-6)
-            self.world.at(self._tick_at, self._tick, self.life, self._tick_at)
+            self._tick_at = max(due, self.now + 1e-6)
+            self.world.at(self._tick_at - self.skew_s, self._tick, self.life, self._tick_at)
 
     def _tick(self, life: int, due: float) -> None:
         if self._tick_at == due:
             self._tick_at = None
         self.feed(life, Tick())
 
+    def _check(self) -> None:
+        assert self.machine is not None
+        invariants.check(self.machine.core)
+        self.past.check(self.machine.core)
+
     # ------------------------------------------------------------------ commands
 
     def _perform(self, command: Command) -> None:
         match command:
             case Tell():
+                self.world.checks.told(command)
                 self.world.network.tell(command)
             case Reply():
                 self.replies.append(command.response)
@@ -124,18 +151,15 @@ class Daemon:
     def stop(self) -> None:
         """kill -9: nothing is said; the journal is what is left."""
         self.disk.crash()
-        self.machine = None
+        self.machine, self.process, self._tick_at = None, Sleeper(), None
         self.life += 1
-        self._tick_at = None
-        for node in self.world.nodes.values():
-            node.connected = False
-        self.world.network.links = {}
+        self.world.network.hang_up()
 
     def start(self) -> None:
         """The next life, from the journal; agents come back one by one."""
         self.config = msgspec.structs.replace(self.config, daemon=f"d{self.life}")
-        self.machine = Machine.restore(self.disk.entries(), self.world.now, self.config)
-        invariants.check(self.machine.core)
+        self.machine, self.past = Machine.restore(self.disk.entries(), self.now, self.config), Past()
+        self._check()
         history = self.machine.core.state.history
         self.changes += [
             change for change in history if change.seq > self.last_seq
@@ -146,8 +170,9 @@ class Daemon:
             if node.alive:
                 self.world.after(self.world.random.uniform(0.001, 0.5), node.connect)
 
-    def restart(self, down_s: float = 0.3) -> None:
-        """kill -9, and up again after a while; nothing if it is down already."""
+    def restart(self, down_s: float = 0.3, *, skew_s: float | None = None) -> None:
+        """kill -9, and up again after a while, perhaps with another clock; nothing if it is down already."""
         if self.machine is not None:
             self.stop()
+            self.skew_s = self.skew_s if skew_s is None else skew_s
             self.world.after(down_s, self.start)

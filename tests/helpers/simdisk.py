@@ -63,6 +63,7 @@ class Disk:
     def _do(self, command: Command) -> None:
         if isinstance(command, Record):
             self.journal.append(msgspec.msgpack.encode(command.entry))
+            self.world.checks.journaled(command.entry)
         else:
             self._perform(command)
 
@@ -75,7 +76,8 @@ class Disk:
         if self.sync_s is None or not any(batch):
             self._synced(batch)
         else:
-            self.world.after(self.world.random.uniform(*self.sync_s), self._synced, batch)
+            sync_s = self.world.random.uniform(*self.sync_s)
+            self.world.after(sync_s, self.world.daemon.process.call, self._synced, batch)
 
     def _synced(self, batch: list[Sequence[Command]]) -> None:
         if self.syncing is not batch:

@@ -20,7 +20,7 @@ from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import AnyRequest, Response, Submit
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import DeviceLost, Goodbye, LinkDown
-from planner.plan import Layout, device_name
+from planner.plan import Layout, device_name, node_of
 from tests.helpers.simagent import SimNode
 from tests.helpers.simchecks import Checks
 from tests.helpers.simdaemon import Daemon
@@ -123,15 +123,13 @@ class World:
     def kill(self, name: str, *, silent: bool = False) -> None:
         """SIGKILL of agent and devices; ``silent``: the host is gone, so that nobody's link closes."""
         node = self.nodes[name]
-        was_connected = node.connected
         node.alive = node.connected = False
         for device in node.devices.values():
             device.alive = False
         self.checks.note_lost_copies()
         if silent:
             return
-        if was_connected:
-            self.network.close_soon(node)
+        self.network.close(node)
         for lost in node.devices:
             self._break_links_to(lost)
 
@@ -139,7 +137,8 @@ class World:
         """The peers of a dead device see its sockets close."""
         for device in self.devices():
             if {lost, device.name} <= device.layout.holdings.keys():
-                self.after(self.random.uniform(0.001, 0.1), self._link_down, device, lost, device.layout)
+                closed_s = self.network.until_closed_s(node_of(lost), device.node.name)
+                device.after(closed_s, self._link_down, device, lost, device.layout)
 
     @staticmethod
     def _link_down(device: SimDevice, lost: str, layout: Layout) -> None:
@@ -148,18 +147,24 @@ class World:
 
     def kill_device(self, name: str, restart_s: float = 0.5, *, index: int = 0) -> None:
         """SIGKILL of a device process without a spare: its agent starts the node's devices anew."""
-        node = self.nodes[name]
+        node, victim = self.nodes[name], device_name(name, index)
         if not node.alive or not node.ready:
             return
-        old, victim = node.incarnation, device_name(name, index)
         for device in node.devices.values():
             device.alive = False
         self.checks.note_lost_copies()
-        node.ready, node.last = False, {}
-        node.to_daemon(DeviceLost(old, victim, "signal 9"))
+        for lost in node.devices:
+            self._break_links_to(lost)
+        node.ready = False
+        node.agent.call(self._renew, node, victim, restart_s)
+
+    def _renew(self, node: SimNode, victim: str, restart_s: float) -> None:
+        node.to_daemon(DeviceLost(node.incarnation, victim, "signal 9"))
         node.life = next(self.lives)
+        for name in node.devices:
+            node.outbox.forget(name)
         node.hello()
-        self.after(restart_s, self._devices_up, node, node.life)
+        self.after(restart_s, node.agent.call, self._devices_up, node, node.life)
 
     def _devices_up(self, node: SimNode, life: int) -> None:
         if node.alive and node.life == life:
@@ -175,13 +180,16 @@ class World:
         node.devices[victim].alive = False
         self.checks.note_lost_copies()
         self._break_links_to(victim)
-        node.last.pop(victim, None)
+        node.agent.call(self._replace, node, victim, up_s, heard)
+
+    def _replace(self, node: SimNode, victim: str, up_s: float, heard: bool) -> None:
         if heard:
             node.to_daemon(DeviceLost(node.incarnation, victim, "signal 9", spare=True))
-        self.after(up_s, self._spare_up, node, node.life, victim)
+        node.outbox.forget(victim)
+        self.after(up_s, node.agent.call, self._spare_up, node, node.life, victim)
 
     def _spare_up(self, node: SimNode, life: int, name: str) -> None:
-        if node.alive and node.life == life:
+        if node.alive and node.life == life and not node.devices[name].alive:
             node.devices[name] = SimDevice(self, node, name)
             node.hello()
 
@@ -197,6 +205,8 @@ class World:
         node.alive = node.connected = False
         for device in node.devices.values():
             device.alive = False
+        self.checks.note_lost_copies()
+        self.network.close(node)
 
     # ------------------------------------------------------------------ users
 
