@@ -55,7 +55,9 @@ def _run(core: Core, run: Run) -> None:
     if job.state in {"running", "paused"}:
         assert job.layout is not None
     if run.phase == "report":
-        assert all(answer.epoch == job.epoch for answer in run.answers.values()), "an answer to another question"
+        assert all(answer.epoch == job.epoch for answer in run.answers.values()), (
+            "an answer to another question"
+        )
     if run.phase == "run":
         assert all(held.epoch == job.epoch for held in run.held.values()), "held under another epoch"
     if run.candidate is not None:

@@ -17,7 +17,7 @@ from tests.helpers.simdevice import SimDevice
 from worker.outbox import Head, Outbox
 
 if TYPE_CHECKING:
-    from tests.helpers.simnet import Connection
+    from tests.helpers.simnet import Wire
     from tests.helpers.world import World
 
 _HELLO_AGAIN_S = 2.0
@@ -70,7 +70,7 @@ class SimNode:
     agent: Sleeper = field(default_factory=Sleeper)
     host: Sleeper = field(default_factory=Sleeper)
     outbox: Outbox = field(default_factory=Outbox)
-    connection: Connection | None = None
+    connection: Wire | None = None
     welcomed: bool = False  # on this connection
     lives: tuple[str, ...] = ()  # those of the last Welcome: what comes for others is dropped
 
@@ -109,7 +109,7 @@ class SimNode:
         ready = self.ready and len(infos) == len(self.devices)
         self.to_daemon(Hello(PROTOCOL, self.name, self.incarnation, "host", ready, infos))
 
-    def _hello_again(self, connection: Connection) -> None:
+    def _hello_again(self, connection: Wire) -> None:
         if self.alive and self.connection is connection and not self.welcomed:
             self.hello()
             self.world.after(_HELLO_AGAIN_S, self.agent.call, self._hello_again, connection)
@@ -164,6 +164,7 @@ def _head(message: Any) -> Head:
     return Head(
         type(message).__name__,
         getattr(message, "device", ""),
+        getattr(message, "peer", ""),
         getattr(message, "epoch", -1),
         getattr(message, "job", ""),
         getattr(message, "round", -1),

@@ -15,7 +15,6 @@ from oobleckd.core.entries import EpochRaised, LayoutDeployed, RolledBack, StepE
 from oobleckd.core.events import Tell
 from oobleckd.protocol.messages import Ack, Decide, Deploy, LinkDown, Progress, Report, Resume
 from oobleckd.protocol.parts import Counters, Outcome
-from planner.plan import node_of
 from tests.helpers.simdevice import SimCorpus, SimDevice
 from tests.helpers.simpasses import loss_of
 from tests.helpers.simstore import trail_of
@@ -161,7 +160,9 @@ class Checks:
         step = entry.counters.step
         losses = {mb: loss_of(step, mb) for mb in range(self.world.num_micro_batches)}
         assert entry.loss == sum(losses.values()) / len(losses), f"step {step}: loss {entry.loss}"
-        assert (entry.samples, entry.ledger) == ledger_digest(SimCorpus(), step, losses), f"step {step}: ledger"
+        assert (entry.samples, entry.ledger) == ledger_digest(SimCorpus(), step, losses), (
+            f"step {step}: ledger"
+        )
 
     # ------------------------------------------------------------------ who is given up
 

@@ -73,6 +73,10 @@ class Daemon:
         """Something happened to the daemon of ``life``."""
         self.process.call(self._handle, life, event)
 
+    def feed_now(self, event: Event) -> None:
+        """The same, from inside its process."""
+        self._handle(self.life, event)
+
     def _handle(self, life: int, event: Event) -> None:
         if self.machine is None or life != self.life:
             return

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from oobleckd.core.events import Heard, LinkLost, Tell
+from oobleckd.daemon.connections import Connection, Connections
 from oobleckd.protocol.codec import decode_from_worker, decode_to_worker, encode
 from oobleckd.protocol.messages import Hello
 from tests.helpers.simagent import SimNode
@@ -32,19 +33,22 @@ if TYPE_CHECKING:
 
 DAEMON = ""
 _DEVICES_S, _AGENTS_S = (0.0002, 0.003), (0.0001, 0.002)
-_END_S, _CLOSED_S = (0.001, 0.03), (0.001, 0.1)  # until the sockets of a dead agent, and of a dead device, are closed
+_END_S, _CLOSED_S = (
+    (0.001, 0.03),
+    (0.001, 0.1),
+)  # until the sockets of a dead agent, and of a dead device, are closed
 _AGENT_SILENCE_S, _DAEMON_SILENCE_S = (8.0, 10.0), (10.0, 11.0)  # until ZeroMQ closes: its heartbeats
 _LATEST_S = 3.0  # after a cut until TCP sends again, at most
 
 
-@dataclass(eq=False)
-class Connection:
-    """Of an agent to one life of the daemon. Each end learns of its end for itself.
+@dataclass(eq=False, kw_only=True)
+class Wire(Connection):
+    """A connection of ``agent`` to one life of the daemon. Each end learns of its end for itself.
 
     ``broken``: what is on its way is gone. ``up``, ``down``: when the newest message in that direction arrives.
     """
 
-    node: SimNode
+    agent: SimNode
     daemon_life: int
     agent_open: bool = True
     daemon_open: bool = True
@@ -54,7 +58,7 @@ class Connection:
 
 
 class Network:
-    """``connections``: node -> the one from which the daemon has heard Hello last. ``cuts``: (from, to) -> until when nothing
+    """``connections``: those that the daemon in its present life has heard of. ``cuts``: (from, to) -> until when nothing
     gets there; ``lags``: (from, to) -> (seconds more on the way, until when). Ends are nodes, or ``DAEMON``.
 
     ``codec``: messages of agents and daemon are encoded and decoded on their way.
@@ -62,9 +66,14 @@ class Network:
 
     def __init__(self, world: World, *, codec: bool) -> None:
         self.world, self.codec = world, codec
-        self.connections: dict[str, Connection] = {}
+        self.connections = self._new_connections()
         self.cuts: dict[tuple[str, str], float] = {}
         self.lags: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def _new_connections(self) -> Connections[Wire]:
+        """What a daemon that starts has heard: nothing."""
+        feed = self.world.daemon.feed_now
+        return Connections(lambda node, said: feed(Heard(node, said)), lambda node: feed(LinkLost(node)))
 
     # ------------------------------------------------------------------ time on the way
 
@@ -92,7 +101,7 @@ class Network:
                     world.after(silent_s, self._in_daemon, self._daemon_silent, connection)
                 else:
                     silent_s = world.random.uniform(*_AGENT_SILENCE_S)
-                    world.after(silent_s, connection.node.agent.call, self._agent_silent, connection)
+                    world.after(silent_s, connection.agent.agent.call, self._agent_silent, connection)
 
     def lag(self, source: str, target: str, extra_s: float, seconds: float) -> None:
         """For ``seconds`` what leaves ``source`` for ``target`` takes up to ``extra_s`` longer."""
@@ -139,9 +148,9 @@ class Network:
 
     # ------------------------------------------------------------------ between agents and the daemon
 
-    def open(self, node: SimNode) -> Connection:
+    def open(self, node: SimNode) -> Wire:
         """A new connection of an agent to the daemon that is there."""
-        return Connection(node, self.world.daemon.life)
+        return Wire(agent=node, daemon_life=self.world.daemon.life)
 
     def to_daemon(self, node: SimNode, message: Any) -> None:
         """An agent says something."""
@@ -155,28 +164,30 @@ class Network:
     def _in_daemon(self, act: Callable[..., None], *args: Any) -> None:
         self.world.daemon.process.call(act, *args)
 
-    def _at_daemon(self, connection: Connection, message: Any) -> None:
+    def _at_daemon(self, connection: Wire, message: Any) -> None:
         # What a dead agent had sent still arrives; what was sent over a connection that broke does not.
         if connection.broken or not connection.daemon_open:
             return
-        node = connection.node.name
-        if connection.daemon_life == self.world.daemon.life and isinstance(message, Hello):
-            self.connections[node] = connection
-        self.world.daemon.feed(connection.daemon_life, Heard(node, message))
+        if connection.daemon_life != self.world.daemon.life:
+            return
+        if not isinstance(message, Hello):
+            self.connections.heard(connection, message)
+        elif not connection.replaced:
+            self.connections.introduced(connection, connection.agent.name, message)
 
     def tell(self, command: Tell) -> None:
         """The daemon says something; dropped where nobody is connected."""
-        connection = self.connections.get(command.node)
+        connection = self.connections.of(command.node)
         if connection is None:
             return
         message = decode_to_worker(encode(command.message)) if self.codec else command.message
         connection.down = max(self._arrival(DAEMON, command.node, _AGENTS_S), connection.down)
-        self.world.at(connection.down, connection.node.agent.call, self._at_agent, connection, message)
+        self.world.at(connection.down, connection.agent.agent.call, self._at_agent, connection, message)
 
     @staticmethod
-    def _at_agent(connection: Connection, message: Any) -> None:
-        if connection.agent_open and connection.node.connected and not connection.broken:
-            connection.node.from_daemon(message)
+    def _at_agent(connection: Wire, message: Any) -> None:
+        if connection.agent_open and connection.agent.connected and not connection.broken:
+            connection.agent.from_daemon(message)
 
     # ------------------------------------------------------------------ ends of connections
 
@@ -203,32 +214,30 @@ class Network:
             node.connected = False
             if node.connection is not None:
                 node.connection.agent_open = False
-        self.connections = {}
+        self.connections = self._new_connections()
 
-    def _agent_sees_end(self, connection: Connection) -> None:
+    def _agent_sees_end(self, connection: Wire) -> None:
         if connection.agent_open:
             connection.agent_open = False
-            if connection.node.alive:
-                connection.node.disconnected()
+            if connection.agent.alive:
+                connection.agent.disconnected()
 
-    def _daemon_sees_end(self, connection: Connection) -> None:
+    def _daemon_sees_end(self, connection: Wire) -> None:
         if not connection.daemon_open:
             return
         connection.daemon_open = False
-        name = connection.node.name
-        if self.connections.get(name) is connection:
-            del self.connections[name]
-            self.world.daemon.feed(connection.daemon_life, LinkLost(name))
+        if connection.daemon_life == self.world.daemon.life:
+            self.connections.closed(connection)
 
-    def _agent_silent(self, connection: Connection) -> None:
+    def _agent_silent(self, connection: Wire) -> None:
         """ZeroMQ's heartbeat of the agent: nothing has come for seconds. It closes; what it has said still arrives."""
-        if self.is_cut(DAEMON, connection.node.name) and connection.agent_open:
+        if self.is_cut(DAEMON, connection.agent.name) and connection.agent_open:
             self._agent_sees_end(connection)
-            when = max(self._arrival(connection.node.name, DAEMON, _AGENTS_S), connection.up)
+            when = max(self._arrival(connection.agent.name, DAEMON, _AGENTS_S), connection.up)
             self.world.at(when, self._in_daemon, self._daemon_sees_end, connection)
 
-    def _daemon_silent(self, connection: Connection) -> None:
-        if self.is_cut(connection.node.name, DAEMON) and connection.daemon_open:
+    def _daemon_silent(self, connection: Wire) -> None:
+        if self.is_cut(connection.agent.name, DAEMON) and connection.daemon_open:
             self._daemon_sees_end(connection)
-            when = max(self._arrival(DAEMON, connection.node.name, _AGENTS_S), connection.down)
-            self.world.at(when, connection.node.agent.call, self._agent_sees_end, connection)
+            when = max(self._arrival(DAEMON, connection.agent.name, _AGENTS_S), connection.down)
+            self.world.at(when, connection.agent.agent.call, self._agent_sees_end, connection)

@@ -24,9 +24,17 @@ _WEIGHTS = {
     "daemon killed": 4, "clock jumped": 1, "daemon stopped": 2, "drain": 3, "asked": 3,
 }  # fmt: skip
 _GAPS_S = (0.02, 0.2, 1.0)
-_BOUND_S = 60.0
+_BOUND_S = 40.0
 STEPS = 16
-VIOLATIONS = (AssertionError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+VIOLATIONS = (
+    AssertionError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,11 @@ def tell_and_die(seed: int, how: str) -> set[tuple[int, tuple[str, ...]]]:
         strike(world, how)
         world.daemon.restart(0.0)
         world.run(lambda: world.machine is not None)
-    told = {(message.epoch, message.dead) for message in world.daemon.disk.told_ahead if isinstance(message, Report)}
+    told = {
+        (message.epoch, message.dead)
+        for message in world.daemon.disk.told_ahead
+        if isinstance(message, Report)
+    }
     world.until_state("done", limit_s=200.0)
     world.check_done()
     return told

@@ -134,7 +134,9 @@ def test_pause_resume_and_a_loss_in_between():
     world.ask(Control("job-1", "resume"))
     world.until_state("done")
     world.check_done()
-    assert any(change.kind == "audit" and change.text == "kim: pause job-1" for change in world.daemon.changes)
+    assert any(
+        change.kind == "audit" and change.text == "kim: pause job-1" for change in world.daemon.changes
+    )
 
 
 def test_a_checkpoint_on_demand():

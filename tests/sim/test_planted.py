@@ -27,7 +27,7 @@ from tests.helpers import weather
 from worker.commit import Commit
 from worker.device import DeviceProcess
 from worker.executor import Executor
-from worker.outbox import Head, Outbox
+from worker.outbox import Outbox
 from worker.reduce import Contribution, Reducer
 from worker.tasks import Board
 

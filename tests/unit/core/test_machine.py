@@ -173,7 +173,9 @@ def test_answers_to_old_questions_are_dropped(world):
 
 
 def test_a_plan_that_is_refused_leaves_the_present_one_in_force(world):
-    world.daemon.plan = lambda life, command: world.daemon.feed(life, Planned(command.ticket, error="no", hint="why"))
+    world.daemon.plan = lambda life, command: world.daemon.feed(
+        life, Planned(command.ticket, error="no", hint="why")
+    )
     world.add("n05")
     world.run(lambda: any("no new plan: no (why)" in change.text for change in world.daemon.changes))
     world.until_step(30)
