@@ -166,6 +166,11 @@ class SimDevice(DeviceProcess):
         self.transport.arrive(link, letter)
         self.poke()
 
+    def asked_again(self) -> None:
+        """A peer has another secret by now with which its link may open."""
+        self.transport.open_early()
+        self.poke()
+
     def poke(self) -> None:
         """As ``run``, until there is nothing to do or a task has begun."""
         self._alive(self._turns)

@@ -21,19 +21,21 @@ from worker.mailbox import Key, Letter
 if TYPE_CHECKING:
     from tests.helpers.simdevice import SimDevice
 
+_KEPT_SECRETS = 2
+_ASK_AGAIN_S = 0.02
 _DRAIN_S = 1.0  # for which the sender of a broken link goes on reading what comes the other way
 
 
 @dataclass(eq=False)
 class Link:
-    """One way from a device to a life of a peer. It opens once that one has its secret and has not forgotten the sender.
+    """One way from a device to a life of a peer. It opens once that one has the sender's newest secret and has not forgotten
+    the sender, who asks again and again.
 
     ``closed``: nothing on it arrives any more. ``arrival``: when the newest letter on it arrives.
     """
 
     source: SimTransport
     target: SimTransport
-    secret: bytes
     is_open: bool = False
     closed: bool = False
     arrival: float = 0.0
@@ -57,7 +59,7 @@ class SimTransport:
         return frozenset(self.known)
 
     def configure(self, peers: Mapping[str, Peer], secret: bytes) -> None:
-        self.secrets.append(secret)
+        self.secrets = [*self.secrets, secret][-_KEPT_SECRETS:]
         for name, peer in peers.items():
             if self.known.get(name) != peer.address:
                 self.links.pop(name, None)
@@ -65,6 +67,13 @@ class SimTransport:
             self.lost.discard(name)
             self.left.discard(peer.address)
             self.forgotten.discard(peer.address)
+        self.open_early()
+        for link in self.links.values():
+            if not link.is_open:
+                link.target.sim.after(_ASK_AGAIN_S, link.target.sim.asked_again)
+
+    def open_early(self) -> None:
+        """Take in what waits on links that may be open by now."""
         early, self.early = self.early, []
         for waiting in early:
             self.arrive(*waiting)
@@ -91,7 +100,7 @@ class SimTransport:
             return False
         if peer in self.lost or target.transport.address in self.left:
             return False
-        link = self.links.setdefault(peer, Link(self, target.transport, self.secrets[-1]))
+        link = self.links.setdefault(peer, Link(self, target.transport))
         self.sim.world.network.carry(link, Letter(key, self.device, meta, list(tensors)))
         return True
 
@@ -100,7 +109,7 @@ class SimTransport:
             return
         if link.is_open:
             self.sim.mailbox.put(letter)
-        elif link.secret in self.secrets and link.source.address not in self.forgotten:
+        elif link.source.secrets[-1] in self.secrets and link.source.address not in self.forgotten:
             link.is_open = True
             self.left.discard(link.source.address)
             self.incoming.setdefault(link.source.address, []).append(link)
