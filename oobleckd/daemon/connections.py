@@ -35,9 +35,7 @@ Peer = TypeVar("Peer", bound=Connection)
 class Connections(Generic[Peer]):
     """All nodes' connections. ``on_heard(node, message)`` and ``on_lost(node)`` are told what counts."""
 
-    def __init__(
-        self, on_heard: Callable[[str, FromWorker], None], on_lost: Callable[[str], None]
-    ) -> None:
+    def __init__(self, on_heard: Callable[[str, FromWorker], None], on_lost: Callable[[str], None]) -> None:
         self._on_heard, self._on_lost = on_heard, on_lost
         self._of: dict[str, Peer] = {}
 

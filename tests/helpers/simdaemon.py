@@ -31,7 +31,7 @@ from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import Change, Response
 from planner import policies
 from planner.plan import Template
-from planner.policy import PlanError
+from planner.policy import PlanError, Proposal, Situation
 from tests.helpers.simagent import Sleeper
 from tests.helpers.simdisk import Disk
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tests.helpers.world import World
 
 _prepared: dict[bytes, tuple[Template, ...]] = {}
+_first_plans: dict[bytes, Proposal] = {}  # of jobs that nobody holds anything of
 
 
 class Daemon:
@@ -135,13 +136,20 @@ class Daemon:
             if command.situation is None:
                 found = Planned(command.ticket, self._templates(command))
             else:
-                proposal = policies.adapt(
-                    command.policy, command.setup, self._templates(command), command.situation
-                )
-                found = Planned(command.ticket, proposal=proposal)
+                found = Planned(command.ticket, proposal=self._proposal(command, command.situation))
         except PlanError as error:
             found = Planned(command.ticket, error=error.problem, hint=error.hint)
         self.feed(life, found)
+
+    def _proposal(self, command: MakePlan, situation: Situation) -> Proposal:
+        """First plans are the same in many worlds, and take as long as any."""
+        key = b"" if situation.holdings else msgspec.json.encode((command.policy, command.setup, situation))
+        if key in _first_plans:
+            return _first_plans[key]
+        found = policies.adapt(command.policy, command.setup, self._templates(command), situation)
+        if key:
+            _first_plans[key] = found
+        return found
 
     def _templates(self, command: MakePlan) -> tuple[Template, ...]:
         """Templates are made once for a set-up, as the process pool does, and here for all worlds."""

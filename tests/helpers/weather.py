@@ -95,7 +95,7 @@ def forecast(seed: int) -> Weather:
     f = dice.choice([1, 1, 2])
     fewest = 2 * (f + 1) if num_devices == 1 else f + 1  # n0 is 2, or 1 with two devices
     num_nodes = dice.randrange(max(3, fewest), fewest + 4)
-    when, faults = 0.0, []
+    when, faults = dice.uniform(0.0, 0.8), []  # training begins after about half a second
     for _ in range(dice.randrange(1, 15)):
         when += dice.uniform(0.0, dice.choice(_GAPS_S))
         faults.append(Fault(when, dice.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]))
