@@ -237,7 +237,7 @@ def adrift(core: Core, job: JobRecord) -> Run:
     run = Run(job, "adrift" if job.layout is not None else "off")
     for view in core.state.incidents.values():
         if view.open and view.job == job.id:
-            run.incident = reopened(view, job.counters.round)
+            run.incident = reopened(view, job.counters.round, core.now)
     return run
 
 

@@ -33,11 +33,16 @@ Peer = TypeVar("Peer", bound=Connection)
 
 
 class Connections(Generic[Peer]):
-    """All nodes' connections. ``on_heard(node, message)`` and ``on_lost(node)`` are told what counts."""
+    """All nodes' connections."""
 
-    def __init__(self, on_heard: Callable[[str, FromWorker], None], on_lost: Callable[[str], None]) -> None:
-        self._on_heard, self._on_lost = on_heard, on_lost
+    def __init__(self) -> None:
+        self._on_heard: Callable[[str, FromWorker], None] = lambda _node, _message: None
+        self._on_lost: Callable[[str], None] = lambda _node: None
         self._of: dict[str, Peer] = {}
+
+    def listen(self, on_heard: Callable[[str, FromWorker], None], on_lost: Callable[[str], None]) -> None:
+        """From now on ``on_heard(node, message)`` and ``on_lost(node)`` are told what counts."""
+        self._on_heard, self._on_lost = on_heard, on_lost
 
     def of(self, node: str) -> Peer | None:
         """The one on which to talk to ``node``."""

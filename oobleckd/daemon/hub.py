@@ -82,9 +82,7 @@ class Hub:
         self._curve = pair is not None
         self._allowed = dict(allowed)
         self._peers: dict[bytes, _Peer] = {}
-        self._connections: Connections[_Peer] = Connections(
-            lambda node, message: self._on_heard(node, message), lambda node: self._on_lost(node)
-        )
+        self._connections: Connections[_Peer] = Connections()
         # Connections by descriptor, oldest first: the kernel gives a closed one's number to the next.
         self._by_fd: dict[int, deque[bytes]] = {}
         self._closed_fds: deque[int] = deque()
@@ -111,7 +109,7 @@ class Hub:
 
     def start(self, on_heard: Callable[[str, FromWorker], None], on_lost: Callable[[str], None]) -> None:
         """Begin to listen, on the running event loop, where both are called with a node's name."""
-        self._on_heard, self._on_lost = on_heard, on_lost
+        self._connections.listen(on_heard, on_lost)
         self._door.open()
         self._messages.start()
         self._closings.start()

@@ -45,7 +45,7 @@ class Hazards:
 
     def kill(self) -> bool:
         """SIGKILL of a node, or of two at once."""
-        return self._end(lambda name: self.world.kill(name), self.dice.choice([1, 1, 1, 2]))
+        return self._end(self.world.kill, self.dice.choice([1, 1, 1, 2]))
 
     def vanish(self) -> bool:
         """A host is gone: nobody's link closes."""

@@ -189,7 +189,9 @@ class Checks:
         assert job.state == "done", (job.state, job.reason)
         assert [step.step for step in job.steps] == list(range(job.spec.train.steps))
         assert self.last_copy_lost or job.steps_lost == 0
-        assert not any(incident.open for incident in world.incidents())
+        for incident in world.incidents():
+            assert not incident.open
+            assert min(incident.total_s, *(phase.duration_s for phase in incident.phases)) >= 0.0, incident
         for step in job.steps:
             losses = [loss_of(step.step, mb) for mb in range(world.num_micro_batches)]
             assert step.loss == sum(losses) / len(losses)
@@ -206,13 +208,13 @@ class Checks:
             f"seed {world.seed}: {run.job.state} ({run.job.reason}) phase {run.phase} epoch {run.job.epoch}",
             f"dead {run.job.dead} held {sorted(run.held)} answers {sorted(run.answers)} asked {run.asked}",
         ]
-        for node in world.nodes.values():
-            for device in node.devices.values():
-                lines.append(
-                    f"{device.name} alive={device.alive} conn={node.connected} job={device.job!r} "
-                    f"layout={device.layout.epoch} epoch={device.commit.epoch}/{device.commit.answered} "
-                    f"{device.counters} holding={device.holding} deployment={device.deployment is not None} "
-                    f"{device.at()}"
-                )
+        lines += [
+            f"{device.name} alive={device.alive} conn={node.connected} job={device.job!r} "
+            f"layout={device.layout.epoch} epoch={device.commit.epoch}/{device.commit.answered} "
+            f"{device.counters} holding={device.holding} deployment={device.deployment is not None} "
+            f"{device.at()}"
+            for node in world.nodes.values()
+            for device in node.devices.values()
+        ]
         lines += [change.text for change in world.daemon.changes[-12:]]
         return "\n".join(lines)

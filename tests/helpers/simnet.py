@@ -72,8 +72,9 @@ class Network:
 
     def _new_connections(self) -> Connections[Wire]:
         """What a daemon that starts has heard: nothing."""
-        feed = self.world.daemon.feed_now
-        return Connections(lambda node, said: feed(Heard(node, said)), lambda node: feed(LinkLost(node)))
+        feed, connections = self.world.daemon.feed_now, Connections[Wire]()
+        connections.listen(lambda node, said: feed(Heard(node, said)), lambda node: feed(LinkLost(node)))
+        return connections
 
     # ------------------------------------------------------------------ time on the way
 

@@ -97,3 +97,16 @@ def test_a_paused_and_a_waiting_job_stay_so():
     world.until_state("done")
     world.check_done()
     assert world.incidents() == []
+
+
+def test_its_clock_went_back_in_the_middle_of_a_recovery():
+    """The wall clock was set while it was down; what began in the future began now."""
+    world = running(1)
+    world.kill("n03")
+    world.until_state("recovering")
+    world.daemon.restart(skew_s=-3600.0)
+    world.run_for(0.1)
+    world.until_state("done")
+    world.check_done()
+    (incident,) = world.incidents()
+    assert 0.0 <= incident.total_s < 60.0

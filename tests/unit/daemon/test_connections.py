@@ -13,9 +13,8 @@ class Listener:
 
     def __init__(self) -> None:
         self.heard: list[FromWorker | None] = []
-        self.connections: Connections[Connection] = Connections(
-            lambda _, message: self.heard.append(message), lambda _: self.heard.append(None)
-        )
+        self.connections: Connections[Connection] = Connections()
+        self.connections.listen(lambda _, said: self.heard.append(said), lambda _: self.heard.append(None))
 
 
 def test_what_came_before_hello_waits_for_it() -> None:
