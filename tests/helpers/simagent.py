@@ -56,7 +56,7 @@ class SimNode:
     """An agent and its devices. A new life is a new object.
 
     ``connected``: the agent takes its connection for open. ``agent`` and ``host`` can be stopped: the agent, and the
-    device processes. ``slow``: how many times longer its tasks take.
+    device processes. ``slow``: how many times longer its tasks and what it says take.
     """
 
     world: World

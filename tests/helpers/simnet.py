@@ -80,7 +80,8 @@ class Network:
 
     def _arrival(self, source: str, target: str, bounds_s: tuple[float, float]) -> float:
         world = self.world
-        when = world.now + world.random.uniform(*bounds_s)
+        sender = world.nodes.get(source)
+        when = world.now + world.random.uniform(*bounds_s) * (sender.slow if sender else 1.0)
         extra_s, until = self.lags.get((source, target), (0.0, 0.0))
         if world.now < until:
             when += extra_s * world.random.uniform(0.5, 1.0)

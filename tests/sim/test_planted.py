@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.core import decide, deploy, machine, recovery, steps
+from oobleckd.core import deploy, machine, recovery, steps
 from oobleckd.core.context import Core
+from oobleckd.core.decide import Verdict
 from oobleckd.core.entries import Restarted
 from oobleckd.core.events import Command, MakePlan, Tell
 from oobleckd.core.machine import Machine
@@ -157,7 +158,18 @@ def steps_count_twice(patch: pytest.MonkeyPatch) -> None:
 
 def a_commit_of_some(patch: pytest.MonkeyPatch) -> None:
     """A round commits as soon as one survivor has reduced all that it holds."""
-    patch.setattr(decide, "all", any, raising=False)
+    real = recovery.decide
+
+    def decided(epoch: int, progress: dict[str, Progress], *rest: Any) -> Verdict:
+        votes = [answer.vote for answer in progress.values() if answer.vote is not None]
+        if votes:
+            progress = {
+                device: msgspec.structs.replace(answer, vote=answer.vote or votes[0])
+                for device, answer in progress.items()
+            }
+        return real(epoch, progress, *rest)
+
+    patch.setattr(recovery, "decide", decided)
 
 
 def nobody_is_asked_again(patch: pytest.MonkeyPatch) -> None:
