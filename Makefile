@@ -1,6 +1,5 @@
 # The same commands for people and for CI. `make` alone lists them.
 PYTHON ?= python3
-SEEDS ?= 20
 POINT_SEEDS ?= 30
 MINUTES ?= 30
 BIN := .venv/bin
@@ -57,6 +56,7 @@ bench: setup ## the planner against brute force and the optimum; recovery and th
 	$(BIN)/python benchmarks/bubbles.py
 	$(BIN)/python benchmarks/rerouted.py --live
 
+chaos: SEEDS ?= 20
 chaos: setup ## kills at random times; SEEDS=50 for fifty of them
 	$(BIN)/python benchmarks/chaos.py --seeds $(SEEDS)
 
@@ -72,5 +72,6 @@ quiet: setup ## train under load: no node may be lost; MINUTES=2 for a short one
 lossy: setup ## the same over two network namespaces with lost and late packets (needs root)
 	$(BIN)/python benchmarks/lossy.py --minutes $(MINUTES)
 
-soak: setup ## chaos until it is stopped
-	$(BIN)/python benchmarks/chaos.py --seeds 1000000
+soak: SEEDS ?= 5000
+soak: setup ## bad weather in simulated worlds; SEEDS=50000 for so many
+	$(BIN)/python benchmarks/soak.py --seeds $(SEEDS)

@@ -2,7 +2,8 @@
 
 Owns what is kept, for how long, and the peek at a message's head. Pure: no socket, no clock. Rounds and
 checkpoint parts are kept until the daemon acknowledges them; of a device's standing answers (Ready,
-Held, ...) the last one, until an order of the daemon supersedes it.
+Held, ...) the last one, until an order of the daemon supersedes it; that a link broke, until the device is deployed anew,
+which gives it new links.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _SUPERSEDED_BY = {
     "Resume": {"Ready", "Held", "Progress"},
     "Release": set(_STANDING),
 }
+_NEW_LINKS = frozenset({"Deploy", "Release"})
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -29,6 +31,7 @@ class Head(msgspec.Struct, frozen=True):
 
     type: str
     device: str = ""
+    peer: str = ""
     epoch: int = -1
     job: str = ""
     round: int = -1
@@ -49,11 +52,12 @@ def peek(data: bytes) -> Head:
 class Outbox:
     """Messages of this node's devices as bytes, kept to be sent again after a reconnect."""
 
-    __slots__ = ("_standing", "_until_ack")
+    __slots__ = ("_broken", "_standing", "_until_ack")
 
     def __init__(self) -> None:
         self._until_ack: dict[tuple[str, str, int], list[bytes]] = {}  # (job, device, round)
         self._standing: dict[tuple[str, str], tuple[int, bytes]] = {}  # (device, type) -> (epoch, message)
+        self._broken: dict[tuple[str, str], bytes] = {}  # (device, peer)
 
     def said(self, head: Head, data: bytes) -> None:
         """A device said ``data``: keep it if it is of a kind that is kept."""
@@ -61,12 +65,16 @@ class Outbox:
             self._until_ack.setdefault((head.job, head.device, head.counters.round), []).append(data)
         elif head.type in _STANDING:
             self._standing[head.device, head.type] = (head.epoch, data)
+        elif head.type == "LinkDown":
+            self._broken[head.device, head.peer] = data
         self._drop_older(head)
 
     def told(self, head: Head) -> None:
         """The daemon told a device something: drop the answers that it supersedes."""
         for kind in _SUPERSEDED_BY.get(head.type, ()):
             self._standing.pop((head.device, kind), None)
+        if head.type in _NEW_LINKS:
+            self._mend(head.device)
         if head.type == "Release":
             self._until_ack = {
                 key: value for key, value in self._until_ack.items() if key[:2] != (head.job, head.device)
@@ -82,11 +90,15 @@ class Outbox:
         """``device`` starts a new life: its standing answers mean nothing any more."""
         for key in [key for key in self._standing if key[0] == device]:
             del self._standing[key]
+        self._mend(device)
 
     def pending(self) -> list[bytes]:
-        """All that is kept: rounds and parts in the order they came, then the standing answers."""
+        """All that is kept: rounds and parts in the order they came, standing answers, broken links."""
         kept = [data for group in self._until_ack.values() for data in group]
-        return kept + [data for _, data in self._standing.values()]
+        return [*kept, *(data for _, data in self._standing.values()), *self._broken.values()]
+
+    def _mend(self, device: str) -> None:
+        self._broken = {key: data for key, data in self._broken.items() if key[0] != device}
 
     def _drop_older(self, head: Head) -> None:
         """A higher epoch is known: answers of a lower one would be fenced anyway."""

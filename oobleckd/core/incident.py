@@ -79,19 +79,20 @@ class Incident:
         )
 
 
-def reopened(view: IncidentView, round_: int) -> Incident:
-    """An incident that was open when the daemon stopped."""
+def reopened(view: IncidentView, round_: int, now: float) -> Incident:
+    """An incident that was open when the daemon stopped. Its clock may have been ahead of the present one."""
+    began = min(view.at, now)
     return Incident(
         view.id,
         view.job,
         view.cause,
         view.nodes,
-        view.at,
+        began,
         view.epoch,
         view.step,
         round_,
         view.step_layer_gradients,
-        [("detect", view.at)],
+        [("detect", began)],
         view.reason,
         cost_s=view.cost_s,
         rejected=view.rejected,

@@ -1,11 +1,16 @@
-"""What must hold between any two events: asserted by the simulated worlds after every one of them."""
+"""What must hold between any two events: asserted by the simulated worlds after every one of them.
+
+``check`` looks at one moment, ``Past`` at what may only grow in a life of the daemon.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 from oobleckd.core.context import Core
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
-from planner.plan import standing_routes
+from planner.plan import Layout, Plan, node_of, standing_routes
 
 
 def check(core: Core) -> None:
@@ -49,10 +54,67 @@ def _run(core: Core, run: Run) -> None:
     assert run.phase not in {"adrift", "report", "run"} or job.layout is not None
     if job.state in {"running", "paused"}:
         assert job.layout is not None
+    if run.phase == "report":
+        assert all(answer.epoch == job.epoch for answer in run.answers.values()), (
+            "an answer to another question"
+        )
+    if run.phase == "run":
+        assert all(held.epoch == job.epoch for held in run.held.values()), "held under another epoch"
     if run.candidate is not None:
         candidate = run.candidate
         assert candidate.epoch == job.epoch
         assert candidate.ready.keys() < candidate.deploys.keys()
+        assert all(ready.epoch == candidate.epoch for ready in candidate.ready.values())
         assert all(core.members.living(device, life) for device, life in candidate.lives.items())
     if job.layout is not None and run.phase != "adrift":
         assert min(job.layout.copies(job.dead)) > 0, "a lost layer without a way back"
+
+
+def check_plan(plan: Plan, layout: Layout, num_micro_batches: int) -> None:
+    """Raise AssertionError if a node has a place in two pipelines, a layer has no holder, or a standing route
+    is not one way through all layers on devices that hold them.
+    """
+    place: dict[str, int] = {}
+    for index, pipeline in enumerate(plan.pipelines):
+        nodes = {node_of(s.device) for s in pipeline.segments if s.device not in plan.vacant}
+        for node in sorted(nodes):
+            assert place.setdefault(node, index) == index, f"{node} is in two pipelines"
+    assert layout.holdings.keys() == plan.holdings().keys()
+    assert min(layout.copies()) > 0, f"a layer that nobody holds: {layout.copies()}"
+    assert [route.micro_batch for route in layout.routes] == list(range(num_micro_batches))
+    for route in layout.routes:
+        ends = [0, *(segment.layers.stop for segment in route.segments)]
+        starts = [segment.layers.start for segment in route.segments]
+        assert (starts, ends[-1]) == (ends[:-1], layout.num_layers), f"not a way through all layers: {route}"
+        for segment in route.segments:
+            held = layout.holdings[segment.device]
+            assert held.spans(segment.layers), f"{segment.device} does not hold {segment.layers}"
+
+
+@dataclass(slots=True)
+class Past:
+    """What was so after the event before. A restarted daemon may have lost what nobody was told: each life has its own."""
+
+    now: float = float("-inf")
+    epoch: int = 0
+    seq: int = 0
+    rounds: dict[str, int] = field(default_factory=dict)
+    layouts: dict[str, int] = field(default_factory=dict)
+
+    def check(self, core: Core) -> None:
+        """Raise AssertionError if time, an epoch, a round or the order of changes has gone back. A layout that is new is looked
+        at whole.
+        """
+        assert core.now >= self.now, "time went back"
+        assert core.state.epoch >= self.epoch, "an epoch was taken back"
+        assert core.state.seq >= self.seq, "a change was taken back"
+        self.now, self.epoch, self.seq = core.now, core.state.epoch, core.state.seq
+        for job in core.state.jobs.values():
+            before = self.rounds.get(job.id, 0)
+            assert job.counters.round >= before, f"{job.id}: round {before} was taken back"
+            self.rounds[job.id] = job.counters.round
+            if job.layout is not None and job.plan is not None:
+                if self.layouts.get(job.id) != job.layout.epoch:
+                    check_plan(job.plan, job.layout, job.spec.num_micro_batches)
+                assert job.layout.epoch >= self.layouts.get(job.id, 0), f"{job.id}: an old layout is in force"
+                self.layouts[job.id] = job.layout.epoch

@@ -122,6 +122,9 @@ class Machine:
             if grace_over or not recovery.awaited(core, run):
                 self.grace_until = None
                 recovery.look_again(core, run)
+                broken, run.broken = run.broken, []
+                for message in broken:
+                    self._link_down(message)
         if run is not None:
             recovery.check_lives(core, run)
         steer.steer(core)
@@ -240,6 +243,9 @@ class Machine:
         """Believed only of links between two lives that are in the layout, or in the one being deployed."""
         core, run = self.core, self.core.run
         if run is None:
+            return
+        if run.phase == "adrift":
+            run.broken.append(message)  # its ends may not have said Hello yet
             return
         job, survivors = run.job, run.job.survivors()
         ends = (message.device, message.peer)

@@ -237,7 +237,7 @@ def adrift(core: Core, job: JobRecord) -> Run:
     run = Run(job, "adrift" if job.layout is not None else "off")
     for view in core.state.incidents.values():
         if view.open and view.job == job.id:
-            run.incident = reopened(view, job.counters.round)
+            run.incident = reopened(view, job.counters.round, core.now)
     return run
 
 
@@ -277,9 +277,10 @@ def remind(core: Core, run: Run, device: str, *, back: bool) -> None:
     inside = device in run.job.survivors() and run.job.lives[device] == info.life
     coming = run.candidate is not None and device in run.candidate.deploys
     # One that never had a place holds nothing. Copies of a deployment to come may be on their way to it already: a Release
-    # would take them along.
+    # would take them along. So it would the deployment, where this Hello left before that came.
     fresh = info.job == run.job.id and not info.layout
-    if info.job and not inside and not fresh:
+    deployed = coming and not (back and device not in run.candidate.ready)
+    if info.job and not (inside or fresh or deployed):
         core.tell(device, Release(device, info.job))
     if run.candidate is not None and coming:
         if back and device not in run.candidate.ready:

@@ -12,7 +12,7 @@ from oobleckd.core.decide import Decision
 from oobleckd.core.incident import Incident
 from oobleckd.core.pace import Paces
 from oobleckd.core.state import JobRecord
-from oobleckd.protocol.messages import CheckpointPart, Deploy, Held, Progress, Ready, StepDone
+from oobleckd.protocol.messages import CheckpointPart, Deploy, Held, LinkDown, Progress, Ready, StepDone
 from oobleckd.protocol.parts import Flags
 from planner.plan import Layout, Plan
 from planner.policy import Proposal, Setup, Situation
@@ -53,7 +53,8 @@ class Run:
     manifest is being written. ``early``: round -> a step told before the ones in front of it.
     ``told``: device -> the last round that it told of. ``updates_early``: rounds of devices that were updated before all votes were in, ``updates_taken_back`` those in vain. ``flags``: what
     was last put into the votes. ``stumbled``: joining devices a link of which broke in the
-    deployment before this one. ``weighed_steps``: for so many steps the policy made the plan that is in force, or left it as it is.
+    deployment before this one. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps the policy
+    made the plan that is in force, or left it as it is.
     """
 
     job: JobRecord
@@ -78,6 +79,7 @@ class Run:
     early: dict[int, StepDone] = field(default_factory=dict)
     paces: Paces = field(default_factory=Paces)
     stumbled: set[str] = field(default_factory=set)
+    broken: list[LinkDown] = field(default_factory=list)
     told: dict[str, int] = field(default_factory=dict)
     weighed_steps: float = 0.0
     updates_early: int = 0

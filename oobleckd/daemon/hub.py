@@ -5,8 +5,7 @@ can be anybody's, so self-chosen ones are refused), without it (loopback only) t
 Passes on what nodes say, and that a node's connection closed, once everything readable of it was passed
 on. Owns no lease and no judgement: that is the core's.
 
-A connection must introduce itself by ``Hello``; what came before it on the wire waits for it. A newer
-connection of a node takes the place of the older one.
+What several connections of one node mean is ``connections``'.
 
 Errors: HubError with ``hint``.
 """
@@ -16,20 +15,20 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from oobleckd.daemon.config import is_loopback
+from oobleckd.daemon.connections import Connection, Connections
 from oobleckd.daemon.keys import KeyPair
 from oobleckd.daemon.readiness import Readiness
 from oobleckd.daemon.zap import DOMAIN, Door
 from oobleckd.protocol import codec, urgency
 from oobleckd.protocol.messages import PROTOCOL, FromWorker, Hello, Refused, ToWorker
 
-MOST_EARLY = 256
 _MAX_MESSAGE_BYTES = 64 * 2**20
 _BACKLOG = 4096
 _HEARTBEAT_MS = 1000
@@ -58,14 +57,12 @@ class Counters:
     undeliverable: int = 0
 
 
-@dataclass(slots=True)
-class _Peer:
-    """One connection. ``key``: its CURVE key. ``node`` is empty until its Hello was accepted."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Peer(Connection):
+    """One connection. ``key``: its CURVE key."""
 
     identity: bytes
     key: str
-    node: str = ""
-    early: deque[FromWorker] = field(default_factory=lambda: deque(maxlen=MOST_EARLY))
 
 
 class Hub:
@@ -85,7 +82,7 @@ class Hub:
         self._curve = pair is not None
         self._allowed = dict(allowed)
         self._peers: dict[bytes, _Peer] = {}
-        self._nodes: dict[str, _Peer] = {}
+        self._connections: Connections[_Peer] = Connections()
         # Connections by descriptor, oldest first: the kernel gives a closed one's number to the next.
         self._by_fd: dict[int, deque[bytes]] = {}
         self._closed_fds: deque[int] = deque()
@@ -112,7 +109,7 @@ class Hub:
 
     def start(self, on_heard: Callable[[str, FromWorker], None], on_lost: Callable[[str], None]) -> None:
         """Begin to listen, on the running event loop, where both are called with a node's name."""
-        self._on_heard, self._on_lost = on_heard, on_lost
+        self._connections.listen(on_heard, on_lost)
         self._door.open()
         self._messages.start()
         self._closings.start()
@@ -133,7 +130,7 @@ class Hub:
 
     def tell(self, node: str, message: ToWorker) -> None:
         """Send to the agent of ``node``; dropped (and counted) when it is not connected."""
-        peer = self._nodes.get(node)
+        peer = self._connections.of(node)
         if peer is None or (self._curve and self._allowed.get(peer.key) != node):
             self.counters.undeliverable += 1
             return
@@ -164,7 +161,7 @@ class Hub:
         peer = self._peers.get(identity)
         if peer is None:
             key = str(frame.get("User-Id")) if self._curve else ""
-            peer = self._peers[identity] = _Peer(identity, key)
+            peer = self._peers[identity] = _Peer(identity=identity, key=key)
         return peer
 
     def _receive(self, peer: _Peer, data: bytes) -> None:
@@ -191,23 +188,19 @@ class Hub:
         _log.warning("ignored a damaged message of %s: %s", peer.node or "a newcomer", error)
 
     def _heard(self, peer: _Peer, message: FromWorker) -> None:
-        if isinstance(message, Hello):
-            if self._welcome(peer, message):
-                self._on_heard(peer.node, message)
-                while peer.early:
-                    self._on_heard(peer.node, peer.early.popleft())
-        elif peer.node:
-            self._on_heard(peer.node, message)
-        else:
-            peer.early.append(message)
+        if not isinstance(message, Hello):
+            self._connections.heard(peer, message)
+        elif not peer.replaced and (node := self._owner(peer, message)):
+            self._connections.introduced(peer, node, message)
 
-    def _welcome(self, peer: _Peer, hello: Hello) -> bool:
+    def _owner(self, peer: _Peer, hello: Hello) -> str:
+        """Whose connection it is; empty if that is nobody's, who is told why."""
         if not peer.identity.startswith(b"\0"):
             self._refuse(peer, "it chose a ZeroMQ identity", "leave ZMQ_ROUTING_ID unset")
-            return False
+            return ""
         if hello.protocol != PROTOCOL:
             self._refuse_protocol(peer, hello.protocol)
-            return False
+            return ""
         owner = self._allowed[peer.key] if self._curve else peer.node or hello.node
         if hello.node != owner:
             self._refuse(
@@ -215,10 +208,8 @@ class Hub:
                 f"it calls itself {hello.node!r}, and its key belongs to {owner!r}",
                 f"start it as --node {owner}, or with the key of {hello.node}",
             )
-            return False
-        peer.node = owner
-        self._nodes[owner] = peer
-        return True
+            return ""
+        return owner
 
     def _refuse_protocol(self, peer: _Peer, protocol: int) -> None:
         self._refuse(
@@ -267,9 +258,7 @@ class Hub:
             peer = self._peers.pop(fds.popleft())
             if not fds:
                 del self._by_fd[fd]
-            if peer.node and self._nodes.get(peer.node) is peer:
-                del self._nodes[peer.node]
-                self._on_lost(peer.node)
+            self._connections.closed(peer)
 
     def _open_router(self, pair: KeyPair | None) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)

@@ -8,9 +8,8 @@ the worker's own fault points a device dies where that was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +17,16 @@ import msgspec
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart, Measured, Ready, StepDone, ToWorker
-from oobleckd.protocol.parts import Counters, DeviceInfo, Outcome, Peer, Vote
+from oobleckd.protocol.parts import Counters, DeviceInfo, Outcome, Vote
 from planner.plan import Layout
 from tests.helpers.simpasses import SimPasses
 from tests.helpers.simstore import CPU, SimReducer, SimStore, updated
+from tests.helpers.simtransport import Link, SimPlane, SimTransport
 from worker.commit import Commit
 from worker.device import DeviceProcess, Place
 from worker.executor import Executor
 from worker.faults import Faults
-from worker.mailbox import Key, Letter, Mailbox
+from worker.mailbox import Letter, Mailbox
 from worker.passes import Given, Passes
 from worker.post import TransportPost
 from worker.pulse import Pulse
@@ -34,7 +34,8 @@ from worker.snapshot import checkpoint_dir, writer_of
 from worker.tasks import Order, Step
 
 if TYPE_CHECKING:
-    from tests.helpers.world import SimNode, World
+    from tests.helpers.simagent import SimNode
+    from tests.helpers.world import World
 
 _NOWHERE = Layout(0, 0, {}, ())
 _TIMED: AbstractContextManager[None] = nullcontext()
@@ -71,95 +72,6 @@ class SimPulse(Pulse):
 
     def doing(self, kind: str, what: str = "", units: int = 1) -> AbstractContextManager[None]:
         return _TIMED
-
-
-@dataclass(eq=False)
-class Link:
-    """One way from a device to a life of a peer. It opens once that one has its secret and has not forgotten the sender."""
-
-    secret: bytes
-    is_open: bool = False
-    closed: bool = False
-
-
-class SimTransport:
-    """Links to peers by address, which tells their lives apart; as ``worker.transport`` has it."""
-
-    def __init__(self, sim: SimDevice) -> None:
-        self.sim, self.device, self.address = sim, sim.name, f"{sim.name}:{sim.life}"
-        self.known: dict[str, str] = {}
-        self.links: dict[str, Link] = {}
-        self.left: set[str] = set()
-        self.forgotten: set[str] = set()
-        self.secrets: list[bytes] = []
-        self.incoming: dict[str, list[tuple[SimTransport, Link]]] = {}
-        self.early: list[tuple[SimTransport, Link, Letter]] = []
-
-    def peers(self) -> frozenset[str]:
-        return frozenset(self.known)
-
-    def configure(self, peers: Mapping[str, Peer], secret: bytes) -> None:
-        self.secrets.append(secret)
-        for name, peer in peers.items():
-            if self.known.get(name) != peer.address:
-                self.links.pop(name, None)
-            self.known[name] = peer.address
-            self.left.discard(name)
-            self.forgotten.discard(peer.address)
-        early, self.early = self.early, []
-        for waiting in early:
-            self.arrive(*waiting)
-
-    def forget(self, peers: Collection[str]) -> None:
-        for peer in peers:
-            self.links.pop(peer, None)
-            if (address := self.known.pop(peer, None)) is not None:
-                self.forgotten.add(address)
-                for source, link in self.incoming.pop(address, []):
-                    link.closed = True
-                    source.said_goodbye(self.device, link)
-
-    def said_goodbye(self, peer: str, link: Link) -> None:
-        if self.links.get(peer) is link:
-            del self.links[peer]
-            self.left.add(peer)
-
-    def send(self, peer: str, key: Key, tensors: Sequence[Any], meta: bytes = b"") -> bool:
-        target = self.sim.world.device(peer)
-        if target is None or self.known.get(peer) != target.transport.address or peer in self.left:
-            return False
-        link = self.links.setdefault(peer, Link(self.secrets[-1]))
-        letter = Letter(key, self.device, meta, list(tensors))
-        self.sim.world.send(self.sim, target, self, link, letter)
-        return True
-
-    def arrive(self, source: SimTransport, link: Link, letter: Letter) -> None:
-        if link.closed:
-            return
-        if link.is_open:
-            self.sim.mailbox.put(letter)
-        elif link.secret in self.secrets and source.address not in self.forgotten:
-            link.is_open = True
-            self.incoming.setdefault(source.address, []).append((source, link))
-            self.sim.mailbox.put(letter)
-        else:
-            self.early.append((source, link, letter))
-
-
-class SimPlane:
-    """No groups: all letters take the transport."""
-
-    def offer(self, *_letter: object) -> bool:
-        return False
-
-    def enter(self, epoch: int, devices: object) -> None:
-        pass
-
-    def forget(self, peers: object) -> None:
-        pass
-
-    def leave(self) -> None:
-        pass
 
 
 class SimCorpus:
@@ -243,14 +155,20 @@ class SimDevice(DeviceProcess):
 
     def control(self, message: ToWorker) -> None:
         """The agent hands on a message."""
+        self.world.checks.heard(self, message)
         self.mailbox.post(message)
         if self.busy:
             self._alive(self._answer)
         self.poke()
 
-    def letter(self, source: SimTransport, link: Link, letter: Letter) -> None:
+    def letter(self, link: Link, letter: Letter) -> None:
         """Something arrived from a peer."""
-        self.transport.arrive(source, link, letter)
+        self.transport.arrive(link, letter)
+        self.poke()
+
+    def asked_again(self) -> None:
+        """A peer has another secret by now with which its link may open."""
+        self.transport.open_early()
         self.poke()
 
     def poke(self) -> None:
@@ -270,8 +188,16 @@ class SimDevice(DeviceProcess):
     def work(self, layers: float, act: Callable[..., None], *args: Any) -> None:
         """Be busy for so many layers' time, then ``act``."""
         self.busy = True
-        seconds = self.world.layer_s * layers * self.world.random.uniform(0.8, 1.2)
-        self.world.after(seconds, self._worked, act, args)
+        seconds = self.world.layer_s * layers * self.world.random.uniform(0.8, 1.2) * self.node.slow
+        self.after(seconds, self._worked, act, args)
+
+    def after(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
+        """In so many seconds, if this life goes on; later where the process is stopped by then."""
+        self.world.after(seconds, self.node.host.call, self._living, act, args)
+
+    def _living(self, act: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if self.alive:
+            act(*args)
 
     def _worked(self, act: Callable[..., None], args: tuple[Any, ...]) -> None:
         self.busy = False
@@ -300,6 +226,7 @@ class SimDevice(DeviceProcess):
             copied = sum(layer not in self.held_layers for layer in layers)
             message = msgspec.structs.replace(message, copied_bytes=copied)
         if self.alive:
+            self.world.checks.says(self, message)
             self.node.from_device(message)
 
     def _tell_up(self) -> None:
@@ -309,11 +236,11 @@ class SimDevice(DeviceProcess):
         )  # fmt: skip
 
     def _measure(self, message: Any) -> None:
-        self.world.after(0.02, self.tell, Measured(self.name, message.job, self.world.profile))
+        self.after(0.02, self.tell, Measured(self.name, message.job, self.world.profile))
 
     def _deploy(self, message: Any) -> None:
         if message.source != "copy":
-            self.world.begin_history(message.epoch)
+            self.world.checks.begin_history(message.epoch)
         super()._deploy(message)
 
     def _begin_job(self, job_id: str, job: Job) -> Executor:
@@ -359,7 +286,7 @@ class SimExecutor(Executor):
         assert sorted(vote.losses) == list(range(world.num_micro_batches)), "losses are incomplete"
         assert sorted(vote.norms) == list(range(len(world.buckets))), "norms are incomplete"
         outcome = super()._update(vote)
-        world.committed(self.sim, was, outcome, self.store.weights())
+        world.checks.committed(self.sim, was, outcome, self.store.weights())
         return outcome
 
     def write_checkpoint(self) -> None:

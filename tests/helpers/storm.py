@@ -51,10 +51,10 @@ class Storm:
             self.world.add(self.dice.choice(dead))
 
     def break_link(self) -> None:
-        self.world.break_link(self.dice.choice(sorted(self.world.nodes)))
+        self.world.network.break_link(self.dice.choice(sorted(self.world.nodes)))
 
     def restart_daemon(self) -> None:
-        self.world.restart_daemon(self.dice.uniform(0.05, 1.0))
+        self.world.daemon.restart(self.dice.uniform(0.05, 1.0))
 
     def ask(self) -> None:
         node = self.dice.choice(sorted(self.world.nodes))

@@ -19,7 +19,7 @@ SYNC_S = (0.001, 0.004)
 
 def running(seed: int, policy: str = "oobleck", num_devices: int = 1, steps: int = 100) -> World:
     world = World(seed, 6, num_devices=num_devices, num_layers=8, lease_s=1.5, grace_s=2.0)
-    world.sync_s = SYNC_S
+    world.daemon.disk.sync_s = SYNC_S
     world.run_for(1.0)
     world.submit(steps=steps, f=1, memory=350, policy=policy)
     world.until_step(5)
@@ -36,15 +36,15 @@ def whole(world: World) -> bool:
 def strike(world: World, how: str) -> None:
     """A device process ends at a moment at which survivors are asked ahead of the journal."""
     while True:
-        asked = len(world.told_ahead)
-        world.run(lambda: world.syncing is None and whole(world))
+        asked = len(world.daemon.disk.told_ahead)
+        world.run(lambda: world.daemon.disk.syncing is None and whole(world))
         victim = node_of(world.random.choice(world.job().survivors()))
         if how == "spare":
             world.spare_takes_place(victim, world.random.randrange(world.num_devices))
         else:
             world.kill_device(victim)
         world.run(lambda: world.job().unsettled or world.state() == "done")
-        if len(world.told_ahead) > asked:
+        if len(world.daemon.disk.told_ahead) > asked:
             return
         world.run_for(0.3)  # somebody was about to be told something: all have to wait for the disk
 
@@ -55,16 +55,16 @@ def strike(world: World, how: str) -> None:
 def test_the_daemon_dies_before_its_journal_knows(seed: int, policy: str, how: str) -> None:
     world = running(seed, policy, num_devices=1 + seed % 2)
     strike(world, how)
-    lost, known = world.job().dead, len(world.journal)
+    lost, known = world.job().dead, len(world.daemon.disk.journal)
     world.run_for(world.random.uniform(0.0, 0.004))
     if seed % 3 == 0:  # and another loss while it is away
         world.spare_takes_place(world.random.choice(world.live()))
-    world.restart_daemon(world.random.uniform(0.0, 0.3))
+    world.daemon.restart(world.random.uniform(0.0, 0.3))
     assert lost
-    assert len(world.journal) <= known + 12
+    assert len(world.daemon.disk.journal) <= known + 12
     world.until_state("done")
     world.check_done()
-    assert world.job().steps_lost == 0 or world.last_copy_lost
+    assert world.job().steps_lost == 0 or world.checks.last_copy_lost
 
 
 def tell_and_die(seed: int, how: str) -> set[tuple[int, tuple[str, ...]]]:
@@ -72,9 +72,13 @@ def tell_and_die(seed: int, how: str) -> set[tuple[int, tuple[str, ...]]]:
     world = running(seed, steps=150)
     for _ in range(3):
         strike(world, how)
-        world.restart_daemon(0.0)
+        world.daemon.restart(0.0)
         world.run(lambda: world.machine is not None)
-    told = {(message.epoch, message.dead) for message in world.told_ahead if isinstance(message, Report)}
+    told = {
+        (message.epoch, message.dead)
+        for message in world.daemon.disk.told_ahead
+        if isinstance(message, Report)
+    }
     world.until_state("done", limit_s=200.0)
     world.check_done()
     return told
@@ -100,7 +104,7 @@ def test_nobody_is_asked_ahead_where_the_dead_may_live() -> None:
     world = running(0)
     world.kill("n03", silent=True)
     world.until_state("recovering")
-    assert not world.told_ahead
+    assert not world.daemon.disk.told_ahead
     world.until_state("done")
     world.check_done()
 

@@ -50,7 +50,7 @@ def test_losses_one_after_the_other_and_a_return(policy: PolicyName, seed: int) 
         world.until_step(world.job().counters.step + 2 + count)
     world.add(victims[0])
     world.until_state("done")
-    assert world.last_copy_lost or world.job().steps_lost == 0
+    assert world.checks.last_copy_lost or world.job().steps_lost == 0
     world.check_done()
 
 

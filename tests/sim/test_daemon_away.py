@@ -19,7 +19,7 @@ def test_training_is_undisturbed(seed):
     world = running(seed)
     epoch = world.job().epoch
     before = world.job().counters.step
-    world.restart_daemon(down_s=0.2 + 0.05 * seed)
+    world.daemon.restart(down_s=0.2 + 0.05 * seed)
     world.run(lambda: world.machine is None)
     world.run(lambda: world.machine is not None)
     rounds = max(d.counters.step for node in world.nodes.values() for d in node.devices.values())
@@ -33,11 +33,11 @@ def test_training_is_undisturbed(seed):
 @pytest.mark.parametrize("seed", range(10))
 def test_a_node_dies_while_it_is_away(seed):
     world = running(seed)
-    world.stop_daemon()
+    world.daemon.stop()
     world.run_for(0.1)
     world.kill("n03")
     world.run_for(0.2)
-    world.start_daemon()
+    world.daemon.start()
     world.until_state("done")
     world.check_done()
     (incident,) = world.incidents()
@@ -49,11 +49,11 @@ def test_a_node_dies_while_it_is_away(seed):
 def test_a_job_that_ended_while_it_was_away_is_done(seed):
     """Devices say that they hold; whoever says it before the last agent is back must be believed, too."""
     world = running(seed)
-    world.stop_daemon()
+    world.daemon.stop()
     world.run(
         lambda: all(device.holding for node in world.nodes.values() for device in node.devices.values())
     )
-    world.start_daemon()
+    world.daemon.start()
     world.until_state("done")
     world.check_done()
 
@@ -65,7 +65,7 @@ def test_killed_in_the_middle_of_a_recovery(phase, seed):
     world.kill("n03")
     world.until_state("recovering")
     world.run(lambda: world.machine.core.run.phase == phase)
-    world.restart_daemon()
+    world.daemon.restart()
     world.run_for(0.1)
     world.until_state("done")
     world.check_done()
@@ -80,7 +80,7 @@ def test_killed_before_the_first_step(state):
     world.run_for(1.0)
     world.submit(steps=6, memory=350)
     world.until_state(state)
-    world.restart_daemon()
+    world.daemon.restart()
     world.run_for(0.1)
     world.until_state("done")
     world.check_done()
@@ -90,10 +90,23 @@ def test_a_paused_and_a_waiting_job_stay_so():
     world = running(1)
     world.ask(Control("job-1", "pause"))
     world.until_state("paused")
-    world.restart_daemon()
+    world.daemon.restart()
     world.run_for(4.0)
     assert world.state() == "paused"
     world.ask(Control("job-1", "resume"))
     world.until_state("done")
     world.check_done()
     assert world.incidents() == []
+
+
+def test_its_clock_went_back_in_the_middle_of_a_recovery():
+    """The wall clock was set while it was down; what began in the future began now."""
+    world = running(1)
+    world.kill("n03")
+    world.until_state("recovering")
+    world.daemon.restart(skew_s=-3600.0)
+    world.run_for(0.1)
+    world.until_state("done")
+    world.check_done()
+    (incident,) = world.incidents()
+    assert 0.0 <= incident.total_s < 60.0

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from tests.helpers.world import World, make_job
+from tests.helpers.simjobs import make_job
+from tests.helpers.world import World
 
 
 def training(seed=0, num_nodes=6, **spec):
@@ -17,7 +18,7 @@ def training(seed=0, num_nodes=6, **spec):
 
 
 def losses(world):
-    return [change.text for change in world.changes if " lost: " in change.text]
+    return [change.text for change in world.daemon.changes if " lost: " in change.text]
 
 
 @pytest.mark.parametrize("seed", range(10))

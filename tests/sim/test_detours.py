@@ -5,7 +5,8 @@ import pytest
 from oobleckd.core.entries import AnyEntry, LayoutDeployed
 from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import Control, Drain
-from tests.helpers.world import World, _entries, make_job
+from tests.helpers.simjobs import make_job
+from tests.helpers.world import World
 
 
 def running(num_nodes=6, seed=0, step=3, **spec):
@@ -23,7 +24,7 @@ def running(num_nodes=6, seed=0, step=3, **spec):
 
 
 def written(world: World, kind: type[AnyEntry]) -> list[AnyEntry]:
-    return [entry for entry in map(_entries.decode, world.journal) if isinstance(entry, kind)]
+    return [entry for entry in world.daemon.disk.entries() if isinstance(entry, kind)]
 
 
 def until_closed(world, num_incidents=1):
@@ -167,7 +168,7 @@ def test_another_node_fills_the_place(seed):
     until_closed(world)
     world.add("n99")
     world.run(lambda: "n99" in world.view().nodes)
-    assert any("n99 takes n02's place" in change.text for change in world.changes)
+    assert any("n99 takes n02's place" in change.text for change in world.daemon.changes)
     world.until_state("done")
     world.check_done()
 
@@ -210,7 +211,7 @@ def test_the_daemon_restarts_while_re_routed(seed):
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
-    world.restart_daemon(down_s=0.1 + 0.05 * seed)
+    world.daemon.restart(down_s=0.1 + 0.05 * seed)
     world.run_for(0.05)
     world.run(lambda: world.machine is not None and world.machine.core.run.phase == "run")
     assert detoured(world)
@@ -229,12 +230,12 @@ def test_the_daemon_restarts_in_the_middle(phase, seed):
     world.run(lambda: world.job().dead != ())
     world.run(lambda: world.machine.core.run.phase == phase)
     world.run_for(0.002 * (seed % 3))
-    world.restart_daemon(down_s=0.1)
+    world.daemon.restart(down_s=0.1)
     world.run_for(0.05)
     if seed % 2:
         world.run(lambda: world.machine is not None and world.machine.core.run.phase == "report")
         world.run_for(0.001 * seed)
-        world.restart_daemon(down_s=0.1)
+        world.daemon.restart(down_s=0.1)
         world.run_for(0.05)
     world.until_state("done")
     world.check_done()
@@ -250,11 +251,11 @@ def test_a_second_node_dies_while_the_daemon_is_away(seed):
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
     second = twin(world, "n02")
-    world.stop_daemon()
+    world.daemon.stop()
     world.run_for(0.1)
     world.kill(second)
     world.run_for(0.2)
-    world.start_daemon()
+    world.daemon.start()
     world.until_state("done")
     world.check_done()
     assert [incident.nodes for incident in world.incidents()] == [("n02",), (second,)]
@@ -351,7 +352,7 @@ def test_a_last_copy_lost_while_re_routed_goes_back_to_the_checkpoint(seed):
     world.run(lambda: world.job().steps_lost > 0 or bool(world.job().reason))
     world.until_state("done")
     world.check_done()
-    assert "lost the last copy; back" in " ".join(change.text for change in world.changes)
+    assert "lost the last copy; back" in " ".join(change.text for change in world.daemon.changes)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -394,7 +395,7 @@ def test_the_journal_builds_the_same_jobs_again():
     world.kill(twin(world, "n02"))
     for _ in range(3):
         world.run_for(0.02)
-        again = Machine.restore(map(_entries.decode, world.journal), world.now, world.config)
+        again = Machine.restore(world.daemon.disk.entries(), world.now, world.config)
         assert again.core.state.jobs == world.machine.core.state.jobs
         assert again.core.state.epoch == world.machine.core.state.epoch + 1, "one may have been told already"
     job = world.job()
@@ -407,7 +408,7 @@ def test_an_agent_that_was_away_hears_the_detours_again(seed):
     world = running(seed=seed, steps=80)
     world.kill("n02")
     world.run(lambda: world.machine.core.run.phase == "report")
-    world.break_link("n05")  # what was on its way to it is lost
+    world.network.break_link("n05")  # what was on its way to it is lost
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
     world.until_state("done")

@@ -4,7 +4,8 @@ import pytest
 
 from oobleckd.protocol.api import Drain
 from oobleckd.protocol.messages import LinkDown
-from tests.helpers.world import World, make_job
+from tests.helpers.simjobs import make_job
+from tests.helpers.world import World
 
 
 def running(num_nodes=6, seed=0, step=3, **spec):
@@ -97,7 +98,7 @@ def test_a_last_copy_lost_goes_back_to_the_checkpoint_and_says_how_far():
     assert job.counters.step == 4
     assert job.steps_lost in {3, 4}  # the step under way at the kill may have committed
     assert "needs 2 nodes and has 1" in job.reason
-    assert any("lost the last copy; back" in change.text for change in world.changes)
+    assert any("lost the last copy; back" in change.text for change in world.daemon.changes)
     world.add("n02")
     world.until_state("done")
     world.check_done()
@@ -109,7 +110,7 @@ def test_without_a_checkpoint_the_way_back_leads_to_fresh_weights():
     world.kill("n01")
     world.run(lambda: world.job().steps_lost > 0)
     assert world.job().counters.step == 0
-    assert any("fresh weights: no checkpoint yet" in change.text for change in world.changes)
+    assert any("fresh weights: no checkpoint yet" in change.text for change in world.daemon.changes)
     world.add("n01")
     world.until_state("done")
     world.check_done()

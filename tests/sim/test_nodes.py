@@ -3,7 +3,8 @@
 from oobleckd.core import view
 from oobleckd.core.events import Planned
 from oobleckd.protocol.api import Control, Drain, Submit
-from tests.helpers.world import World, make_job
+from tests.helpers.simjobs import make_job
+from tests.helpers.world import World
 
 
 def settled(world, names):
@@ -133,7 +134,9 @@ def test_pause_resume_and_a_loss_in_between():
     world.ask(Control("job-1", "resume"))
     world.until_state("done")
     world.check_done()
-    assert any(change.kind == "audit" and change.text == "kim: pause job-1" for change in world.changes)
+    assert any(
+        change.kind == "audit" and change.text == "kim: pause job-1" for change in world.daemon.changes
+    )
 
 
 def test_a_checkpoint_on_demand():
@@ -275,21 +278,21 @@ def test_a_checkpoint_that_cannot_become_whole_is_given_up():
     world.kill("n01")
     world.until_state("done")
     world.check_done()
-    assert any("job-1/step-00000004.partial stays incomplete" in c.text for c in world.changes)
+    assert any("job-1/step-00000004.partial stays incomplete" in c.text for c in world.daemon.changes)
 
 
 def test_a_job_that_the_policy_refuses_waits_with_its_reason():
     world = World(1, 3)
     world.run_for(1.0)
-    plan = world._plan
+    plan = world.daemon.plan
 
     def refuse(life, command):
         if command.situation is None or len(command.situation.nodes) > 3:
             plan(life, command)
         else:
-            world._feed(life, Planned(command.ticket, error="no plan for three", hint="add one"))
+            world.daemon.feed(life, Planned(command.ticket, error="no plan for three", hint="add one"))
 
-    world._plan = refuse
+    world.daemon.plan = refuse
     world.submit(steps=8, f=0, memory=350)
     world.until_state("waiting")
     world.run_for(5.0)
@@ -310,6 +313,6 @@ def test_links_to_agents_that_break_at_every_stage():
                 world.kill("n04")
             world.until_state(stage)
             for name in ("n01", "n02"):
-                world.break_link(name)
+                world.network.break_link(name)
             world.until_state("done")
             world.check_done()

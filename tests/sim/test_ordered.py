@@ -96,7 +96,7 @@ def test_the_daemon_restarts_before_the_order_is_there(seed: int):
     world.kill("n02")
     world.run(lambda: bool(world.job().settled))
     world.run_for(0.003 * seed)
-    world.restart_daemon(down_s=0.1)
+    world.daemon.restart(down_s=0.1)
     world.run(lambda: world.machine is not None and len(written(world, LayoutDeployed)) == 2)
     world.until_state("done")
     world.check_done()

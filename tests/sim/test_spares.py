@@ -4,7 +4,8 @@ import pytest
 
 from oobleckd.protocol.api import Control
 from oobleckd.protocol.messages import LinkDown
-from tests.helpers.world import World, make_job
+from tests.helpers.simjobs import make_job
+from tests.helpers.world import World
 
 
 def running(num_nodes=4, seed=0, step=3, num_devices=2, **spec):
@@ -86,9 +87,9 @@ def test_a_spare_that_falls_before_it_is_up_costs_the_node():
 @pytest.mark.parametrize("seed", range(4))
 def test_a_fall_while_the_daemon_is_away(seed):
     world = running(4, seed, steps=40)
-    world.stop_daemon()
+    world.daemon.stop()
     world.spare_takes_place("n03", index=1)
-    world.after(0.3, world.start_daemon)
+    world.after(0.3, world.daemon.start)
     world.run(lambda: world.machine is not None and bool(world.incidents()))
     assert world.incidents()[0].cause == "n03: a device of it began a new life"
     until_full(world, 1)

@@ -7,7 +7,6 @@ import pytest
 
 from oobleckd.core import view
 from oobleckd.core.config import Config
-from oobleckd.core.entries import AnyEntry
 from oobleckd.core.events import Asked, Heard, ManifestWritten, Planned, Tell, Tick, WriteManifest
 from oobleckd.core.machine import Machine
 from oobleckd.core.steps import both_nan
@@ -25,7 +24,8 @@ from oobleckd.protocol.messages import (
     StepDone,
 )
 from oobleckd.protocol.parts import Counters, Spare
-from tests.helpers.world import World, make_job
+from tests.helpers.simjobs import make_job
+from tests.helpers.world import World
 
 
 @pytest.fixture
@@ -173,9 +173,11 @@ def test_answers_to_old_questions_are_dropped(world):
 
 
 def test_a_plan_that_is_refused_leaves_the_present_one_in_force(world):
-    world._plan = lambda life, command: world._feed(life, Planned(command.ticket, error="no", hint="why"))
+    world.daemon.plan = lambda life, command: world.daemon.feed(
+        life, Planned(command.ticket, error="no", hint="why")
+    )
     world.add("n05")
-    world.run(lambda: any("no new plan: no (why)" in change.text for change in world.changes))
+    world.run(lambda: any("no new plan: no (why)" in change.text for change in world.daemon.changes))
     world.until_step(30)
     assert "n05" not in world.view().nodes
 
@@ -195,8 +197,7 @@ def test_the_journal_rebuilds_the_state(world):
     world.kill("n02")
     world.until_state("recovering")
     world.until_state("running")
-    decoder = msgspec.msgpack.Decoder(AnyEntry)
-    again = Machine.restore([decoder.decode(entry) for entry in world.journal], world.now, world.config)
+    again = Machine.restore(world.daemon.disk.entries(), world.now, world.config)
     ours, theirs = world.machine.core.state, again.core.state
     assert theirs.jobs == ours.jobs
     assert theirs.incidents == ours.incidents

@@ -5,7 +5,8 @@ import pytest
 from oobleckd.protocol.api import Accepted, Control, Denied, Drain, Kill, Submit
 from oobleckd.protocol.job import Train
 from oobleckd.protocol.messages import Inject
-from tests.helpers.world import World, make_job
+from tests.helpers.simjobs import make_job
+from tests.helpers.world import World
 
 
 @pytest.fixture
@@ -69,13 +70,13 @@ def test_drain_and_its_undo(world):
     denied(world, Drain("n01"), "conflict")
     assert world.node("n01").state == "drained"
     assert isinstance(world.ask(Drain("n01", undo=True)), Accepted)
-    assert any(change.text == "kim: drain n01 fan" for change in world.changes)
+    assert any(change.text == "kim: drain n01 fan" for change in world.daemon.changes)
 
 
 def test_kill_only_where_it_is_allowed(world):
     denied(world, Kill("n09"), "not-found")
     told = []
-    world._tell = told.append
+    world.network.tell = told.append
     assert isinstance(world.ask(Kill("n02", "device", "backward", 4)), Accepted)
     assert Inject("device", "n02/0", "backward", 4) in [tell.message for tell in told]
     world.kill("n02", silent=True)
@@ -88,7 +89,7 @@ def test_kill_only_where_it_is_allowed(world):
 
 def test_a_host_is_all_nodes_on_it_and_only_what_can_end_has_a_time(world):
     told = []
-    world._tell = told.append
+    world.network.tell = told.append
     world.machine.core.members.nodes["n03"].host = "another"
     answer = world.ask(Kill("n02", "host"))
     assert answer.message == "host on its way to n01, n02"

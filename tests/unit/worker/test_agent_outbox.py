@@ -11,6 +11,7 @@ from oobleckd.protocol.messages import (
     Decide,
     Flag,
     Held,
+    LinkDown,
     Message,
     Progress,
     Ready,
@@ -20,7 +21,7 @@ from oobleckd.protocol.messages import (
     StepDone,
 )
 from oobleckd.protocol.parts import Counters, Flags
-from worker.outbox import Outbox, peek
+from worker.outbox import Head, Outbox, peek
 
 
 class Box(Outbox):
@@ -124,3 +125,19 @@ def test_peek_refuses_what_is_no_message() -> None:
         peek(b"\xc1")
     with pytest.raises(codec.CodecError):
         peek(msgspec.msgpack.encode({"device": "n/0"}))
+
+
+def test_a_broken_link_is_said_again_until_its_device_has_new_ones() -> None:
+    """Nobody else knows of it: a daemon that was away, or a connection that took it along, would leave both ends waiting."""
+    box = Box()
+    first, second = LinkDown("n/0", "m/0", "reset"), LinkDown("n/0", "k/0", "reset")
+    other = LinkDown("n/1", "m/0", "reset")
+    box.say(first, second, other)
+    box.tell(Report("n/0", 5, 1, ("k/0",)))
+    assert box.kept() == [first, second, other]
+    box.told(Head("Deploy", "n/0", epoch=6))
+    assert box.kept() == [other]
+    box.say(first)
+    box.tell(Release("n/0", "job"))
+    box.forget("n/1")
+    assert box.kept() == []

@@ -1,0 +1,73 @@
+"""Which connection of a node counts, and what becomes of the others.
+
+Owns the rule, for the hub and for simulated worlds. A connection introduces itself by ``Hello``; what came before it
+waits for it. The newest connection of a node takes the place of the one before, and that is a lost link even if nobody
+has seen it close yet: what was on its way there is gone, and has to be asked for again. What still comes from the
+older one was said before the newer Hello; what matters of it is said again.
+
+Pure: no socket, and no word about who may call itself what (``hub``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from oobleckd.protocol.messages import FromWorker, Hello
+
+MOST_EARLY = 256
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Connection:
+    """``node`` is empty until its Hello was accepted, which what is in ``early`` waits for. ``replaced``: by a newer one."""
+
+    node: str = ""
+    replaced: bool = False
+    early: deque[FromWorker] = field(default_factory=lambda: deque(maxlen=MOST_EARLY))
+
+
+Peer = TypeVar("Peer", bound=Connection)
+
+
+class Connections(Generic[Peer]):
+    """All nodes' connections."""
+
+    def __init__(self) -> None:
+        self._on_heard: Callable[[str, FromWorker], None] = lambda _node, _message: None
+        self._on_lost: Callable[[str], None] = lambda _node: None
+        self._of: dict[str, Peer] = {}
+
+    def listen(self, on_heard: Callable[[str, FromWorker], None], on_lost: Callable[[str], None]) -> None:
+        """From now on ``on_heard(node, message)`` and ``on_lost(node)`` are told what counts."""
+        self._on_heard, self._on_lost = on_heard, on_lost
+
+    def of(self, node: str) -> Peer | None:
+        """The one on which to talk to ``node``."""
+        return self._of.get(node)
+
+    def introduced(self, connection: Peer, node: str, hello: Hello) -> None:
+        """``hello`` was accepted: ``connection`` is that of ``node``."""
+        before = self._of.get(node)
+        if before is not None and before is not connection:
+            before.replaced = True
+            self._on_lost(node)
+        connection.node, self._of[node] = node, connection
+        self._on_heard(node, hello)
+        while connection.early:
+            self._on_heard(node, connection.early.popleft())
+
+    def heard(self, connection: Peer, message: FromWorker) -> None:
+        """Anything but a Hello."""
+        if not connection.node:
+            connection.early.append(message)
+        elif not connection.replaced:
+            self._on_heard(connection.node, message)
+
+    def closed(self, connection: Peer) -> None:
+        """All that it had said was passed on."""
+        if connection.node and self._of.get(connection.node) is connection:
+            del self._of[connection.node]
+            self._on_lost(connection.node)

@@ -1,0 +1,172 @@
+"""An agent of a simulated world, with its devices.
+
+Real is what an agent keeps to say it again, for how long, and when (``worker.outbox``); after ``worker.node`` when it
+says Hello, what it passes on and what it drops. Who starts and who dies is the world's; how long a message takes and
+when a connection ends is the network's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from oobleckd.protocol.messages import PROTOCOL, Ack, Beat, Hello, Welcome
+from planner.plan import device_name
+from tests.helpers.simdevice import SimDevice
+from worker.outbox import Head, Outbox
+
+if TYPE_CHECKING:
+    from tests.helpers.simnet import Wire
+    from tests.helpers.world import World
+
+_HELLO_AGAIN_S = 2.0
+_RECONNECT_S = (0.1, 0.2)  # the first try, as libzmq has it
+_RETRY_S = (0.1, 2.0)  # the others
+
+
+@dataclass(slots=True)
+class Sleeper:
+    """Processes that can be stopped: what is meant for them waits in order, as it does in the buffers of real ones."""
+
+    asleep: bool = False
+    waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = field(default_factory=list)
+
+    def call(self, act: Callable[..., None], *args: Any) -> None:
+        """Now, or once they go on."""
+        if self.asleep:
+            self.waiting.append((act, args))
+        else:
+            act(*args)
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.asleep = True
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self.asleep = False
+        while self.waiting and not self.asleep:
+            act, args = self.waiting.pop(0)
+            act(*args)
+
+
+@dataclass
+class SimNode:
+    """An agent and its devices. A new life is a new object.
+
+    ``connected``: the agent takes its connection for open. ``agent`` and ``host`` can be stopped: the agent, and the
+    device processes. ``slow``: how many times longer its tasks and what it says take.
+    """
+
+    world: World
+    name: str
+    life: int
+    devices: dict[str, SimDevice] = field(default_factory=dict)
+    alive: bool = True
+    connected: bool = False
+    ready: bool = True
+    slow: float = 1.0
+    agent: Sleeper = field(default_factory=Sleeper)
+    host: Sleeper = field(default_factory=Sleeper)
+    outbox: Outbox = field(default_factory=Outbox)
+    connection: Wire | None = None
+    welcomed: bool = False  # on this connection
+    lives: tuple[str, ...] = ()  # those of the last Welcome: what comes for others is dropped
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.name}.{self.life}"
+
+    def start(self, num_devices: int) -> None:
+        for index in range(num_devices):
+            name = device_name(self.name, index)
+            self.devices[name] = SimDevice(self.world, self, name)
+        self.world.after(self.world.random.uniform(0, 0.01), self.connect)
+        self.beat()
+
+    # ------------------------------------------------------------------ to the daemon
+
+    def connect(self) -> None:
+        """Again and again while the network lets nothing through; not while there is no daemon, which calls back."""
+        if not self.alive or self.connected or self.world.machine is None:
+            return
+        if self.agent.asleep or self.world.network.severed(self.name):
+            self.world.after(self.world.random.uniform(*_RETRY_S), self.connect)
+            return
+        self.connection = self.world.network.open(self)
+        self.connected, self.welcomed, self.lives = True, False, ()
+        self.hello()
+        self.world.after(_HELLO_AGAIN_S, self.agent.call, self._hello_again, self.connection)
+
+    def disconnected(self) -> None:
+        """The agent finds its connection gone, and comes back after a while."""
+        self.connected = False
+        self.world.after(self.world.random.uniform(*_RECONNECT_S), self.connect)
+
+    def hello(self) -> None:
+        infos = tuple(device.known for device in self.devices.values() if device.alive)
+        ready = self.ready and len(infos) == len(self.devices)
+        self.to_daemon(Hello(PROTOCOL, self.name, self.incarnation, "host", ready, infos))
+
+    def _hello_again(self, connection: Wire) -> None:
+        if self.alive and self.connection is connection and not self.welcomed:
+            self.hello()
+            self.world.after(_HELLO_AGAIN_S, self.agent.call, self._hello_again, connection)
+
+    def beat(self) -> None:
+        if self.alive:
+            self.to_daemon(Beat(self.incarnation))
+            next_s = self.world.config.beat_s + self.world.lateness_s()
+            self.world.after(next_s, self.agent.call, self.beat)
+
+    def from_device(self, message: Any) -> None:
+        """A device says something."""
+        self.agent.call(self._said, message)
+
+    def _said(self, message: Any) -> None:
+        if self.alive:
+            self.outbox.said(_head(message), message)
+            self.to_daemon(message)
+
+    def to_daemon(self, message: Any) -> None:
+        if self.connected:
+            self.world.network.to_daemon(self, message)
+
+    # ------------------------------------------------------------------ from the daemon
+
+    def from_daemon(self, message: Any) -> None:
+        if not self.alive:
+            return
+        if isinstance(message, Ack):
+            self.outbox.acknowledge(message.job, message.round)
+        elif isinstance(message, Welcome):
+            self._welcome(message)
+        else:
+            self._pass_on(message)
+
+    def _welcome(self, message: Welcome) -> None:
+        self.lives = message.lives
+        if not self.welcomed:
+            self.welcomed = True
+            for kept in self.outbox.pending():
+                self.to_daemon(kept)
+
+    def _pass_on(self, message: Any) -> None:
+        device = self.devices.get(message.device)
+        if device is not None and device.alive and device.life in self.lives:
+            self.outbox.told(_head(message))
+            self.host.call(device.control, message)
+
+
+def _head(message: Any) -> Head:
+    """What ``outbox.peek`` reads of the message's bytes."""
+    return Head(
+        type(message).__name__,
+        getattr(message, "device", ""),
+        getattr(message, "peer", ""),
+        getattr(message, "epoch", -1),
+        getattr(message, "job", ""),
+        getattr(message, "round", -1),
+        getattr(message, "counters", None),
+    )

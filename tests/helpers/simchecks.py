@@ -1,0 +1,220 @@
+"""What must be so in a simulated world, whatever fails: asserted while it runs, and at the end of a job.
+
+Owns what was seen on the wires and on the disk: rounds that devices committed, what they answered and what they were told,
+what the journal has. None of it is asked of the code that is under test. The machine's own state is checked by
+``core.invariants``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from oobleckd.core.entries import EpochRaised, LayoutDeployed, RolledBack, StepEntry
+from oobleckd.core.events import Tell
+from oobleckd.protocol.messages import Ack, Decide, Deploy, LinkDown, Progress, Report, Resume
+from oobleckd.protocol.parts import Counters, Outcome
+from tests.helpers.simdevice import SimCorpus, SimDevice
+from tests.helpers.simpasses import loss_of
+from tests.helpers.simstore import trail_of
+from worker.snapshot import ledger_digest
+
+if TYPE_CHECKING:
+    from tests.helpers.world import World
+
+_SLACK_S = 3.0
+
+
+class Checks:
+    """``outcomes``: what was committed in each round of the present history, which began at epoch ``history``.
+
+    ``excuses``: node -> until when it may be given up although it lives, as something was wrong with it or its links.
+    ``said``: (kind, epoch) -> what all were told under it; ``told_epoch``: device -> the highest that it was told of.
+    ``answered``, ``decided``: life of a device -> the highest epoch that it answered, and that it had a decision of.
+    ``rounds_on_disk``: job -> the first round that is not there; ``layouts``: job -> the layout that is, and its dead.
+    ``given_up``: how many live devices were taken for dead, with an excuse.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.outcomes: dict[tuple[str, int], tuple[Counters, str, tuple[int, int], int]] = {}
+        self.history = 0
+        self.last_copy_lost = False
+        self.excuses: dict[str, float] = {}
+        self.said: dict[tuple[str, int], Any] = {}
+        self.told_epoch: dict[str, int] = {}
+        self.answered: dict[str, int] = {}
+        self.decided: dict[str, int] = {}
+        self.rounds_on_disk: dict[str, int] = {}
+        self.epoch_on_disk = 0
+        self.layouts: dict[str, LayoutDeployed] = {}
+        self.dead: dict[str, tuple[str, ...]] = {}
+        self.given_up = self.rollbacks = 0
+
+    # ------------------------------------------------------------------ what devices commit
+
+    def begin_history(self, epoch: int) -> None:
+        """State comes from outside the devices: a history begins, whose rounds only it must agree on."""
+        self.outcomes = self.outcomes if epoch == self.history else {}
+        self.history = epoch
+
+    def committed(
+        self, device: SimDevice, counters: Counters, outcome: Outcome, weights: tuple[int, int]
+    ) -> None:
+        """Every device commits a round with the same outcome, counters, weights after it and layout; and none that has
+        answered a report before it has the decision.
+        """
+        answered, decided = self.answered.get(device.life, 0), self.decided.get(device.life, 0)
+        assert answered <= decided, f"{device.name} answered {answered} and committed without its decision"
+        here = (counters, outcome, weights, device.layout.epoch)
+        seen = self.outcomes.setdefault((device.job, counters.round), here)
+        assert seen == here, f"{device.name}: {here}, others {seen}"
+
+    def heard(self, device: SimDevice, message: Any) -> None:
+        """``device`` is about to take in a message of the daemon."""
+        if isinstance(message, Decide | Resume):
+            self.decided[device.life] = max(message.epoch, self.decided.get(device.life, 0))
+
+    def says(self, device: SimDevice, message: Any) -> None:
+        """``device`` told its agent something."""
+        if isinstance(message, Progress):
+            before = self.answered.get(device.life, -1)
+            assert message.epoch > before, f"{device.name} answered {message.epoch} after {before}"
+            self.answered[device.life] = message.epoch
+        elif isinstance(message, LinkDown):
+            peer = self.world.device(message.peer)
+            if peer is not None and peer.alive:
+                for node in (device.node, peer.node):
+                    self.excuse(node.name, self.world.config.link_grace_s)
+
+    # ------------------------------------------------------------------ what the daemon says
+
+    def told(self, command: Tell) -> None:
+        """What is told leaves in the order of epochs, is the same for all under one epoch, and acknowledges nothing that is
+        not on disk.
+        """
+        match command.message:
+            case Report(device, epoch, layout, dead):
+                self._same("report", epoch, (layout, dead))
+            case Deploy(device=device, epoch=epoch) as message:
+                self._same("deploy", epoch, (message.layout, message.counters, message.source))
+            case Decide(device=device, epoch=epoch) as message:
+                self._same("decide", epoch, msgspec.structs.replace(message, device=""))
+            case Resume(device, epoch, layout):
+                self._same("resume", epoch, layout)
+            case Ack(job, round_):
+                self._acknowledged(job, round_)
+                return
+            case _:
+                return
+        last = self.told_epoch.get(device, 0)
+        assert epoch >= last, f"{device} is told of epoch {epoch} after {last}"
+        self.told_epoch[device] = epoch
+
+    def _same(self, kind: str, epoch: int, content: Any) -> None:
+        before = self.said.setdefault((kind, epoch), content)
+        assert before == content, f"two {kind}s of epoch {epoch}: {before}, {content}"
+
+    def _acknowledged(self, job: str, round_: int) -> None:
+        over = self.world.machine is None or self.world.job(job).final
+        assert over or round_ < self.rounds_on_disk.get(job, 0), f"{job}: round {round_} is not on disk"
+
+    # ------------------------------------------------------------------ what is on disk
+
+    def journaled(self, entry: msgspec.Struct) -> None:
+        """What the journal has in order is rounds without a gap, each with what a run without failures has; and epochs that
+        rise. It has no way back while somebody who is not to be given up holds the layer.
+        """
+        match entry:
+            case StepEntry():
+                assert entry.counters.round == self.rounds_on_disk.get(entry.job, 0), "a round is missing"
+                self.rounds_on_disk[entry.job] = entry.counters.round + 1
+                self._check_step(entry)
+            case EpochRaised():
+                assert entry.epoch > self.epoch_on_disk, "an epoch is used twice"
+                self.epoch_on_disk = entry.epoch
+                self._check_dead(entry.job, entry.dead)
+            case LayoutDeployed():
+                self.layouts[entry.job], self.dead[entry.job] = entry, ()
+            case RolledBack():
+                layout = self.layouts.pop(entry.job).layout
+                assert 0 in layout.copies(self.dead[entry.job]), "back although every layer has a copy"
+                self.rounds_on_disk[entry.job] = entry.counters.round
+                self.last_copy_lost = True
+                self.rollbacks += 1
+            case _:
+                pass
+
+    def _check_dead(self, job: str, dead: tuple[str, ...]) -> None:
+        """Who is taken for dead is, or something was wrong with it."""
+        for device in sorted(set(dead) - set(self.dead.get(job, ()))):
+            here = self.world.device(device)
+            if here is not None and here.alive and here.life == self.layouts[job].lives[device]:
+                self.given_up += 1
+                excused = not here.node.connected or self.world.now <= self.excuses.get(here.node.name, -1.0)
+                assert excused, f"{device} lives and was given up: {self._cause(here.node.name)}"
+        self.dead[job] = dead
+
+    def _check_step(self, entry: StepEntry) -> None:
+        step = entry.counters.step
+        losses = {mb: loss_of(step, mb) for mb in range(self.world.num_micro_batches)}
+        assert entry.loss == sum(losses.values()) / len(losses), f"step {step}: loss {entry.loss}"
+        assert (entry.samples, entry.ledger) == ledger_digest(SimCorpus(), step, losses), (
+            f"step {step}: ledger"
+        )
+
+    # ------------------------------------------------------------------ who is given up
+
+    def excuse(self, node: str, seconds: float) -> None:
+        """For so long, and until its lease can have run out, ``node`` may be given up."""
+        until = self.world.now + seconds + self.world.config.lease_s + _SLACK_S
+        self.excuses[node] = max(self.excuses.get(node, 0.0), until)
+
+    def _cause(self, name: str) -> str:
+        machine = self.world.machine
+        return machine.core.members.nodes[name].cause if machine is not None else "the daemon is down"
+
+    def note_lost_copies(self) -> None:
+        """Only where this finds a layer without a copy may the job go back."""
+        held = {layer for device in self.world.devices() for layer in device.held_layers}
+        self.last_copy_lost |= held != set(range(self.world.num_layers))
+
+    # ------------------------------------------------------------------ at the end
+
+    def done(self, job_id: str) -> None:
+        """The job is done, every step is recorded once, with the loss of a run without failures."""
+        world = self.world
+        job = world.job(job_id)
+        assert job.state == "done", (job.state, job.reason)
+        assert [step.step for step in job.steps] == list(range(job.spec.train.steps))
+        assert self.last_copy_lost or job.steps_lost == 0
+        for incident in world.incidents():
+            assert not incident.open
+            assert min(incident.total_s, *(phase.duration_s for phase in incident.phases)) >= 0.0, incident
+        for step in job.steps:
+            losses = [loss_of(step.step, mb) for mb in range(world.num_micro_batches)]
+            assert step.loss == sum(losses) / len(losses)
+        wanted = (job.spec.train.steps - len(world.nans), trail_of(job.spec.train.steps, world))
+        assert {state[::2] for state in world.complete[job.checkpoint].values()} == {wanted}
+
+    def describe(self) -> str:
+        """Where everything stands, for a failing test."""
+        world = self.world
+        if world.machine is None or world.machine.core.run is None:
+            return f"seed {world.seed}: no run"
+        run = world.machine.core.run
+        lines = [
+            f"seed {world.seed}: {run.job.state} ({run.job.reason}) phase {run.phase} epoch {run.job.epoch}",
+            f"dead {run.job.dead} held {sorted(run.held)} answers {sorted(run.answers)} asked {run.asked}",
+        ]
+        lines += [
+            f"{device.name} alive={device.alive} conn={node.connected} job={device.job!r} "
+            f"layout={device.layout.epoch} epoch={device.commit.epoch}/{device.commit.answered} "
+            f"{device.counters} holding={device.holding} deployment={device.deployment is not None} "
+            f"{device.at()}"
+            for node in world.nodes.values()
+            for device in node.devices.values()
+        ]
+        lines += [change.text for change in world.daemon.changes[-12:]]
+        return "\n".join(lines)

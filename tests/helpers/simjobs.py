@@ -1,0 +1,34 @@
+"""Jobs of simulated worlds, and what their layers cost."""
+
+from __future__ import annotations
+
+from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, PolicyName, Resources, Schedule, Train
+from planner.profile import LayerCost, Profile
+
+
+def profile(num_layers: int, state_bytes: int = 100) -> Profile:
+    """Equal layers; the first and the last share a tied weight."""
+    layer = LayerCost("layer", 0.001, 0.002, state_bytes // 4, state_bytes, 1, 1)
+    buckets = (*((n,) for n in range(num_layers)), (0, num_layers - 1))
+    return Profile("sim", "cpu", (layer,) * num_layers, buckets=buckets)
+
+
+def make_job(
+    name: str = "job",
+    *,
+    steps: int = 20,
+    f: int = 1,
+    every: int = 0,
+    memory: int = 0,
+    max_nodes: int = 0,
+    policy: PolicyName = "oobleck",
+    schedule: Schedule | None = None,
+) -> Job:
+    return Job(
+        name=name,
+        train=Train(steps=steps, global_batch=8, micro_batch=1, sequence=8),
+        fault_tolerance=FaultTolerance(f=f, policy=policy),
+        resources=Resources(device_memory=memory, max_nodes=max_nodes),
+        checkpoint=Checkpoint(every=every),
+        schedule=schedule or Schedule(),
+    )

@@ -1,0 +1,167 @@
+"""Bad weather, drawn from a seed: a world, a job, and what goes wrong when; and what must be so in spite of it.
+
+The whole of a run follows from its seed. Every fault has a dice of its own, so that a run can be repeated without some
+of them (``smallest``): what is left of a failing one is what it takes. What is checked after every event is in
+``core.invariants`` and ``simchecks``; here is what is checked at the end: once the weather is clear the job ends within a
+minute, and as one without failures does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tests.helpers.hazards import KINDS, Hazards
+from tests.helpers.manners import KEPT, MANNERS, Manner
+from tests.helpers.world import World
+
+_WEIGHTS = {
+    "kill": 5, "vanish": 2, "leave": 1, "device": 2, "spare": 5, "join": 6,
+    "agent link": 4, "device link": 4, "cut from daemon": 4, "cut between nodes": 3, "partition": 2, "lag": 3,
+    "slow": 2, "agent stopped": 2, "node stopped": 2,
+    "daemon killed": 4, "clock jumped": 1, "daemon stopped": 2, "drain": 3, "asked": 3,
+}  # fmt: skip
+_GAPS_S = (0.02, 0.2, 1.0)
+_BOUND_S = 40.0
+STEPS = 16
+VIOLATIONS = (
+    AssertionError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something goes wrong ``at_s`` after the job was submitted."""
+
+    at_s: float
+    kind: str
+
+
+@dataclass(frozen=True)
+class Weather:
+    """A run. ``copies``: so many nodes at least are left alive by kills."""
+
+    seed: int
+    manner: Manner
+    num_nodes: int
+    num_devices: int
+    f: int
+    every: int
+    copies: int
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{fault.kind} at {fault.at_s:.2f}" for fault in self.faults)
+        return f"{self.manner.name}, {self.num_nodes} x {self.num_devices}, f = {self.f}: {faults}"
+
+
+@dataclass
+class Seen:
+    """What happened in runs: faults by kind, and how often the job recovered, went back, and went on in vain."""
+
+    faults: Counter[str]
+    incidents: int = 0
+    rollbacks: int = 0
+    given_up: int = 0
+    early: int = 0
+    virtual_s: float = 0.0
+    events: int = 0
+
+    def add(self, other: Seen) -> None:
+        self.faults += other.faults
+        for name in ("incidents", "rollbacks", "given_up", "early", "virtual_s", "events"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{self.faults[kind]} {kind}" for kind in KINDS)
+        return (
+            f"{self.faults.total()} faults ({faults}); {self.incidents} incidents, {self.given_up} live devices taken for "
+            f"dead, {self.rollbacks} ways back, {self.early} early updates; {self.virtual_s:.0f} virtual s, {self.events} events"
+        )
+
+
+def forecast(seed: int) -> Weather:
+    """The weather of ``seed``; the manners of jobs come in turn."""
+    dice = random.Random(f"weather {seed}")
+    num_devices = dice.choice([1, 1, 2])
+    f = dice.choice([1, 1, 2])
+    fewest = 2 * (f + 1) if num_devices == 1 else f + 1  # n0 is 2, or 1 with two devices
+    num_nodes = dice.randrange(max(3, fewest), fewest + 4)
+    when, faults = dice.uniform(0.0, 0.8), []  # training begins after about half a second
+    for _ in range(dice.randrange(1, 15)):
+        when += dice.uniform(0.0, dice.choice(_GAPS_S))
+        faults.append(Fault(when, dice.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]))
+    return Weather(
+        seed, MANNERS[seed % len(MANNERS)], num_nodes, num_devices, f, dice.choice([0, 4]), dice.choice([0, 1, 3]),
+        tuple(faults),
+    )  # fmt: skip
+
+
+def world_of(weather: Weather) -> World:
+    """The world before anything goes wrong."""
+    dice = random.Random(f"world {weather.seed}")
+    world = World(
+        weather.seed,
+        weather.num_nodes,
+        num_devices=weather.num_devices,
+        overflows=(5, 9) if dice.random() < 0.2 else (),
+        nans=(7,) if dice.random() < 0.2 else (),
+        clips=(6, 11) if dice.random() < 0.2 else (),
+        codec=dice.random() < 0.1,
+        lease_s=dice.choice([1.5, 5.0]),
+        grace_s=dice.choice([1.0, 3.0]),
+    )
+    world.layer_s = dice.choice([0.002, 0.006])
+    world.daemon.disk.sync_s = dice.choice([(0.001, 0.004), (0.005, 0.02)])
+    return world
+
+
+def run(weather: Weather, without: Collection[int] = ()) -> Seen:
+    """Live through it, but for the faults with these numbers. Raises one of ``VIOLATIONS`` where something is not as it must be."""
+    world = world_of(weather)
+    hazards = Hazards(world, weather.copies)
+    world.run_for(1.0)
+    kept = random.Random(f"kept {weather.seed}").choice(KEPT)
+    world.submit(steps=STEPS, f=weather.f, every=weather.every, **weather.manner.simulated(kept))
+    for number, fault in enumerate(weather.faults):
+        if number not in without:
+            dice = random.Random(f"fault {weather.seed} {number}")
+            world.after(fault.at_s, hazards.strike, fault.kind, dice)
+    hazards.clear_at = world.now + weather.faults[-1].at_s + 0.5
+    hazards.operate()
+    world.run(lambda: hazards.clear, limit_s=120.0)
+    world.run(lambda: world.state() in {"done", "failed"}, limit_s=_BOUND_S)
+    world.check_done()
+    return Seen(
+        hazards.struck,
+        len(world.incidents()),
+        world.checks.rollbacks,
+        world.checks.given_up,
+        world.early,
+        world.now,
+        next(world.order),
+    )
+
+
+def smallest(weather: Weather) -> tuple[Fault, ...]:
+    """The faults of a failing run without those that it fails without as well."""
+    without: set[int] = set()
+    for number in reversed(range(len(weather.faults))):
+        try:
+            run(weather, without | {number})
+        except VIOLATIONS:
+            without.add(number)
+    return tuple(fault for number, fault in enumerate(weather.faults) if number not in without)
+
+
+def command(seed: int) -> str:
+    """What repeats a seed."""
+    return f".venv/bin/python benchmarks/soak.py --seed {seed}"

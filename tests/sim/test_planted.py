@@ -1,0 +1,234 @@
+"""Bugs planted in the code that runs in production: the weather finds each of them within 200 seeds.
+
+A fence that no real link can put to the test is not here: what the daemon says to a device keeps its order, so a decision
+never comes after a report of a higher epoch. ``tests/unit/worker/test_commit_model.py`` walks those orders, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from oobleckd.core import deploy, machine, recovery, steps
+from oobleckd.core.context import Core
+from oobleckd.core.decide import Verdict
+from oobleckd.core.entries import Restarted
+from oobleckd.core.events import Command, MakePlan, Tell
+from oobleckd.core.machine import Machine
+from oobleckd.core.membership import Membership
+from oobleckd.core.state import JobRecord
+from oobleckd.daemon.waiting import Told, Waiting
+from oobleckd.protocol.messages import Progress, Release, StepDone
+from planner.plan import node_of
+from tests.helpers import weather
+from worker.commit import Commit
+from worker.device import DeviceProcess
+from worker.executor import Executor
+from worker.outbox import Outbox
+from worker.reduce import Contribution, Reducer
+from worker.tasks import Board
+
+SEEDS = 200
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+# ---------------------------------------------------------------------- in the worker
+
+
+def old_letters_count(patch: pytest.MonkeyPatch) -> None:
+    """The worker's epoch fence: sums and votes of older epochs are taken for those of the present one."""
+    hear = Executor._hear
+
+    def heard(self: Executor) -> bool:
+        for key in self.post.waiting():
+            if key[0] in {"G", "V"} and key[1] < self.commit.epoch and key[2] == self.counters.round:
+                letter = self.post.take(key)
+                self.post._mailbox.put(replace(letter, key=(key[0], self.commit.epoch, *key[2:])))
+        return hear(self)
+
+    patch.setattr(Executor, "_hear", heard)
+
+
+def answered_and_still_updating(patch: pytest.MonkeyPatch) -> None:
+    """Who has answered a report goes on reducing, voting and committing under the old epoch."""
+    patch.setattr(Commit, "frozen", property(lambda _: False))
+
+
+def contributed_one_too_early(patch: pytest.MonkeyPatch) -> None:
+    """The worker's ledger is off by one: a bucket counts as complete with a micro-batch missing."""
+    patch.setattr(Board, "complete", lambda self, layer: len(self.owed[layer] - self.done[layer]) <= 1)
+
+
+def told_one_too_few(patch: pytest.MonkeyPatch) -> None:
+    """What a device answers to a report lacks a micro-batch of a layer."""
+
+    def says(self: Executor, tell: Callable[[Any], None]) -> Callable[[Any], None]:
+        def told(message: Any) -> None:
+            if isinstance(message, Progress):
+                done = {layer: micro_batches[:-1] for layer, micro_batches in message.done.items()}
+                message = msgspec.structs.replace(message, done=done)
+            tell(message)
+
+        return told
+
+    report = Executor.report
+
+    def reported(self: Executor, *args: Any) -> None:
+        tell, self.tell = self.tell, says(self, self.tell)
+        report(self, *args)
+        self.tell = tell
+
+    patch.setattr(Executor, "report", reported)
+
+
+def nothing_is_frozen(patch: pytest.MonkeyPatch) -> None:
+    """Micro-batches over the dead are answered for, and what was begun of them goes on."""
+    patch.setattr(Board, "freeze", lambda _self, _micro_batches: None)
+
+
+def not_taken_back(patch: pytest.MonkeyPatch) -> None:
+    """An update that was made early stays where its round does not go through."""
+
+    def kept(self: Executor) -> dict:
+        hurried, self.hurried = self.hurried, None
+        return hurried.ahead.taken if hurried else {}
+
+    patch.setattr(Executor, "_take_back", kept)
+
+
+def release_is_dropped(patch: pytest.MonkeyPatch) -> None:
+    """Who was given up keeps what it holds."""
+    handle = DeviceProcess._handle
+
+    def handled(self: DeviceProcess, control: Any) -> None:
+        if not isinstance(control, Release):
+            handle(self, control)
+
+    patch.setattr(DeviceProcess, "_handle", handled)
+
+
+def steps_are_said_once(patch: pytest.MonkeyPatch) -> None:
+    """An agent does not keep rounds until they are acknowledged."""
+    said = Outbox.said
+    patch.setattr(Outbox, "said", lambda self, head, data: head.type != "StepDone" and said(self, head, data))
+
+
+def losses_are_left_out(patch: pytest.MonkeyPatch) -> None:
+    """The losses of the head do not travel with its sums."""
+    own = Reducer._own
+
+    def without(self: Reducer, bucket: int) -> tuple[Contribution, list]:
+        what, tensors = own(self, bucket)
+        return msgspec.structs.replace(what, losses={}), tensors
+
+    patch.setattr(Reducer, "_own", without)
+
+
+# ---------------------------------------------------------------------- in the core
+
+
+def old_answers_count(patch: pytest.MonkeyPatch) -> None:
+    """The core's epoch fence: answers of any epoch are taken for those of the present one."""
+    for module, name in ((recovery, "on_progress"), (deploy, "on_ready"), (steps, "on_held")):
+        real = getattr(module, name)
+
+        def heard(core: Core, message: Any, real: Callable[..., None] = real) -> None:
+            epoch = core.run.job.epoch if core.run is not None else message.epoch
+            real(core, msgspec.structs.replace(message, epoch=epoch))
+
+        patch.setattr(module, name, heard)
+
+
+def steps_count_twice(patch: pytest.MonkeyPatch) -> None:
+    """A round that a second device tells of is recorded again."""
+    real = steps.on_step_done
+
+    def done(core: Core, message: StepDone) -> None:
+        real(core, message)
+        job: JobRecord | None = core.state.jobs.get(message.job)
+        if job is not None and not job.final and message.counters.round == job.counters.round - 2:
+            steps._record(core, job, message)
+
+    patch.setattr(steps, "on_step_done", done)
+
+
+def a_commit_of_some(patch: pytest.MonkeyPatch) -> None:
+    """A round commits as soon as one survivor has reduced all that it holds."""
+    real = recovery.decide
+
+    def decided(epoch: int, progress: dict[str, Progress], *rest: Any) -> Verdict:
+        votes = [answer.vote for answer in progress.values() if answer.vote is not None]
+        if votes:
+            progress = {
+                device: msgspec.structs.replace(answer, vote=answer.vote or votes[0])
+                for device, answer in progress.items()
+            }
+        return real(epoch, progress, *rest)
+
+    patch.setattr(recovery, "decide", decided)
+
+
+def nobody_is_asked_again(patch: pytest.MonkeyPatch) -> None:
+    """An agent that is back on a new connection is not told what it may have missed."""
+    patch.setattr(recovery, "remind", lambda *_args, **_named: None)
+
+
+def links_never_break(patch: pytest.MonkeyPatch) -> None:
+    """What devices say of broken links is not heard."""
+    patch.setattr(Machine, "_link_down", lambda _self, _message: None)
+
+
+def any_life_will_do(patch: pytest.MonkeyPatch) -> None:
+    """A device that began a new life is taken for the one that held the layers."""
+
+    def living(self: Membership, device: str, _life: str) -> bool:
+        node = self.nodes.get(node_of(device))
+        return node is not None and node.alive and device not in node.fallen
+
+    patch.setattr(Membership, "living", living)
+
+
+def leases_run_while_we_sleep(patch: pytest.MonkeyPatch) -> None:
+    """A daemon that stood still takes its own silence for that of others."""
+    patch.setattr(Membership, "attend", lambda _self, _now, _due: None)
+
+
+def no_gap_after_a_restart(patch: pytest.MonkeyPatch) -> None:
+    """A daemon that starts uses the epoch that the one before it may have told of."""
+    patch.setattr(machine, "Restarted", lambda _, at: Restarted(0, at))
+    patch.setattr(Core, "next_epoch", lambda core: core.state.epoch + 1)
+
+
+def nothing_waits_for_the_disk(patch: pytest.MonkeyPatch) -> None:
+    """All that is said leaves before what it rests on is durable."""
+
+    def put(self: Waiting, commands: list[Command]) -> list[Command]:
+        now = [command for command in commands if isinstance(command, Tell | MakePlan)]
+        self._queue += [Told() if isinstance(c, Tell) else c for c in commands if not isinstance(c, MakePlan)]
+        return now
+
+    patch.setattr(Waiting, "put", put)
+
+
+BUGS: tuple[Plant, ...] = (
+    old_letters_count, answered_and_still_updating, contributed_one_too_early, told_one_too_few, nothing_is_frozen,
+    not_taken_back, release_is_dropped, steps_are_said_once, losses_are_left_out,
+    old_answers_count, steps_count_twice, a_commit_of_some, nobody_is_asked_again, links_never_break, any_life_will_do,
+    leases_run_while_we_sleep, no_gap_after_a_restart, nothing_waits_for_the_disk,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
+def test_it_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            weather.run(weather.forecast(seed))
+        except weather.VIOLATIONS as error:
+            print(f"{plant.__name__}: seed {seed}: {type(error).__name__}: {error}".partition("\n")[0])
+            return
+    pytest.fail(f"{plant.__name__} is not found in {SEEDS} seeds: the weather is too mild")
