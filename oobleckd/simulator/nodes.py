@@ -99,8 +99,8 @@ class Nodes:
             if self.lives[name] != life:
                 continue  # its next life has told already
             self.world.feed(LinkLost(name))
-            victim, peer = device_name(name, 0), self._peer(name)
-            if peer:
+            victim, peer = self._victim(name), next(iter(self.training.survivors()), "")
+            if victim and peer:
                 self.world.feed(Heard(node_of(peer), LinkDown(peer, victim, "closed")))
             if self.world.machine.core.members.nodes[name].alive:
                 silent.append((name, life))
@@ -134,12 +134,11 @@ class Nodes:
         self.world.account.alive(self.world.clock.now, len(self.alive) * self.devices_per_node)
         self.world.counted()
 
-    def _peer(self, name: str) -> str:
-        """A device that has a link to those of the node, and lives."""
+    def _victim(self, name: str) -> str:
+        """A device of the node to which others have links: one of the layout."""
         layout = self.training.layout
-        if layout is None or device_name(name, 0) not in layout.holdings:
-            return ""
-        return next(iter(self.training.survivors()), "")
+        held = layout.holdings if layout is not None else {}
+        return next((device for device in self._devices(name) if device in held), "")
 
     def _devices(self, name: str) -> tuple[str, ...]:
         return tuple(device_name(name, index) for index in range(self.devices_per_node))

@@ -78,7 +78,7 @@ class Training:
 
     ``counters``: the round that is next, or under way. ``late_s``: the first step under way ends so much later, for the snapshot before
     it. ``share`` of the round was done at the loss. ``mended_at``: when a round that lost devices is committed (inf: none has). ``gone``: devices that
-    are dead, whether anybody knows or not; ``dead`` are known. ``losses`` counts, so that a checkpoint knows whether its writers all lived.
+    are dead, whether anybody knows or not; ``dead`` are known. ``losses`` counts, so that a checkpoint knows whether its writers all lived; ``writing``: one is under way.
     """
 
     world: Shell
@@ -105,6 +105,7 @@ class Training:
     checkpoint: bool = False
     deployment: Deployment | None = None
     losses: int = 0
+    writing: bool = False
 
     # ------------------------------------------------------------------ time
 
@@ -317,7 +318,8 @@ class Training:
         self.counters = Counters(was.round + 1, step, was.applied + num_steps)
         normal_s, best_s = num_steps * self.step_s, num_steps * self.world.best_s()
         self.world.account.commit(now, step, normal_s, best_s, self.late_s)
-        held, writes = self.hold, self.checkpoint or (self.every > 0 and step % self.every == 0)
+        held = self.hold
+        writes = self._writes(step)
         self._forget_flags()
         self.late_s, self.mended_at = 0.0, inf
         if writes:
@@ -354,6 +356,11 @@ class Training:
 
     # ------------------------------------------------------------------ checkpoints
 
+    def _writes(self, step: int) -> bool:
+        """Whether a checkpoint is begun at the boundary before ``step``: not while the last one is still being written, unless all hold."""
+        due = self.checkpoint or (self.every > 0 and step % self.every == 0)
+        return due and (self.hold or not self.writing)
+
     def _snapshot_s(self) -> float:
         assert self.layout is not None
         return self._state_bytes() / len(self.layout.holdings) / self.costs.snapshot_bytes_per_s
@@ -367,8 +374,10 @@ class Training:
         num_nodes = len({node_of(device) for device in self.layout.holdings})
         takes_s = self._state_bytes() / num_nodes / self.costs.write_bytes_per_s
         counters, losses, epoch = self.counters, self.losses, self.epoch
+        self.writing = True
 
         def written() -> None:
+            self.writing = False
             # Where a writer died meanwhile the checkpoint stays torn. (The engine has its heir write the share anew.)
             if self.losses == losses and self.layout is not None and (living := self.survivors()):
                 self.world.hear(living[-1], self._part(living[-1], counters))

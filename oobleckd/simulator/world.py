@@ -60,7 +60,7 @@ from oobleckd.simulator.steps import Steps
 from oobleckd.simulator.training import Training
 from planner.plan import node_of
 
-LOOK_S = 30.0
+LOOK_S = 10.0
 LOOK_NODE_S = 0.06
 """The core hears of undisturbed steps so often at least, so that what it decides by the time it decides in time; less often on more nodes, where hearing of one takes longer."""
 ENDLESS = 2**50
