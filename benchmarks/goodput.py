@@ -34,7 +34,11 @@ from planner.devices import SHEETS
 NUM_NODES = 32
 DEVICE = "a40"
 SEQUENCE = 1024
-GOALS = (0.99, 0.95, 0.85)  # of the best single policy; of the oracle; of the ideal, on the largest job at 10 min
+GOALS = (
+    0.99,
+    0.95,
+    0.85,
+)  # of the best single policy; of the oracle; of the ideal, on the largest job at 10 min
 BEST, PUBLISHED = "best", "published"
 
 
@@ -192,12 +196,16 @@ def shown(results: Sequence[Result]) -> str:
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--traces", type=Path, metavar="DIR")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="cells whose name has all of these")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="WORD", help="cells whose name has all of these"
+    )
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     return parser.parse_args(words)
 

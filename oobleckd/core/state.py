@@ -96,7 +96,9 @@ class JobRecord:
         if self.layout is None:
             return ()
         layout, dead, found = self._survivors
-        if layout is not self.layout or dead != self.dead:  # asked at every message, and thousands of names take a while to sort
+        if (
+            layout is not self.layout or dead != self.dead
+        ):  # asked at every message, and thousands of names take a while to sort
             found = tuple(sorted(set(self.layout.holdings) - set(self.dead)))
             self._survivors = (self.layout, self.dead, found)
         return found

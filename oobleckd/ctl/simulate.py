@@ -32,22 +32,14 @@ _ALL = "all"
 _DEFAULT = "cpu"
 
 
-class Seconds(click.ParamType):
-    """A time such as 10m, 2h or 30d."""
-
-    name = "time"
-
-    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """In seconds."""
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower()) if isinstance(value, str) else None
-        if match is None or match[2] not in _UNITS or float(match[1]) <= 0:
-            self.fail(f"{value!r} is no time; write 30s, 10m, 2h or 30d", param, ctx)
-        return float(match[1]) * _UNITS[match[2]]
-
-
-_SECONDS = Seconds()
+def _seconds(ctx: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """A time such as 10m, 2h or 30d, in seconds."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower())
+    if match is None or match[2] not in _UNITS or float(match[1]) <= 0:
+        raise click.BadParameter(f"{value!r} is no time; write 30s, 10m, 2h or 30d", ctx, parameter)
+    return float(match[1]) * _UNITS[match[2]]
 
 
 @click.command()
@@ -66,21 +58,51 @@ _SECONDS = Seconds()
     help="Measured costs instead: a profile as JSON, or a daemon's journal.sqlite.",
 )  # fmt: skip
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="What happens to the nodes.")
-@click.option("--mtbf", type=_SECONDS, metavar="TIME", help="Instead: a node of the cluster fails so often on average.")
-@click.option("--repair", type=_SECONDS, metavar="TIME", help="And is back after so long on average (default: never).")
-@click.option("--duration", type=_SECONDS, metavar="TIME", help="For how long (default: the trace, or a day).")
-@click.option("--policy", default="", metavar="NAMES|all", help="Policies, with commas between them (default: the job's).")
-@click.option("--seeds", "num_seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each.")
-@click.option("--seed", "first_seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed.")
+@click.option(
+    "--mtbf",
+    callback=_seconds,
+    metavar="TIME",
+    help="Instead: a node of the cluster fails so often on average.",
+)
+@click.option(
+    "--repair",
+    callback=_seconds,
+    metavar="TIME",
+    help="And is back after so long on average (default: never).",
+)
+@click.option(
+    "--duration", callback=_seconds, metavar="TIME", help="For how long (default: the trace, or a day)."
+)
+@click.option(
+    "--policy",
+    default="",
+    metavar="NAMES|all",
+    help="Policies, with commas between them (default: the job's).",
+)
+@click.option(
+    "--seeds", "num_seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each."
+)
+@click.option(
+    "--seed", "first_seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed."
+)
 @click.option(
     "--costs", default="ours", show_default=True, metavar="NAME|FILE",
     help="What an engine takes: ours, silent, as-published, one system's, or a TOML file.",
 )  # fmt: skip
 @click.option("--instance", default="", metavar="NAME", help="Whose price (default: one with such devices).")
 @click.option("--price", type=click.FloatRange(min=0), metavar="DOLLARS", help="For a node hour on demand.")
-@click.option("--spot-price", type=click.FloatRange(min=0), metavar="DOLLARS", help="For a node hour on the spot market.")
-@click.option("--jobs", "num_jobs", type=click.IntRange(min=1), metavar="J", help="Processes (default: one a core).")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw it, as .png, .svg or .pdf.")
+@click.option(
+    "--spot-price",
+    type=click.FloatRange(min=0),
+    metavar="DOLLARS",
+    help="For a node hour on the spot market.",
+)
+@click.option(
+    "--jobs", "num_jobs", type=click.IntRange(min=1), metavar="J", help="Processes (default: one a core)."
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw it, as .png, .svg or .pdf."
+)
 @output_option
 def simulate(
     file: Path,
@@ -113,7 +135,9 @@ def simulate(
     _check_plot(plot)
     traces = _traces(trace, num_nodes, mtbf, repair, duration, range(first_seed, first_seed + num_seeds))
     questions = _questions(job, devices_per_node, device, profile, traces, _policies(job, policy), costs)
-    found_price = _price(instance, price, spot_price, device or ("" if profile else _DEFAULT), devices_per_node)
+    found_price = _price(
+        instance, price, spot_price, device or ("" if profile else _DEFAULT), devices_per_node
+    )
     outcomes = _run(file, questions, num_jobs or os.cpu_count() or 1)
     lines = lines_of(outcomes, found_price)
     first = questions[0]
@@ -153,10 +177,18 @@ def _traces(
     from oobleckd.simulator.traces import TraceError, read_trace
 
     if (path is None) == (mtbf_s is None):
-        fail("say what fails, with --trace or with --mtbf", "--mtbf 1h: the cluster loses a node an hour", USAGE)
+        fail(
+            "say what fails, with --trace or with --mtbf",
+            "--mtbf 1h: the cluster loses a node an hour",
+            USAGE,
+        )
     if path is not None:
         if repair_s is not None or len(seeds) > 1:
-            fail("a trace says by itself who comes back, and it is one", "leave --repair and --seeds away", USAGE)
+            fail(
+                "a trace says by itself who comes back, and it is one",
+                "leave --repair and --seeds away",
+                USAGE,
+            )
         try:
             return [read_trace(path, num_nodes=num_nodes or 0, duration_s=duration_s or 0.0)]
         except TraceError as error:
@@ -232,7 +264,11 @@ def _price(
     from oobleckd.simulator.prices import Price, instances, price_of
 
     if instance and instance not in instances():
-        fail(f"--instance: no price of {instance!r}", f"known are {', '.join(instances())}; or say --price", USAGE)
+        fail(
+            f"--instance: no price of {instance!r}",
+            f"known are {', '.join(instances())}; or say --price",
+            USAGE,
+        )
     known = price_of(instance, device.lower(), devices_per_node)
     if price is None and spot_price is None:
         return known
@@ -312,7 +348,9 @@ def _check_plot(path: Path | None) -> None:
     from oobleckd.simulator.plot import FORMATS
 
     if path.suffix not in FORMATS:
-        fail(f"--plot: {path} is no {', '.join(FORMATS)}", "the ending says what kind of picture it is", USAGE)
+        fail(
+            f"--plot: {path} is no {', '.join(FORMATS)}", "the ending says what kind of picture it is", USAGE
+        )
     if find_spec("matplotlib") is None:
         fail("--plot needs matplotlib", "install the extra: pip install 'oobleckd[plot]'", FAILED)
 

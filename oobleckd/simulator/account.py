@@ -90,7 +90,7 @@ class Account:
         checkpoint in them first, then to finding out about a loss and deciding, and the rest to work that was done again.
         """
         self.until(now)
-        devices_ns = sum(tally.devices_ns for tally in self.open.values())
+        left_ns = sum(tally.devices_ns for tally in self.open.values())
         elapsed_ns = sum(tally.elapsed_ns for tally in self.open.values())
         took = {what: tally.elapsed_ns for what, tally in self.open.items()}
         self.open = {}
@@ -104,9 +104,10 @@ class Account:
         )
         for cause, most_ns in limits:
             extra[cause] = min(over_ns - sum(extra.values()), most_ns)
-        left_ns = devices_ns
         for cause, part_ns in extra.items():
-            share_ns = devices_ns * part_ns // elapsed_ns if elapsed_ns else 0
+            share_ns = min(
+                left_ns, part_ns * self.num_devices
+            )  # it was longer at its end, when the dead no longer counted
             self.lost_ns[cause] += share_ns
             left_ns -= share_ns
         useful_ns = left_ns if best_s >= normal_s else int(left_ns * (best_s / normal_s))

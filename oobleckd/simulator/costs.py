@@ -74,7 +74,9 @@ OOBLECK = Costs(detect_s=1.0, report_s=0.0, deploy_s=10.0, start_s=30.0, keeps="
 
 # Varuna, EuroSys'22. Section 5 (morphing): on a change of the cluster the job is restarted from its last checkpoint in the best P x D. Assumed: 5 s of
 # missed heartbeats, 60 s to start all processes, a checkpoint every 10 steps.
-VARUNA = Costs(detect_s=5.0, report_s=0.0, deploy_s=0.0, restart_s=60.0, start_s=60.0, keeps="nothing", every=10)
+VARUNA = Costs(
+    detect_s=5.0, report_s=0.0, deploy_s=0.0, restart_s=60.0, start_s=60.0, keeps="nothing", every=10
+)
 
 # Bamboo, NSDI'23. Section 4 (redundant computation) and 5 (recovery): the predecessor takes over in a short pause; reconfigurations bring in spares. The eager
 # redundant forward does not always fit into the bubbles. Assumed: 1 s to notice, 1 s of pause, 30 s to reconfigure, steps a tenth longer.

@@ -83,7 +83,14 @@ class Nodes:
         self.training.born(self._devices(name))
         infos = tuple(
             DeviceInfo(
-                device, "cuda", self.device_name, self.memory_bytes, "", "", 0, life=f"{self._incarnation(name)}/{index}"
+                device,
+                "cuda",
+                self.device_name,
+                self.memory_bytes,
+                "",
+                "",
+                0,
+                life=f"{self._incarnation(name)}/{index}",
             )
             for index, device in enumerate(self._devices(name))
         )
@@ -105,7 +112,9 @@ class Nodes:
             if self.world.machine.core.members.nodes[name].alive:
                 silent.append((name, life))
         if silent:
-            self.world.clock.after(max(0.0, self.costs.silence_s - self.costs.detect_s), partial(self._silent, silent))
+            self.world.clock.after(
+                max(0.0, self.costs.silence_s - self.costs.detect_s), partial(self._silent, silent)
+            )
 
     def _silent(self, dead: Sequence[tuple[str, int]]) -> None:
         """Nobody but the agent could have told: in the core's words its devices ended, here that is what the lease says."""

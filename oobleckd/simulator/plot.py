@@ -6,6 +6,7 @@ Owns the drawing. matplotlib is an extra (``oobleckd[plot]``) and imported when 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def throughput(points: Sequence[Point], duration_s: float) -> tuple[list[float],
     """(hours, samples a second) of windows of equal length: what was committed in each, over its length."""
     width_s = duration_s / _WINDOWS
     committed = [0.0] * _WINDOWS
-    for before, after in zip(points, points[1:], strict=False):
+    for before, after in pairwise(points):
         done, begins, ends = after.samples - before.samples, before.at_s, after.at_s
         first, last = int(begins / width_s), min(_WINDOWS - 1, int(ends / width_s))
         for window in range(first, last + 1):

@@ -89,7 +89,9 @@ def lines_of(outcomes: Sequence[Outcome], price: Price | None) -> tuple[PolicyLi
 
 def _line(policy: str, costs: str, runs: Sequence[Outcome], price: Price | None) -> PolicyLine:
     live_s = sum(run.live_device_s for run in runs)
-    lost: dict[Cause, float] = {cause: sum(run.lost_device_s[cause] for run in runs) / live_s for cause in CAUSES}
+    lost: dict[Cause, float] = {
+        cause: sum(run.lost_device_s[cause] for run in runs) / live_s for cause in CAUSES
+    }
     samples, hours = fmean(run.samples for run in runs), fmean(run.node_hours for run in runs)
     return PolicyLine(
         policy=policy,

@@ -102,7 +102,9 @@ def _hops_s(route: Route, profile: Profile) -> tuple[float, ...]:
             cost = profile.layers[layer]
             seconds += cost.forward_s if reached < FORWARD else 0.0
             if reached < BACKWARD:
-                seconds += cost.backward_s if route.wants(layer) else cost.backward_s - _weights_s(cost.backward_s)
+                seconds += (
+                    cost.backward_s if route.wants(layer) else cost.backward_s - _weights_s(cost.backward_s)
+                )
         found.append(seconds)
     return tuple(found)
 

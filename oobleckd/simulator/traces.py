@@ -8,14 +8,16 @@ columns is skipped). Times never decrease. What joins at the first instant of a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 Kind = Literal["fail", "leave", "join"]
-_HOW = "lines are `t_seconds,fail|leave|join,node,notice_seconds`, or `ms,add|remove,node` (docs/simulator.md)"
+_HOW = (
+    "lines are `t_seconds,fail|leave|join,node,notice_seconds`, or `ms,add|remove,node` (docs/simulator.md)"
+)
 _HEADER = "t_seconds"
 _THEIRS: dict[str, Kind] = {"add": "join", "remove": "fail"}
 _OURS: tuple[Kind, ...] = ("fail", "leave", "join")
@@ -96,7 +98,9 @@ def _trace(path: Path, events: Sequence[Event], num_nodes: int, duration_s: floa
         )
     until_s = duration_s or max((event.at_s + event.notice_s for event in rest), default=0.0)
     if until_s <= 0:
-        raise TraceError(f"{path}: nothing happens after its first instant", "say for how long with --duration")
+        raise TraceError(
+            f"{path}: nothing happens after its first instant", "say for how long with --duration"
+        )
     kept = tuple(event for event in rest if event.at_s < until_s)
     _check(path, nodes, rest)
     return Trace(path.stem, nodes, kept, until_s)
@@ -138,7 +142,7 @@ def _seconds(where: str, text: str) -> float:
 
 def _check(path: Path, nodes: Sequence[str], events: Sequence[Event]) -> None:
     """Times never decrease; who goes is there, and who comes is not."""
-    if any(event.at_s < before.at_s for before, event in zip(events, events[1:], strict=False)):
+    if any(event.at_s < before.at_s for before, event in pairwise(events)):
         raise TraceError(f"{path}: times decrease", "sort its lines by time")
     there = set(nodes)
     if len(there) < len(nodes):

@@ -114,7 +114,9 @@ class Training:
         """When the next commit is that the core is told of; inf where none is coming."""
         if self.phase != "running":
             return inf
-        return min(self.mended_at, self.begun_at + self.late_s + self._stride() * self.step_s)
+        if self.mended_at < inf:
+            return self.mended_at
+        return self.after_steps(self._stride())
 
     def _stride(self) -> int:
         """Steps until then."""
@@ -147,7 +149,9 @@ class Training:
         """
         if self.layout is None:
             return []
-        return sorted((d for d in self.layout.holdings if d not in self.dead and d not in self.gone), reverse=True)
+        return sorted(
+            (d for d in self.layout.holdings if d not in self.dead and d not in self.gone), reverse=True
+        )
 
     def strike(self, devices: Collection[str]) -> None:
         """Devices are dead from now on."""
@@ -389,5 +393,6 @@ class Training:
     def _part(self, device: str, counters: Counters) -> CheckpointPart:
         """All of a checkpoint, as if it were one bucket."""
         directory = f"{_DIRECTORY}/{self.job}/{step_name(counters.step)}{PARTIAL}"
-        return CheckpointPart(device, self.job, counters, directory, 0, 1, "bucket", self._state_bytes(), "", {})
-
+        return CheckpointPart(
+            device, self.job, counters, directory, 0, 1, "bucket", self._state_bytes(), "", {}
+        )

@@ -15,7 +15,13 @@ from typing import assert_never
 import msgspec
 
 from oobleckd.core.config import Config
-from oobleckd.core.entries import AnyEntry, CheckpointWritten, IncidentOpened, LayoutDeployed, Released, RolledBack
+from oobleckd.core.entries import (
+    CheckpointWritten,
+    IncidentOpened,
+    LayoutDeployed,
+    Released,
+    RolledBack,
+)
 from oobleckd.core.events import (
     Announce,
     Asked,
@@ -98,7 +104,12 @@ class World:
         kept = job.schedule.boundary_bytes > 0
         self.training = Training(self, self.costs, question.profile, job.train.global_batch, kept)
         self.nodes = Nodes(
-            self, self.training, self.costs, question.devices_per_node, question.profile.device, question.limit_bytes
+            self,
+            self.training,
+            self.costs,
+            question.devices_per_node,
+            question.profile.device,
+            question.limit_bytes,
         )
         self.tick_at = inf
         self._oracle: Oracle | None = None
@@ -145,7 +156,7 @@ class World:
 
     def _submit(self) -> None:
         spec = self.question.job
-        tolerance = msgspec.structs.replace(spec.fault_tolerance, policy=self.question.policy)  # type: ignore[arg-type]
+        tolerance = msgspec.structs.replace(spec.fault_tolerance, policy=self.question.policy)
         train = msgspec.structs.replace(spec.train, steps=ENDLESS)
         job = msgspec.structs.replace(spec, train=train, fault_tolerance=tolerance)
         self.feed(Asked(TICKET, Submit(job, who="simulator")))
@@ -169,7 +180,8 @@ class World:
         if self.written.plans == 0:
             reason = job.reason if job is not None else "there was never a node"
             raise SimulationError(
-                f"{self.question.job.name} never began to train: {reason}", "simulate more nodes, or for longer"
+                f"{self.question.job.name} never began to train: {reason}",
+                "simulate more nodes, or for longer",
             )
 
     # ------------------------------------------------------------------ the core
@@ -243,7 +255,7 @@ class World:
             case _:
                 assert_never(message)
 
-    def _note(self, entry: AnyEntry) -> None:
+    def _note(self, entry: msgspec.Struct) -> None:
         """What the core makes durable, as far as it counts here."""
         written = self.written
         match entry:

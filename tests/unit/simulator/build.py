@@ -28,7 +28,14 @@ def even_profile(num_layers: int = 4, *, link_bytes_per_s: float = 1e30) -> Prof
     return Profile("even", "test", (layer,) * num_layers, 0.0, link_bytes_per_s, buckets=own)
 
 
-def job_of(num_micro_batches: int = 4, *, f: int = 1, every: int = 0, max_nodes: int = 0, schedule: Schedule | None = None) -> Job:
+def job_of(
+    num_micro_batches: int = 4,
+    *,
+    f: int = 1,
+    every: int = 0,
+    max_nodes: int = 0,
+    schedule: Schedule | None = None,
+) -> Job:
     return Job(
         name="small",
         train=Train(steps=10, global_batch=num_micro_batches, micro_batch=1, sequence=8),
@@ -45,6 +52,4 @@ def trace_of(num_nodes: int, *events: Event, duration_s: float = 20.0) -> Trace:
 
 def question(policy: str = "oobleck", trace: Trace | None = None, **changes: Any) -> Question:
     fields: dict[str, Any] = {"job": job_of(), "profile": even_profile(), "costs": FREE} | changes
-    return Question(
-        policy=policy, limit_bytes=250, devices_per_node=1, trace=trace or trace_of(4), **fields
-    )
+    return Question(policy=policy, limit_bytes=250, devices_per_node=1, trace=trace or trace_of(4), **fields)

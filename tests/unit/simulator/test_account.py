@@ -82,7 +82,9 @@ def test_it_adds_up(seed: int) -> None:
             case 0:
                 account.alive(now, chance.randrange(1, 40))
             case 1:
-                account.spend(now, chance.choice(["round", "detect", "plan", "copy", "waiting", "reconfigure"]))
+                account.spend(
+                    now, chance.choice(["round", "detect", "plan", "copy", "waiting", "reconfigure"])
+                )
             case 2:
                 account.spend(now, "round")
             case 3 | 4 if account.open:

@@ -47,7 +47,9 @@ def test_ours_with_nodes_that_are_there(write: Write) -> None:
     found = read_trace(write("60,fail,node-2\n"), num_nodes=3)
     assert found.nodes == ("node-1", "node-2", "node-3")
     assert found.events == ()
-    assert read_trace(write("60,fail,node-2\n"), num_nodes=3, duration_s=61.0).events == (Event(60.0, "fail", "node-2"),)
+    assert read_trace(write("60,fail,node-2\n"), num_nodes=3, duration_s=61.0).events == (
+        Event(60.0, "fail", "node-2"),
+    )
 
 
 def test_what_is_written_reads_back(write: Write) -> None:
