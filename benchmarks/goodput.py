@@ -54,9 +54,9 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 SHAPES = (
-    Shape("350M", 24, 1024, 16, 1024, 4),
-    Shape("2.7B", 32, 2560, 32, 1024, 2),
-    Shape("6.7B", 32, 4096, 32, 1024, 2),
+    Shape("350M", 24, 1024, 16, 512, 4),
+    Shape("2.7B", 32, 2560, 32, 256, 2),
+    Shape("6.7B", 32, 4096, 32, 256, 2),
 )
 SCHEDULES = {"fused": Schedule(), "decoupled": Schedule(backward="decoupled", update="staggered")}
 OWN_SCHEDULE = {"slipstream": "decoupled"}  # as published: others have one backward pass

@@ -65,17 +65,19 @@ class Oracle:
     setup: Setup
     templates: tuple[Template, ...]
     _steps: dict[int, float] = field(default_factory=dict)
+    _best: dict[int, float] = field(default_factory=dict)
 
     def step_s(self, num_nodes: int) -> float:
-        """Seconds of a step on as many nodes as one likes of ``num_nodes``; inf where the model does not fit them."""
+        """Seconds of a step on ``num_nodes`` nodes, of which it may leave some idle; inf where the model does not fit them."""
         most = min(num_nodes, self.setup.max_nodes or num_nodes)
-        if most not in self._steps:
-            self._steps[most] = self._best(most)
-        return self._steps[most]
-
-    def _best(self, num_nodes: int) -> float:
         n0 = min(template.num_nodes for template in self.templates)
-        if num_nodes < n0:
-            return float("inf")
-        found = instantiate(self.templates, num_nodes, 0, self.setup.num_micro_batches)
-        return min(found.step_s, self.step_s(num_nodes - 1))
+        if most not in self._best:
+            used = range(max(n0, most - n0), most + 1)
+            self._best[most] = min(map(self._of_all, used), default=float("inf"))
+        return self._best[most]
+
+    def _of_all(self, num_nodes: int) -> float:
+        if num_nodes not in self._steps:
+            found = instantiate(self.templates, num_nodes, 0, self.setup.num_micro_batches)
+            self._steps[num_nodes] = found.step_s
+        return self._steps[num_nodes]

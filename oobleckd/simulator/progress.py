@@ -67,11 +67,11 @@ def answers(
     done: dict[str, dict[int, list[int]]] = {}
     hops: dict[str, list[HopState]] = {}
     if not (moment.holding or moment.nothing):
-        paces = _paces(layout_routes)
         lost = frozenset(dead)
-        for route in standing:
-            if route.touches(lost):
-                _tell(moment, route, paces[route.micro_batch], lost, done, hops)
+        hit = [route for route in standing if route.touches(lost)]
+        paces = _paces(layout_routes, {route.micro_batch for route in hit})
+        for route in hit:
+            _tell(moment, route, paces[route.micro_batch], lost, done, hops)
     return {
         device: Progress(
             device,
@@ -86,11 +86,14 @@ def answers(
     }
 
 
-def _paces(routes: Sequence[Route]) -> dict[int, _Pace]:
-    """Micro-batch -> its place among those of its pipeline."""
+def _paces(routes: Sequence[Route], wanted: Collection[int]) -> dict[int, _Pace]:
+    """Micro-batch -> its place among those of its pipeline, of all pipelines that have one of ``wanted``."""
+    hit = {route.segments for route in routes if route.micro_batch in wanted}
+    ends = {(segments[0], segments[-1]) for segments in hit}  # few of thousands need be compared whole
     pipelines: dict[tuple[Segment, ...], list[int]] = {}
     for route in routes:
-        pipelines.setdefault(route.segments, []).append(route.micro_batch)
+        if (route.segments[0], route.segments[-1]) in ends and route.segments in hit:
+            pipelines.setdefault(route.segments, []).append(route.micro_batch)
     return {
         micro_batch: _Pace(index, len(share), len(segments))
         for segments, share in pipelines.items()

@@ -304,7 +304,10 @@ class World:
 
     def counted(self) -> None:
         """Another number of nodes is alive."""
-        self.written.alive.append((self.clock.now, len(self.nodes.alive)))
+        alive = self.written.alive
+        if alive and alive[-1][0] == self.clock.now:
+            alive.pop()
+        alive.append((self.clock.now, len(self.nodes.alive)))
 
     @property
     def oracle(self) -> Oracle:

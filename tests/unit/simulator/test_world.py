@@ -155,9 +155,9 @@ def test_checkpoints_stall_steps() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("num_nodes", [4, 32])
 def test_storms(policy: str, num_nodes: int) -> None:
-    for seed in range(3):
-        trace = memoryless(num_nodes, 30.0, 60.0, 600.0, seed)
-        job = job_of(4 * num_nodes, every=20)
+    for seed in range(2):
+        trace = memoryless(num_nodes, 30.0, 60.0, 200.0, seed)
+        job = job_of(2 * num_nodes, every=20)
         run = simulate(
             question(policy, trace, job=job, costs=msgspec.structs.replace(FREE, detect_s=0.1, deploy_s=0.5))
         )
