@@ -101,7 +101,7 @@ def _trace(path: Path, events: Sequence[Event], num_nodes: int, duration_s: floa
         raise TraceError(
             f"{path}: nothing happens after its first instant", "say for how long with --duration"
         )
-    kept = tuple(event for event in rest if event.at_s < until_s)
+    kept = tuple(event for event in rest if event.at_s <= until_s)
     _check(path, nodes, rest)
     return Trace(path.stem, nodes, kept, until_s)
 
@@ -159,5 +159,12 @@ def written(trace: Trace) -> str:
     """``trace`` in our own format, with its header."""
     lines = [f"{_HEADER},event,node,notice_seconds"]
     lines += [f"0,join,{node},0" for node in trace.nodes]
-    lines += [f"{event.at_s:g},{event.kind},{event.node},{event.notice_s:g}" for event in trace.events]
+    lines += [
+        f"{_number(event.at_s)},{event.kind},{event.node},{_number(event.notice_s)}" for event in trace.events
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _number(seconds: float) -> str:
+    """To the millisecond, and no longer than needed."""
+    return f"{seconds:.3f}".rstrip("0").rstrip(".")
