@@ -14,6 +14,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ``batch_s``: how long to wait for more nodes after one has joined. ``secret``: hex key from which the
     transport secrets of jobs are derived.
     ``checkpoint_dir``: used by jobs that name none.
+    ``look_s``: how finely the sleep of this process itself is told (``Membership.attend``); inf: it never sleeps.
     """
 
     daemon: str = ""
@@ -28,3 +29,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 5.0
     link_grace_s: float = 2.0
     batch_s: float = 0.3
+    look_s: float = 0.2

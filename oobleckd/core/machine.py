@@ -38,7 +38,6 @@ from oobleckd.protocol.messages import (
 from planner.plan import node_of
 
 _BEAT_OF_NODE_S = 1e-4  # 10,000 nodes beat once a second, which is a third of a core (docs/decisions.md)
-_LOOK_EVERY_S = 0.2  # how finely the sleep of this process itself is told (``Membership.attend``)
 OfJob = Measured | Ready | Progress | Held | StepDone | CheckpointPart | DeviceFailed
 
 
@@ -99,18 +98,28 @@ class Machine:
         if core.now < core.joined_at + core.config.batch_s:
             due.append(core.joined_at + core.config.batch_s)
         if core.members.nodes:
-            due.append(core.now + _LOOK_EVERY_S)
+            due.append(core.now + core.config.look_s)
         return min((at for at in due if at is not None), default=None)
 
     # ------------------------------------------------------------------ after every event
 
     def _is_routine(self, event: Event) -> bool:
-        """Whether it was a beat, or one device more that tells a known round, and changed nothing but a lease.
+        """Whether it was a beat, or a word of one device while others are still to say theirs, and changed nothing but a lease.
 
         Of these there are thousands a second on thousands of nodes, and looking at all nodes takes milliseconds.
         """
-        routine = isinstance(event, Heard) and isinstance(event.message, Beat | StepDone)
-        return routine and all(isinstance(command, Tell) for command in self.core.outbox)
+        if not isinstance(event, Heard) or not all(isinstance(command, Tell) for command in self.core.outbox):
+            return False
+        match event.message:
+            case Beat() | StepDone():
+                return True
+            case Progress() | Ready():
+                return not self.core.outbox  # the last one leads to a decision, or to a new layout
+            case Held():
+                run = self.core.run
+                return run is not None and len(run.held) < len(run.job.survivors())
+            case _:
+                return False
 
     def _settle(self) -> None:
         core = self.core

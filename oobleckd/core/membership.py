@@ -270,14 +270,15 @@ class Membership:
         known = self.nodes[message.node].devices
         over = [info.device for info in known if lives.get(info.device, info.life) != info.life]
         if change == "new":
-            ends = {end for node in self.nodes.values() for ends in node.accused for end in ends}
+            ends = {end for name in sorted(self.at_odds) for ends in self.nodes[name].accused for end in ends}
             over = [end for end in ends if node_of(end) == message.node]
         self._forgive(over)
 
     def _forgive(self, devices: Collection[str]) -> None:
         """The lives of ``devices`` are over: broken links to or from a dead process accuse nobody who lives."""
         if devices:
-            for node in self.nodes.values():
+            for name in sorted(self.at_odds):  # nobody else is accused
+                node = self.nodes[name]
                 node.accused = {e: at for e, at in node.accused.items() if not set(devices) & set(e)}
 
     def _watch(self, node: Node) -> None:

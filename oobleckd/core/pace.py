@@ -11,7 +11,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from planner.plan import Layout
+from planner.plan import Layout, Range
 from planner.profile import LayerCost
 
 _ROUNDS = 8  # whose median counts: one slow step is nothing
@@ -36,10 +36,14 @@ class Paces:
     def of(cls, layout: Layout, layers: tuple[LayerCost, ...]) -> Paces:
         """Nothing is known yet of how ``layout`` runs."""
         work: dict[str, float] = {}
+        takes_s: dict[Range, float] = {}
         for route in layout.routes:
             for segment in route.segments:
-                costs = [layers[n].forward_s + layers[n].backward_s for n in segment.layers.layers()]
-                work[segment.device] = work.get(segment.device, 0.0) + sum(costs)
+                if segment.layers not in takes_s:
+                    takes_s[segment.layers] = sum(
+                        layers[n].forward_s + layers[n].backward_s for n in segment.layers.layers()
+                    )
+                work[segment.device] = work.get(segment.device, 0.0) + takes_s[segment.layers]
         return cls(layout.epoch, {device: seconds for device, seconds in work.items() if seconds > 0.0})
 
     def note(self, device: str, round_: int, busy_s: float) -> dict[str, str]:

@@ -72,6 +72,9 @@ class JobRecord:
     fence: int = 0
     checkpoint: str = ""
     checkpoint_counters: Counters = field(default_factory=Counters)
+    _survivors: tuple[Layout | None, tuple[str, ...], tuple[str, ...]] = field(
+        default=(None, (), ()), repr=False, compare=False
+    )
 
     @property
     def final(self) -> bool:
@@ -92,7 +95,13 @@ class JobRecord:
         """Live devices of the layout in force, in name order."""
         if self.layout is None:
             return ()
-        return tuple(sorted(set(self.layout.holdings) - set(self.dead)))
+        layout, dead, found = self._survivors
+        if (
+            layout is not self.layout or dead != self.dead
+        ):  # asked at every message, and thousands of names take a while to sort
+            found = tuple(sorted(set(self.layout.holdings) - set(self.dead)))
+            self._survivors = (self.layout, self.dead, found)
+        return found
 
     def undeploy(self, source: str) -> None:
         """No device holds the job any more; its state is in ``source``."""

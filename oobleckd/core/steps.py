@@ -57,10 +57,10 @@ def _note_pace(core: Core, run: Run, message: StepDone) -> None:
     layout, setup, detours = run.job.layout, run.job.setup, run.job.detours
     if layout is None or setup is None or message.layer_forwards:
         return
-    if detours is not None:
-        routes = standing_routes(layout, detours, detours.round)
-        layout = msgspec.structs.replace(layout, epoch=run.job.epoch, routes=routes)
-    if run.paces.layout != layout.epoch:
+    if run.paces.layout != (layout.epoch if detours is None else run.job.epoch):
+        if detours is not None:
+            routes = standing_routes(layout, detours, detours.round)
+            layout = msgspec.structs.replace(layout, epoch=run.job.epoch, routes=routes)
         run.paces = Paces.of(layout, setup.profile.layers)
     for device, news in run.paces.note(message.device, message.counters.round, message.busy_s).items():
         node = node_of(device)

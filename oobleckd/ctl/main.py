@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "logs": ("cluster", "Show the logs of the local cluster."),
     "keygen": ("cluster", "Make the keys of a cluster."),
     "plan": ("plan", "Say what a job would do on so many nodes, without a cluster."),
+    "simulate": ("simulate", "Simulate a job on nodes that fail, under each policy."),
     "submit": ("jobs", "Hand in a job."),
     "pause": ("jobs", "Stop a job at the next step's boundary."),
     "resume": ("jobs", "Let a paused job go on."),

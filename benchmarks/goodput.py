@@ -1,0 +1,240 @@
+"""What is left of a cluster's work when its nodes fail: every policy, simulated, on traces and on failures that are drawn.
+
+    python benchmarks/goodput.py [--traces DIR] [--seeds 5] [--hours 24] [--jobs J] [--only WORD ...] [-o json]
+
+Jobs are GPT shapes of 350M, 2.7B and 6.7B parameters, as in Oobleck (SOSP'23), section 7, on 32 nodes of one A40 each. Every policy at its best
+setting (our engine's costs, the better of two schedules) and as published (costs with that name, docs/simulator.md). All policies of a cell meet the same failures, seed
+by seed; the bound is the oracle, which has the best plan for whoever is alive at once and at no cost. ``--traces DIR``: the .csv files below it, as cells of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.tables import table
+from oobleckd.ctl.profiles import analytic
+from oobleckd.protocol.job import FaultTolerance, Job, Model, PolicyName, Schedule, Train
+from oobleckd.simulator.costs import AS_PUBLISHED, OURS, costs_named
+from oobleckd.simulator.failures import memoryless, usual_duration_s
+from oobleckd.simulator.outcome import Outcome, Question, SimulationError
+from oobleckd.simulator.report import PolicyLine, lines_of, percent
+from oobleckd.simulator.runs import run_all
+from oobleckd.simulator.traces import Trace, TraceError, read_trace
+from planner.devices import SHEETS
+
+NUM_NODES = 32
+DEVICE = "a40"
+SEQUENCE = 1024
+GOALS = (
+    0.99,
+    0.95,
+    0.85,
+)  # of the best single policy; of the oracle; of the ideal, on the largest job at 10 min
+BEST, PUBLISHED = "best", "published"
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """A GPT of so many blocks, trained with ``global_batch`` sequences a step."""
+
+    name: str
+    num_blocks: int
+    hidden: int
+    heads: int
+    global_batch: int
+    micro_batch: int
+
+
+SHAPES = (
+    Shape("350M", 24, 1024, 16, 512, 4),
+    Shape("2.7B", 32, 2560, 32, 256, 2),
+    Shape("6.7B", 32, 4096, 32, 256, 2),
+)
+SCHEDULES = {"fused": Schedule(), "decoupled": Schedule(backward="decoupled", update="staggered")}
+OWN_SCHEDULE = {"slipstream": "decoupled"}  # as published: others have one backward pass
+MTBFS = {"6 h": 21600.0, "1 h": 3600.0, "30 min": 1800.0, "10 min": 600.0}
+REPAIR_S = 2 * 3600.0
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """A job and the failures that it meets."""
+
+    shape: Shape
+    failures: str
+    traces: tuple[Trace, ...]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A policy in a cell. ``setting``: best or published; ``schedule``: which was the better one."""
+
+    setting: str
+    schedule: str
+    line: PolicyLine
+
+
+class Result(msgspec.Struct, frozen=True):
+    """A cell with all of its rows, or why there is none."""
+
+    job: str
+    failures: str
+    duration_s: float
+    rows: tuple[Row, ...]
+    problem: str = ""
+
+
+def job_of(shape: Shape, schedule: Schedule) -> Job:
+    config = {
+        "n_layer": shape.num_blocks, "n_embd": shape.hidden, "n_head": shape.heads, "n_positions": SEQUENCE,
+    }  # fmt: skip
+    return Job(
+        name=f"gpt-{shape.name.lower()}",
+        model=Model(config=config),
+        train=Train(10, shape.global_batch, shape.micro_batch, SEQUENCE, precision="bf16"),
+        fault_tolerance=FaultTolerance(f=1),
+        schedule=schedule,
+    )
+
+
+def cells(folder: Path | None, seeds: int, hours: float) -> Iterator[Cell]:
+    for shape in SHAPES:
+        for name, mtbf_s in MTBFS.items():
+            for repair_s in (REPAIR_S, 0.0):
+                until_s = min(hours * 3600.0, usual_duration_s(NUM_NODES, mtbf_s, repair_s))
+                back = "back after 2 h" if repair_s else "none comes back"
+                drawn = tuple(memoryless(NUM_NODES, mtbf_s, repair_s, until_s, seed) for seed in range(seeds))
+                yield Cell(shape, f"every {name}, {back}", drawn)
+        for path in sorted(folder.rglob("*.csv")) if folder is not None else ():
+            yield Cell(shape, path.stem, (read_trace(path),))
+
+
+def questions_of(cell: Cell, setting: str) -> dict[tuple[str, str], list[Question]]:
+    """(policy, schedule) -> its runs."""
+    found: dict[tuple[str, str], list[Question]] = {}
+    for policy in get_args(PolicyName):
+        named = list(SCHEDULES) if setting == BEST else [OWN_SCHEDULE.get(policy, "fused")]
+        costs = OURS if setting == BEST else costs_named(AS_PUBLISHED, policy)
+        if setting == PUBLISHED and costs == OURS:
+            continue
+        for schedule in named:
+            job = job_of(cell.shape, SCHEDULES[schedule])
+            sheet = SHEETS[DEVICE]
+            profile = analytic(job, sheet)
+            found[policy, schedule] = [
+                Question(job, policy, profile, sheet.memory_bytes, 1, trace, costs, setting, seed)
+                for seed, trace in enumerate(cell.traces)
+            ]
+    return found
+
+
+def result_of(cell: Cell, num_jobs: int) -> Result:
+    rows: list[Row] = []
+    try:
+        for setting in (BEST, PUBLISHED):
+            asked = questions_of(cell, setting)
+            flat = [question for each in asked.values() for question in each]
+            answers = iter(run_all(flat, num_jobs))
+            by_policy: dict[str, list[Row]] = {}
+            for (policy, schedule), each in asked.items():
+                runs: list[Outcome] = [next(answers) for _ in each]
+                by_policy.setdefault(policy, []).append(Row(setting, schedule, lines_of(runs, None)[0]))
+            rows += [max(each, key=lambda row: row.line.samples) for each in by_policy.values()]
+    except SimulationError as error:
+        return Result(cell.shape.name, cell.failures, cell.traces[0].duration_s, (), error.problem)
+    return Result(cell.shape.name, cell.failures, cell.traces[0].duration_s, tuple(rows))
+
+
+# ---------------------------------------------------------------------- goals
+
+
+def missed(results: Sequence[Result]) -> list[str]:
+    """What was promised of adaptive and is not so; nothing where there is no such policy."""
+    of_best, of_oracle, of_ideal = GOALS
+    said = []
+    for result in results:
+        lines = {row.line.policy: row.line for row in result.rows if row.setting == BEST}
+        adaptive = lines.pop("adaptive", None)
+        if adaptive is None or not lines:
+            continue
+        where = f"{result.job}, {result.failures}: adaptive"
+        best = max(lines.values(), key=lambda line: line.samples)
+        if adaptive.samples < of_best * best.samples:
+            said.append(f"{where} has {percent(adaptive.samples / best.samples)} of {best.policy}")
+        if adaptive.of_oracle < of_oracle:
+            said.append(f"{where} has {percent(adaptive.of_oracle)} of the oracle")
+        if result.job == SHAPES[-1].name and "10 min" in result.failures and adaptive.of_ideal < of_ideal:
+            said.append(f"{where} has {percent(adaptive.of_ideal)} of the ideal")
+    return said
+
+
+def shown(results: Sequence[Result]) -> str:
+    header = (
+        "job, failures", "policy", "setting", "schedule", "samples/s", "of ideal", "worst", "of oracle", "redone",
+        "reconfigure + copy", "degraded", "waiting",
+    )  # fmt: skip
+    rows: list[tuple[str, ...]] = []
+    for result in results:
+        where = f"{result.job}, {result.failures}"
+        if result.problem:
+            rows.append((where, result.problem, *[""] * (len(header) - 2)))
+        for row in result.rows:
+            line, lost = row.line, row.line.lost
+            moved = lost["reconfigure"] + lost["copy"]
+            shares = (
+                line.of_ideal, line.worst_of_ideal, line.of_oracle, lost["redone"], moved, lost["degraded"], lost["waiting"],
+            )  # fmt: skip
+            cells_ = (line.policy, row.setting, row.schedule, f"{line.samples_per_s:.2f}")
+            rows.append((where, *cells_, *map(percent, shares)))
+    return table(header, rows)
+
+
+def arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--traces", type=Path, metavar="DIR")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--hours", type=float, default=24.0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="WORD", help="cells whose name has all of these"
+    )
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str]) -> int:
+    asked = arguments(words)
+    try:
+        wanted = [
+            cell
+            for cell in cells(asked.traces, asked.seeds, asked.hours)
+            if all(word in f"{cell.shape.name}, {cell.failures}" for word in asked.only)
+        ]
+    except TraceError as error:
+        print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr)
+        return 2
+    results, began = [], time.monotonic()
+    for number, cell in enumerate(wanted, 1):
+        results.append(result_of(cell, asked.jobs))
+        words_ = f"{number}/{len(wanted)} {cell.shape.name}, {cell.failures}"
+        print(f"{time.monotonic() - began:6.0f} s  {words_}", file=sys.stderr)
+    failed = missed(results)
+    if asked.output == "json":
+        document: dict[str, Any] = {"cells": results, "missed": failed}
+        print(msgspec.json.encode(document).decode())
+    else:
+        print(shown(results))
+        print("\n".join(failed) if failed else "goals: all met, or not asked of these policies")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

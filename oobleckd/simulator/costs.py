@@ -1,0 +1,134 @@
+"""What an engine takes for everything but the steps themselves, in seconds and bytes a second.
+
+Owns the numbers: those of our own engine, as measured, and of the published systems, as far as their papers say. What a step, a copy over the
+links and a mended round take follows from the profile (``steps``). Every number can be replaced by a TOML file of such names.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+_Seconds = Annotated[float, Meta(ge=0)]
+_Rate = Annotated[float, Meta(gt=0)]
+_HOW = "see docs/simulator.md"
+
+
+class CostsError(ValueError):
+    """Costs that cannot be used: what, where, and a hint."""
+
+    def __init__(self, problem: str, hint: str = _HOW) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+
+
+class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Of one engine.
+
+    ``detect_s``: from a death to the daemon's notice. ``silence_s``: the same where no peer has a link to the dead, so that only its
+    silence tells. ``report_s``: from the notice until all survivors have answered and the decision is made. ``plan_s``: what the policy takes
+    for a plan, ``plan_node_s`` for every node on top. ``deploy_s``: of a new layout all but its copies; ``init_s`` of the first one. ``restart_s``: on top where
+    every process begins anew because the job goes back to a checkpoint, ``load_bytes_per_s`` what a node then reads.
+    ``start_s``: from a node's arrival until its devices can be used. ``snapshot_bytes_per_s``: how fast a device copies what it is to write,
+    while training waits; ``write_bytes_per_s`` how fast a node writes it, while training goes on. ``manifest_s``: to complete a checkpoint.
+    ``keeps``: what a loss leaves of the step under way: everything but the dead devices' own work, or nothing. ``every``: steps between
+    checkpoints (0: as the job has it). ``longer``: the share by which every step is longer than the timeline says.
+    """
+
+    detect_s: _Seconds = 0.003
+    silence_s: _Seconds = 1.0
+    report_s: _Seconds = 0.003
+    plan_s: _Seconds = 0.05
+    plan_node_s: _Seconds = 50e-6
+    deploy_s: _Seconds = 0.1
+    init_s: _Seconds = 1.0
+    restart_s: _Seconds = 0.0
+    load_bytes_per_s: _Rate = 1e9
+    start_s: _Seconds = 6.0
+    snapshot_bytes_per_s: _Rate = 10e9
+    write_bytes_per_s: _Rate = 1e9
+    manifest_s: _Seconds = 0.01
+    keeps: Literal["hops", "nothing"] = "hops"
+    every: Annotated[int, Meta(ge=0)] = 0
+    longer: _Seconds = 0.0
+
+
+# Ours. detect_s, report_s: median of `benchmarks/recovery.py`, a process killed (CHANGELOG.md: "from a loss to the decision"). silence_s:
+# the lease of a quiet node (docs/recovery.md, "Detection"). start_s: a device process from nothing until its Hello (docs/oobleckctl.md,
+# importing torch). plan_s, plan_node_s: the policies in the pool's process on 8 to 1,024 nodes (`benchmarks/planner.py`). deploy_s: a deployment that copies nothing, between
+# two steps. Rates of disks and of a device's copy to its host are those of common hardware, not measured here.
+OURS = Costs()
+
+# The published systems. Their papers show throughput and how it is lost, and hardly a number of seconds for one recovery that holds
+# for other models and clusters. What is taken from a paper is the mechanism, with its section; every number of seconds below is an assumption.
+
+# Oobleck, SOSP'23. Section 5 (dynamic reconfiguration): training stops, pipelines are instantiated from templates, missing layers are copied from
+# replicas, and the interrupted iteration is done again. Assumed: 1 s to notice a closed socket, 10 s to make process groups anew.
+OOBLECK = Costs(detect_s=1.0, report_s=0.0, deploy_s=10.0, start_s=30.0, keeps="nothing")
+
+# Varuna, EuroSys'22. Section 5 (morphing): on a change of the cluster the job is restarted from its last checkpoint in the best P x D. Assumed: 5 s of
+# missed heartbeats, 60 s to start all processes, a checkpoint every 10 steps.
+VARUNA = Costs(
+    detect_s=5.0, report_s=0.0, deploy_s=0.0, restart_s=60.0, start_s=60.0, keeps="nothing", every=10
+)
+
+# Bamboo, NSDI'23. Section 4 (redundant computation) and 5 (recovery): the predecessor takes over in a short pause; reconfigurations bring in spares. The eager
+# redundant forward does not always fit into the bubbles. Assumed: 1 s to notice, 1 s of pause, 30 s to reconfigure, steps a tenth longer.
+BAMBOO = Costs(detect_s=1.0, report_s=1.0, deploy_s=30.0, start_s=30.0, longer=0.1)
+
+# SlipStream, arXiv 2405.14009 version 1 (ReCycle in SOSP'24). Section 4: work of the dead is re-routed from the next iteration on, no parameters move. Assumed: 1 s to notice,
+# the interrupted iteration is done again, 10 s to take in a node that comes.
+SLIPSTREAM = Costs(detect_s=1.0, report_s=0.0, deploy_s=10.0, start_s=30.0, keeps="nothing")
+
+PRESETS: dict[str, Costs] = {
+    "ours": OURS,
+    "silent": msgspec.structs.replace(OURS, detect_s=OURS.silence_s),  # hosts that vanish, and close no link
+    "oobleck-as-published": OOBLECK,
+    "varuna-as-published": VARUNA,
+    "bamboo-as-published": BAMBOO,
+    "slipstream-as-published": SLIPSTREAM,
+}
+"""By the names that ``--costs`` knows. ``as-published``: of each policy its own."""
+
+AS_PUBLISHED = "as-published"
+
+
+def costs_named(name: str, policy: str) -> Costs:
+    """The costs that ``name`` means for ``policy``: a preset, or a TOML file whose ``like`` names the preset that it changes.
+
+    Raises CostsError.
+    """
+    key = f"{policy}-{AS_PUBLISHED}" if name == AS_PUBLISHED else name
+    if key in PRESETS:
+        return PRESETS[key]
+    if name == AS_PUBLISHED:
+        return OURS  # nobody has published it
+    path = Path(name).expanduser()
+    if path.suffix != ".toml" and not path.exists():
+        known = ", ".join([*PRESETS, AS_PUBLISHED])
+        raise CostsError(f"no costs {name!r}", f"known are {known}, or name a TOML file")
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CostsError(f"{path}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CostsError(f"{path}: not TOML: {error}") from error
+    return _changed(path, raw)
+
+
+def _changed(path: Path, raw: Mapping[str, Any]) -> Costs:
+    given = dict(raw)
+    like = given.pop("like", "ours")
+    if like not in PRESETS:
+        raise CostsError(f"{path}: like: no costs {like!r}", f"known are {', '.join(PRESETS)}")
+    try:
+        return msgspec.convert(msgspec.to_builtins(PRESETS[like]) | given, Costs)
+    except msgspec.ValidationError as error:
+        names = ", ".join(Costs.__struct_fields__)
+        raise CostsError(f"{path}: {error}", f"its keys are like, {names}") from error

@@ -1,0 +1,156 @@
+"""The nodes of a simulated cluster: who comes, goes and dies, and how the daemon gets to know.
+
+Owns the lives of nodes and the evidence of their ends, which is what a real cluster would have: the agent's link closes and a peer in the layout has lost its
+link too; where there is none only silence tells, after longer. Beats are not sent, since nobody is silent who lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from oobleckd.core.events import Asked, Event, Heard, LinkLost
+from oobleckd.core.machine import Machine
+from oobleckd.protocol.api import Drain
+from oobleckd.protocol.messages import PROTOCOL, DeviceLost, Goodbye, Hello, LinkDown
+from oobleckd.protocol.parts import DeviceInfo
+from oobleckd.simulator.account import Account
+from oobleckd.simulator.clock import Clock
+from oobleckd.simulator.costs import Costs
+from oobleckd.simulator.training import Training
+from planner.plan import device_name, node_of
+
+TICKET = 0  # nobody waits for the answers
+
+
+class Shell(Protocol):
+    """What nodes need of the world around them."""
+
+    clock: Clock
+    account: Account
+    machine: Machine
+
+    def feed(self, event: Event) -> None:
+        """Bring an event to the core."""
+
+    def counted(self) -> None:
+        """Another number of nodes is alive."""
+
+
+@dataclass(slots=True)
+class Nodes:
+    """All nodes ever seen: name -> number of its life. ``alive``: now; ``known``: of those, who has said Hello."""
+
+    world: Shell
+    training: Training
+    costs: Costs
+    devices_per_node: int
+    device_name: str
+    memory_bytes: int
+    lives: dict[str, int] = field(default_factory=dict)
+    alive: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+
+    def join(self, name: str, *, start_s: float) -> None:
+        """A node comes, or comes back; its devices can be used after ``start_s``."""
+        self.lives[name] = self.lives.get(name, 0) + 1
+        self.alive.add(name)
+        self._count()
+        self.world.clock.after(start_s, partial(self._hello, name, self.lives[name]))
+
+    def fail(self, names: Sequence[str]) -> None:
+        """Nodes die at once, without a word."""
+        dead = [name for name in names if name in self.alive]
+        self._die(dead)
+        said = [(name, self.lives[name]) for name in dead if name in self.known]
+        self.known.difference_update(dead)
+        self.world.clock.after(self.costs.detect_s, partial(self._closed, said))
+
+    def leave(self, name: str, notice_s: float) -> None:
+        """A node goes in order: after a notice, in which it is drained."""
+        if notice_s > 0.0 and name in self.known:
+            self.world.feed(Asked(TICKET, Drain(name, f"leaves in {notice_s:g} s")))
+        self.world.clock.after(notice_s, partial(self._goodbye, name, self.lives[name]))
+
+    # ------------------------------------------------------------------ what the daemon hears
+
+    def _hello(self, name: str, life: int) -> None:
+        if name not in self.alive or self.lives[name] != life:
+            return
+        self.known.add(name)
+        self.training.born(self._devices(name))
+        infos = tuple(
+            DeviceInfo(
+                device,
+                "cuda",
+                self.device_name,
+                self.memory_bytes,
+                "",
+                "",
+                0,
+                life=f"{self._incarnation(name)}/{index}",
+            )
+            for index, device in enumerate(self._devices(name))
+        )
+        message = Hello(PROTOCOL, name, self._incarnation(name), name, ready=True, devices=infos)
+        self.world.feed(Heard(name, message))
+        if name in self.world.machine.core.state.drained:
+            self.world.feed(Asked(TICKET, Drain(name, undo=True)))
+
+    def _closed(self, dead: Sequence[tuple[str, int]]) -> None:
+        """Links of the dead have closed: those of their agents, and of their devices to peers."""
+        silent = []
+        for name, life in dead:
+            if self.lives[name] != life:
+                continue  # its next life has told already
+            self.world.feed(LinkLost(name))
+            victim, peer = self._victim(name), next(iter(self.training.survivors()), "")
+            if victim and peer:
+                self.world.feed(Heard(node_of(peer), LinkDown(peer, victim, "closed")))
+            if self.world.machine.core.members.nodes[name].alive:
+                silent.append((name, life))
+        if silent:
+            self.world.clock.after(
+                max(0.0, self.costs.silence_s - self.costs.detect_s), partial(self._silent, silent)
+            )
+
+    def _silent(self, dead: Sequence[tuple[str, int]]) -> None:
+        """Nobody but the agent could have told: in the core's words its devices ended, here that is what the lease says."""
+        for name, life in dead:
+            if self.lives[name] == life:
+                incarnation = self._incarnation(name)
+                self.world.feed(Heard(name, DeviceLost(incarnation, device_name(name, 0), "silent")))
+
+    def _goodbye(self, name: str, life: int) -> None:
+        if name not in self.alive or self.lives[name] != life:
+            return
+        self._die([name])
+        if name in self.known:
+            self.known.discard(name)
+            self.world.feed(Heard(name, Goodbye(self._incarnation(name), "it was told to")))
+            self.world.feed(LinkLost(name))
+
+    # ------------------------------------------------------------------ small common acts
+
+    def _die(self, names: Sequence[str]) -> None:
+        self.alive.difference_update(names)
+        self._count()
+        self.training.strike([device for name in names for device in self._devices(name)])
+
+    def _count(self) -> None:
+        self.world.account.alive(self.world.clock.now, len(self.alive) * self.devices_per_node)
+        self.world.counted()
+
+    def _victim(self, name: str) -> str:
+        """A device of the node to which others have links: one of the layout."""
+        layout = self.training.layout
+        held = layout.holdings if layout is not None else {}
+        return next((device for device in self._devices(name) if device in held), "")
+
+    def _devices(self, name: str) -> tuple[str, ...]:
+        return tuple(device_name(name, index) for index in range(self.devices_per_node))
+
+    def _incarnation(self, name: str) -> str:
+        return f"{name}.{self.lives[name]}"

@@ -1,0 +1,100 @@
+"""What is asked of the simulator, and what it answers: plain values, which travel between processes and into JSON.
+
+Owns the shapes, and what follows from them by division.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from oobleckd.protocol.job import Job
+from oobleckd.simulator.account import Cause
+from oobleckd.simulator.costs import Costs
+from oobleckd.simulator.traces import Trace
+from planner.profile import Profile
+
+
+class Question(msgspec.Struct, frozen=True):
+    """``job`` under ``policy`` on nodes of ``devices_per_node`` devices, which ``trace`` happens to. ``limit_bytes`` of a device's memory, 0: none known."""
+
+    job: Job
+    policy: str
+    profile: Profile
+    limit_bytes: int
+    devices_per_node: int
+    trace: Trace
+    costs: Costs
+    costs_name: str = "ours"
+    seed: int = 0
+
+
+class Point(msgspec.Struct, frozen=True, gc=False):
+    """So many samples were committed by ``at_s``, with ``nodes`` alive."""
+
+    at_s: float
+    samples: int
+    nodes: int
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """What the policy answered at ``at_s``, in its words, and the modelled step that follows."""
+
+    at_s: float
+    reason: str
+    step_s: float
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One run. Times in seconds; ``*_device_s``: of all live devices together.
+
+    ``ideal_samples``: if every live device did its share of what a cluster without failures does; ``oracle_samples``: with the best plan for whoever is
+    alive, at once and at no cost. ``useful_device_s`` and all of ``lost_device_s`` sum up to ``live_device_s``, to the nanosecond. ``losses``: incidents; ``plans``: layouts
+    deployed; ``events``: that the core was brought.
+    """
+
+    policy: str
+    costs: str
+    trace: str
+    seed: int
+    duration_s: float
+    samples: int
+    steps: int
+    ideal_samples: float
+    oracle_samples: float
+    live_device_s: float
+    useful_device_s: float
+    lost_device_s: dict[Cause, float]
+    node_hours: float
+    losses: int
+    plans: int
+    rollbacks: int
+    steps_lost: int
+    checkpoints: int
+    events: int
+    points: tuple[Point, ...] = ()
+    struck_at_s: tuple[float, ...] = ()
+    decisions: tuple[Decided, ...] = ()
+
+    @property
+    def samples_per_s(self) -> float:
+        """Committed, over the whole run."""
+        return self.samples / self.duration_s
+
+    @property
+    def of_ideal(self) -> float:
+        """Share of the live devices' ideal."""
+        return self.samples / self.ideal_samples if self.ideal_samples else 0.0
+
+    @property
+    def of_oracle(self) -> float:
+        """Share of the bound."""
+        return self.samples / self.oracle_samples if self.oracle_samples else 0.0
+
+
+class SimulationError(ValueError):
+    """A run that cannot begin: what is wrong, and a hint."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint

@@ -1,0 +1,142 @@
+"""How far the devices are in a step at a moment of it, and what they therefore answer to a report.
+
+Owns the estimate: in 1F1B with equal stages every pass of every micro-batch ends at a known share of the step (``_Pace``), and so it is taken to
+be for stages that are not quite equal. Only micro-batches that the dead had a part in are told of, since a decision asks for no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from oobleckd.protocol.messages import Progress
+from oobleckd.protocol.parts import Counters
+from planner.plan import FORWARD, NOTHING, WEIGHTS, HopState, Route, Segment
+
+_FORWARD = 1 / 3  # of a forward and a backward
+_BACKWARD = 1 - _FORWARD
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """``share`` of the round's normal time has passed. ``holding``: nobody has begun it. ``kept``: what was sent is kept until the commit;
+    without it no route is mended. ``nothing``: all that was done is lost.
+    """
+
+    epoch: int
+    counters: Counters
+    share: float
+    holding: bool = False
+    kept: bool = True
+    nothing: bool = False
+
+
+class _Pace(msgspec.Struct, frozen=True):
+    """Micro-batch number ``index`` of the ``count`` of a pipeline of ``stages``."""
+
+    index: int
+    count: int
+    stages: int
+
+    @property
+    def _makespan(self) -> float:
+        return float(self.count + self.stages - 1)
+
+    def backward(self, position: int) -> float:
+        """The share of the step after which hop ``position`` has its weight gradients."""
+        ahead = self.stages - position
+        return (self.stages * _FORWARD + ahead * _BACKWARD + self.index) / self._makespan
+
+    def forward(self, position: int) -> float:
+        """The share after which it has sent its activations on."""
+        ahead = self.stages - position
+        if self.index < ahead:
+            return (position + self.index + 1) * _FORWARD / self._makespan
+        before = _Pace(self.index - ahead, self.count, self.stages)
+        return before.backward(position) + _FORWARD / self._makespan
+
+
+def answers(
+    moment: Moment,
+    layout_routes: Sequence[Route],
+    standing: Sequence[Route],
+    dead: Collection[str],
+    survivors: Sequence[str],
+) -> dict[str, Progress]:
+    """What every one of ``survivors`` answers. ``standing``: who computes which micro-batch in this round."""
+    done: dict[str, dict[int, list[int]]] = {}
+    hops: dict[str, list[HopState]] = {}
+    if not (moment.holding or moment.nothing):
+        lost = frozenset(dead)
+        hit = [route for route in standing if route.touches(lost)]
+        paces = _paces(layout_routes, {route.micro_batch for route in hit})
+        for route in hit:
+            _tell(moment, route, paces[route.micro_batch], lost, done, hops)
+    return {
+        device: Progress(
+            device,
+            moment.epoch,
+            moment.counters,
+            {layer: tuple(which) for layer, which in sorted(done.get(device, {}).items())},
+            (),
+            holding=moment.holding,
+            hops=tuple(hops.get(device, ())),
+        )
+        for device in survivors
+    }
+
+
+def _paces(routes: Sequence[Route], wanted: Collection[int]) -> dict[int, _Pace]:
+    """Micro-batch -> its place among those of its pipeline, of all pipelines that have one of ``wanted``."""
+    hit = {route.segments for route in routes if route.micro_batch in wanted}
+    ends = {(segments[0], segments[-1]) for segments in hit}  # few of thousands need be compared whole
+    pipelines: dict[tuple[Segment, ...], list[int]] = {}
+    for route in routes:
+        if (route.segments[0], route.segments[-1]) in ends and route.segments in hit:
+            pipelines.setdefault(route.segments, []).append(route.micro_batch)
+    return {
+        micro_batch: _Pace(index, len(share), len(segments))
+        for segments, share in pipelines.items()
+        for index, micro_batch in enumerate(sorted(share))
+    }
+
+
+def _tell(
+    moment: Moment,
+    route: Route,
+    pace: _Pace,
+    dead: frozenset[str],
+    done: dict[str, dict[int, list[int]]],
+    hops: dict[str, list[HopState]],
+) -> None:
+    """Add what the survivors on ``route`` have of it."""
+    pace = msgspec.structs.replace(pace, stages=len(route.segments))
+    reached = [_reached(moment.share, pace, position) for position in range(len(route.segments))]
+    last = len(reached) - 1
+    for position, segment in enumerate(route.segments):
+        if segment.device in dead:
+            continue
+        here = reached[position]
+        if here == NOTHING:
+            has_input = position == 0 or reached[position - 1] >= FORWARD
+        else:
+            has_input = position == last or reached[position + 1] == WEIGHTS
+        state = HopState(
+            route.micro_batch,
+            route.attempt,
+            position,
+            here,
+            has_input,
+            has_output=moment.kept and here >= FORWARD,
+            has_gradient=moment.kept and here == WEIGHTS,
+        )
+        hops.setdefault(segment.device, []).append(state)
+        if here == WEIGHTS:
+            for layer in segment.layers.layers():
+                done.setdefault(segment.device, {}).setdefault(layer, []).append(route.micro_batch)
+
+
+def _reached(share: float, pace: _Pace, position: int) -> int:
+    if share >= pace.backward(position):
+        return WEIGHTS
+    return FORWARD if share >= pace.forward(position) else NOTHING

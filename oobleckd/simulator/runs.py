@@ -1,0 +1,67 @@
+"""Many runs: every policy through the same failures, seed by seed, on as many processes as are wanted.
+
+Owns the pairing and the processes. The answers do not depend on how many processes there are.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+from oobleckd.simulator.outcome import Outcome, Question
+from oobleckd.simulator.planning import Planner
+from oobleckd.simulator.world import simulate
+
+Told = Callable[[float], None]
+"""Hears how many runs are done, the present one in part."""
+
+
+def run_all(questions: Sequence[Question], num_jobs: int, told: Told | None = None) -> tuple[Outcome, ...]:
+    """The answers, in the order of ``questions``. Raises SimulationError, of the first run that cannot begin."""
+    told = told or (lambda _done: None)
+    if num_jobs <= 1 or len(questions) == 1:
+        return tuple(_here(questions, told))
+    context = multiprocessing.get_context("spawn")
+    found: dict[int, Outcome] = {}
+    # A process keeps what it planned: runs of one policy have the same templates, so they stay together.
+    parts = _parts(questions, num_jobs)
+    with ProcessPoolExecutor(min(num_jobs, len(parts)), mp_context=context) as pool:
+        waiting = {pool.submit(_all_of, [questions[n] for n in part]): part for part in parts}
+        for future in as_completed(waiting):
+            found.update(zip(waiting[future], future.result(), strict=True))
+            told(float(len(found)))
+    return tuple(found[number] for number in range(len(questions)))
+
+
+def _here(questions: Sequence[Question], told: Told) -> Iterator[Outcome]:
+    planner = Planner()
+    for number, question in enumerate(questions):
+        yield simulate(question, planner, lambda share, done=number: told(done + share))  # type: ignore[misc]
+        told(number + 1.0)
+
+
+def _all_of(questions: Sequence[Question]) -> list[Outcome]:
+    planner = Planner()
+    return [simulate(question, planner) for question in questions]
+
+
+def _parts(questions: Sequence[Question], num_jobs: int) -> list[list[int]]:
+    """Numbers of questions: of one policy and costs together, split until there is enough for all processes."""
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for number, question in enumerate(questions):
+        kinds.setdefault((question.policy, question.costs_name), []).append(number)
+    parts = list(kinds.values())
+    while len(parts) < num_jobs and (largest := max(parts, key=len)) and len(largest) > 1:
+        parts.remove(largest)
+        half = len(largest) // 2
+        parts += [largest[:half], largest[half:]]
+    return parts
+
+
+def paired(questions: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    """(policy, costs) -> its runs by seed."""
+    found: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in questions:
+        found.setdefault((outcome.policy, outcome.costs), []).append(outcome)
+    return {key: sorted(each, key=lambda outcome: outcome.seed) for key, each in found.items()}

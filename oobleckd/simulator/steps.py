@@ -1,0 +1,119 @@
+"""How long a step takes: by the planner's own timelines, of the layout in force and of the routes that stand beside it.
+
+Owns what is remembered of shapes, and the time in which an interrupted round is mended. A plan's step is as the planner modelled it, in the order in
+which it would be run; where devices go around the dead they do whatever is ready (``planner.routed``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from planner.plan import BACKWARD, FORWARD, Detours, Layout, Plan, Route, standing_routes
+from planner.policy import Setup
+from planner.profile import Profile
+from planner.routed import MOST_HOPS, device_s, ready_first_s
+from planner.shop import shop_of
+
+Shape = tuple[tuple[tuple[int, int, int], ...], ...]
+
+
+@dataclass(slots=True)
+class Steps:
+    """Times of steps, each shape's once. ``longer``: the share by which all are longer."""
+
+    longer: float = 0.0
+    _known: dict[Shape, float] = field(default_factory=dict)
+
+    def planned_s(self, plan: Plan) -> float:
+        """A step of ``plan`` as it was deployed."""
+        return plan.step_s * (1 + self.longer)
+
+    def around_s(
+        self, setup: Setup, plan: Plan, layout: Layout, detours: Detours, dead: Collection[str]
+    ) -> float:
+        """A step in which detours stand, from their own round on."""
+        routes = standing_routes(layout, detours, detours.round)
+        holdings = {d: layers for d, layers in layout.holdings.items() if d not in dead}
+        standing = msgspec.structs.replace(layout, holdings=holdings, routes=routes)
+        if sum(len(route.segments) for route in routes) > MOST_HOPS:
+            return self.planned_s(plan) * _slower(layout.routes, routes, setup.profile)
+        shape = _shape(routes)
+        if shape not in self._known:
+            self._known[shape] = ready_first_s(shop_of(standing, setup), staggered=setup.staggered)
+        return self._known[shape] * (1 + self.longer)
+
+
+def _slower(before: Sequence[Route], after: Sequence[Route], profile: Profile) -> float:
+    """How many times as much the busiest device has to do."""
+    was, is_now = device_s(before, profile), device_s(after, profile)
+    return max(1.0, max(is_now.values()) / max(was.values()))
+
+
+def _shape(routes: Sequence[Route]) -> Shape:
+    """Routes with devices numbered as they first appear: layouts that differ in names alone take as long."""
+    number: dict[str, int] = {}
+    return tuple(
+        tuple(
+            (number.setdefault(hop.device, len(number)), hop.layers.start, hop.layers.stop)
+            for hop in route.segments
+        )
+        for route in routes
+    )
+
+
+def mended_at(
+    decided_at: float,
+    begun_at: float,
+    step_s: float,
+    share: float,
+    standing: Sequence[Route],
+    attempts: Sequence[Route],
+    dead: Collection[str],
+    profile: Profile,
+) -> float:
+    """When the interrupted round is committed, in the seconds of ``decided_at``.
+
+    Pipelines that were not hit have gone on, and end when they would have. Every device has besides what is left of its own work, of which it has done a
+    ``share``, what the new attempts give it; and no attempt is done before the decision and one way through its hops.
+    """
+    left: defaultdict[str, float] = defaultdict(float)
+    own = device_s([route for route in standing if not route.touches(dead)], profile)
+    for device, busy_s in own.items():
+        left[device] += (1.0 - share) * busy_s
+    way_s = 0.0
+    for route in attempts:
+        hops = _hops_s(route, profile)
+        way_s = max(way_s, sum(hops))
+        for segment, seconds in zip(route.segments, hops, strict=True):
+            left[segment.device] += seconds
+    return max(begun_at + step_s, decided_at + max(left.values(), default=0.0), decided_at + way_s)
+
+
+def _hops_s(route: Route, profile: Profile) -> tuple[float, ...]:
+    """Seconds that each hop of an attempt has still to do."""
+    found = []
+    for position, segment in enumerate(route.segments):
+        reached, seconds = route.reached_at(position), 0.0
+        for layer in segment.layers.layers():
+            cost = profile.layers[layer]
+            seconds += cost.forward_s if reached < FORWARD else 0.0
+            if reached < BACKWARD:
+                seconds += (
+                    cost.backward_s if route.wants(layer) else cost.backward_s - _weights_s(cost.backward_s)
+                )
+        found.append(seconds)
+    return tuple(found)
+
+
+def _weights_s(backward_s: float) -> float:
+    """Of a backward pass what finds weight gradients: about half of its products."""
+    return backward_s / 2
+
+
+def bytes_held(layout: Layout, sizes: Mapping[int, int]) -> dict[str, int]:
+    """Device -> bytes of the layers that it holds; ``sizes``: layer -> bytes."""
+    return {device: sum(sizes[n] for n in held.layers()) for device, held in layout.holdings.items()}

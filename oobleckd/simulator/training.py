@@ -1,0 +1,398 @@
+"""The job's devices as one: what they are told, and what they answer, without running an op.
+
+Owns where training stands between two events of the core: the layout that was adopted, the round under way, what is held. All devices of a job do the
+same at the same time, so there is one state for all of them, and a message that all of them get is obeyed once. Time is what the cost model says.
+A round of which the core hears may stand for many steps: nothing happens in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from math import inf
+from typing import Literal, Protocol
+
+import msgspec
+
+from oobleckd.protocol.checkpoint import PARTIAL, step_name
+from oobleckd.protocol.messages import (
+    CheckpointPart,
+    Decide,
+    Deploy,
+    FromWorker,
+    Held,
+    Ready,
+    Report,
+    Resume,
+    StepDone,
+)
+from oobleckd.protocol.parts import Counters, Flags
+from oobleckd.simulator.account import Account
+from oobleckd.simulator.clock import Clock
+from oobleckd.simulator.costs import Costs
+from oobleckd.simulator.progress import Moment, answers
+from oobleckd.simulator.steps import mended_at
+from planner.costs import copy_bytes
+from planner.plan import Detours, Layout, Route, node_of, standing_routes
+from planner.profile import Profile
+from planner.transfer import copy_s
+
+# idle: no device holds anything. running: a round is under way. stricken: somebody died in it, and the daemon does not know.
+# reported: they have been asked. held: they stand at a boundary.
+Phase = Literal["idle", "running", "stricken", "reported", "held"]
+_DIRECTORY = "checkpoints"
+
+
+class Shell(Protocol):
+    """What training needs of the world around it."""
+
+    clock: Clock
+    account: Account
+
+    def hear(self, device: str, message: FromWorker) -> None:
+        """Bring a device's message to the core."""
+
+    def step_s(self) -> float:
+        """Seconds of a step as training goes now."""
+
+    def best_s(self) -> float:
+        """Seconds of a step with the best plan for whoever is alive."""
+
+    def look_s(self) -> float:
+        """For how long the core need not hear of steps that nothing disturbs; 0 while an incident is open."""
+
+    def committed(self) -> None:
+        """Steps were committed."""
+
+
+class Deployment(msgspec.Struct, frozen=True):
+    """A layout that is being brought in, as every device was told."""
+
+    told: Deploy
+    devices: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Training:
+    """All devices of the job.
+
+    ``counters``: the round that is next, or under way. ``late_s``: the first step under way ends so much later, for the snapshot before
+    it. ``share`` of the round was done at the loss. ``mended_at``: when a round that lost devices is committed (inf: none has). ``gone``: devices that
+    are dead, whether anybody knows or not; ``dead`` are known. ``losses`` counts, so that a checkpoint knows whether its writers all lived; ``writing``: one is under way.
+    """
+
+    world: Shell
+    costs: Costs
+    profile: Profile
+    num_samples: int
+    kept: bool
+    job: str = ""
+    phase: Phase = "idle"
+    epoch: int = 0
+    layout: Layout | None = None
+    detours: Detours | None = None
+    dead: frozenset[str] = frozenset()
+    gone: set[str] = field(default_factory=set)
+    counters: Counters = field(default_factory=Counters)
+    every: int = 0
+    begun_at: float = 0.0
+    step_s: float = 0.0
+    late_s: float = 0.0
+    share: float = 0.0
+    mended_at: float = inf
+    standing_still: bool = False
+    hold: bool = False
+    checkpoint: bool = False
+    deployment: Deployment | None = None
+    losses: int = 0
+    writing: bool = False
+
+    # ------------------------------------------------------------------ time
+
+    @property
+    def boundary(self) -> float:
+        """When the next commit is that the core is told of; inf where none is coming."""
+        if self.phase != "running":
+            return inf
+        if self.mended_at < inf:
+            return self.mended_at
+        return self.after_steps(self._stride())
+
+    def _stride(self) -> int:
+        """Steps until then."""
+        if self.hold or self.checkpoint:
+            return 1
+        steps = max(1, int(self.world.look_s() / self.step_s))
+        return min(steps, self.every - self.counters.step % self.every) if self.every else steps
+
+    def whole_steps(self, until: float) -> int:
+        """Undisturbed steps that are complete by ``until``, of those under way."""
+        if self.phase != "running" or self.mended_at < inf:
+            return 0
+        return max(0, int((until - self.begun_at - self.late_s) / self.step_s * (1 + 1e-12)))
+
+    def commit_to(self, when: float) -> None:
+        """Commit what is complete at ``when``: the next boundary, or one before it."""
+        num_steps = max(1, round((when - self.begun_at - self.late_s) / self.step_s))
+        self._commit(1 if self.mended_at < inf else num_steps)
+
+    def after_steps(self, num_steps: int) -> float:
+        """When so many of the steps under way are complete."""
+        return self.begun_at + self.late_s + num_steps * self.step_s
+
+    # ------------------------------------------------------------------ who is there
+
+    def survivors(self) -> list[str]:
+        """Devices of the layout that nobody believes dead and that are not: by name, the last one first.
+
+        The core asks whether all have answered; that it hears the first one last makes that cheap.
+        """
+        if self.layout is None:
+            return []
+        return sorted(
+            (d for d in self.layout.holdings if d not in self.dead and d not in self.gone), reverse=True
+        )
+
+    def strike(self, devices: Collection[str]) -> None:
+        """Devices are dead from now on."""
+        self.gone.update(devices)
+        held = self.layout.holdings.keys() - self.dead if self.layout is not None else frozenset()
+        if held.isdisjoint(devices):
+            return
+        self.losses += 1
+        if self.phase == "running":
+            self.share, self.phase = self._share(), "stricken"
+        self.world.account.spend(self.world.clock.now, "detect")
+
+    def _share(self) -> float:
+        """How much of the round under way is done."""
+        took_s = self.mended_at - self.begun_at if self.mended_at < inf else self.step_s
+        return min(1.0, max(0.0, (self.world.clock.now - self.begun_at - self.late_s) / took_s))
+
+    def born(self, devices: Collection[str]) -> None:
+        """Names are borne by new lives, which hold nothing: in the layout in force they are dead, and the core knows or is about to."""
+        self.gone.difference_update(devices)
+
+    def release(self) -> None:
+        """No device holds anything any more."""
+        self.phase, self.layout, self.detours, self.deployment = "idle", None, None, None
+        self.dead, self.mended_at, self.late_s = frozenset(), inf, 0.0
+        self._forget_flags()
+
+    # ------------------------------------------------------------------ what they are told
+
+    def flag(self, flags: Flags) -> None:
+        """At the next boundary."""
+        self.hold |= flags.hold
+        self.checkpoint |= flags.checkpoint
+
+    def deploy(self, message: Deploy) -> None:
+        """A new layout, which all of its devices and of the one before get ready for."""
+        if self.deployment is not None and self.deployment.told.epoch >= message.epoch:
+            return
+        self.job = message.job
+        self.deployment = Deployment(message, tuple(sorted(message.peers, reverse=True)))
+        fixed_s, moved_s = self._takes(message)
+        now, clock = self.world.clock.now, self.world.clock
+        self.world.account.spend(now, "reconfigure")
+        clock.at(now + fixed_s, lambda: self._copying(message.epoch))
+        clock.at(now + fixed_s + moved_s, lambda: self._ready(message.epoch))
+
+    def _takes(self, message: Deploy) -> tuple[float, float]:
+        """Seconds of a deployment, and of what is copied or read in it."""
+        costs = self.costs
+        if message.source == "copy":
+            return costs.deploy_s, copy_s(message.transfers, self.profile)
+        if message.source == "init":
+            return costs.deploy_s + costs.init_s, 0.0
+        held: dict[str, int] = {}
+        for device, layers in message.layout.holdings.items():
+            num_bytes = sum(copy_bytes(self.profile.layers[n]) for n in layers.layers())
+            held[node_of(device)] = held.get(node_of(device), 0) + num_bytes
+        return costs.deploy_s + costs.restart_s, max(held.values()) / costs.load_bytes_per_s
+
+    def _copying(self, epoch: int) -> None:
+        if self.deployment is not None and self.deployment.told.epoch == epoch:
+            self.world.account.spend(self.world.clock.now, "copy")
+
+    def _ready(self, epoch: int) -> None:
+        """Who lives has its layers; of who died the core will hear."""
+        found = self.deployment
+        if found is None or found.told.epoch != epoch:
+            return
+        copied = dict.fromkeys(found.devices, 0)
+        for copy in found.told.transfers:
+            copied[copy.target] = copied.get(copy.target, 0) + copy.num_bytes
+        for device in found.devices:
+            if device not in self.gone and self.deployment is found:
+                self.world.hear(device, Ready(device, epoch, copied[device]))
+
+    def resume(self, message: Resume) -> None:
+        """Run from the boundary, in the layout that was deployed or in the one in force."""
+        found = self.deployment
+        if found is not None and found.told.epoch == message.layout:
+            self._adopt(found)
+        elif self.phase != "held" or self.layout is None or self.layout.epoch != message.layout:
+            return
+        self.epoch = message.epoch
+        self._forget_flags()
+        self._begin()
+
+    def _adopt(self, found: Deployment) -> None:
+        self.layout, self.counters, self.deployment = found.told.layout, found.told.counters, None
+        every = found.told.spec.checkpoint.every
+        self.every = self.costs.every or (every if isinstance(every, int) else 0)
+        self.detours, self.dead = None, frozenset()
+
+    def _begin(self) -> None:
+        """The next round begins now."""
+        self.phase, self.mended_at = "running", inf
+        self.begun_at, self.step_s = self.world.clock.now, self.world.step_s()
+        self.world.account.spend(self.world.clock.now, "round")
+        assert self.layout is not None
+        unknown = self.gone & (self.layout.holdings.keys() - self.dead)
+        if unknown:
+            self.strike(unknown)  # died after its last word
+
+    # ------------------------------------------------------------------ a loss
+
+    def report(self, message: Report) -> None:
+        """They are asked how far they are."""
+        if message.epoch <= self.epoch or self.layout is None:
+            return
+        found = self.deployment
+        if found is not None and found.told.epoch == message.layout:
+            self._adopt(found)
+            self.phase = "held"
+        self.deployment = None
+        self.epoch, self.dead = message.epoch, frozenset(message.dead)
+        self.standing_still = self.phase == "held" or (self.standing_still and self.phase == "reported")
+        if self.phase == "running":  # nobody of them died: the daemon asks for a reason of its own
+            self.share = self._share()
+        self.phase = "reported"
+        self._forget_flags()
+        self.world.account.spend(self.world.clock.now, "plan")
+        self.world.clock.after(self.costs.report_s, lambda: self._answer(message.epoch))
+
+    def _answer(self, epoch: int) -> None:
+        if self.phase != "reported" or self.epoch != epoch or self.layout is None:
+            return
+        nothing = self.costs.keeps == "nothing"
+        moment = Moment(epoch, self.counters, self.share, self.standing_still, self.kept, nothing)
+        found = answers(moment, self.layout.routes, self._standing(), self.dead, self.survivors())
+        for device, answer in found.items():
+            self.world.hear(device, answer)
+
+    def _standing(self) -> tuple[Route, ...]:
+        assert self.layout is not None
+        return standing_routes(self.layout, self.detours, self.counters.round)
+
+    def decide(self, message: Decide) -> None:
+        """The round goes on, or they stand at the boundary before it."""
+        if self.phase != "reported" or message.epoch != self.epoch:
+            return
+        now, standing = self.world.clock.now, self._standing()
+        self.detours = message.detours
+        if message.hold_now:
+            self.phase = "held"
+            self.world.account.spend(now, "plan")
+            self.world.clock.after(0.0, lambda: self._held(message.epoch))
+            return
+        self.phase, self.hold = "running", message.hold
+        if self.costs.keeps == "nothing":
+            self.mended_at = now + self.step_s
+        else:
+            began = self.begun_at + self.late_s
+            self.mended_at = mended_at(
+                now, began, self.step_s, self.share, standing, message.routes, self.dead, self.profile
+            )
+        self.world.account.spend(now, "round")
+
+    def _held(self, epoch: int) -> None:
+        for device in self.survivors():
+            if self.phase == "held" and self.epoch == epoch:
+                self.world.hear(device, Held(device, epoch, self.counters))
+
+    # ------------------------------------------------------------------ a boundary
+
+    def _commit(self, num_steps: int) -> None:
+        """It is the boundary after so many steps."""
+        now, was = self.world.clock.now, self.counters
+        step = was.step + num_steps
+        self.counters = Counters(was.round + 1, step, was.applied + num_steps)
+        normal_s, best_s = num_steps * self.step_s, num_steps * self.world.best_s()
+        self.world.account.commit(now, step, normal_s, best_s, self.late_s)
+        held = self.hold
+        writes = self._writes(step)
+        self._forget_flags()
+        self.late_s, self.mended_at = 0.0, inf
+        if writes:
+            self.late_s = 0.0 if held else self._snapshot_s()
+        if held:
+            self.phase = "held"
+            self.world.account.spend(now, "plan")
+        else:
+            self.begun_at = now  # the pace of the steps that follow is known when the core has heard
+            self.world.account.spend(now, "round")
+        self.world.committed()
+        self._tell(was, num_steps)
+        if self.phase == "running":
+            self.step_s = self.world.step_s()
+        if writes:
+            self._write(was_held=held)
+        elif held:
+            self._held(self.epoch)
+
+    def _tell(self, was: Counters, num_steps: int) -> None:
+        """One device tells of a round; all of them where an incident waits for that."""
+        everybody = self.survivors()
+        first = Counters(was.round, was.step + num_steps - 1, was.applied + num_steps - 1)
+        told = everybody if self.world.look_s() <= 0.0 else everybody[-1:]
+        for device in told:
+            message = StepDone(
+                device, self.job, self.epoch, first, "applied", 0.0, 0.0, 0.0, self.num_samples * num_steps, "",
+                self.step_s, self.step_s,
+            )  # fmt: skip
+            self.world.hear(device, message)
+
+    def _forget_flags(self) -> None:
+        self.hold = self.checkpoint = False
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _writes(self, step: int) -> bool:
+        """Whether a checkpoint is begun at the boundary before ``step``: not while the last one is still being written, unless all hold."""
+        due = self.checkpoint or (self.every > 0 and step % self.every == 0)
+        return due and (self.hold or not self.writing)
+
+    def _snapshot_s(self) -> float:
+        assert self.layout is not None
+        return self._state_bytes() / len(self.layout.holdings) / self.costs.snapshot_bytes_per_s
+
+    def _state_bytes(self) -> int:
+        return sum(map(copy_bytes, self.profile.layers))
+
+    def _write(self, *, was_held: bool) -> None:
+        """The state of this boundary is written: before they say that they hold, else while training goes on."""
+        assert self.layout is not None
+        num_nodes = len({node_of(device) for device in self.layout.holdings})
+        takes_s = self._state_bytes() / num_nodes / self.costs.write_bytes_per_s
+        counters, losses, epoch = self.counters, self.losses, self.epoch
+        self.writing = True
+
+        def written() -> None:
+            self.writing = False
+            # Where a writer died meanwhile the checkpoint stays torn. (The engine has its heir write the share anew.)
+            if self.losses == losses and self.layout is not None and (living := self.survivors()):
+                self.world.hear(living[-1], self._part(living[-1], counters))
+            if was_held:
+                self._held(epoch)
+
+        self.world.clock.after(takes_s, written)
+
+    def _part(self, device: str, counters: Counters) -> CheckpointPart:
+        """All of a checkpoint, as if it were one bucket."""
+        directory = f"{_DIRECTORY}/{self.job}/{step_name(counters.step)}{PARTIAL}"
+        return CheckpointPart(
+            device, self.job, counters, directory, 0, 1, "bucket", self._state_bytes(), "", {}
+        )

@@ -1,0 +1,393 @@
+"""A cluster on a virtual clock: the shell around the core machine, as the daemon is one.
+
+Owns virtual time, the order of things, and what is written down of a run. Performs the core's commands and brings it its events; what nodes and devices
+do with them is ``nodes``' and ``training``'s. The journal is not kept, since this daemon does not restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import inf
+from typing import assert_never
+
+import msgspec
+
+from oobleckd.core.config import Config
+from oobleckd.core.entries import (
+    CheckpointWritten,
+    IncidentOpened,
+    LayoutDeployed,
+    Released,
+    RolledBack,
+)
+from oobleckd.core.events import (
+    Announce,
+    Asked,
+    Command,
+    Event,
+    Heard,
+    MakePlan,
+    ManifestWritten,
+    Planned,
+    Record,
+    Reply,
+    Tell,
+    Tick,
+    WriteManifest,
+)
+from oobleckd.core.machine import Machine
+from oobleckd.core.state import JobRecord
+from oobleckd.protocol.api import Submit
+from oobleckd.protocol.messages import (
+    Ack,
+    Decide,
+    Deploy,
+    Flag,
+    FromWorker,
+    Inject,
+    Measure,
+    Measured,
+    Refused,
+    Release,
+    Report,
+    Resume,
+    ToWorker,
+    Welcome,
+)
+from oobleckd.simulator import traces
+from oobleckd.simulator.account import NS, Account
+from oobleckd.simulator.clock import Clock
+from oobleckd.simulator.nodes import TICKET, Nodes
+from oobleckd.simulator.outcome import Decided, Outcome, Point, Question, SimulationError
+from oobleckd.simulator.planning import Oracle, Planner
+from oobleckd.simulator.steps import Steps
+from oobleckd.simulator.training import Training
+from planner.plan import node_of
+
+LOOK_S = 10.0
+LOOK_NODE_S = 0.06
+"""The core hears of undisturbed steps so often at least, so that what it decides by the time it decides in time; less often on more nodes, where hearing of one takes longer."""
+ENDLESS = 2**50
+MOST_POINTS = 2000
+_TURNS = 512  # between two words about how far it is
+
+Progress = Callable[[float], None]
+
+
+@dataclass(slots=True)
+class Written:
+    """What is written down while it runs. ``alive``: (time, nodes)."""
+
+    points: list[Point] = field(default_factory=list)
+    alive: list[tuple[float, int]] = field(default_factory=list)
+    struck_at: list[float] = field(default_factory=list)
+    decisions: list[Decided] = field(default_factory=list)
+    losses: int = 0
+    plans: int = 0
+    rollbacks: int = 0
+    checkpoints: int = 0
+    events: int = 0
+
+
+class World:
+    """One run of one question."""
+
+    def __init__(self, question: Question, planner: Planner | None = None) -> None:
+        self.question, self.costs = question, question.costs
+        self.clock, self.account, self.written = Clock(), Account(), Written()
+        self.planner = planner or Planner()
+        self.machine = Machine(Config(daemon="simulator", state_dir="/", lease_s=inf, look_s=inf))
+        self.steps = Steps(self.costs.longer)
+        job = question.job
+        kept = job.schedule.boundary_bytes > 0
+        self.training = Training(self, self.costs, question.profile, job.train.global_batch, kept)
+        self.nodes = Nodes(
+            self,
+            self.training,
+            self.costs,
+            question.devices_per_node,
+            question.profile.device,
+            question.limit_bytes,
+        )
+        self.tick_at = inf
+        self._oracle: Oracle | None = None
+
+    # ------------------------------------------------------------------ a run
+
+    def run(self, progress: Progress | None = None) -> Outcome:
+        """All of the trace. ``progress`` hears from time to time which share of it has passed. Raises SimulationError."""
+        trace = self.question.trace
+        for name in trace.nodes:
+            self.nodes.join(name, start_s=0.0)
+        self.clock.at(0.0, self._submit)
+        for at_s, together in groupby(trace.events, key=lambda event: event.at_s):
+            events = tuple(together)
+            self.clock.at(at_s, lambda events=events: self._happens(events))  # type: ignore[misc]
+        turns = 0
+        while self._turn(trace.duration_s):
+            turns += 1
+            if progress is not None and turns % _TURNS == 0:
+                progress(self.clock.now / trace.duration_s)
+        self._check_began()
+        self.clock.now = trace.duration_s
+        self.account.close(trace.duration_s)
+        return self._outcome()
+
+    def _turn(self, end_s: float) -> bool:
+        """The next thing that happens; False if that is the end."""
+        due, boundary = min(self.clock.next_at, end_s), self.training.boundary
+        if boundary <= due:
+            self._commit(boundary)
+            return True
+        complete = self.training.whole_steps(due)
+        if complete:
+            self._commit(min(self.training.after_steps(complete), due))
+            return True
+        if self.clock.next_at > end_s:
+            return False
+        self.clock.step()
+        return True
+
+    def _commit(self, when: float) -> None:
+        self.clock.pass_to(max(when, self.clock.now))
+        self.training.commit_to(when)
+
+    def _submit(self) -> None:
+        spec = self.question.job
+        tolerance = msgspec.structs.replace(spec.fault_tolerance, policy=self.question.policy)
+        train = msgspec.structs.replace(spec.train, steps=ENDLESS)
+        job = msgspec.structs.replace(spec, train=train, fault_tolerance=tolerance)
+        self.feed(Asked(TICKET, Submit(job, who="simulator")))
+
+    def _happens(self, events: tuple[traces.Event, ...]) -> None:
+        """All that the trace has at this moment. Who dies together dies at once."""
+        failed = [event.node for event in events if event.kind == "fail"]
+        if failed:
+            self.nodes.fail(failed)
+        for event in events:
+            if event.kind == "leave":
+                self.nodes.leave(event.node, event.notice_s)
+            elif event.kind == "join":
+                self.nodes.join(event.node, start_s=self.costs.start_s)
+        self.written.struck_at += [self.clock.now] * len(failed)
+
+    def _check_began(self) -> None:
+        job = self._record()
+        if job is not None and job.state == "failed":
+            raise SimulationError(f"{job.spec.name} under {self.question.policy}: {job.reason}")
+        if self.written.plans == 0:
+            reason = job.reason if job is not None else "there was never a node"
+            raise SimulationError(
+                f"{self.question.job.name} never began to train: {reason}",
+                "simulate more nodes, or for longer",
+            )
+
+    # ------------------------------------------------------------------ the core
+
+    def feed(self, event: Event) -> None:
+        """Bring an event to the core, and do what it says."""
+        self.written.events += 1
+        for command in self.machine.handle(event, self.clock.now):
+            self._perform(command)
+        self._book()
+        due = self.machine.next_deadline()
+        if due is not None and due < self.tick_at:
+            self.tick_at = max(due, self.clock.now + 1e-6)
+            self.clock.at(self.tick_at, lambda at=self.tick_at: self._tick(at))  # type: ignore[misc]
+
+    def hear(self, device: str, message: FromWorker) -> None:
+        """Bring a device's message to the core."""
+        self.feed(Heard(node_of(device), message))
+
+    def _tick(self, due: float) -> None:
+        if due == self.tick_at:
+            self.tick_at = inf
+            self.feed(Tick())
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Tell():
+                self._tell(command.message)
+            case Record():
+                self._note(command.entry)
+            case MakePlan():
+                self._plan(command)
+            case WriteManifest():
+                done = ManifestWritten(command.directory)
+                self.clock.after(self.costs.manifest_s, lambda: self.feed(done))
+            case Announce() | Reply():
+                pass
+            case _:
+                assert_never(command)
+
+    def _plan(self, request: MakePlan) -> None:
+        takes_s = self.costs.plan_s + self.costs.plan_node_s * len(self.nodes.alive)
+        self.clock.after(takes_s, lambda: self._planned(self.planner.answer(request)))
+
+    def _planned(self, answer: Planned) -> None:
+        if answer.proposal is not None:
+            plan = answer.proposal.plan
+            self.written.decisions.append(Decided(self.clock.now, answer.proposal.reason, plan.step_s))
+        self.feed(answer)
+
+    def _tell(self, message: ToWorker) -> None:
+        training = self.training
+        match message:
+            case Deploy():
+                training.deploy(message)
+            case Resume():
+                training.resume(message)
+            case Report():
+                training.report(message)
+            case Decide():
+                training.decide(message)
+            case Flag():
+                training.flag(message.flags)
+            case Measure():
+                measured = Measured(message.device, message.job, self.question.profile)
+                self.clock.after(0.0, lambda: self.hear(message.device, measured))
+            case Welcome() | Ack() | Release():
+                pass  # that all are released shows in the record of it
+            case Refused() | Inject():
+                raise AssertionError(f"nobody asked for it: {message}")
+            case _:
+                assert_never(message)
+
+    def _note(self, entry: msgspec.Struct) -> None:
+        """What the core makes durable, as far as it counts here."""
+        written = self.written
+        match entry:
+            case RolledBack():
+                written.rollbacks += 1
+                self.account.roll_back(self.clock.now, entry.counters.step)
+                self.training.release()
+            case Released():
+                self.training.release()
+            case CheckpointWritten():
+                written.checkpoints += 1
+                self.account.safe(entry.counters.step)
+            case LayoutDeployed():
+                written.plans += 1
+            case IncidentOpened():
+                written.losses += 1
+            case _:
+                pass
+
+    # ------------------------------------------------------------------ what training asks
+
+    def step_s(self) -> float:
+        """Seconds of a step as training goes now."""
+        job, training = self._record(), self.training
+        assert job is not None
+        assert job.plan is not None
+        if training.detours is None or training.layout is None:
+            return self.steps.planned_s(job.plan)
+        assert job.setup is not None
+        return self.steps.around_s(job.setup, job.plan, training.layout, training.detours, training.dead)
+
+    def best_s(self) -> float:
+        """Seconds of a step with the best plan for whoever is alive."""
+        return self.oracle.step_s(len(self.nodes.alive))
+
+    def look_s(self) -> float:
+        """For how long the core need not hear of steps that nothing disturbs; 0 while an incident is open."""
+        run = self.machine.core.run
+        if run is None or run.incident is not None:
+            return 0.0
+        return max(LOOK_S, LOOK_NODE_S * len(self.nodes.alive))
+
+    def committed(self) -> None:
+        """Steps were committed."""
+        self._point()
+
+    def counted(self) -> None:
+        """Another number of nodes is alive."""
+        alive = self.written.alive
+        if alive and alive[-1][0] == self.clock.now:
+            alive.pop()
+        alive.append((self.clock.now, len(self.nodes.alive)))
+
+    @property
+    def oracle(self) -> Oracle:
+        """It has the same job, and the templates of whole pipelines."""
+        if self._oracle is None:
+            job = self._record()
+            assert job is not None
+            assert job.setup is not None
+            self._oracle = Oracle(job.setup, self.planner.templates("oobleck", job.setup))
+        return self._oracle
+
+    # ------------------------------------------------------------------ what is written down
+
+    def _record(self) -> JobRecord | None:
+        return next(iter(self.machine.core.state.jobs.values()), None)
+
+    def _book(self) -> None:
+        """Where nobody trains and nothing is being brought in, either a plan is awaited or there are too few nodes."""
+        training, account = self.training, self.account
+        if training.phase not in {"idle", "held"} or training.deployment is not None:
+            return
+        job = self._record()
+        waits = job is None or job.state in {"queued", "waiting"}
+        unheard = account.what == "detect" and training.phase == "held"
+        if not unheard:
+            account.spend(self.clock.now, "waiting" if waits else "plan")
+
+    def _point(self) -> None:
+        points, samples = self.written.points, self.training.counters.step * self._batch
+        points.append(Point(self.clock.now, samples, len(self.nodes.alive)))
+        if len(points) > 2 * MOST_POINTS:
+            del points[1::2]
+
+    @property
+    def _batch(self) -> int:
+        return self.question.job.train.global_batch
+
+    def _outcome(self) -> Outcome:
+        question, account, written = self.question, self.account, self.written
+        job = self._record()
+        assert job is not None
+        ideal, oracle = self._bounds()
+        steps = job.counters.step
+        return Outcome(
+            policy=question.policy,
+            costs=question.costs_name,
+            trace=question.trace.name,
+            seed=question.seed,
+            duration_s=question.trace.duration_s,
+            samples=steps * self._batch,
+            steps=steps,
+            ideal_samples=ideal,
+            oracle_samples=oracle,
+            live_device_s=account.total_ns / NS,
+            useful_device_s=account.useful_ns / NS,
+            lost_device_s=dict(account.lost_s),
+            node_hours=account.total_ns / NS / 3600 / question.devices_per_node,
+            losses=written.losses,
+            plans=written.plans,
+            rollbacks=written.rollbacks,
+            steps_lost=job.steps_lost,
+            checkpoints=written.checkpoints,
+            events=written.events,
+            points=tuple(written.points),
+            struck_at_s=tuple(written.struck_at),
+            decisions=tuple(written.decisions),
+        )
+
+    def _bounds(self) -> tuple[float, float]:
+        """Samples that the live devices would commit in an ideal world, and with the oracle's plans."""
+        most = self.question.trace.most_nodes
+        whole_s = self.oracle.step_s(most)
+        ends = [at for at, _ in self.written.alive[1:]] + [self.question.trace.duration_s]
+        ideal = oracle = 0.0
+        for (at, count), end in zip(self.written.alive, ends, strict=True):
+            ideal += (end - at) * self._batch / whole_s * count / most
+            oracle += (end - at) * self._batch / self.oracle.step_s(count)
+        return ideal, oracle
+
+
+def simulate(question: Question, planner: Planner | None = None, progress: Progress | None = None) -> Outcome:
+    """The answer to ``question``. ``planner`` remembers what was planned for it and others. Raises SimulationError."""
+    return World(question, planner).run(progress)

@@ -1,0 +1,205 @@
+"""Whole runs against cases that were worked out by hand, and what holds of every run.
+
+Four nodes of one device, four layers of 30 ms, memory for two of them: two pipelines of two stages with two micro-batches each, a step of
+(2 + 2 - 1) * 60 ms = 180 ms. Three nodes: one pipeline of stages of 1, 2 and 1
+layers. The second is busy for 4 * 60 ms, begins after a forward of 10 ms, waits 10 ms for the first gradient, and ends before a backward of 20 ms: 280 ms.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import get_args
+
+import msgspec
+import pytest
+
+from oobleckd.protocol.job import PolicyName
+from oobleckd.simulator.failures import memoryless
+from oobleckd.simulator.outcome import Outcome, SimulationError
+from oobleckd.simulator.runs import run_all
+from oobleckd.simulator.traces import Event
+from oobleckd.simulator.world import simulate
+from tests.unit.simulator.build import BATCH_S, FREE, even_profile, job_of, question, trace_of
+
+STEP_S = 0.18
+AFTER_S = {"oobleck": 0.28, "slipstream": 0.30}
+POLICIES: tuple[str, ...] = get_args(PolicyName)
+
+
+def booked(run: Outcome) -> float:
+    return run.useful_device_s + sum(run.lost_device_s.values())
+
+
+def test_nothing_happens() -> None:
+    run = simulate(question())
+    assert run.steps == int((20.0 - BATCH_S) / STEP_S)
+    assert run.samples == 4 * run.steps
+    assert run.ideal_samples == run.oracle_samples == pytest.approx(4 * 20.0 / STEP_S)
+    assert run.live_device_s == 80.0
+    assert booked(run) == pytest.approx(80.0, abs=1e-9)
+    assert run.useful_device_s == pytest.approx(4 * STEP_S * run.steps)
+    assert (run.losses, run.plans, run.rollbacks) == (0, 1, 0)
+    assert [decided.step_s for decided in run.decisions] == [pytest.approx(STEP_S)]
+
+
+@pytest.mark.parametrize("policy", ["oobleck", "slipstream"])
+def test_one_loss(policy: str) -> None:
+    """At 10 s 53 steps are committed, the last at 9.84; of the one under way 16/18 are done.
+
+    The dead stage 1 had both of its pipeline's micro-batches in its sums. Their other stage has the first behind it and of the second the
+    forward. So the other holder of stage 1 has 2 * 60 ms to do besides what is left of its own 2 * 60 ms: the step commits at 10 + 0.12 + 0.12 * 2/18.
+    Then steps take 280 ms under oobleck, as planned. Under slipstream they take 300: one device computes four micro-batches (240 ms) after the first forward of
+    the stage before it (20 ms), and before its last backward (40 ms).
+    """
+    run = simulate(question(policy, trace_of(4, Event(10.0, "fail", "node-2"))))
+    before, mended_at = int((10.0 - BATCH_S) / STEP_S), 10.0 + 0.12 * (1 + 2 / 18)
+    assert before == 53
+    assert run.steps == before + 1 + int((20.0 - mended_at) / AFTER_S[policy])
+    assert (run.losses, run.rollbacks, run.steps_lost) == (1, 0, 0)
+    assert run.plans == (2 if policy == "oobleck" else 1)
+    assert run.live_device_s == 4 * 10.0 + 3 * 10.0
+    assert booked(run) == pytest.approx(run.live_device_s, abs=1e-9)
+    stall_s = mended_at - (BATCH_S + (before + 1) * STEP_S)
+    cut_off_s = 20.0 - mended_at - (run.steps - before - 1) * AFTER_S[policy]
+    assert run.lost_device_s["redone"] == pytest.approx(3 * (stall_s + cut_off_s))
+    assert run.oracle_samples == pytest.approx(4 * (10.0 / STEP_S + 10.0 / AFTER_S["oobleck"]))
+    assert run.ideal_samples == pytest.approx(4 * (10.0 / STEP_S + 0.75 * 10.0 / STEP_S))
+
+
+@pytest.mark.parametrize("policy", ["oobleck", "slipstream"])
+def test_a_node_comes_back(policy: str) -> None:
+    events = (Event(10.0, "fail", "node-2"), Event(12.0, "join", "node-2"))
+    run = simulate(question(policy, trace_of(4, *events)))
+    assert run.decisions[-1].step_s == pytest.approx(STEP_S)
+    assert run.steps > simulate(question(policy, trace_of(4, events[0]))).steps
+    assert run.lost_device_s["waiting"] == pytest.approx(0.0, abs=1e-6)
+    assert booked(run) == pytest.approx(run.live_device_s, abs=1e-9)
+
+
+def test_the_last_copy_is_lost_and_the_job_goes_back_to_its_checkpoint() -> None:
+    both = (Event(10.0, "fail", "node-2"), Event(10.0, "fail", "node-4"))
+    anew = simulate(question("oobleck", trace_of(4, *both)))
+    assert (anew.rollbacks, anew.steps_lost, anew.checkpoints) == (1, 53, 0)
+    saved = simulate(question("oobleck", trace_of(4, *both), job=job_of(every=10)))
+    assert (saved.rollbacks, saved.steps_lost) == (1, 3)
+    assert saved.checkpoints >= 5
+    assert saved.steps - anew.steps == 50
+    for run in (anew, saved):
+        assert run.lost_device_s["redone"] >= run.steps_lost * 4 * STEP_S - 1e-6
+        assert booked(run) == pytest.approx(run.live_device_s, abs=1e-9)
+
+
+def test_a_node_that_leaves_with_notice_costs_no_work() -> None:
+    run = simulate(question("oobleck", trace_of(4, Event(10.0, "leave", "node-2", 2.0))))
+    assert (run.losses, run.rollbacks) == (0, 0)
+    assert run.plans == 2
+    assert run.lost_device_s["redone"] <= 3 * AFTER_S["oobleck"]  # what the end cut off
+
+
+def test_a_goodbye_without_notice_is_a_loss() -> None:
+    run = simulate(question("oobleck", trace_of(4, Event(10.0, "leave", "node-2"))))
+    assert (run.losses, run.rollbacks) == (1, 0)
+
+
+def test_too_few_nodes_wait_until_there_are_enough() -> None:
+    events = [Event(10.0, "fail", f"node-{n}") for n in (2, 3, 4)] + [Event(15.0, "join", "node-3")]
+    run = simulate(question("oobleck", trace_of(4, *events)))
+    assert run.lost_device_s["waiting"] >= 5.0  # of the one node that is left
+    assert run.rollbacks == 1
+    assert booked(run) == pytest.approx(run.live_device_s, abs=1e-9)
+
+
+def test_a_standby_takes_the_place_of_the_dead() -> None:
+    job = job_of(max_nodes=4)
+    for policy in ("oobleck", "slipstream"):
+        run = simulate(question(policy, trace_of(5, Event(10.0, "fail", "node-2")), job=job))
+        assert run.decisions[-1].step_s == pytest.approx(STEP_S)
+    idle = simulate(question("oobleck", trace_of(5, Event(10.0, "fail", "node-5")), job=job))
+    assert idle.losses == 0  # nobody misses a node that stands by
+    assert idle.steps == int((20.0 - BATCH_S) / STEP_S)
+
+
+def test_what_an_engine_takes_is_lost_to_its_cause() -> None:
+    costs = msgspec.structs.replace(FREE, detect_s=1.0, report_s=0.5, plan_s=0.25, deploy_s=2.0)
+    run = simulate(question("oobleck", trace_of(4, Event(10.0, "fail", "node-2")), costs=costs))
+    # Detection and the answers of the rest are lost but for what was left of the step, of which others made use.
+    assert run.lost_device_s["detect"] == pytest.approx(3.0, rel=0.1)
+    assert run.lost_device_s["plan"] == pytest.approx(4 * 0.25 + 3 * (0.5 + 0.25), rel=0.3)
+    assert run.lost_device_s["reconfigure"] == pytest.approx(4 * 2.0 + 3 * 2.0, rel=0.01)
+    slow = simulate(
+        question(
+            "oobleck", trace_of(4, Event(10.0, "fail", "node-2")), profile=even_profile(link_bytes_per_s=90.0)
+        )
+    )
+    assert slow.lost_device_s["copy"] >= 3 * 0.99  # a layer of 90 bytes, or more, through a link
+
+
+def test_an_engine_that_keeps_nothing_does_the_step_again() -> None:
+    costs = msgspec.structs.replace(FREE, keeps="nothing")
+    trace = trace_of(4, Event(10.0, "fail", "node-2"))
+    kept, anew = (simulate(question("slipstream", trace, costs=each)) for each in (FREE, costs))
+    first = [min(point.at_s for point in run.points if point.at_s > 10.0) for run in (kept, anew)]
+    assert first == [pytest.approx(10.0 + 0.12 * (1 + 2 / 18)), pytest.approx(10.0 + STEP_S)]
+
+
+def test_checkpoints_stall_steps() -> None:
+    costs = msgspec.structs.replace(FREE, snapshot_bytes_per_s=900.0)
+    run = simulate(question("oobleck", job=job_of(every=10), costs=costs))
+    stall_s = 4 * 90 / 4 / 900.0
+    assert run.lost_device_s["checkpoint"] == pytest.approx(4 * stall_s * (run.steps // 10), rel=0.15)
+
+
+# --------------------------------------------------------------------------- of every run
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("num_nodes", [4, 32])
+def test_storms(policy: str, num_nodes: int) -> None:
+    for seed in range(2):
+        trace = memoryless(num_nodes, 30.0, 60.0, 200.0, seed)
+        job = job_of(2 * num_nodes, every=20)
+        run = simulate(
+            question(policy, trace, job=job, costs=msgspec.structs.replace(FREE, detect_s=0.1, deploy_s=0.5))
+        )
+        assert booked(run) == pytest.approx(run.live_device_s, abs=1e-6)
+        assert min(run.lost_device_s.values()) >= -1e-9
+        assert 0 < run.samples <= 1.05 * run.oracle_samples
+        assert run.losses > 0
+
+
+def test_the_same_question_has_the_same_answer_to_the_byte() -> None:
+    questions = [
+        question(policy, memoryless(6, 20.0, 30.0, 200.0, seed), job=job_of(12))
+        for policy in ("oobleck", "slipstream")
+        for seed in (1, 2)
+    ]
+    first, again = run_all(questions, 1), run_all(questions[::-1], 1)[::-1]
+    assert msgspec.json.encode(first) == msgspec.json.encode(again)
+
+
+def test_processes_change_nothing() -> None:
+    questions = [question(trace=memoryless(4, 20.0, 30.0, 60.0, seed)) for seed in (1, 2)]
+    assert run_all(questions, 2) == run_all(questions, 1)
+
+
+def test_a_job_that_cannot_begin() -> None:
+    with pytest.raises(SimulationError, match="never began to train") as caught:
+        simulate(question(trace=trace_of(3)))
+    assert "f = 1 needs 2 copies" in caught.value.problem
+    with pytest.raises(SimulationError, match="memory"):
+        simulate(
+            question(
+                job=msgspec.structs.replace(
+                    job_of(), resources=job_of().resources.__class__(device_memory=50)
+                )
+            )
+        )
+
+
+def test_a_hundred_thousand_events_a_minute() -> None:
+    """A bound that a busy machine meets too: the core hears of a thousand events in well under a second."""
+    trace = memoryless(32, 30.0, 60.0, 3600.0, seed=0)
+    began = time.process_time()
+    run = simulate(question("oobleck", trace, job=job_of(128)))
+    took_s = time.process_time() - began
+    assert run.events / took_s * 60 > 100_000
