@@ -330,7 +330,9 @@ class SimDevice(DeviceProcess):
 
 
 class SimWriter:
-    """In place of ``worker.writer.Beside``: writes beside training, each bucket in a while of virtual time."""
+    """In place of ``worker.writer.Beside``: writes beside training, each bucket in a while of virtual time, ``slow`` times as long."""
+
+    slow = 1.0
 
     def __init__(self, sim: SimDevice) -> None:
         self.sim, self.shares, self.abandoned = sim, list[Share](), False
@@ -355,7 +357,7 @@ class SimWriter:
         self.abandoned = True
 
     def _later(self, left: Sequence[int]) -> None:
-        seconds = self.sim.world.layer_s * self.sim.world.random.uniform(0.1, 1.5)
+        seconds = self.slow * self.sim.world.layer_s * self.sim.world.random.uniform(0.1, 1.5)
         self.sim.world.after(seconds, self.sim._alive, self._go_on, left)
 
     def _go_on(self, left: Sequence[int]) -> None:
