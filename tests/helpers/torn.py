@@ -73,7 +73,7 @@ def _check_way_back(manner: Manner, incident: IncidentView, round_: int) -> str:
 
 
 def _folder(cluster: Cluster, job: str) -> Path:
-    return cluster.state / "checkpoints" / job
+    return Path(cluster.client.status().state_dir) / "checkpoints" / job
 
 
 def _left_torn(cluster: Cluster, job: str) -> int:
