@@ -117,7 +117,8 @@ def take_share(
         for index, state in store.buckets.items()
         if writer_of(index, buckets[index].uses, layout, live) == device
     }
-    under_way, sources = None, tuple(tensor for state in states.values() for tensor in state.tensors())
+    sources = tuple(tensor for state in states.values() for tensor in state.tensors())
+    under_way: torch.cuda.Event | None = None
     if copied:
         states, under_way = _copies(states, store.device)
     return Share(
