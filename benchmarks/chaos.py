@@ -55,7 +55,9 @@ def main() -> int:
     parser.add_argument(
         "--points", action="store_true", help="deaths at the points of an update and of a copy"
     )
-    parser.add_argument("--torn", type=int, default=0, help="so many kills in the middle of a checkpoint file")
+    parser.add_argument(
+        "--torn", type=int, default=0, help="so many kills in the middle of a checkpoint file"
+    )
     parser.add_argument("--manner", choices=sorted(BY_NAME), help="of the jobs")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="oobleck-chaos-") as state, contextlib.ExitStack() as stack:

@@ -129,9 +129,7 @@ def _fill(
 
 def _header(tensors: Mapping[str, Tensor], exponents: Sequence[int]) -> bytes:
     """What a safetensors file begins with: the length of a JSON table, and the table: where each tensor lies behind it."""
-    table: dict[str, object] = {
-        "__metadata__": {"exponents": msgspec.json.encode(list(exponents)).decode()}
-    }
+    table: dict[str, object] = {"__metadata__": {"exponents": msgspec.json.encode(list(exponents)).decode()}}
     begin = 0
     for name in sorted(tensors):
         tensor = tensors[name]

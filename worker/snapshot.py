@@ -142,7 +142,7 @@ def _copies(
     """Copies of ``states``; those of a GPU's go to pinned memory of the host, beside its work, and the event says when they are there."""
     if device.type != "cuda":
         return {index: _like(state, Tensor.clone) for index, state in states.items()}, None
-    beside = torch.cuda.Stream(device)
+    beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     beside.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(beside):
         copies = {index: _like(state, _to_host) for index, state in states.items()}

@@ -39,9 +39,7 @@ def cadence(job: JobRecord) -> CadenceView | None:
     write_s = max((written.took_s for written in job.written[-_LOOKS_BACK:]), default=0.0)
     measured = _measured_s(job)
     num_devices = max(1, len(job.survivors()))
-    cost_s = max(
-        LEAST_COST_S, _modelled_s(job.setup.profile, num_devices) if measured is None else measured
-    )
+    cost_s = max(LEAST_COST_S, _modelled_s(job.setup.profile, num_devices) if measured is None else measured)
     mtbf_s = _mtbf_s(job)
     interval_s = max(min(math.sqrt(2 * cost_s * mtbf_s), MOST_S), LEAST_S, 2 * write_s)
     num_steps = max(1, round(interval_s / max(statistics.median(job.step_s), 1e-6)))

@@ -48,7 +48,9 @@ def on_part(core: Core, message: CheckpointPart) -> None:
         manifest = manifest_of(job.spec, [parts[bucket] for bucket in sorted(parts)])
         keep = job.spec.checkpoint.keep
         run.completing.add(message.directory)
-        core.outbox.append(WriteManifest(message.directory, msgspec.to_builtins(manifest), keep, job.checkpoint))
+        core.outbox.append(
+            WriteManifest(message.directory, msgspec.to_builtins(manifest), keep, job.checkpoint)
+        )
 
 
 def on_manifest(core: Core, event: ManifestWritten) -> None:

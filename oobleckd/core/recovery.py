@@ -114,7 +114,9 @@ def _ask_reports(core: Core, run: Run, *, ahead: bool = False) -> None:
     assert job.layout is not None
     lost = [layer for layer, copies in enumerate(job.layout.copies(job.dead)) if not copies]
     if lost:
-        go_back(core, run, f"layer{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} lost the last copy")
+        go_back(
+            core, run, f"layer{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} lost the last copy"
+        )
         return
     if job.dead and job.spec.fault_tolerance.policy in ROLLING_BACK:
         go_back(core, run, f"lost {', '.join(_whole(core, job.dead))}")

@@ -196,7 +196,9 @@ def _change(change: LossForecast) -> dict[str, str]:
 def _lost(change: LossForecast) -> str:
     if change.rolls_back:
         return "the steps since the last checkpoint"
-    return f"{len(change.lost_layers)} layers: back to the last checkpoint" if change.lost_layers else "nothing"
+    return (
+        f"{len(change.lost_layers)} layers: back to the last checkpoint" if change.lost_layers else "nothing"
+    )
 
 
 def _some(names: Sequence[str]) -> str:

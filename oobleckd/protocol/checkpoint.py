@@ -74,9 +74,7 @@ def manifest_of(job: Job, parts: Sequence[CheckpointPart]) -> Manifest:
     return Manifest(FORMAT, model_digest(job), parts[0].counters, tuple(files), job, parts[0].corpus)
 
 
-def complete(
-    directory: Path, manifest: Manifest | Mapping[str, Any], keep: int, way_back: str = ""
-) -> Path:
+def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int, way_back: str = "") -> Path:
     """Make the ``.partial`` folder ``directory`` a checkpoint, then remove all but the newest ``keep`` and the folder ``way_back``.
 
     Durable when it returns, and done once however often it is called. Returns the final folder. Raises

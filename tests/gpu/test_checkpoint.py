@@ -25,16 +25,12 @@ def test_the_copy_is_made_before_the_next_update(tmp_path: Path) -> None:
     job = small_job("llama", checkpoint={"every": 2, "dir": str(tmp_path)})
     store = Store(load_spec(job), device)
     held = holdings_of([Segment("node-1/0", Range(0, store.spec.num_layers))])
-    store.adopt(
-        held["node-1/0"], {bucket: store.fresh(bucket) for bucket in store.needed(held["node-1/0"])}
-    )
+    store.adopt(held["node-1/0"], {bucket: store.fresh(bucket) for bucket in store.needed(held["node-1/0"])})
     layout = Layout(1, store.spec.num_layers, held, ())
     for update in range(UPDATES):
         before = {bucket: [t.cpu() for t in state.tensors()] for bucket, state in store.buckets.items()}
         counters = Counters(update, update, update)
-        share = take_share(
-            "node-1/0", "job-1", job, store, layout, {"node-1/0"}, counters, "", copied=True
-        )
+        share = take_share("node-1/0", "job-1", job, store, layout, {"node-1/0"}, counters, "", copied=True)
         share.settle()
         with torch.no_grad():
             for state in store.buckets.values():

@@ -423,4 +423,3 @@ class SimExecutor(Executor):
         outcome = super()._update(vote)
         world.committed(self.sim, was, outcome, self.store.weights())
         return outcome
-

@@ -203,7 +203,9 @@ def test_written_once_more_while_it_is_completed(
     assert all(written.values())
 
 
-def test_a_writer_that_stops_in_the_middle_leaves_nothing_that_counts(spec: ModelSpec, tmp_path: Path) -> None:
+def test_a_writer_that_stops_in_the_middle_leaves_nothing_that_counts(
+    spec: ModelSpec, tmp_path: Path
+) -> None:
     seen: list[list[str]] = []
 
     def stop() -> None:
@@ -251,5 +253,8 @@ def test_the_way_back_stays_until_the_journal_knows_a_newer_one(spec: ModelSpec,
 
 def test_a_folder_that_was_given_up_meanwhile_is_no_error(spec: ModelSpec, tmp_path: Path) -> None:
     directory = tmp_path / "step-00000007.partial"
-    assert write_bucket(directory, spec.buckets[1], *state(spec, 1), halfway=lambda: shutil.rmtree(directory)) is None
+    assert (
+        write_bucket(directory, spec.buckets[1], *state(spec, 1), halfway=lambda: shutil.rmtree(directory))
+        is None
+    )
     assert not directory.exists()

@@ -60,7 +60,9 @@ def share_of(store: Store, tmp_path: Path, *, copied: bool = True, step: int = 2
     job = msgspec.structs.replace(JOB, checkpoint=place)
     held = holdings_of([Segment("n/0", Range(0, store.spec.num_layers))])
     layout = Layout(1, store.spec.num_layers, held, ())
-    return take_share("n/0", "job-1", job, store, layout, {"n/0"}, Counters(step, step, step), "", copied=copied)
+    return take_share(
+        "n/0", "job-1", job, store, layout, {"n/0"}, Counters(step, step, step), "", copied=copied
+    )
 
 
 def spoil(store: Store) -> None:
@@ -79,7 +81,9 @@ def written_params(store: Store, folder: Path) -> list[torch.Tensor]:
     return found
 
 
-def test_training_goes_on_and_what_is_written_is_the_state_at_the_boundary(store: Store, tmp_path: Path) -> None:
+def test_training_goes_on_and_what_is_written_is_the_state_at_the_boundary(
+    store: Store, tmp_path: Path
+) -> None:
     told: list[CheckpointPart] = []
     woken = threading.Event()
     gate = Gate(tmp_path)
@@ -203,4 +207,3 @@ def test_what_is_due(given: Vote, step: int, wanted: Due) -> None:
 def test_a_step_that_is_repeated_is_not_written_again() -> None:
     assert due_after(JOB, Vote({}, {}, overflow=True), 2) == Due()
     assert due_after(JOB, Vote({}, {}, overflow=True, flags=Flags(checkpoint=True)), 2) == Due(begins=True)
-
