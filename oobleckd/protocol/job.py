@@ -120,7 +120,8 @@ class FaultTolerance(_Table, frozen=True):
         PolicyName,
         Meta(
             description="What follows a loss. oobleck: a new plan on all nodes, with copies. slipstream: peers compute "
-            "what the dead would have, nothing is moved until a node can take its place."
+            "what the dead would have, nothing is moved until a node can take its place. varuna: back to the "
+            "last checkpoint, and on with the best depth x width for the nodes that are left."
         ),
     ] = "oobleck"
 
