@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # The programs started here are many, and compiling our modules anew is a tenth of what each imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-gpu check fmt docs bench chaos chaos-matrix chaos-points quiet lossy soak
+.PHONY: help setup demo test test-gpu check fmt docs bench chaos chaos-matrix chaos-points chaos-torn quiet lossy soak
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -75,3 +75,7 @@ lossy: setup ## the same over two network namespaces with lost and late packets 
 soak: SEEDS ?= 5000
 soak: setup ## bad weather in simulated worlds; SEEDS=50000 for so many
 	$(BIN)/python benchmarks/soak.py --seeds $(SEEDS)
+
+chaos-torn: setup ## a writer killed in the middle of a checkpoint file, 20 times
+	$(BIN)/python benchmarks/chaos.py --torn 20
+

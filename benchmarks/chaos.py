@@ -7,6 +7,7 @@ python benchmarks/chaos.py --devices 2         only on nodes of two devices (els
 python benchmarks/chaos.py --matrix [--cell N] every phase x victim x one or two at once
 python benchmarks/chaos.py --manner slipstream-decoupled-2-flushed   only so (else as the seed or the cell has it)
 python benchmarks/chaos.py --points --seeds 30 deaths inside a backup, a validation and a copy, in all manners in turn
+python benchmarks/chaos.py --torn 20              a writer killed in the middle of a checkpoint file, 20 times
 python benchmarks/chaos.py --daemon --seeds 20 kill -9 of the daemon in the middle of training
 """
 
@@ -28,6 +29,7 @@ from tests.helpers.manners import BY_NAME, manner_of
 from tests.helpers.matrix import NODES as MATRIX_NODES
 from tests.helpers.matrix import all_cells, every_cell, run_cell
 from tests.helpers.points import manner_of_points, point_seed
+from tests.helpers.torn import manner_of_torn, torn_seed
 
 NODES = 5
 TWO_DEVICE_NODES = 3
@@ -52,6 +54,9 @@ def main() -> int:
     )
     parser.add_argument(
         "--points", action="store_true", help="deaths at the points of an update and of a copy"
+    )
+    parser.add_argument(
+        "--torn", type=int, default=0, help="so many kills in the middle of a checkpoint file"
     )
     parser.add_argument("--manner", choices=sorted(BY_NAME), help="of the jobs")
     args = parser.parse_args()
@@ -111,18 +116,22 @@ def seeds(clusters: Clusters, args: argparse.Namespace) -> tuple[int, int]:
     failed = total = 0
     flags = (" --daemon" if args.daemon else "") + (" --with-node" if args.with_node else "")
     flags += " --points" if args.points else ""
+    flags += " --torn 1" if args.torn else ""
     flags += f" --devices {args.devices}" if args.devices else ""
     flags += f" --manner {args.manner}" if args.manner else ""
     flags += "" if args.hows == ",".join(HOWS) else f" --hows {args.hows}"
-    last = args.seeds or sys.maxsize
+    last = args.torn or args.seeds or sys.maxsize
     for seed in [args.seed] if args.seed is not None else range(last):
         total += 1
-        cluster = clusters.of(MATRIX_NODES) if args.points else clusters.for_seed(seed, args.devices)
-        drawn = manner_of_points(seed) if args.points else manner_of(seed)
+        devices = 1 if args.torn else args.devices
+        cluster = clusters.of(MATRIX_NODES) if args.points else clusters.for_seed(seed, devices)
+        drawn = (manner_of_points if args.points else manner_of_torn if args.torn else manner_of)(seed)
         manner = BY_NAME[args.manner] if args.manner else drawn
         try:
             if args.points:
                 story = point_seed(cluster, seed, manner)
+            elif args.torn:
+                story = torn_seed(cluster, seed, manner)
             elif args.daemon:
                 story = daemon_seed(cluster, seed, with_node=args.with_node, manner=manner)
             else:

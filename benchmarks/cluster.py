@@ -177,6 +177,7 @@ def job_of(
         "fault_tolerance": {"f": f, "policy": policy},
         "schedule": {**(schedule or {})},
         "resources": {"min_pipeline_nodes": depth, "max_nodes": max_nodes},
+        "checkpoint": {"every": 0},  # steps are measured, not a checkpoint now and then
     }  # fmt: skip
     return parse_job(raw)
 

@@ -95,6 +95,7 @@ def job_of(name: str, shape: Shape, schedule: str) -> Job:
                 "min_pipeline_nodes": shape.stages,
                 "max_nodes": shape.stages * shape.pipelines,
             },
+            "checkpoint": {"every": 0},
         }
     )
 

@@ -105,6 +105,7 @@ def job_of(name: str, shape: Shape, steps: int) -> Job:
             "train": train,
             "fault_tolerance": {"f": shape.copies - 1},
             "resources": {"min_pipeline_nodes": shape.depth, "max_nodes": shape.depth * shape.copies},
+            "checkpoint": {"every": 0},
         }
     )
 

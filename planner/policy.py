@@ -16,6 +16,9 @@ from planner.profile import NOTHING, Held, Profile
 REROUTING = frozenset({"adaptive", "slipstream"})
 """Policies under which a job goes on with detours after a loss, instead of stopping for a new plan at the next
 boundary. By name, since the daemon's loop does not import the policies (scipy)."""
+ROLLING_BACK = frozenset({"varuna"})
+"""Policies under which every loss leads back to the last checkpoint, and whatever changes the plan goes by way of one: no
+layer is ever copied from a device to another. By name, too."""
 
 HORIZON_STEPS = 100.0
 """For so many steps a plan is chosen where nobody knows how long it is until the next loss."""
@@ -95,10 +98,13 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class Policy(Protocol):
-    """A recovery policy. ``reroutes``: after a loss the job goes on with detours (``REROUTING``)."""
+    """A recovery policy. ``reroutes``: after a loss the job goes on with detours (``REROUTING``). ``rolls_back``: it goes
+    back to a checkpoint (``ROLLING_BACK``).
+    """
 
     name: str
     reroutes: bool
+    rolls_back: bool
 
     def prepare(self, setup: Setup) -> tuple[Template, ...]:
         """Templates for n0, n0+1, …, n_max nodes. Raises PlanError when no number of nodes fits."""

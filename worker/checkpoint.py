@@ -1,30 +1,30 @@
 """Bucket files of a checkpoint: weights, moments and scales of one bucket in one safetensors file.
 
-Owns writing (durable, under a temporary name first) and reading (size, hash, names and shapes checked). The
+Owns writing (tensor by tensor, durable, under a temporary name first) and reading (size, hash, names and shapes checked). The
 manifest and the folder's life are in ``oobleckd.protocol.checkpoint``. Nothing here is a pickle.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from oobleckd.protocol.checkpoint import (
     FORMAT,
     MANIFEST,
     PARTIAL,
+    TEMPORARY,
     Manifest,
-    is_complete,
     step_name,
     sync_directory,
 )
@@ -44,6 +44,8 @@ __all__ = [
 _KINDS = ("param", "exp_avg", "exp_avg_sq")
 _CHECK_DISK = "check that checkpoint.dir is a folder that every node can write, with space left"
 _USE_OTHER = "resume from another checkpoint of the job"
+_ALIGNED_TO = 8
+_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ class Loaded:
     exponents: tuple[int, ...]
 
 
+Written = tuple[str, int, str, dict[str, str]]
+"""File name, size in bytes, SHA-256 of the file, and tensor name -> SHA-256 of its bytes."""
+
+
 def write_bucket(
     directory: Path,
     bucket: Bucket,
@@ -63,12 +69,13 @@ def write_bucket(
     exp_avgs: Sequence[Tensor],
     exp_avg_sqs: Sequence[Tensor],
     exponents: Sequence[int],
-) -> tuple[str, int, str, dict[str, str]] | None:
-    """Write one bucket into ``directory`` (made if need be), synced to disk.
+    halfway: Callable[[], object] = lambda: None,
+) -> Written | None:
+    """Write one bucket into ``directory`` (made if need be), synced to disk. ``halfway`` is called in the middle of the file, and
+    may raise to stop: nothing is left then.
 
-    Returns file name, size in bytes, SHA-256 of the file, and tensor name -> SHA-256 of its bytes; None where the
-    checkpoint was completed while this was written: after a loss buckets are written once more, and what was there
-    may have been enough. Raises UserError when the disk refuses.
+    None where the folder is gone meanwhile: the checkpoint was completed (after a loss buckets are written once more, and what was
+    there may have been enough), or given up for a newer one. Raises UserError when the disk refuses.
     """
     groups = zip(_KINDS, (params, exp_avgs, exp_avg_sqs), strict=True)
     tensors = {
@@ -76,28 +83,67 @@ def write_bucket(
         for kind, group in groups
         for key, tensor in zip(bucket.keys, group, strict=True)
     }
-    metadata = {"exponents": msgspec.json.encode(list(exponents)).decode()}
     name = f"bucket-{bucket.index:05d}.safetensors"
-    temporary = directory / f"{name}.{os.getpid()}.tmp"
+    # Unlike any other, also of this process: a share that was given up may still be at the same file.
+    temporary = directory / f"{name}.{os.getpid()}-{next(_NUMBERS)}{TEMPORARY}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, temporary, metadata)
-        temporary.chmod(0o644)  # who may enter the folder may read it
-        with temporary.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-        num_bytes = temporary.stat().st_size
+    except OSError as error:
+        raise _cannot_be_written(directory / name, error) from error
+    try:
+        num_bytes, digest, hashes = _fill(temporary, tensors, exponents, halfway)
         temporary.replace(directory / name)
         sync_directory(directory)
-    except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            temporary.unlink()
-        gone = isinstance(error, FileNotFoundError) or not directory.exists()
-        if gone and is_complete(directory):
-            return None
-        raise UserError(f"checkpoint: {directory / name} cannot be written: {error}", _CHECK_DISK) from error
-    hashes = {name: hashlib.sha256(tensor.numpy().data).hexdigest() for name, tensor in tensors.items()}
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _cannot_be_written(directory / name, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
     return name, num_bytes, digest, hashes
+
+
+def _fill(
+    path: Path, tensors: Mapping[str, Tensor], exponents: Sequence[int], halfway: Callable[[], object]
+) -> tuple[int, str, dict[str, str]]:
+    """Write and sync ``path``; its size, its SHA-256, and that of each tensor. Hashed on the way: no file is read again."""
+    names = sorted(tensors)
+    whole, hashes = hashlib.sha256(), {}
+    with path.open("wb") as file:
+        os.fchmod(file.fileno(), 0o644)  # who may enter the folder may read it
+        head = _header(tensors, exponents)
+        file.write(head)
+        whole.update(head)
+        for position, name in enumerate(names):
+            if position == len(names) // 2:
+                file.flush()
+                halfway()
+            data = tensors[name].reshape(-1).view(torch.uint8).numpy().data
+            file.write(data)
+            whole.update(data)
+            hashes[name] = hashlib.sha256(data).hexdigest()
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell(), whole.hexdigest(), hashes
+
+
+def _header(tensors: Mapping[str, Tensor], exponents: Sequence[int]) -> bytes:
+    """What a safetensors file begins with: the length of a JSON table, and the table: where each tensor lies behind it."""
+    table: dict[str, object] = {"__metadata__": {"exponents": msgspec.json.encode(list(exponents)).decode()}}
+    begin = 0
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        assert tensor.dtype == torch.float32, f"{name} is {tensor.dtype}"
+        end = begin + tensor.nbytes
+        table[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin = end
+    text = msgspec.json.encode(table)
+    text += b" " * (-len(text) % _ALIGNED_TO)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _cannot_be_written(path: Path, error: OSError) -> UserError:
+    return UserError(f"checkpoint: {path} cannot be written: {error}", _CHECK_DISK)
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -21,7 +21,8 @@ def union(votes: Iterable[Vote]) -> Vote:
     """All that several votes of one round say together. Raises ReplicasDisagree."""
     norms: dict[int, tuple[float, ...]] = {}
     losses: dict[int, float] = {}
-    nan = overflow = hold = checkpoint = False
+    nan = overflow = False
+    flags = Flags()
     for vote in votes:
         for bucket, values in vote.norms.items():
             if norms.setdefault(bucket, values) != values and not (vote.nan or vote.overflow):
@@ -29,9 +30,8 @@ def union(votes: Iterable[Vote]) -> Vote:
         losses.update(vote.losses)
         nan |= vote.nan
         overflow |= vote.overflow
-        hold |= vote.flags.hold
-        checkpoint |= vote.flags.checkpoint
-    return Vote(norms, losses, nan, overflow, Flags(hold, checkpoint))
+        flags |= vote.flags
+    return Vote(norms, losses, nan, overflow, flags)
 
 
 def outcome_of(vote: Vote) -> Outcome:

@@ -58,6 +58,7 @@ from worker.store import Store
 from worker.tasks import order_of
 from worker.transport import Transport
 from worker.turn import Turn
+from worker.writer import Beside
 
 SDC_HINT = "a device computes wrong bits: find it with a memory and burn-in test; resume from a checkpoint"
 _log = logging.getLogger(__name__)
@@ -226,7 +227,7 @@ class DeviceProcess:
         store = Store(load_spec(job), self.torch_device)
         self.executor = Executor(
             self.place.device, job_id, job, store, open_corpus(job), self.post, self.faults, self.tell,
-            self.pulse, self.turn.aside,
+            self.pulse, self.turn.aside, Beside(self.tell, self.faults, self.mailbox.wake),
         )  # fmt: skip
         return self.executor
 
@@ -248,7 +249,7 @@ class DeviceProcess:
         gone = self.transport.peers() - deployment.message.layout.holdings.keys()
         self._forget(gone)
         if deployment.layers is None:
-            self._release()
+            self._release(abandon=False)  # its share of a checkpoint is wanted as before
         else:
             message = deployment.message
             self.executor.adopt(message.layout, message.counters, order_of(message.ops))
@@ -275,10 +276,12 @@ class DeviceProcess:
         executor = self.executor
         if executor is None or message.epoch < executor.commit.answered:
             return
-        was = executor.flags
-        executor.flags = Flags(was.hold or message.flags.hold, was.checkpoint or message.flags.checkpoint)
+        known = message.round >= executor.checkpointed  # else one was begun since this was said
+        executor.flags |= Flags(message.flags.hold, message.flags.checkpoint and known)
 
-    def _release(self) -> None:
+    def _release(self, *, abandon: bool = True) -> None:
+        if self.executor is not None and abandon:
+            self.executor.writer.abandon()
         self.executor, self.deployment, self.job_id = None, None, ""
         self.post.purge(lambda _: True)
         self.plane.leave()

@@ -31,12 +31,13 @@ from worker.passes import Clock, Given, Means, Passes
 from worker.post import Post
 from worker.pulse import Pulse
 from worker.reduce import Contribution, Reducer
-from worker.snapshot import ledger_digest, write_share
+from worker.snapshot import Due, Share, due_after, ledger_digest, take_share
 from worker.stagger import Foresight, goes_through, restore, save
 from worker.store import Saved, Store
 from worker.tasks import Order
 from worker.turn import Aside
 from worker.update import apply_update, global_norm
+from worker.writer import Inline, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,15 @@ class Executor:
         tell: Callable[[FromWorker], None],
         pulse: Pulse | None = None,
         aside: Aside = nullcontext,
+        writer: Writer | None = None,
     ) -> None:
         self.device, self.job_id, self.job = device, job_id, job
         self.store, self.corpus, self.post, self.faults, self.tell = store, corpus, post, faults, tell
         self.pulse = pulse or Pulse()
+        self.writer = writer or Inline(tell, faults)
+        self.share: Share | None = None
+        self.due = Due()
+        self.checkpointed = 0  # the first round after the boundary of the last one
         self.layout = Layout(0, store.spec.num_layers, {}, ())
         self.dead: frozenset[str] = frozenset()
         self.detours: Detours | None = None
@@ -148,8 +154,9 @@ class Executor:
     # ------------------------------------------------------------------ one piece of work
 
     def advance(self) -> bool:
-        """Do one piece of work; False if everything waits for others or the device holds."""
-        if self.holding:
+        """Do one piece of work; False if everything waits for others or for the disk, or the device holds. Raises UserError."""
+        self.writer.check()
+        if self.holding or self.writer.blocks:
             return False
         heard = self._hear()
         if not self.commit.frozen:
@@ -196,7 +203,8 @@ class Executor:
 
     def _vote(self) -> None:
         vote = self.reducer.vote()
-        self.commit.cast(Vote(vote.norms, vote.losses, vote.nan, vote.overflow, self.flags))
+        flags = self.flags | Flags(writing=self.writer.busy)
+        self.commit.cast(Vote(vote.norms, vote.losses, vote.nan, vote.overflow, flags))
         self._send_vote()
         self.faults.reach("reduced", self.counters.round)
         if self._may_hurry(vote):
@@ -235,6 +243,7 @@ class Executor:
         if self.hurried is None:
             return {}
         hurried, self.hurried = self.hurried, None
+        self._settle()
         restore(self.store, hurried.saved)
         return hurried.ahead.taken
 
@@ -249,16 +258,16 @@ class Executor:
             self.faults.reach("validate", self.counters.round)
         if hurried is not None and self.late:
             self.returned = self._take_back()
+        self.due = due_after(self.job, vote, _after(self.counters, outcome_of(vote)).step)
         with self.pulse.doing("U", units=max(1, len(self.store.layers))):
-            outcome = self._update(vote)
+            self._update(vote)
         hold = self.hold_next or vote.flags.hold or self.finished
-        due = self._checkpoint_due(vote, outcome)
         self.commit.advance(vote)
         done, after = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
         self.flags = Flags(after.hold and not done.hold, after.checkpoint and not done.checkpoint)
         self.hold_next = False
         self._begin(self._begun(hold=hold))
-        if due:
+        if self.due.begins:
             self.write_checkpoint()
         return hold
 
@@ -291,6 +300,7 @@ class Executor:
 
     def _apply(self, scale: float) -> None:
         """Make the update of the present round, with ``scale`` times its gradients."""
+        self._settle()
         apply_update(self.job, self.store, self.reducer.reduced, scale, self.counters, self.faults)
 
     def _tell_step_done(self, vote: Vote, outcome: Outcome, norm: float, lr: float) -> None:
@@ -314,13 +324,10 @@ class Executor:
                 self.now.clock.forwards,
                 early=self.now.clock.early,
                 taken_back=self.now.clock.early and self.hurried is None,
+                checkpoint=self.due.begins,
+                skipped=self.due.skipped,
             )
         )
-
-    def _checkpoint_due(self, vote: Vote, outcome: Outcome) -> bool:
-        every = self.job.checkpoint.every
-        periodic = bool(every) and self.counters.step % every == 0 and outcome != "repeated"
-        return periodic or vote.flags.checkpoint or self.finished
 
     def hold(self) -> None:
         """Stop before the present round and say so."""
@@ -328,15 +335,22 @@ class Executor:
         self.tell(Held(self.device, self.commit.epoch, self.counters, self.finished))
 
     def write_checkpoint(self) -> None:
-        """Write this device's share of the state at this boundary."""
+        """Begin to write this device's share of the state at this boundary: of a copy, where the plan has room for one."""
         live = frozenset(self.layout.holdings) - self.dead
-        corpus = self.corpus.digest
+        copied = self.job.checkpoint.every != 0 and not self.finished and not self.writer.busy
         with self.pulse.doing("checkpoint", units=0):
-            for part in write_share(
-                self.device, self.job_id, self.job, self.store, self.layout, live, self.counters, corpus
-            ):
-                self.faults.reach("checkpoint", self.counters.round)
-                self.tell(part)
+            self.share = take_share(
+                self.device, self.job_id, self.job, self.store, self.layout, live, self.counters,
+                self.corpus.digest, copied=copied,
+            )  # fmt: skip
+            self.checkpointed = self.counters.round
+            self.writer.begin(self.share)
+
+    def _settle(self) -> None:
+        """The state is about to change."""
+        if self.share is not None:
+            self.share.settle()
+            self.share = None
 
     # ------------------------------------------------------------------ failures
 

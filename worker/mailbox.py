@@ -113,6 +113,11 @@ class Mailbox:
         with self._changed:
             self._controls.remove(control)
 
+    def wake(self) -> None:
+        """Something else happened that the one who waits must look at."""
+        with self._changed:
+            self._arrived()
+
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep until something has arrived since the last ``wait``; whether it has (False: ``timeout`` s passed)."""
         with self._changed:

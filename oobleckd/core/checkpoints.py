@@ -1,7 +1,7 @@
 """Checkpoints as devices write them: parts collected until all buckets are there, then made whole.
 
-Devices write on their own, after the same round; this owns only the book-keeping. A checkpoint whose
-writer died before its part was told is abandoned at the next boundary.
+Devices write beside training, the state after the same round; this owns the book-keeping, and whether another one is wanted. One whose writer
+died before all its parts were told stays incomplete, which is certain once a newer one is complete.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 
 import msgspec
 
+from oobleckd.core import cadence
 from oobleckd.core.context import Core
 from oobleckd.core.entries import CheckpointWritten
 from oobleckd.core.events import ManifestWritten, WriteManifest
@@ -32,20 +33,24 @@ def on_part(core: Core, message: CheckpointPart) -> None:
     known = job.checkpoint and message.counters.round <= job.checkpoint_counters.round
     # A device tells a step before the parts that follow it: others are of a history that was given up.
     stale = message.counters.round > job.counters.round or message.counters.step > job.counters.step
-    if known or stale:
+    if known or stale or message.counters.round <= job.began:
         ack(core, job, message.device)
         return
     if message.directory in run.completing:
         return  # acknowledged once the checkpoint is on disk
     parts = run.parts.setdefault(message.directory, {})
+    if any(part.counters.round > message.counters.round for part in parts.values()):
+        return  # told late, of an abandoned try at the same step
     if any(part.counters.round < message.counters.round for part in parts.values()):
-        parts.clear()  # an abandoned try at the same step
+        parts.clear()
     parts[message.bucket] = message
     if len(parts) == message.num_buckets:
         manifest = manifest_of(job.spec, [parts[bucket] for bucket in sorted(parts)])
         keep = job.spec.checkpoint.keep
         run.completing.add(message.directory)
-        core.outbox.append(WriteManifest(message.directory, msgspec.to_builtins(manifest), keep))
+        core.outbox.append(
+            WriteManifest(message.directory, msgspec.to_builtins(manifest), keep, job.checkpoint)
+        )
 
 
 def on_manifest(core: Core, event: ManifestWritten) -> None:
@@ -64,6 +69,7 @@ def on_manifest(core: Core, event: ManifestWritten) -> None:
 
 
 def _give_up(core: Core, run: Run, event: ManifestWritten) -> None:
+    run.begun = None
     text = f"{run.job.id}: the checkpoint in {event.directory} cannot be completed: {event.error}"
     core.announce("checkpoint", text, (f"job:{run.job.id}",), level="error", job=run.job.id)
 
@@ -72,11 +78,9 @@ def _completed(core: Core, run: Run, directory: str, counters: Counters) -> None
     job = run.job
     final = directory.removesuffix(".partial")
     core.record(CheckpointWritten(job.id, counters, final, core.now))
-    run.parts = {
-        where: others
-        for where, others in run.parts.items()
-        if where in run.completing or others[min(others)].counters.round > counters.round
-    }
+    if run.begun is not None and run.begun.round <= counters.round:
+        run.begun = None
+    _abandon_older(core, run, counters)
     if counters.step >= run.want_checkpoint:
         run.want_checkpoint = -1
     text = f"{job.id}: checkpoint of step {counters.step} in {final}"
@@ -91,21 +95,55 @@ def first_incomplete(run: Run) -> int:
     One that nobody completes does not hold back acknowledgements for ever.
     """
     rounds = [parts[min(parts)].counters.round for parts in run.parts.values()]
+    rounds += [run.begun.round] if run.begun is not None else []
     fresh = [round_ for round_ in rounds if round_ > run.job.counters.round - STALE_ROUNDS]
     return min(fresh, default=sys.maxsize)
 
 
-def abandon_incomplete(core: Core, run: Run) -> None:
-    """All devices hold, so every part that will ever be told has been."""
-    incomplete = {where: parts for where, parts in run.parts.items() if where not in run.completing}
-    for directory, parts in sorted(incomplete.items()):
-        del run.parts[directory]
+def _abandon_older(core: Core, run: Run, counters: Counters) -> None:
+    """A checkpoint of ``counters`` is complete: what is not, of a step before it, never will be."""
+    for directory, parts in sorted(run.parts.items()):
         part = parts[min(parts)]
+        if directory in run.completing or part.counters.round > counters.round:
+            continue
+        del run.parts[directory]
         text = (
             f"{run.job.id}: the checkpoint of step {part.counters.step} in {directory} stays incomplete: "
             f"{len(parts)} of {part.num_buckets} parts were written"
         )
         core.announce("checkpoint", text, (f"job:{run.job.id}",), level="warn", job=run.job.id)
+
+
+def wanted(run: Run) -> bool:
+    """Whether one is to be begun at the next boundary: none is under way, and somebody asked or it is time."""
+    return run.begun is None and (run.want_checkpoint >= 0 or cadence.due(run.job))
+
+
+def begun(run: Run, counters: Counters) -> None:
+    """The devices begin to write the state of the boundary ``counters``."""
+    run.begun = counters
+
+
+def skipped(core: Core, run: Run, counters: Counters) -> None:
+    """One was due at the boundary ``counters``, and the one before is still being written: said once for each of these."""
+    if run.begun is None or run.skipped_for == run.begun.step:
+        return
+    run.skipped_for = run.begun.step
+    text = (
+        f"{run.job.id}: no checkpoint of step {counters.step}: that of step {run.begun.step} is still being written "
+        "(checkpoint.every is shorter than that takes)"
+    )
+    core.announce("checkpoint", text, (f"job:{run.job.id}",), level="warn", job=run.job.id)
+
+
+def saving(run: Run) -> bool:
+    """Whether the state of the present boundary is on its way to the disk."""
+    return bool(run.completing) or (run.begun is not None and run.begun.round == run.job.counters.round)
+
+
+def saved(job: JobRecord) -> bool:
+    """Whether the state of the present boundary is in a checkpoint."""
+    return bool(job.checkpoint) and job.checkpoint_counters.step == job.counters.step
 
 
 def ack(core: Core, job: JobRecord, device_or_node: str) -> None:

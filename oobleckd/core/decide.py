@@ -182,7 +182,8 @@ def _union(votes: Iterable[Vote | None]) -> Vote:
     """All that votes of one round say together; replicas agree, so the first word stands."""
     norms: dict[int, tuple[float, ...]] = {}
     losses: dict[int, float] = {}
-    nan = overflow = hold = checkpoint = False
+    nan = overflow = False
+    flags = Flags()
     for vote in votes:
         assert vote is not None, "a device past a round knows the votes that it committed with"
         for bucket, values in vote.norms.items():
@@ -191,8 +192,5 @@ def _union(votes: Iterable[Vote | None]) -> Vote:
             losses.setdefault(micro_batch, loss)
         nan |= vote.nan
         overflow |= vote.overflow
-        hold |= vote.flags.hold
-        checkpoint |= vote.flags.checkpoint
-    return Vote(
-        dict(sorted(norms.items())), dict(sorted(losses.items())), nan, overflow, Flags(hold, checkpoint)
-    )
+        flags |= vote.flags
+    return Vote(dict(sorted(norms.items())), dict(sorted(losses.items())), nan, overflow, flags)

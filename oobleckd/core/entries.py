@@ -11,7 +11,7 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from oobleckd.core.state import JobRecord, State, Step
+from oobleckd.core.state import RECENT_STEPS, JobRecord, State, Step, Written
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.job import Job
@@ -128,7 +128,7 @@ class StepEntry(Entry, frozen=True):
 
 
 class RolledBack(Entry, frozen=True):
-    """A layer's last copy is gone: training goes on at ``counters`` from ``source``; later steps do not count."""
+    """A layer's last copy is gone, or the policy rolls back: training goes on at ``counters`` from ``source``; later steps do not count."""
 
     job: str
     source: str
@@ -277,20 +277,32 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             job.layout, job.plan, job.lives = entry.layout, entry.plan, entry.lives
             job.dead, job.settled, job.detours = (), (), None
             job.offered, job.counters = entry.offered, entry.counters
+            job.deployed_at = entry.at if job.deployed_at is None else job.deployed_at
         case Detoured():
             job.settled, job.detours, job.offered = job.dead, entry.detours, ()
         case RolledBack():
             job.undeploy(entry.source)
             job.counters = entry.counters
             job.steps_lost += entry.steps_lost
-            job.fence = job.epoch
+            job.fence, job.began = job.epoch, entry.counters.round
+            job.rollbacks += 1
+            job.written = [each for each in job.written if each.until <= entry.counters.step]
             job.steps = [step for step in job.steps if step.step < entry.counters.step]
         case Released():
             job.undeploy(entry.source)
         case CheckpointWritten():
             job.checkpoint, job.checkpoint_counters = entry.directory, entry.counters
+            _written(job, entry)
         case _:
             assert_never(entry)
+
+
+def _written(job: JobRecord, entry: CheckpointWritten) -> None:
+    """Between which steps a checkpoint was written, and for how long: what it cost shows in these."""
+    first = entry.counters.step - job.start.step
+    if 0 < first <= len(job.steps):
+        took_s = max(0.0, entry.at - job.steps[first - 1].at)
+        job.written = [*job.written[-RECENT_STEPS:], Written(entry.counters.step, job.counters.step, took_s)]
 
 
 def _step(job: JobRecord, entry: StepEntry) -> None:

@@ -117,11 +117,14 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """Complete the checkpoint in ``directory`` (rename its parts into place), then prune to ``keep``."""
+    """Complete the checkpoint in ``directory`` (rename its parts into place), then prune to ``keep``; but ``way_back`` stays,
+    as it is the one that the journal knows.
+    """
 
     directory: str
     manifest: dict[str, Any]
     keep: int
+    way_back: str = ""
 
 
 Command = Tell | Reply | MakePlan | Record | Announce | WriteManifest

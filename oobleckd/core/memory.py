@@ -41,9 +41,11 @@ def _on_host(node: Node) -> list[DeviceInfo]:
 
 def held_besides(job: Job, profile: Profile) -> Held:
     """What a device of ``job`` holds besides its stage: all that it sent in a step, where its memory is the host's;
-    and with a staggered update weights and moments as they were (of each parameter 12 bytes of all that live with it).
+    and with a staggered update weights and moments as they were (of each parameter 12 bytes of all that live with it),
+    and once more while a checkpoint of them is written, where its memory is the host's.
     """
     on_host = profile.device.startswith("cpu")
     sent_bytes = profile.kept_bytes(job.num_micro_batches, job.schedule.boundary_bytes) if on_host else 0
-    saved = 12 / (36 if job.train.exact else 28) if job.schedule.update == "staggered" else 0.0
-    return Held(saved, sent_bytes)
+    one = 12 / (36 if job.train.exact else 28)
+    copies = (job.schedule.update == "staggered") + (on_host and job.checkpoint.every != 0)
+    return Held(one * copies, sent_bytes)

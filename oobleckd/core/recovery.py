@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from oobleckd.core import incidents, jobs
 from oobleckd.core.context import Core
-from oobleckd.core.decide import Decision, LostLayers, Standing, decide
+from oobleckd.core.decide import Decision, Standing, decide
 from oobleckd.core.entries import Detoured, EpochRaised, RolledBack
 from oobleckd.core.incident import reopened
 from oobleckd.core.run import Run
@@ -18,7 +18,7 @@ from oobleckd.core.state import JobRecord
 from oobleckd.protocol.messages import Decide, Progress, Release, Report, Resume
 from oobleckd.protocol.parts import Counters
 from planner.plan import Detours, node_of
-from planner.policy import REROUTING
+from planner.policy import REROUTING, ROLLING_BACK
 
 
 def check_lives(core: Core, run: Run) -> None:
@@ -109,12 +109,17 @@ def _evidence_at(core: Core, name: str) -> float:
 
 
 def _ask_reports(core: Core, run: Run, *, ahead: bool = False) -> None:
-    """Ask the survivors; or go back, if nobody can have what is lost."""
+    """Ask the survivors; or go back, if nobody can have what is lost, or the policy has no other way."""
     job = run.job
     assert job.layout is not None
     lost = [layer for layer, copies in enumerate(job.layout.copies(job.dead)) if not copies]
     if lost:
-        go_back(core, run, LostLayers(tuple(lost)))
+        go_back(
+            core, run, f"layer{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} lost the last copy"
+        )
+        return
+    if job.dead and job.spec.fault_tolerance.policy in ROLLING_BACK:
+        go_back(core, run, f"lost {', '.join(_whole(core, job.dead))}")
         return
     run.forget("report")
     for device in job.survivors():
@@ -197,8 +202,8 @@ def decision(run: Run, device: str) -> Decide:
     )
 
 
-def go_back(core: Core, run: Run, lost: LostLayers) -> None:
-    """A layer has no copy left: on from the last checkpoint, or from the start when there is none."""
+def go_back(core: Core, run: Run, why: str) -> None:
+    """On from the last checkpoint, or from the start when there is none: a layer has no copy left, or the policy rolls back."""
     job = run.job
     target, source = job.start, job.source
     if job.checkpoint:
@@ -217,9 +222,8 @@ def go_back(core: Core, run: Run, lost: LostLayers) -> None:
     where = (
         f"the checkpoint of step {target.step}" if source != "init" else "fresh weights: no checkpoint yet"
     )
-    layers = f"layer{'s' if len(lost.layers) > 1 else ''} {', '.join(map(str, lost.layers))}"
     far = f"{steps_lost} step{'' if steps_lost == 1 else 's'}"
-    text = f"{job.id}: {layers} lost the last copy; back {far} to {where}"
+    text = f"{job.id}: {why}; back {far} to {where}"
     story = [f"job:{job.id}"]
     if run.incident is not None:
         run.incident.steps_lost += steps_lost
@@ -275,15 +279,16 @@ def remind(core: Core, run: Run, device: str, *, back: bool) -> None:
     if back and run.measuring == device:
         run.measuring = ""  # the question or its answer may be lost: ask again
     inside = device in run.job.survivors() and run.job.lives[device] == info.life
-    coming = run.candidate is not None and device in run.candidate.deploys
+    candidate = run.candidate
+    coming = candidate is not None and device in candidate.deploys
+    missed = candidate is not None and coming and back and device not in candidate.ready
     # One that never had a place holds nothing. Copies of a deployment to come may be on their way to it already: a Release
     # would take them along. So it would the deployment, where this Hello left before that came.
     fresh = info.job == run.job.id and not info.layout
-    deployed = coming and not (back and device not in run.candidate.ready)
-    if info.job and not (inside or fresh or deployed):
+    if info.job and not (inside or fresh or (coming and not missed)):
         core.tell(device, Release(device, info.job))
-    if run.candidate is not None and coming:
-        if back and device not in run.candidate.ready:
+    if coming:
+        if missed:
             restart_deployment(core, run, device, f"{node_of(device)} was away during a deployment")
     elif inside and run.phase == "report" and device not in run.answers:
         if back and info.epoch >= run.job.epoch:

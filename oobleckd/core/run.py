@@ -13,7 +13,7 @@ from oobleckd.core.incident import Incident
 from oobleckd.core.pace import Paces
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.messages import CheckpointPart, Deploy, Held, LinkDown, Progress, Ready, StepDone
-from oobleckd.protocol.parts import Flags
+from oobleckd.protocol.parts import Counters, Flags
 from planner.plan import Layout, Plan
 from planner.policy import Proposal, Setup, Situation
 
@@ -50,7 +50,8 @@ class Run:
 
     ``resumed_round``: the round that the last ``Resume`` began. ``want_checkpoint``: a user asked for one
     at this step or later (-1: nobody did). ``completing``: directories all of whose parts are here, whose
-    manifest is being written. ``early``: round -> a step told before the ones in front of it.
+    manifest is being written. ``begun``: the boundary whose checkpoint is being written (None: none is, as far as is known);
+    ``skipped_for``: the step of one because of which another was skipped, once people were told. ``early``: round -> a step told before the ones in front of it.
     ``told``: device -> the last round that it told of. ``updates_early``: rounds of devices that were updated before all votes were in, ``updates_taken_back`` those in vain. ``flags``: what
     was last put into the votes. ``stumbled``: joining devices a link of which broke in the
     deployment before this one. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps the policy
@@ -76,6 +77,8 @@ class Run:
     want_checkpoint: int = -1
     parts: dict[str, dict[int, CheckpointPart]] = field(default_factory=dict)
     completing: set[str] = field(default_factory=set)
+    begun: Counters | None = None
+    skipped_for: int = -1
     early: dict[int, StepDone] = field(default_factory=dict)
     paces: Paces = field(default_factory=Paces)
     stumbled: set[str] = field(default_factory=set)
@@ -101,4 +104,4 @@ class Run:
         self.phase = phase
         self.answers, self.held = {}, {}
         self.decision, self.candidate = None, None
-        self.flags, self.flagged_round = Flags(), -1
+        self.flags, self.flagged_round, self.begun = Flags(), -1, None

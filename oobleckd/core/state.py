@@ -19,6 +19,16 @@ HISTORY = 5000
 RECENT_STEPS = 20
 
 
+class Written(msgspec.Struct, frozen=True, gc=False):
+    """A checkpoint that is complete: of the state after ``step`` steps; ``until`` that number of steps, and for ``took_s`` seconds,
+    it was being written.
+    """
+
+    step: int
+    until: int
+    took_s: float
+
+
 class Step(msgspec.Struct, frozen=True, gc=False):
     """A committed step, small enough to keep all of them."""
 
@@ -43,6 +53,8 @@ class JobRecord:
     ``detours`` stand beside the routes of ``layout``; ``settled``: the dead whom they, or nothing more, take care of.
     ``losses``: round -> loss, of every round ever committed, for the check of late and double reports.
     ``fence``: rounds told under an epoch up to it are of a history that was given up.
+    ``began``: the round in which the present one began. ``rollbacks``: ways back to a checkpoint, or to the start.
+    ``deployed_at``: when the first layout was in force. ``written``: checkpoints, oldest first.
     """
 
     id: str
@@ -70,6 +82,10 @@ class JobRecord:
     step_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     steps_lost: int = 0
     fence: int = 0
+    began: int = 0
+    rollbacks: int = 0
+    deployed_at: float | None = None
+    written: list[Written] = field(default_factory=list)
     checkpoint: str = ""
     checkpoint_counters: Counters = field(default_factory=Counters)
     _survivors: tuple[Layout | None, tuple[str, ...], tuple[str, ...]] = field(

@@ -15,7 +15,7 @@ from oobleckd.core.run import Asked, Run
 from oobleckd.protocol.messages import Flag
 from oobleckd.protocol.parts import Flags
 from planner.plan import node_of
-from planner.policy import Proposal, Situation
+from planner.policy import ROLLING_BACK, Proposal, Situation
 
 
 def steer(core: Core) -> None:
@@ -63,7 +63,7 @@ def _mending(core: Core, proposal: Proposal) -> bool:
 def _to_begin(run: Run) -> int:
     """Nodes that the job needs before it is deployed: for all f + 1 copies at its start, for one later on."""
     job = run.job
-    return job.n0 * (job.spec.fault_tolerance.f + 1 if job.epoch == 0 else 1)
+    return job.n0 * (job.spec.fault_tolerance.f + 1 if job.epoch == 0 and not _rolls_back(run) else 1)
 
 
 def _too_few(run: Run, nodes: tuple[str, ...]) -> str:
@@ -93,7 +93,7 @@ def _too_few(run: Run, nodes: tuple[str, ...]) -> str:
 def _while_running(core: Core, run: Run) -> None:
     """Plan ahead, and put into the votes what should happen at the next boundary."""
     job = run.job
-    hold, checkpoint = job.paused, run.want_checkpoint >= 0
+    hold, checkpoint = job.paused, checkpoints.wanted(run)
     if job.unsettled:
         if len(core.candidates(job)) >= job.n0 and not job.paused:
             _proposal(core, run, situation(core, run))
@@ -101,7 +101,9 @@ def _while_running(core: Core, run: Run) -> None:
     if _wants_change(core, run):
         nodes = core.candidates(job)
         if len(nodes) >= job.n0:
-            hold |= _has_use_for(core, run)
+            moves = _has_use_for(core, run)
+            hold |= moves
+            checkpoint |= moves and _rolls_back(run)
         elif _leaving(core, run):
             hold = checkpoint = True
     _flag(core, run, Flags(hold, checkpoint))
@@ -115,7 +117,7 @@ def _flag(core: Core, run: Run, flags: Flags) -> None:
         return
     run.flags, run.flagged_round = flags, run.job.counters.round
     for device in run.job.survivors():
-        core.tell(device, Flag(device, run.job.epoch, flags))
+        core.tell(device, Flag(device, run.job.epoch, flags, run.job.counters.round))
 
 
 def _wants_change(core: Core, run: Run) -> bool:
@@ -169,7 +171,6 @@ def _at_boundary(core: Core, run: Run) -> None:
         if min(job.counters.step, job.checkpoint_counters.step) >= steps and job.checkpoint:
             jobs.end(core, run, "finish")
         return
-    checkpoints.abandon_incomplete(core, run)
     if job.paused:
         if run.incident is not None and not job.unsettled:
             incidents.close(core, run)
@@ -215,23 +216,49 @@ def _change_plan(core: Core, run: Run) -> None:
     if _changes_nothing(run, found[1]):
         _stay(core, run, *found)
         _go_on(core, run)
+    elif _rolls_back(run):
+        _by_checkpoint(core, run)
     elif not _mending(core, found[1]):
         deploy.deploy(core, run, *found)
+
+
+def _rolls_back(run: Run) -> bool:
+    """Whether a new plan loads a checkpoint instead of copying from those who hold the state."""
+    return run.job.spec.fault_tolerance.policy in ROLLING_BACK
+
+
+def _by_checkpoint(core: Core, run: Run) -> None:
+    """All drop what they hold once it is in a checkpoint, and the plan for the present nodes loads that: no step is lost."""
+    job = run.job
+    if checkpoints.saving(run):
+        return  # asked again when it is complete
+    if not checkpoints.saved(job):
+        _go_on(core, run)  # one step more, whose votes bear hold and checkpoint
+        return
+    _let_go(core, run)
+    if job.state == "running":
+        core.move(job, "replan")
+    _before_deployment(core, run)
+
+
+def _let_go(core: Core, run: Run) -> None:
+    """No device holds the job any more: its state is in its checkpoint."""
+    jobs.release(core, run)
+    core.record(Released(run.job.id, run.job.checkpoint, core.now))
+    run.forget("off")
 
 
 def _starve(core: Core, run: Run, nodes: tuple[str, ...]) -> None:
     """Too few nodes are left: wait, with the state where it is safest."""
     job = run.job
-    saved = bool(job.checkpoint) and job.checkpoint_counters.step == job.counters.step
-    if run.completing:
+    saved = checkpoints.saved(job)
+    if checkpoints.saving(run):
         return  # the state of this boundary is about to be on disk: asked again then
     if _leaving(core, run) and not saved and not job.unsettled:
         _go_on(core, run)  # one step more, whose votes bear hold and checkpoint
         return
     if saved:
-        jobs.release(core, run)
-        core.record(Released(job.id, job.checkpoint, core.now))
-        run.forget("off")
+        _let_go(core, run)
     core.move(job, "starve", _too_few(run, nodes))
 
 

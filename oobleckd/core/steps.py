@@ -115,6 +115,10 @@ def _record(core: Core, job: JobRecord, message: StepDone) -> None:
     if core.run is not None and core.run.job is job:
         if message.epoch == job.epoch:
             core.members.witness({node_of(device) for device in job.survivors()}, core.now)
+        if message.checkpoint:
+            checkpoints.begun(core.run, job.counters)
+        if message.skipped:
+            checkpoints.skipped(core, core.run, job.counters)
         incidents.committed(core, core.run)
 
 

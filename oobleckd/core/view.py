@@ -8,6 +8,7 @@ from collections import Counter
 
 import msgspec
 
+from oobleckd.core.cadence import cadence
 from oobleckd.core.context import Core
 from oobleckd.core.membership import Node
 from oobleckd.core.run import Run
@@ -27,6 +28,7 @@ from oobleckd.protocol.api import (
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Spare
 from planner.plan import node_of
+from planner.policy import ROLLING_BACK
 
 
 def digest(spec: Job) -> str:
@@ -185,6 +187,8 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         updates_early=run.updates_early if run else 0,
         updates_taken_back=run.updates_taken_back if run else 0,
         boundary_bytes=_boundary_bytes(job),
+        cadence=cadence(job) if not job.final else None,
+        checkpoint_step=job.checkpoint_counters.step,
     )
 
 
@@ -195,9 +199,13 @@ def _boundary_bytes(job: JobRecord) -> int:
 
 
 def node_tolerance(job: JobRecord) -> int:
-    """How many nodes may be lost at once with a copy of every layer left (-1: not deployed)."""
+    """How many nodes may be lost at once without a way back to a checkpoint (-1: not deployed): as many as leave a copy of every
+    layer, and none where the policy goes back at every loss.
+    """
     if job.layout is None or job.final:
         return -1
+    if job.spec.fault_tolerance.policy in ROLLING_BACK:
+        return 0
     fewest = min(
         len({node_of(device) for device in job.layout.holders(layer) if device not in job.dead})
         for layer in range(job.layout.num_layers)

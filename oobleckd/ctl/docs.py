@@ -116,6 +116,8 @@ _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 def _name(kind: Any) -> str:
     origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _name(args[0])
     if origin is Literal:
         return " or ".join(f"`{value!r}`".replace("'", '"') for value in args)
     if origin is dict:

@@ -146,7 +146,7 @@ class _Teller:
         samples_per_s = self.job.train.global_batch / plan.step_s
         return PlanForecast(
             groups=groups,
-            can_lose=losses_survived(self._copies(plan)),
+            can_lose=self._can_lose(plan),
             idle=len(plan.idle),
             idle_reason=self._why_idle(plan),
             step_s=plan.step_s,
@@ -167,6 +167,7 @@ class _Teller:
             copy_s=loss.copy_s,
             considered=loss.considered,
             reason=loss.reason,
+            rolls_back=self.world.rolls_back,
         )
 
     def guarantee(self, plan: Plan) -> GuaranteeForecast:
@@ -175,17 +176,24 @@ class _Teller:
         promised = guarantee(len(plan.nodes()) + len(plan.idle), self.world.n0, max(self.world.by_size), f)
         return GuaranteeForecast(
             f=f,
-            can_lose=losses_survived(self._copies(plan)),
+            can_lose=self._can_lose(plan),
             n0=self.world.n0,
             n_max=max(self.world.by_size),
             full_down_to=promised.full_down_to,
             idle=tuple((gap.start, gap.stop - 1) for gap in promised.idle),
+            rolls_back=self.world.rolls_back,
         )
 
     def _why_idle(self, plan: Plan) -> str:
         if not plan.idle:
             return ""
+        if self.world.rolls_back:
+            return f"all pipelines are of {len(plan.pipelines[0].nodes)} nodes, and no other depth is faster"
         return why_idle(len(plan.nodes()) + len(plan.idle), self.world.n0, max(self.world.by_size))
+
+    def _can_lose(self, plan: Plan) -> int:
+        """Nodes whose loss leads to no checkpoint, whichever they are."""
+        return 0 if self.world.rolls_back else losses_survived(self._copies(plan))
 
     def _copies(self, plan: Plan) -> int:
         """How many nodes hold the layer that fewest hold."""

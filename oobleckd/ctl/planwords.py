@@ -150,6 +150,12 @@ def _guarantee(promised: GuaranteeForecast) -> dict[str, str]:
     asked = f"asked for {promised.f}" + (
         "" if promised.can_lose >= promised.f else ", which needs more nodes"
     )
+    if promised.rolls_back:
+        return {
+            "can lose": "none without going back to the last checkpoint",
+            "waits": f"below {count(promised.n0, 'node')} (n0)",
+            "sizes": f"all pipelines of one depth, of {promised.n0} to {promised.n_max} nodes",
+        }
     gaps = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in promised.idle)
     return {
         "can lose": f"any {count(promised.can_lose, 'node')} at once ({asked})",
@@ -183,10 +189,16 @@ def _change(change: LossForecast) -> dict[str, str]:
     return {
         "then": _because(change),
         "copies": copied if change.copied_bytes else "nothing",
-        "lost": f"{len(change.lost_layers)} layers: back to the last checkpoint"
-        if change.lost_layers
-        else "nothing",
+        "lost": _lost(change),
     }
+
+
+def _lost(change: LossForecast) -> str:
+    if change.rolls_back:
+        return "the steps since the last checkpoint"
+    return (
+        f"{len(change.lost_layers)} layers: back to the last checkpoint" if change.lost_layers else "nothing"
+    )
 
 
 def _some(names: Sequence[str]) -> str:

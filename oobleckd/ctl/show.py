@@ -12,7 +12,7 @@ from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import described_names
 from oobleckd.ctl.output import NOT_FOUND, emit_fields, emit_item, emit_items, emit_table, fail, tolerance
-from oobleckd.draw.lines import clock, layers, seconds, size
+from oobleckd.draw.lines import clock, count, layers, seconds, size
 from oobleckd.protocol.api import IncidentView, JobView, LayerRange, NodeView, PipelineView, TemplateView
 
 
@@ -186,7 +186,8 @@ def _describe_job(client: Client, job: JobView) -> None:
         "incidents": f"{job.incidents}, {job.steps_lost} steps lost",
         "schedule": _schedule(job),
         "boundaries": f"at most {job.boundary_bytes / 1e6:,.1f} MB kept on a device" if job.boundary_bytes else "not kept",
-        "checkpoint": job.checkpoint,
+        "checkpoint": f"{job.checkpoint} (step {job.checkpoint_step})" if job.checkpoint else "",
+        "cadence": _cadence(job),
         "digest": job.digest,
     })  # fmt: skip
     if job.pipelines:
@@ -196,6 +197,20 @@ def _describe_job(client: Client, job: JobView) -> None:
     if incidents:
         click.echo("incidents:")
         emit_table(_INCIDENT_COLUMNS, [_incident_row(incident) for incident in incidents])
+
+
+def _cadence(job: JobView) -> str:
+    """How often checkpoints are written, and why so often."""
+    every, found = job.spec.checkpoint.every, job.cadence
+    if every == 0:
+        return "at the end and on demand"
+    if every != "auto":
+        return f"every {count(every, 'step')}"
+    if found is None:
+        return "auto"
+    cost = f"one costs {seconds(found.cost_s)}{'' if found.measured else ' as modelled'}"
+    needed = f"one is needed every {seconds(found.mtbf_s)}"
+    return f"auto: every {count(found.steps, 'step')} ({seconds(found.interval_s)}), as {cost} and {needed}"
 
 
 def _schedule(job: JobView) -> str:

@@ -16,7 +16,7 @@ from planner.guarantee import lost_layers, most_pipelines
 from planner.instantiate import instantiate, slowest_s, split_micro_batches, too_few
 from planner.plan import Pipeline, Plan, Transfer, node_of
 from planner.policies import adapt, prepare
-from planner.policy import Setup, Situation
+from planner.policy import ROLLING_BACK, Setup, Situation
 from planner.profile import Profile
 from planner.transfer import copy_s, segments_on
 
@@ -77,6 +77,11 @@ class World:
         """The fewest nodes that hold the model."""
         return min(self.by_size)
 
+    @property
+    def rolls_back(self) -> bool:
+        """Whether every loss leads back to a checkpoint."""
+        return self._policy in ROLLING_BACK
+
     def start(self) -> Plan:
         """The plan on all nodes, as far as the job wants them; in their order, since nobody holds anything
         yet.
@@ -84,6 +89,8 @@ class World:
         Raises PlanError below n0 nodes.
         """
         nodes = self._wanted(self.nodes, ())
+        if self.rolls_back:
+            return adapt(self._policy, self.setup, self.templates, Situation(nodes, {})).plan
         found = instantiate(self.templates, len(nodes), self.setup.f, self.setup.num_micro_batches)
         placed, first = [], 0
         for size in found.sizes:
@@ -100,6 +107,10 @@ class World:
         missing = lost_layers(held.values(), len(self.setup.profile.layers))
         if len(alive) < self.n0:
             return Loss(named, None, missing, (), 0.0, 0, f"waits: {too_few(len(alive), self.n0).problem}")
+        if self.rolls_back:
+            found = adapt(self._policy, self.setup, self.templates, Situation(alive, {}))
+            reason = f"back to the last checkpoint; {found.reason}"
+            return Loss(named, found.plan, (), (), 0.0, len(plan.pipelines), reason)
         touched = self._touched(plan, dead)
         open_ = frozenset(pipeline.nodes for pipeline in touched)
         staying = [pipeline for pipeline in plan.pipelines if pipeline.nodes not in open_]

@@ -235,7 +235,9 @@ class Loop:
         async with self._files:
             for attempt in itertools.count():
                 try:
-                    await asyncio.to_thread(checkpoint.complete, directory, command.manifest, command.keep)
+                    await asyncio.to_thread(
+                        checkpoint.complete, directory, command.manifest, command.keep, command.way_back
+                    )
                 except OSError as error:
                     self._manifest_failed(directory, f"{error}; trying again", say=attempt == 0)
                 except (ValueError, AssertionError) as error:

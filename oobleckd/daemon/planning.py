@@ -26,7 +26,7 @@ from oobleckd.core.events import MakePlan, Planned
 from oobleckd.daemon import poolwork
 from planner.catalogue import Catalogue
 from planner.plan import Template
-from planner.policy import PlanError, Setup
+from planner.policy import ROLLING_BACK, PlanError, Setup
 
 _MOST_PREPARED = 16
 _AHEAD = 32  # numbers of nodes a call: some 0.1 s
@@ -144,7 +144,8 @@ class Planning:
         except Exception as error:  # noqa: BLE001 - a task's boundary: a fault of the planner must not stop the daemon
             _log.exception("planner: %s", request)
             return _failed(request, f"the planner failed: {type(error).__name__}: {error}")
-        self._plan_ahead(prepared, request.setup, num_nodes)
+        if request.policy not in ROLLING_BACK:  # those choose shapes in another way, at once
+            self._plan_ahead(prepared, request.setup, num_nodes)
         return Planned(request.ticket, templates=templates, proposal=proposal)
 
     async def planned_ahead(self) -> None:

@@ -193,13 +193,29 @@ class NodeView(msgspec.Struct, frozen=True):
     spare_bytes: int = 0
 
 
+class CadenceView(msgspec.Struct, frozen=True):
+    """How often a job writes checkpoints with ``checkpoint.every = "auto"``: after so many ``steps``, which are ``interval_s`` seconds.
+
+    ``cost_s``: what one costs training (``measured``, or modelled until then); ``mtbf_s``: mean time between losses that need one;
+    ``write_s``: the longest that one of the last took to be written. Why these make the interval: docs/recovery.md.
+    """
+
+    steps: int
+    interval_s: float
+    cost_s: float
+    mtbf_s: float
+    write_s: float
+    measured: bool
+
+
 class JobView(msgspec.Struct, frozen=True):
     """A job as ``get jobs`` and ``describe`` show it.
 
     ``step`` is the number of committed steps. ``tolerance``: nodes that can still be lost at once
-    without losing a layer (-1 when not deployed), of ``f`` asked for. ``step_s`` is the median of the
+    without going back to a checkpoint (-1 when not deployed), of ``f`` asked for. ``step_s`` is the median of the
     last steps. Of the devices' updates since the daemon's start ``updates_early`` were made before all votes were in (with a
     staggered update), ``updates_taken_back`` of those in vain. ``boundary_bytes``: what a device keeps at most of what it sent.
+    ``cadence``: of its checkpoints, where that is not fixed; ``checkpoint_step``: the steps in the last one.
     """
 
     id: str
@@ -227,6 +243,8 @@ class JobView(msgspec.Struct, frozen=True):
     updates_early: int = 0
     updates_taken_back: int = 0
     boundary_bytes: int = 0
+    cadence: CadenceView | None = None
+    checkpoint_step: int = 0
 
 
 class StepView(msgspec.Struct, frozen=True):

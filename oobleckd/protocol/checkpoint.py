@@ -24,6 +24,7 @@ from oobleckd.protocol.parts import Counters
 FORMAT = 1
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
+TEMPORARY = ".tmp"
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -73,8 +74,8 @@ def manifest_of(job: Job, parts: Sequence[CheckpointPart]) -> Manifest:
     return Manifest(FORMAT, model_digest(job), parts[0].counters, tuple(files), job, parts[0].corpus)
 
 
-def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int) -> Path:
-    """Make the ``.partial`` folder ``directory`` a checkpoint, then remove all but the newest ``keep``.
+def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int, way_back: str = "") -> Path:
+    """Make the ``.partial`` folder ``directory`` a checkpoint, then remove all but the newest ``keep`` and the folder ``way_back``.
 
     Durable when it returns, and done once however often it is called. Returns the final folder. Raises
     OSError when the disk refuses; the folder is then still partial.
@@ -83,16 +84,12 @@ def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int)
         manifest = msgspec.convert(manifest, Manifest)
     final = directory.with_name(directory.name.removesuffix(PARTIAL))
     if directory != final and directory.exists():
+        _tidy(directory, manifest)
         _write_durably(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         _put_in_place(directory, final)
     assert (final / MANIFEST).exists(), f"{final} has no manifest"
-    _prune(final, keep)
+    _prune(final, keep, way_back)
     return final
-
-
-def is_complete(directory: Path) -> bool:
-    """Whether the ``.partial`` folder ``directory`` has become a checkpoint."""
-    return (directory.with_name(directory.name.removesuffix(PARTIAL)) / MANIFEST).exists()
 
 
 def checkpoints(root: Path) -> list[Path]:
@@ -120,15 +117,25 @@ def _put_in_place(directory: Path, final: Path) -> None:
     shutil.rmtree(stale, ignore_errors=True)
 
 
-def _prune(newest: Path, keep: int) -> None:
-    """Keep the newest checkpoints; drop partial folders of earlier steps, which nobody will finish."""
+def _tidy(directory: Path, manifest: Manifest) -> None:
+    """Drop what writers left that were killed in the middle of a file."""
+    named = {entry.file for entry in manifest.buckets}
+    for path in directory.iterdir():
+        if path.name not in named and path.suffix == TEMPORARY:
+            path.unlink(missing_ok=True)
+
+
+def _prune(newest: Path, keep: int, way_back: str) -> None:
+    """Keep the newest checkpoints, and the one that is not to be lost before the journal knows of a newer one; drop partial folders
+    of earlier steps, which nobody will finish.
+    """
     old = [path for path in checkpoints(newest.parent) if _step(path) <= _step(newest)][:-keep]
     abandoned = [
         path
         for path in newest.parent.glob(f"step-*{PARTIAL}")
         if _STEP.match(path.name) and _step(path) < _step(newest)
     ]
-    for path in [*old, *abandoned]:
+    for path in [*(path for path in old if str(path) != way_back), *abandoned]:
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -63,7 +63,7 @@ class LossForecast(msgspec.Struct, frozen=True):
     ``plan`` is None where too few nodes are left: the job waits. ``lost_layers`` have no copy left and come
     from the last checkpoint. ``copied_bytes`` of state travel, ``copy_s`` on the busiest link.
     ``considered``: pipelines that could take part in the change; fewer than there are where there are very
-    many.
+    many. ``rolls_back``: whatever is lost, the job goes back to its last checkpoint.
     """
 
     nodes: tuple[str, ...]
@@ -74,13 +74,15 @@ class LossForecast(msgspec.Struct, frozen=True):
     copy_s: float
     considered: int
     reason: str
+    rolls_back: bool = False
 
 
 class GuaranteeForecast(msgspec.Struct, frozen=True):
     """What these templates promise (docs/guarantee.md). ``n0``: with fewer nodes the job waits.
 
     ``full_down_to``: ``f + 1`` pipelines down to so many nodes. ``idle``: first and last of the numbers of
-    nodes at which some idle, because no sizes sum up to them.
+    nodes at which some idle, because no sizes sum up to them. ``rolls_back``: every loss leads to the last checkpoint, so nothing is
+    promised but to go on down to ``n0``.
     """
 
     f: int
@@ -89,6 +91,7 @@ class GuaranteeForecast(msgspec.Struct, frozen=True):
     n_max: int
     full_down_to: int
     idle: tuple[tuple[int, int], ...]
+    rolls_back: bool = False
 
 
 class OpForecast(msgspec.Struct, frozen=True):

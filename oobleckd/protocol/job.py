@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-PolicyName = Literal["adaptive", "oobleck", "slipstream"]
+PolicyName = Literal["adaptive", "oobleck", "slipstream", "varuna"]
 Positive = Annotated[int, Meta(ge=1)]
 _SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -120,8 +120,9 @@ class FaultTolerance(_Table, frozen=True):
         PolicyName,
         Meta(
             description="What follows a loss. oobleck: a new plan on all nodes, with copies. slipstream: peers compute "
-            "what the dead would have, nothing is moved until a node can take its place. adaptive: whichever costs least until the "
-            "next loss is expected; the others are shown with their costs."
+            "what the dead would have, nothing is moved until a node can take its place. varuna: back to the "
+            "last checkpoint, and on with the best depth x width for the nodes that are left. adaptive: whichever costs least until "
+            "the next loss is expected; the others are shown with their costs."
         ),
     ] = "adaptive"
 
@@ -208,8 +209,12 @@ class Checkpoint(_Table, frozen=True):
         str, Meta(description="Folder for checkpoints, seen by every node; empty: under the daemon's state.")
     ] = ""
     every: Annotated[
-        int, Meta(ge=0, description="Steps between checkpoints; 0: only at the end and on demand.")
-    ] = 0
+        Annotated[int, Meta(ge=0)] | Literal["auto"],
+        Meta(
+            description="Steps between checkpoints; 0: only at the end and on demand. auto: as often as pays, by what one costs and how often "
+            "one is needed in this job (docs/recovery.md); every half hour at least."
+        ),
+    ] = "auto"
     keep: Annotated[Positive, Meta(description="Newest checkpoints to keep.")] = 2
 
 

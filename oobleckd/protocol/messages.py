@@ -22,7 +22,7 @@ from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How, Outcome, P
 from planner.plan import Detours, HopState, Layout, Route, Transfer
 from planner.profile import Profile
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -150,7 +150,8 @@ class StepDone(Message, frozen=True):
     ``loss`` is the mean over micro-batches in micro-batch order (float64). ``samples`` counts the
     samples in the sums and ``ledger`` is a digest of which ones (docs/exactness.md). ``repeated``
     layer-gradients were computed again by this device (redone work), ``forwards`` layer-forwards. ``early``: the device
-    had updated before it had all votes; ``taken_back``: in vain.
+    had updated before it had all votes; ``taken_back``: in vain. ``checkpoint``: a checkpoint of the state after it is begun;
+    ``skipped``: one was due and is not begun, as the last one is still being written.
     """
 
     device: str
@@ -169,6 +170,8 @@ class StepDone(Message, frozen=True):
     layer_forwards: int = 0
     early: bool = False
     taken_back: bool = False
+    checkpoint: bool = False
+    skipped: bool = False
 
 
 class CheckpointPart(Message, frozen=True):
@@ -321,11 +324,14 @@ class Decide(Message, frozen=True):
 
 
 class Flag(Message, frozen=True):
-    """Put ``flags`` into the next votes."""
+    """Put ``flags`` into the next votes. ``round``: the first one that was not known to be committed when this was said, so that a
+    checkpoint that was begun since is not asked for again.
+    """
 
     device: str
     epoch: int
     flags: Flags
+    round: int = 0
 
 
 class Ack(Message, frozen=True):

@@ -49,10 +49,19 @@ class Spare(msgspec.Struct, frozen=True):
 
 
 class Flags(msgspec.Struct, frozen=True):
-    """Boundary flags: what all devices do after the round in whose votes they travelled."""
+    """Boundary flags: what all devices do after the round in whose votes they travelled.
+
+    ``writing``: the device is still writing the last checkpoint, so nobody begins another one, unless all hold.
+    """
 
     hold: bool = False
     checkpoint: bool = False
+    writing: bool = False
+
+    def __or__(self, other: Flags) -> Flags:
+        return Flags(
+            self.hold or other.hold, self.checkpoint or other.checkpoint, self.writing or other.writing
+        )
 
 
 class Counters(msgspec.Struct, frozen=True):

@@ -9,13 +9,14 @@ from planner.plan import Plan, Template
 from planner.policies.adaptive import Adaptive
 from planner.policies.oobleck import Oobleck
 from planner.policies.slipstream import SlipStream
+from planner.policies.varuna import Varuna
 from planner.policy import PlanError, Policy, Proposal, Setup, Situation
 from planner.reroute import layout_of
 from planner.routed import MOST_HOPS, better
 from planner.schedule import Op, format_ops
 from planner.shop import orders_of, shop_of, step_ops
 
-_POLICIES: dict[str, Policy] = {one.name: one for one in (Adaptive(), Oobleck(), SlipStream())}
+_POLICIES: dict[str, Policy] = {one.name: one for one in (Adaptive(), Oobleck(), SlipStream(), Varuna())}
 
 
 def policy(name: str) -> Policy:

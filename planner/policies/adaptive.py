@@ -20,7 +20,7 @@ from planner.plan import Plan, Template, node_of
 from planner.policies.grid import Grid, grid_of
 from planner.policies.oobleck import Oobleck, size_of, sizes_of
 from planner.policies.slipstream import proposal_of, stayed, waiting_for
-from planner.policy import REROUTING, Proposal, Rejected, Setup, Situation
+from planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
 from planner.reroute import layout_of
 from planner.routed import layout_crossing
 
@@ -48,6 +48,7 @@ class Adaptive:
 
     name = "adaptive"
     reroutes = name in REROUTING
+    rolls_back = name in ROLLING_BACK
 
     def __init__(self) -> None:
         self.anew = Oobleck()

@@ -16,7 +16,7 @@ from planner.guarantee import most_pipelines
 from planner.instantiate import instantiate, slowest_s, split_micro_batches, too_few, why_idle
 from planner.plan import Pipeline, Plan, Template, Transfer, tolerance
 from planner.policies.cases import Nodes, name_cases
-from planner.policy import REROUTING, Proposal, Rejected, Setup, Situation
+from planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
 from planner.refine import refined
 from planner.template import expected_share
 from planner.template import templates as make_templates
@@ -49,6 +49,7 @@ class Oobleck:
 
     name = "oobleck"
     reroutes = name in REROUTING
+    rolls_back = name in ROLLING_BACK
 
     def prepare(self, setup: Setup) -> tuple[Template, ...]:
         """Templates for n0 .. n_max nodes. Raises PlanError when no number of nodes fits."""

@@ -17,7 +17,7 @@ from planner.plan import Template, node_of
 from planner.policies.cases import listed
 from planner.policies.grid import Grid, grid_of
 from planner.policies.oobleck import Oobleck, size_of, sizes_of
-from planner.policy import REROUTING, Proposal, Rejected, Setup, Situation
+from planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
 from planner.schedule import format_ops
 
 PLACES_SHOWN = 3
@@ -29,6 +29,7 @@ class SlipStream:
 
     name = "slipstream"
     reroutes = name in REROUTING
+    rolls_back = name in ROLLING_BACK
 
     def __init__(self) -> None:
         self.anew = Oobleck()

@@ -198,6 +198,7 @@ def tiny_job(name: str, **sections: dict[str, Any]) -> Job:
         "optimizer": {"lr": 0.003, "warmup_steps": 4},
         "fault_tolerance": {"f": 1},
         "resources": {"device_memory": "10MiB"},
+        "checkpoint": {"every": 0},  # without a copy of the state in memory, for which there is no room
     }  # fmt: skip
     for section, values in sections.items():
         raw[section] = {**raw.get(section, {}), **values}

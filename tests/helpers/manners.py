@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import PolicyName, Schedule
+from planner.policy import ROLLING_BACK
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,17 @@ class Manner:
         }
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """Of job.toml. Without clipping a staggered update is made in every step; it needs a third more of state."""
-        hasty = self.update == "staggered"
+        """Of job.toml. Without clipping a staggered update is made in every step; it needs a third more of state, and so does the
+        copy that a checkpoint is written from, without which a policy that rolls back would begin anew each time.
+        """
+        hasty, saving = self.update == "staggered", self.policy in ROLLING_BACK
+        memory = ("10MiB", "13MiB", "14MiB", "17MiB")[hasty + 2 * saving]
         return {
             "fault_tolerance": {"policy": self.policy},
             "schedule": {"backward": self.backward, "chunks": self.chunks, "update": self.update},
             "optimizer": {"clip_norm": 0.0} if hasty else {},
-            "resources": {"device_memory": "13MiB"} if hasty else {},
+            "resources": {"device_memory": memory},
+            "checkpoint": {"every": 3 if saving else 0},
         }
 
     def check(self, job: JobView) -> None:
@@ -68,6 +73,9 @@ MANNERS = tuple(
     Manner(policy, *form, update)
     for policy, form, update in itertools.product(get_args(PolicyName), FORMS, UPDATES)
 )
+KEEPING = tuple(policy for policy in get_args(PolicyName) if policy not in ROLLING_BACK)
+"""Policies under which no step is lost while every layer has a copy."""
+KEEPING_MANNERS = tuple(manner for manner in MANNERS if manner.policy in KEEPING)
 BY_NAME = {manner.name: manner for manner in MANNERS}
 
 

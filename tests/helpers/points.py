@@ -12,15 +12,15 @@ from collections.abc import Callable
 from oobleckd.protocol.api import JobView
 from planner.plan import node_of
 from tests.helpers.cluster import Cluster, tiny_job
-from tests.helpers.manners import MANNERS, Manner
+from tests.helpers.manners import KEEPING_MANNERS, Manner
 from tests.helpers.matrix import AHEAD, drain, survivable, undrain
 
 POINTS = ("backup", "validate", "copy")
 
 
 def manner_of_points(seed: int) -> Manner:
-    """All manners in turn."""
-    return MANNERS[seed % len(MANNERS)]
+    """All manners in turn in which layers are copied."""
+    return KEEPING_MANNERS[seed % len(KEEPING_MANNERS)]
 
 
 def point_seed(cluster: Cluster, seed: int, manner: Manner | None = None) -> str:

@@ -8,7 +8,7 @@ the worker's own fault points a device dies where that was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from worker.mailbox import Letter, Mailbox
 from worker.passes import Given, Passes
 from worker.post import TransportPost
 from worker.pulse import Pulse
-from worker.snapshot import checkpoint_dir, writer_of
+from worker.snapshot import Share
 from worker.tasks import Order, Step
 
 if TYPE_CHECKING:
@@ -248,10 +248,69 @@ class SimDevice(DeviceProcess):
         self.executor = SimExecutor(self, job_id, job)
         return self.executor
 
-    def _release(self) -> None:
+    def _release(self, *, abandon: bool = True) -> None:
+        if self.executor is not None and abandon:
+            self.executor.writer.abandon()
         self.executor, self.deployment, self.job_id = None, None, ""
         self.post.purge(lambda _: True)
         self._forget(self.transport.peers())
+
+
+class SimWriter:
+    """In place of ``worker.writer.Beside``: writes beside training, each bucket in a while of virtual time, ``slow`` times as long."""
+
+    slow = 1.0
+
+    def __init__(self, sim: SimDevice) -> None:
+        self.sim, self.shares, self.abandoned = sim, list[Share](), False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.shares)
+
+    @property
+    def blocks(self) -> bool:
+        return not all(share.copied for share in self.shares)
+
+    def begin(self, share: Share) -> None:
+        self.shares.append(share)
+        if len(self.shares) == 1:
+            self._later(sorted(share.states))
+
+    def check(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+    def _later(self, left: Sequence[int]) -> None:
+        seconds = self.slow * self.sim.world.layer_s * self.sim.world.random.uniform(0.1, 1.5)
+        self.sim.world.after(seconds, self.sim._alive, self._go_on, left)
+
+    def _go_on(self, left: Sequence[int]) -> None:
+        if self.abandoned:
+            return
+        share = self.shares[0]
+        if left:
+            self._write(share, left[0])
+            self._later(left[1:])
+            return
+        self.shares.pop(0)
+        if self.shares:
+            self._later(sorted(self.shares[0].states))
+        self.sim.poke()
+
+    def _write(self, share: Share, index: int) -> None:
+        world, faults = self.sim.world, self.sim.faults
+        faults.reach("checkpoint-write", share.counters.round)
+        world.write(str(share.directory), index, share.states[index].exponents)
+        faults.reach("checkpoint", share.counters.round)
+        self.sim.tell(
+            CheckpointPart(
+                share.device, share.job_id, share.counters, str(share.directory), index, share.num_buckets,
+                f"bucket-{index}", 1, "00", {},
+            )
+        )  # fmt: skip
 
 
 class SimExecutor(Executor):
@@ -263,7 +322,10 @@ class SimExecutor(Executor):
         self.sim = sim
         store: Any = SimStore(sim.world)
         corpus: Any = SimCorpus()
-        super().__init__(sim.name, job_id, job, store, corpus, sim.post, sim.faults, sim.tell, sim.pulse)
+        super().__init__(
+            sim.name, job_id, job, store, corpus, sim.post, sim.faults, sim.tell, sim.pulse,
+            writer=SimWriter(sim),
+        )  # fmt: skip
         self.reducer = SimReducer(sim.name, store, sim.post, job.num_micro_batches, job.train.exact)
         self.reducer.world, self.reducer.step = sim.world, lambda: self.counters.step
 
@@ -288,18 +350,3 @@ class SimExecutor(Executor):
         outcome = super()._update(vote)
         world.checks.committed(self.sim, was, outcome, self.store.weights())
         return outcome
-
-    def write_checkpoint(self) -> None:
-        live = frozenset(self.layout.holdings) - self.dead
-        directory = str(checkpoint_dir(self.job, self.job_id, self.counters))
-        buckets = self.store.spec.buckets
-        for index, state in self.store.buckets.items():
-            if writer_of(index, buckets[index].uses, self.layout, live) == self.device:
-                self.sim.world.write(directory, index, state.exponents)
-                self.faults.reach("checkpoint", self.counters.round)
-                self.tell(
-                    CheckpointPart(
-                        self.device, self.job_id, self.counters, directory, index, len(buckets),
-                        f"bucket-{index}", 1, "00", {},
-                    )
-                )  # fmt: skip

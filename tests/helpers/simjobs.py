@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, PolicyName, Resources, Schedule, Train
 from planner.profile import LayerCost, Profile
 
@@ -18,7 +20,7 @@ def make_job(
     *,
     steps: int = 20,
     f: int = 1,
-    every: int = 0,
+    every: int | Literal["auto"] = 0,
     memory: int = 0,
     max_nodes: int = 0,
     policy: PolicyName = "oobleck",
@@ -28,7 +30,8 @@ def make_job(
         name=name,
         train=Train(steps=steps, global_batch=8, micro_batch=1, sequence=8),
         fault_tolerance=FaultTolerance(f=f, policy=policy),
-        resources=Resources(device_memory=memory, max_nodes=max_nodes),
+        # With a third more where a copy of the state is held while a checkpoint is written.
+        resources=Resources(device_memory=memory * 4 // 3 if every else memory, max_nodes=max_nodes),
         checkpoint=Checkpoint(every=every),
         schedule=schedule or Schedule(),
     )

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from tests.helpers.manners import KEPT, MANNERS
+from tests.helpers.manners import KEEPING_MANNERS, KEPT
 from tests.helpers.storm import Storm, Strikes
 from tests.helpers.world import World
 
@@ -20,7 +20,7 @@ POINTS = ("backup", "validate", "copy")
 def struck(seed: int) -> None:
     """A short job in which one or two devices die at such points, and in some seeds other things fail."""
     dice = random.Random(f"points {seed}")
-    manner = MANNERS[seed % len(MANNERS)]
+    manner = KEEPING_MANNERS[seed % len(KEEPING_MANNERS)]
     possible = [point for point in POINTS if point == "copy" or manner.update == "staggered"]
     points = [dice.choice(possible) for _ in range(dice.choice([1, 2]))]
     world = World(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 
 from oobleckd.protocol.job import PolicyName
-from tests.helpers.manners import FORMS, Manner
+from tests.helpers.manners import FORMS, KEEPING, Manner
 from tests.helpers.world import World
 
 
@@ -20,7 +18,7 @@ def running(manner: Manner, seed: int, **config: tuple[int, ...]) -> World:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("policy", get_args(PolicyName))
+@pytest.mark.parametrize("policy", KEEPING)
 @pytest.mark.parametrize("seed", range(8))
 def test_a_loss_at_any_time_of_a_round(policy: PolicyName, form: tuple[str, int], seed: int) -> None:
     """Who has reduced all it holds may have to let attempts through before it updates: with the weights as they were."""

@@ -1,9 +1,14 @@
 """What a plan may count on: shares of hosts, less the spares; GPUs whole."""
 
+import msgspec
+import pytest
+
 from oobleckd.core.lease import Lease
 from oobleckd.core.membership import Node
-from oobleckd.core.memory import SPARE_BYTES, least_device_bytes
+from oobleckd.core.memory import SPARE_BYTES, held_besides, least_device_bytes
+from oobleckd.protocol.job import Checkpoint, Schedule
 from oobleckd.protocol.parts import DeviceInfo, Spare
+from tests.helpers.world import make_job, profile
 
 GIB = 2**30
 
@@ -37,3 +42,19 @@ def test_the_cap_and_what_nobody_knows():
     unknown = [node("a", memory=0, spare=Spare(7))]
     assert least_device_bytes(unknown, unknown, 0) == 0
     assert least_device_bytes(unknown, unknown, 5) == 5
+
+
+@pytest.mark.parametrize(
+    ("update", "every", "kind", "thirds"),
+    [
+        ("flushed", 0, "cpu", 0), ("flushed", "auto", "cpu", 1), ("flushed", 5, "cpu", 1), ("staggered", 0, "cpu", 1),
+        ("staggered", "auto", "cpu", 2), ("flushed", "auto", "cuda", 0), ("staggered", "auto", "cuda", 1),
+    ],
+)  # fmt: skip
+def test_copies_of_weights_and_moments(update: str, every: int | str, kind: str, thirds: int) -> None:
+    """One to go back to, one to write a checkpoint from; beside a GPU that one is in the host's memory."""
+    job = msgspec.structs.replace(
+        make_job(schedule=Schedule(update=update)), checkpoint=Checkpoint(every=every)
+    )
+    found = held_besides(job, msgspec.structs.replace(profile(6), device=kind))
+    assert found.state_copies == pytest.approx(thirds / 3)

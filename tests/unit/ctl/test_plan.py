@@ -113,6 +113,27 @@ def test_under_slipstream_a_loss_copies_nothing_and_leaves_a_vacant_place(tmp_pa
     assert 0 < found.plan.bubble < 1
 
 
+def test_under_varuna_a_loss_leads_back_to_the_checkpoint(tmp_path: Path) -> None:
+    text = Path(EXAMPLE).read_text(encoding="utf-8")
+    text = text.replace("[fault_tolerance]", '[fault_tolerance]\npolicy = "varuna"')
+    (tmp_path / "job.toml").write_text(text, encoding="utf-8")
+    file = str(tmp_path / "job.toml")
+    found = planned(file, "--nodes", "7", "--without", "node-3")
+    assert found.change is not None
+    assert found.change.rolls_back
+    assert found.change.copied_bytes == 0
+    assert found.change.lost_layers == ()
+    assert found.change.reason.startswith("back to the last checkpoint; morph: ")
+    assert found.plan.can_lose == found.guarantee.can_lose == 0
+    assert found.guarantee.rolls_back
+    assert len({len(pipeline.nodes) for pipeline in found.pipelines}) == 1
+    said = ctl(file, "--nodes", "7", "--without", "node-3").stdout
+    assert "none without going back to the last checkpoint" in said
+    assert "the steps since the last checkpoint" in said
+    whole = planned(file, "--nodes", "7")
+    assert whole.plan.idle == 7 - sum(group.count * group.num_nodes for group in whole.plan.groups)
+
+
 def test_all_copies_of_a_layer_lost() -> None:
     found = planned(EXAMPLE, "--nodes", "5", "--without", "node-1", "--without", "node-3")
     assert found.change is not None
@@ -128,7 +149,11 @@ def test_nodes_without_a_place(tmp_path: Path, job_file: JobFile) -> None:
     file = tmp_path / "profile.json"
     file.write_bytes(msgspec.json.encode(even_profile(5)))
     words = (
-        str(job_file("[resources]\ndevice_memory = 410\n[schedule]\nboundary_memory = 0\n")),
+        str(
+            job_file(
+                "[resources]\ndevice_memory = 410\n[schedule]\nboundary_memory = 0\n[checkpoint]\nevery = 0\n"
+            )
+        ),
         "--nodes",
         "7",
         "--profile",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -181,7 +182,7 @@ def test_a_disk_that_refuses_is_named(spec: ModelSpec, tmp_path: Path) -> None:
     assert "checkpoint.dir" in raised.value.hint
 
 
-@pytest.mark.parametrize("late", ["save_file", "sync_directory"])
+@pytest.mark.parametrize("late", ["_fill", "sync_directory"])
 def test_written_once_more_while_it_is_completed(
     spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
@@ -192,11 +193,68 @@ def test_written_once_more_while_it_is_completed(
     }
     before = getattr(checkpoint, late)
 
-    def meanwhile(*args: object) -> None:
+    def meanwhile(*args: object) -> object:
         (tmp_path / "step-00000007.partial" / "manifest.json").touch()
         (tmp_path / "step-00000007.partial").rename(tmp_path / "step-00000007")
-        before(*args)
+        return before(*args)
 
     monkeypatch.setattr(checkpoint, late, meanwhile)
     assert write_bucket(tmp_path / "step-00000007.partial", spec.buckets[1], *state(spec, 1)) is None
     assert all(written.values())
+
+
+def test_a_writer_that_stops_in_the_middle_leaves_nothing_that_counts(
+    spec: ModelSpec, tmp_path: Path
+) -> None:
+    seen: list[list[str]] = []
+
+    def stop() -> None:
+        seen.append([path.name for path in tmp_path.iterdir()])
+        assert next(tmp_path.iterdir()).stat().st_size > 0
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_bucket(tmp_path, spec.buckets[1], *state(spec, 1), halfway=stop)
+    assert len(seen[0]) == 1
+    assert seen[0][0].startswith("bucket-00001.safetensors.")
+    assert seen[0][0].endswith(".tmp")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_writer_left_does_not_get_into_the_checkpoint(spec: ModelSpec, tmp_path: Path) -> None:
+    torn = tmp_path / "step-00000007.partial" / "bucket-00001.safetensors.17-0.tmp"
+    torn.parent.mkdir()
+    torn.write_bytes(b"half")
+    directory = write_all(tmp_path, spec)
+    assert not list(directory.glob("*.tmp"))
+    for bucket in spec.buckets:
+        read_bucket(directory, read_manifest(directory), bucket, CPU)
+
+
+def test_the_way_back_stays_until_the_journal_knows_a_newer_one(spec: ModelSpec, tmp_path: Path) -> None:
+    directories = []
+    for step in (2, 4, 6):
+        before = write_all(tmp_path, spec, step)
+        directories.append(before)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000004", "step-00000006"]
+    last = tmp_path / "step-00000008.partial"
+    parts = []
+    for bucket in spec.buckets:
+        file, num_bytes, digest, tensors = write_bucket(last, bucket, *state(spec, bucket.index))
+        parts.append(
+            CheckpointPart(
+                "n0/0", "job-1", Counters(8, 8, 8), str(last), bucket.index, len(spec.buckets), file, num_bytes,
+                digest, tensors,
+            )
+        )  # fmt: skip
+    complete(last, manifest_of(JOB, parts), 1, str(tmp_path / "step-00000004"))
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000004", "step-00000008"]
+
+
+def test_a_folder_that_was_given_up_meanwhile_is_no_error(spec: ModelSpec, tmp_path: Path) -> None:
+    directory = tmp_path / "step-00000007.partial"
+    assert (
+        write_bucket(directory, spec.buckets[1], *state(spec, 1), halfway=lambda: shutil.rmtree(directory))
+        is None
+    )
+    assert not directory.exists()

@@ -1,0 +1,87 @@
+"""How often a job with ``checkpoint.every = "auto"`` writes a checkpoint: the interval of Young and Daly, in steps.
+
+Pure: a function of what the journal says of the job, so a restarted daemon goes on with the same one. Owns the estimates and
+their bounds; asking the devices for a checkpoint is ``steer``'s.
+
+Work is lost at a failure since the last checkpoint, on average half an interval, and every checkpoint costs something itself. The sum
+is least at sqrt(2 * C * M), where C is what one costs training and M the mean time between the failures that need one (Young 1974;
+Daly 2006). Which failures these are follows from the policy: under one that rolls back all losses, else losses of a layer's last
+copy. Either way each shows as a way back to a checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from oobleckd.core.state import RECENT_STEPS, JobRecord, Step, Written
+from oobleckd.protocol.api import CadenceView
+from planner.profile import Profile
+
+PRIOR_S = 6 * 3600.0
+"""What is believed of M before anything is known: one failure in so long, as if it had been seen once."""
+LEAST_S = 10.0
+"""No sooner than that, and twice what writing takes: the disk is others', too."""
+MOST_S = 1800.0
+"""At least so often, whatever the estimates say: what somebody may lose who has never seen a failure."""
+LEAST_COST_S = 0.05
+"""Closer than that step times do not tell what a checkpoint costs."""
+_GUESS_S, _GUESS_BYTES_PER_S = 0.5, 1e9  # what one costs, until one has been measured
+_LOOKS_BACK = 5  # checkpoints
+_STATE_COPIES = 3  # weights and two moments
+
+
+def cadence(job: JobRecord) -> CadenceView | None:
+    """The present interval of ``job``; None where none is computed, or no step has told yet how long it takes."""
+    if job.spec.checkpoint.every != "auto" or job.setup is None or not job.step_s:
+        return None
+    write_s = max((written.took_s for written in job.written[-_LOOKS_BACK:]), default=0.0)
+    measured = _measured_s(job)
+    num_devices = max(1, len(job.survivors()))
+    cost_s = max(LEAST_COST_S, _modelled_s(job.setup.profile, num_devices) if measured is None else measured)
+    mtbf_s = _mtbf_s(job)
+    interval_s = max(min(math.sqrt(2 * cost_s * mtbf_s), MOST_S), LEAST_S, 2 * write_s)
+    num_steps = max(1, round(interval_s / max(statistics.median(job.step_s), 1e-6)))
+    return CadenceView(num_steps, interval_s, cost_s, mtbf_s, write_s, measured is not None)
+
+
+def due(job: JobRecord) -> bool:
+    """Whether a checkpoint is to be begun at the next boundary."""
+    if job.spec.checkpoint.every != "auto":
+        return False
+    before = job.checkpoint_counters.step if job.checkpoint else job.start.step
+    found = cadence(job)
+    return found is not None and job.counters.step - before >= found.steps
+
+
+def _mtbf_s(job: JobRecord) -> float:
+    """The mean time between failures that lead back to a checkpoint: seen, and the prior as one more of them."""
+    seen_s = job.steps[-1].at - job.deployed_at if job.steps and job.deployed_at is not None else 0.0
+    return (PRIOR_S + max(0.0, seen_s)) / (1 + job.rollbacks)
+
+
+def _modelled_s(profile: Profile, num_devices: int) -> float:
+    """A copy of a device's share in memory, and what the writing disturbs."""
+    num_bytes = sum(_STATE_COPIES * layer.param_bytes for layer in profile.layers)
+    return _GUESS_S + num_bytes / num_devices / _GUESS_BYTES_PER_S
+
+
+def _measured_s(job: JobRecord) -> float | None:
+    """The median over the last checkpoints of how much longer the steps took while they were written."""
+    costs = [cost for written in job.written[-_LOOKS_BACK:] if (cost := _cost_s(job, written)) is not None]
+    return statistics.median(costs) if costs else None
+
+
+def _cost_s(job: JobRecord, written: Written) -> float | None:
+    """Over what so many steps took before; None while the first of them is under way."""
+    first = written.step - job.start.step
+    last = max(written.until - job.start.step, first + 1)
+    during, before = job.steps[first:last], job.steps[max(0, first - RECENT_STEPS) : first]
+    if len(during) < last - first or not before:
+        return None
+    return max(0.0, _total_s(during) - len(during) * statistics.median(step.step_s for step in before))
+
+
+def _total_s(steps: Sequence[Step]) -> float:
+    return sum(step.step_s for step in steps)

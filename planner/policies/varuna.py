@@ -1,0 +1,189 @@
+"""Policy ``varuna``: back to the checkpoint, and on with the best depth x width for the nodes at hand (Varuna, EuroSys'22).
+
+Owns the choice of the shape, *job morphing* (Varuna, sections 4.3 and 5): all pipelines have one depth P, there are D of them, P x D
+nodes work and the rest stand idle. Every shape is scored by its modelled step. No layer is copied from device to device: what a plan
+needs is loaded from a checkpoint, so a change of nodes that forces nobody must pay for the stop. Which checkpoint, and how
+far back it lies, is the core's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from planner.costs import copy_bytes
+from planner.instantiate import split_micro_batches, too_few
+from planner.plan import Plan, Template
+from planner.policies.cases import Nodes, listed
+from planner.policies.oobleck import Oobleck, pipelines_of
+from planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
+
+SHAPES_SHOWN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """``width`` pipelines of ``depth`` nodes: the modelled seconds of a step, of the stop before the first (``stop_s``), and of both together
+    over ``horizon_steps``.
+    """
+
+    depth: int
+    width: int
+    step_s: float
+    stop_s: float
+    horizon_steps: float
+
+    @property
+    def cost_s(self) -> float:
+        """The stop, and the steps until the next loss."""
+        return self.stop_s + self.horizon_steps * self.step_s
+
+    def rank(self) -> tuple[float, int, int]:
+        """Less is better: cost, to the nanosecond; then more copies; then fewer nodes."""
+        return round(self.cost_s, 9), -self.width, self.depth
+
+    def __str__(self) -> str:
+        pipelines = "1 pipeline" if self.width == 1 else f"{self.width} pipelines"
+        return f"{pipelines} of {self.depth} {'node' if self.depth == 1 else 'nodes'}"
+
+
+class Varuna:
+    """Checkpoint and job morphing."""
+
+    name = "varuna"
+    reroutes = name in REROUTING
+    rolls_back = name in ROLLING_BACK
+
+    def prepare(self, setup: Setup) -> tuple[Template, ...]:
+        """Templates for every depth from n0 nodes on. ``f`` bounds none of them: a loss leads to the checkpoint, not to a copy.
+
+        Raises PlanError when no number of nodes fits.
+        """
+        return Oobleck().prepare(msgspec.structs.replace(setup, f=0))
+
+    def adapt(
+        self,
+        setup: Setup,
+        templates: tuple[Template, ...],
+        situation: Situation,
+        sizes: tuple[int, ...] = (),  # noqa: ARG002 - they are those of pipelines of different depth
+    ) -> Proposal:
+        """The shape of least modelled cost, the stop plus the steps until the next loss; the one at work, which needs no stop, if all its
+        nodes may be used and no other is so much faster. Nothing is ever transferred.
+
+        Raises PlanError when there are fewer than n0 nodes.
+        """
+        by_depth = {template.num_nodes: template for template in templates}
+        nodes = tuple(sorted(set(situation.nodes)))
+        if len(nodes) < min(by_depth):
+            raise too_few(len(nodes), min(by_depth))
+        best = [min(of_depth, key=Shape.rank) for of_depth in _shapes(setup, by_depth, situation, len(nodes))]
+        best.sort(key=Shape.rank)
+        working = _working(setup, by_depth, situation)
+        if working is not None and working.rank() <= best[0].rank():
+            return _proposal(setup, by_depth, working, situation.running, nodes, best)
+        chosen = best[0]
+        placed = tuple(
+            nodes[first : first + chosen.depth]
+            for first in range(0, chosen.width * chosen.depth, chosen.depth)
+        )
+        others = [*best[1:], *([working] if working is not None else [])]
+        return _proposal(setup, by_depth, chosen, placed, nodes, sorted(others, key=Shape.rank))
+
+
+# ---------------------------------------------------------------------- shapes
+
+
+def _shapes(
+    setup: Setup, by_depth: Mapping[int, Template], situation: Situation, num_nodes: int
+) -> Iterator[list[Shape]]:
+    """For every depth that ``num_nodes`` nodes allow all widths at which each pipeline has a micro-batch."""
+    for depth, template in sorted(by_depth.items()):
+        stop_s = _stop_s(setup, template)
+        widths = range(1, min(num_nodes // depth, setup.num_micro_batches) + 1)
+        found = [
+            Shape(depth, width, _step_s(setup, template, width), stop_s, situation.horizon_steps)
+            for width in widths
+        ]
+        if found:
+            yield found
+
+
+def _step_s(setup: Setup, template: Template, width: int) -> float:
+    """Of equal pipelines the one with most micro-batches is the slowest."""
+    return template.time_s(-(-setup.num_micro_batches // width))
+
+
+def _stop_s(setup: Setup, template: Template) -> float:
+    """Writing a checkpoint and loading it, all devices at once: the one with most state decides."""
+    profile = setup.profile
+    return 2 * (profile.link_latency_s + _load_bytes(setup, template) / profile.link_bytes_per_s)
+
+
+def _load_bytes(setup: Setup, template: Template) -> int:
+    """The most that a device loads from a checkpoint."""
+    layers = setup.profile.layers
+    return max(sum(copy_bytes(layers[layer]) for layer in held.layers()) for held in template.held)
+
+
+def _working(setup: Setup, by_depth: Mapping[int, Template], situation: Situation) -> Shape | None:
+    """The shape at work, if its nodes may all be used and hold their layers; it needs no stop."""
+    running, usable = situation.running, frozenset(situation.nodes)
+    depths = {len(nodes) for nodes in running}
+    if len(depths) != 1 or not usable.issuperset(node for nodes in running for node in nodes):
+        return None
+    depth = min(depths)
+    if depth not in by_depth:
+        return None
+    if _plan(setup, by_depth[depth], running).holdings() != situation.holdings:
+        return None
+    step_s = _step_s(setup, by_depth[depth], len(running))
+    return Shape(depth, len(running), step_s, 0.0, situation.horizon_steps)
+
+
+def _plan(setup: Setup, template: Template, placed: tuple[Nodes, ...]) -> Plan:
+    members = [template] * len(placed)
+    return Plan(pipelines_of(members, placed, split_micro_batches(members, setup.num_micro_batches)))
+
+
+# ---------------------------------------------------------------------- what is said of it
+
+
+def _proposal(
+    setup: Setup, by_depth: Mapping[int, Template], chosen: Shape, placed: tuple[Nodes, ...], nodes: Nodes,
+    others: list[Shape],
+) -> Proposal:  # fmt: skip
+    working = frozenset(node for pipeline in placed for node in pipeline)
+    idle = tuple(node for node in nodes if node not in working)
+    template = by_depth[chosen.depth]
+    reason = _reason(setup, template, chosen, idle)
+    plan = msgspec.structs.replace(
+        _plan(setup, template, placed), idle=idle, step_s=chosen.step_s, reason=reason
+    )
+    other = [shape for shape in others if (shape.depth, shape.width) != (chosen.depth, chosen.width)]
+    rejected = tuple(_rejected(chosen, shape) for shape in other[:SHAPES_SHOWN])
+    return Proposal(plan, (), chosen.cost_s, reason, rejected)
+
+
+def _rejected(chosen: Shape, other: Shape) -> Rejected:
+    extra_s = round(other.cost_s - chosen.cost_s, 9)
+    over = f"{chosen.horizon_steps:.3g} steps"
+    more = f"{extra_s:.3g} s more over {over}" if extra_s else "no faster, fewer copies"
+    stop = f", after a stop of {other.stop_s:.3g} s" if other.stop_s else ""
+    return Rejected(str(other), other.cost_s, f"{more}: step {other.step_s:.3g} s{stop}")
+
+
+def _reason(setup: Setup, template: Template, chosen: Shape, idle: Nodes) -> str:
+    """One sentence: the shape, what it costs, who stands idle, what a loss means."""
+    what = "keep" if not chosen.stop_s else "morph"
+    parts = [f"{what}: {chosen}, step {chosen.step_s:.3g} s as modelled"]
+    if chosen.stop_s:
+        parts.append(f"each device loads up to {_load_bytes(setup, template) / 1e6:,.1f} MB")
+    if idle:
+        names = f"{listed(idle)} {'are' if len(idle) > 1 else 'is'} idle"
+        parts.append(f"{names}: depth x width is {chosen.depth} x {chosen.width}, and no other shape pays")
+    copies = "1 copy" if chosen.width == 1 else f"{chosen.width} copies"
+    parts.append(f"{copies} of every layer; can lose 0 without going back to the checkpoint")
+    return "; ".join(parts)

@@ -1,0 +1,209 @@
+"""A share of a checkpoint beside training: which state is written, what is told when, and what is left of one that is given up."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors import safe_open
+
+from oobleckd.protocol.messages import CheckpointPart
+from oobleckd.protocol.parts import Counters, Flags, Vote
+from planner.plan import Layout, Range, Segment, holdings_of
+from tests.helpers.models import CPU, small_config, small_job
+from worker.errors import UserError
+from worker.faults import Faults
+from worker.models import load_spec
+from worker.snapshot import Due, Share, due_after, take_share
+from worker.store import Store
+from worker.writer import Beside, Inline
+
+JOB = small_job("llama", small_config("llama"), checkpoint={"every": 2})
+TIMEOUT_S = 60.0
+
+
+class Gate(Faults):
+    """Lets the thread that writes go on only when the test says so."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__("n/0", run_dir)
+        self.at, self.go = threading.Semaphore(0), threading.Semaphore(0)
+        self.points: list[str] = []
+
+    def reach(self, point: str, round_: int) -> None:
+        self.points.append(point)
+        if point == "checkpoint-write":
+            self.at.release()
+            assert self.go.acquire(timeout=TIMEOUT_S)
+
+    def let_go(self, count: int) -> None:
+        for _ in range(count):
+            assert self.at.acquire(timeout=TIMEOUT_S)
+            self.go.release()
+
+
+@pytest.fixture
+def store() -> Store:
+    spec = load_spec(JOB)
+    store = Store(spec, CPU)
+    layers = holdings_of([Segment("n/0", Range(0, spec.num_layers))])["n/0"]
+    store.adopt(layers, {bucket: store.fresh(bucket) for bucket in store.needed(layers)})
+    return store
+
+
+def share_of(store: Store, tmp_path: Path, *, copied: bool = True, step: int = 2) -> Share:
+    place = msgspec.structs.replace(JOB.checkpoint, dir=str(tmp_path))
+    job = msgspec.structs.replace(JOB, checkpoint=place)
+    held = holdings_of([Segment("n/0", Range(0, store.spec.num_layers))])
+    layout = Layout(1, store.spec.num_layers, held, ())
+    return take_share(
+        "n/0", "job-1", job, store, layout, {"n/0"}, Counters(step, step, step), "", copied=copied
+    )
+
+
+def spoil(store: Store) -> None:
+    """As an update does: in place."""
+    with torch.no_grad():
+        for state in store.buckets.values():
+            for tensor in state.tensors():
+                tensor.add_(1.0)
+
+
+def written_params(store: Store, folder: Path) -> list[torch.Tensor]:
+    found = []
+    for bucket in store.spec.buckets:
+        with safe_open(str(folder / f"bucket-{bucket.index:05d}.safetensors"), framework="pt") as file:
+            found += [file.get_tensor(f"param/{key}") for key in bucket.keys]
+    return found
+
+
+def test_training_goes_on_and_what_is_written_is_the_state_at_the_boundary(
+    store: Store, tmp_path: Path
+) -> None:
+    told: list[CheckpointPart] = []
+    woken = threading.Event()
+    gate = Gate(tmp_path)
+    writer = Beside(told.append, gate, woken.set)  # type: ignore[arg-type]
+    wanted = [param.detach().clone() for state in store.buckets.values() for param in state.params]
+    share = share_of(store, tmp_path)
+    writer.begin(share)
+    assert gate.at.acquire(timeout=TIMEOUT_S)
+    assert writer.busy
+    assert not writer.blocks
+    assert told == []
+    spoil(store)
+    gate.go.release()
+    gate.let_go(len(store.buckets) - 1)
+    assert woken.wait(TIMEOUT_S)
+    assert not writer.busy
+    assert [part.bucket for part in told] == sorted(store.buckets)
+    found = written_params(store, share.directory)
+    assert len(found) == len(wanted)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_without_room_for_a_copy_the_device_waits(store: Store, tmp_path: Path) -> None:
+    gate, woken = Gate(tmp_path), threading.Event()
+    writer = Beside(lambda _: None, gate, woken.set)
+    share = share_of(store, tmp_path, copied=False)
+    assert all(share.states[bucket] is store.buckets[bucket] for bucket in share.states)
+    writer.begin(share)
+    assert writer.blocks
+    gate.let_go(len(store.buckets))
+    assert woken.wait(TIMEOUT_S)
+    assert not writer.blocks
+
+
+def test_shares_are_written_one_after_the_other(store: Store, tmp_path: Path) -> None:
+    told: list[Any] = []
+    gate, woken = Gate(tmp_path), threading.Semaphore(0)
+    writer = Beside(told.append, gate, woken.release)
+    for step in (2, 4):
+        writer.begin(share_of(store, tmp_path, step=step))
+    gate.let_go(2 * len(store.buckets))
+    for _ in range(2):
+        assert woken.acquire(timeout=TIMEOUT_S)
+    assert [part.counters.step for part in told] == [2] * len(store.buckets) + [4] * len(store.buckets)
+    writer.begin(share_of(store, tmp_path, step=6))  # the thread of the first two has ended, or is about to
+    gate.let_go(len(store.buckets))
+    assert woken.acquire(timeout=TIMEOUT_S)
+    assert told[-1].counters.step == 6
+
+
+def test_one_that_is_given_up_leaves_nothing_and_tells_nothing(store: Store, tmp_path: Path) -> None:
+    told: list[Any] = []
+    gate = Gate(tmp_path)
+    writer = Beside(told.append, gate, lambda: None)
+    share = share_of(store, tmp_path)
+    writer.begin(share)
+    gate.let_go(1)  # the first bucket is durable
+    assert gate.at.acquire(timeout=TIMEOUT_S)
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "checkpoint-writer"]
+    writer.abandon()
+    gate.go.release()
+    thread.join(TIMEOUT_S)
+    assert len(told) == 1
+    assert not list(share.directory.glob("*.tmp"))
+
+
+def test_a_disk_that_refuses_is_told_to_who_trains(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "job-1").touch()
+    woken = threading.Event()
+    writer = Beside(lambda _: None, Faults("n/0", tmp_path), woken.set)
+    writer.check()
+    writer.begin(share_of(store, tmp_path))
+    assert woken.wait(TIMEOUT_S)
+    with pytest.raises(UserError, match="cannot be written"):
+        writer.check()
+
+
+def test_inline_writes_at_once(store: Store, tmp_path: Path) -> None:
+    told: list[Any] = []
+    writer = Inline(told.append, Faults("n/0", tmp_path))
+    writer.begin(share_of(store, tmp_path))
+    writer.check()
+    writer.abandon()
+    assert not writer.busy
+    assert not writer.blocks
+    assert len(told) == len(store.buckets)
+
+
+def test_a_copy_is_a_copy(store: Store, tmp_path: Path) -> None:
+    share = share_of(store, tmp_path)
+    share.settle()
+    for bucket, state in share.states.items():
+        ours = store.buckets[bucket]
+        assert state.exponents == ours.exponents
+        for copy, tensor in zip(state.tensors(), ours.tensors(), strict=True):
+            assert torch.equal(copy, tensor)
+            assert copy.data_ptr() != tensor.data_ptr()
+
+
+def vote(**flags: bool) -> Vote:
+    return Vote({}, {}, flags=Flags(**flags))
+
+
+@pytest.mark.parametrize(
+    ("given", "step", "wanted"),
+    [
+        (vote(), 1, Due()),
+        (vote(), 2, Due(begins=True)),
+        (vote(writing=True), 2, Due(skipped=True)),
+        (vote(writing=True), 1, Due()),
+        (vote(checkpoint=True), 1, Due(begins=True)),
+        (vote(checkpoint=True, writing=True), 1, Due()),
+        (vote(checkpoint=True, writing=True, hold=True), 1, Due(begins=True)),
+        (vote(writing=True), 3, Due(begins=True)),  # the last
+    ],
+)
+def test_what_is_due(given: Vote, step: int, wanted: Due) -> None:
+    assert due_after(JOB, given, step) == wanted
+
+
+def test_a_step_that_is_repeated_is_not_written_again() -> None:
+    assert due_after(JOB, Vote({}, {}, overflow=True), 2) == Due()
+    assert due_after(JOB, Vote({}, {}, overflow=True, flags=Flags(checkpoint=True)), 2) == Due(begins=True)
