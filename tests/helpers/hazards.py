@@ -216,7 +216,7 @@ class Hazards:
         if not daemon.up:
             return False
         daemon.process.stop()
-        self.world.after(self._last(0.02, self.dice.choice([0.3, 3.0])), daemon.process.go_on)
+        self.world.after(self._last(0.02, self.dice.choice([0.3, 3.0, 3.0])), daemon.process.go_on)
         return True
 
     def _restart(self, skew_s: float | None) -> bool:
