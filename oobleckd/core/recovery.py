@@ -279,16 +279,16 @@ def remind(core: Core, run: Run, device: str, *, back: bool) -> None:
     if back and run.measuring == device:
         run.measuring = ""  # the question or its answer may be lost: ask again
     inside = device in run.job.survivors() and run.job.lives[device] == info.life
-    candidate = run.candidate
-    coming = candidate is not None and device in candidate.deploys
-    missed = candidate is not None and coming and back and device not in candidate.ready
+    coming = run.candidate if run.candidate is not None and device in run.candidate.deploys else None
+    waited_for = coming is not None and device not in coming.ready
     # One that never had a place holds nothing. Copies of a deployment to come may be on their way to it already: a Release
     # would take them along. So it would the deployment, where this Hello left before that came.
     fresh = info.job == run.job.id and not info.layout
-    if info.job and not (inside or fresh or (coming and not missed)):
+    deployed = coming is not None and not (back and waited_for)
+    if info.job and not (inside or fresh or deployed):
         core.tell(device, Release(device, info.job))
-    if coming:
-        if missed:
+    if coming is not None:
+        if back and waited_for:
             restart_deployment(core, run, device, f"{node_of(device)} was away during a deployment")
     elif inside and run.phase == "report" and device not in run.answers:
         if back and info.epoch >= run.job.epoch:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from oobleckd.protocol.api import AnyRequest, Control, Drain
 from tests.helpers.simagent import SimNode
@@ -214,7 +216,7 @@ class Hazards:
         if not daemon.up:
             return False
         daemon.process.stop()
-        self.world.after(self._last(0.02, self.dice.choice([0.3, 3.0])), daemon.process.go_on)
+        self.world.after(self._last(0.02, self.dice.choice([0.3, 3.0, 3.0])), daemon.process.go_on)
         return True
 
     def _restart(self, skew_s: float | None) -> bool:
@@ -223,16 +225,36 @@ class Hazards:
         down_s = self.dice.choice([self.dice.uniform(0.0, 0.1), self.dice.uniform(0.1, 2.0)])
         self._lasts(down_s + 1.0)
         if self.dice.random() < 0.5:
-            self._when_syncing(down_s, skew_s)
+            disk = self.world.daemon.disk
+            self._when(lambda: disk.syncing is not None, self.world.daemon.restart, down_s, skew_s)
         else:
-            self.world.daemon.restart(down_s, skew_s=skew_s)
+            self.world.daemon.restart(down_s, skew_s)
         return True
 
-    def _when_syncing(self, down_s: float, skew_s: float | None, tries: int = 200) -> None:
-        if self.world.daemon.disk.syncing is None and tries:
-            self.world.after(0.0005, self._when_syncing, down_s, skew_s, tries - 1)
+    def ahead(self) -> bool:
+        """A device dies, and the daemon as soon as it has told of that, which its journal may not know; and one more."""
+        live, told = self.world.live(), self.world.daemon.disk.told_ahead
+        if not self.world.daemon.up or len(live) - self.copies < 2:
+            return False
+        one, other = self.dice.sample(live, 2)
+        before, down_s = len(told), self.dice.uniform(0.0, 0.3)
+        self._lasts(down_s + 1.0)
+        self.world.spare_takes_place(one)
+        self._when(lambda: len(told) > before, self._die_with, other, down_s)
+        return True
+
+    def _die_with(self, name: str, down_s: float) -> None:
+        self.world.daemon.restart(down_s)
+        self.world.spare_takes_place(name)
+
+    def _when(
+        self, ready: Callable[[], bool], act: Callable[..., None], *args: Any, tries: int = 200
+    ) -> None:
+        """At the moment at which it is so, or soon after all."""
+        if ready() or not tries:
+            act(*args)
         else:
-            self.world.daemon.restart(down_s, skew_s=skew_s)
+            self.world.after(0.0005, partial(self._when, tries=tries - 1), ready, act, *args)
 
     # ------------------------------------------------------------------ people
 
@@ -306,6 +328,7 @@ KINDS: dict[str, Callable[[Hazards], bool]] = {
     "agent stopped": Hazards.pause_agent,
     "node stopped": Hazards.pause_node,
     "daemon killed": Hazards.restart,
+    "daemon killed ahead": Hazards.ahead,
     "clock jumped": Hazards.jump,
     "daemon stopped": Hazards.stall,
     "drain": Hazards.drain,

@@ -182,7 +182,7 @@ class Daemon:
             if node.alive:
                 self.world.after(self.world.random.uniform(0.001, 0.5), node.connect)
 
-    def restart(self, down_s: float = 0.3, *, skew_s: float | None = None) -> None:
+    def restart(self, down_s: float = 0.3, skew_s: float | None = None) -> None:
         """kill -9, and up again after a while, perhaps with another clock; nothing if it is down already."""
         if self.machine is not None:
             self.stop()

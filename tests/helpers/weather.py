@@ -21,7 +21,7 @@ _WEIGHTS = {
     "kill": 5, "vanish": 2, "leave": 1, "device": 2, "spare": 5, "join": 6,
     "agent link": 4, "device link": 4, "cut from daemon": 4, "cut between nodes": 3, "partition": 2, "lag": 3,
     "slow": 2, "agent stopped": 2, "node stopped": 2,
-    "daemon killed": 4, "clock jumped": 1, "daemon stopped": 2, "drain": 3, "asked": 3,
+    "daemon killed": 4, "daemon killed ahead": 3, "clock jumped": 1, "daemon stopped": 3, "drain": 3, "asked": 3,
 }  # fmt: skip
 _GAPS_S = (0.02, 0.2, 1.0)
 _BOUND_S = 40.0
