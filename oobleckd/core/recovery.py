@@ -209,7 +209,9 @@ def go_back(core: Core, run: Run, why: str) -> None:
     if job.checkpoint:
         target, source = job.checkpoint_counters, job.checkpoint
     infos = [info for device in job.survivors() if (info := core.members.device(device)) is not None]
-    steps_lost = max(job.counters.step, *(info.step for info in infos), 0) - target.step
+    # What an agent said of its devices may be of another job, or of a history that was given up before.
+    steps = [info.step for info in infos if job.layout is not None and info.layout == job.layout.epoch]
+    steps_lost = max(job.counters.step, *steps, 0) - target.step
     # Rounds are not used twice: the dead may have been a round ahead of what anybody else reached.
     reached = max(job.counters.round, *(info.round for info in infos), 0)
     counters = Counters(reached + 2, target.step, target.applied)

@@ -49,7 +49,7 @@ def torn_seed(cluster: Cluster, seed: int, manner: Manner | None = None) -> str:
         assert not list(folder.glob("*.tmp")), f"{folder} has what a killed writer left"
     cluster.verify(job)
     assert done.step == done.steps
-    return f"{victim} at the boundary before round {hit['round']}, {left} torn; {told}"
+    return f"{victim} at the boundary before round {hit['round']}, {left} files begun and not whole; {told}"
 
 
 def _hit(cluster: Cluster, before: int, node: str) -> dict[str, object] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from oobleckd.core.entries import Released, RolledBack
@@ -236,6 +237,16 @@ def test_a_node_dies_while_the_daemon_is_away(seed):
     world.start_daemon()
     finish(world)
     assert len(of_kind(world, RolledBack)) == 1
+
+
+def test_what_an_agent_said_of_another_job_is_not_counted_as_lost():
+    """Hellos say how far the devices are, and come when lives change: the last one may be of the job before."""
+    world = running(4)
+    node = world.machine.core.members.nodes["n01"]
+    node.devices = tuple(msgspec.structs.replace(info, layout=999, step=999) for info in node.devices)
+    world.kill("n02")
+    world.run(lambda: of_kind(world, RolledBack))
+    assert world.job().steps_lost < 20
 
 
 def struck(seed: int) -> None:
