@@ -13,9 +13,12 @@ import msgspec
 from planner.plan import Layers, Plan, Template, Transfer
 from planner.profile import NOTHING, Held, Profile
 
-REROUTING = frozenset({"slipstream"})
+REROUTING = frozenset({"slipstream", "bamboo"})
 """Policies under which a job goes on with detours after a loss, instead of stopping for a new plan at the next
 boundary. By name, since the daemon's loop does not import the policies (scipy)."""
+
+SHADOWING = frozenset({"bamboo"})
+"""Policies under which a device also holds layers that another one computes, to take over from it."""
 
 
 class PlanError(ValueError):
@@ -58,12 +61,13 @@ class Situation(msgspec.Struct, frozen=True):
     """The moment: ``nodes`` may be used; ``holdings`` (device -> layers) are the live copies now, which
     may include devices of nodes that are not to be used (draining). ``running``: the pipelines at work,
     as node tuples, with dead nodes and those of vacant places still named so that the policy sees which
-    pipelines were hit.
+    pipelines were hit. ``zones``: node -> what it fails together with, such as a zone of a cloud, where that is known.
     """
 
     nodes: tuple[str, ...]
     holdings: dict[str, Layers]
     running: tuple[tuple[str, ...], ...] = ()
+    zones: dict[str, str] = {}
 
 
 class Rejected(msgspec.Struct, frozen=True):

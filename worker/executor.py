@@ -34,7 +34,7 @@ from worker.reduce import Contribution, Reducer
 from worker.snapshot import ledger_digest, write_share
 from worker.stagger import Foresight, goes_through, restore, save
 from worker.store import Saved, Store
-from worker.tasks import Order
+from worker.tasks import NO_LAYERS, Order
 from worker.turn import Aside
 from worker.update import apply_update, global_norm
 
@@ -128,7 +128,8 @@ class Executor:
         standing = standing_routes(self.layout, self.detours, counters.round)
         routes = tuple(route for route in standing if not route.touches(self.dead))
         order = () if self.dead else self.order
-        return Given(counters, self._tag(counters.round), routes, order, returned or {})
+        shadows = self.layout.shadows.get(self.device, NO_LAYERS)
+        return Given(counters, self._tag(counters.round), routes, order, returned or {}, shadows)
 
     def _tag(self, round_: int) -> int:
         """What names ``round_`` in the keys of data.
@@ -197,6 +198,7 @@ class Executor:
     def _vote(self) -> None:
         vote = self.reducer.vote()
         self.commit.cast(Vote(vote.norms, vote.losses, vote.nan, vote.overflow, self.flags))
+        self.now.drop_shadows()
         self._send_vote()
         self.faults.reach("reduced", self.counters.round)
         if self._may_hurry(vote):

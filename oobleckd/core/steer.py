@@ -7,6 +7,8 @@ in the middle of anything needs no rule of its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from oobleckd.core import checkpoints, deploy, incidents, jobs
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Released
@@ -45,7 +47,7 @@ def _before_deployment(core: Core, run: Run) -> None:
         if job.state != "profiling":
             core.move(job, "starve", _too_few(run, nodes))
         return
-    wanted = Situation(nodes, {})
+    wanted = Situation(nodes, {}, zones=_zones(core, nodes))
     if core.now < core.joined_at + core.config.batch_s or wanted == run.refused:
         return
     if job.state == "waiting":
@@ -245,11 +247,19 @@ def situation(core: Core, run: Run) -> Situation:
     job = run.job
     holdings = job.layout.holdings if job.layout is not None else {}
     pipelines = job.plan.pipelines if job.plan is not None else ()
+    nodes = core.candidates(job)
     return Situation(
-        core.candidates(job),
+        nodes,
         {device: holdings[device] for device in job.survivors()},
         tuple(pipeline.nodes for pipeline in pipelines),
+        _zones(core, nodes),
     )
+
+
+def _zones(core: Core, nodes: Iterable[str]) -> dict[str, str]:
+    """The zones of those of ``nodes`` that have one."""
+    members = core.members.nodes
+    return {name: members[name].zone for name in nodes if name in members and members[name].zone}
 
 
 def _proposal(core: Core, run: Run, wanted: Situation) -> tuple[Situation, Proposal] | None:

@@ -28,15 +28,15 @@ from oobleckd.protocol.forecast import (
     TemplateForecast,
 )
 from oobleckd.protocol.job import Job
-from planner.decoupled import EFFORT_AT_ONCE, decoupled_plan
 from planner.guarantee import guarantee, losses_survived
 from planner.instantiate import why_idle
 from planner.makespan import busy_s, one_f_one_b_s
-from planner.plan import Pipeline, Plan, node_of
+from planner.plan import Pipeline, Plan
 from planner.profile import Profile
 from planner.reroute import layout_of
 from planner.routed import device_s
 from planner.schedule import schedules
+from planner.shadowed import decoupled_within
 from planner.timeline import dry_run_plan
 from planner.work import stage_works
 
@@ -146,7 +146,7 @@ class _Teller:
         samples_per_s = self.job.train.global_batch / plan.step_s
         return PlanForecast(
             groups=groups,
-            can_lose=losses_survived(self._copies(plan)),
+            can_lose=losses_survived(plan.copies()),
             idle=len(plan.idle),
             idle_reason=self._why_idle(plan),
             step_s=plan.step_s,
@@ -175,7 +175,7 @@ class _Teller:
         promised = guarantee(len(plan.nodes()) + len(plan.idle), self.world.n0, max(self.world.by_size), f)
         return GuaranteeForecast(
             f=f,
-            can_lose=losses_survived(self._copies(plan)),
+            can_lose=losses_survived(plan.copies()),
             n0=self.world.n0,
             n_max=max(self.world.by_size),
             full_down_to=promised.full_down_to,
@@ -186,16 +186,6 @@ class _Teller:
         if not plan.idle:
             return ""
         return why_idle(len(plan.nodes()) + len(plan.idle), self.world.n0, max(self.world.by_size))
-
-    def _copies(self, plan: Plan) -> int:
-        """How many nodes hold the layer that fewest hold."""
-        if not plan.vacant:
-            return len(plan.pipelines)
-        held: dict[int, set[str]] = {layer: set() for layer in range(len(self.world.setup.profile.layers))}
-        for device, layers in plan.holdings().items():
-            for layer in layers.layers():
-                held[layer].add(node_of(device))
-        return min(map(len, held.values()))
 
     def _bubble_around(self, plan: Plan) -> float:
         """Share of waiting over all devices, where peers compute for vacant places."""
@@ -232,7 +222,7 @@ def _schedule(world: World, plan: Plan) -> ScheduleForecast:
     drawn = min(share, max(2, DRAWN_A_STAGE * len(names)), MOST_DRAWN)
     first = Plan((msgspec.structs.replace(deepest, micro_batches=tuple(range(drawn))),))
     if setup.decoupled:
-        ops = decoupled_plan(first, setup.profile, setup.device_memory_bytes, EFFORT_AT_ONCE)
+        ops = decoupled_within(setup, first, shadowed=bool(plan.shadows))
     else:
         ops = schedules(first)
     run = dry_run_plan(first, setup.profile, ops)

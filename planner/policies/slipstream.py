@@ -56,10 +56,10 @@ class SlipStream:
         waiting = sorted(usable - frozenset(grid.here.values()))
         if len(waiting) > len(grid.vacant):
             return anew
-        filled = _filled(grid, waiting)
-        if not filled.whole:
+        taken = filled(grid, waiting)
+        if not taken.whole:
             return anew
-        chosen, other = _normalised(filled)
+        chosen, other = _normalised(taken)
         if chosen.vacant and not chosen.fits:
             return anew
         return _proposal(situation, chosen, anew, other)
@@ -68,7 +68,7 @@ class SlipStream:
 # ---------------------------------------------------------------------- who stands where
 
 
-def _filled(grid: Grid, waiting: list[str]) -> Grid:
+def filled(grid: Grid, waiting: list[str]) -> Grid:
     """Each node of ``waiting`` in a vacant place: where the busiest device then has least to do, and of those
     where the fewest bytes are copied.
     """
@@ -128,16 +128,16 @@ def _moves(grid: Grid) -> Iterator[Grid]:
 def _proposal(situation: Situation, chosen: Grid, anew: Proposal, other: Grid | None) -> Proposal:
     reason = _reason(situation, chosen)
     plan = msgspec.structs.replace(chosen.plan, step_s=chosen.step_s, reason=reason)
-    rejected = [_rejected(chosen, anew)] if chosen.vacant else []
+    rejected = [rejected_anew(chosen, anew)] if chosen.vacant else []
     if other is not None:
-        moved = "; ".join(_placed(situation, other))
-        why = f"{other.cost_s - chosen.cost_s:.3g} s more over {HORIZON_STEPS} steps: {_costs(other)}"
+        moved = "; ".join(placed(situation, other))
+        why = f"{other.cost_s - chosen.cost_s:.3g} s more over {HORIZON_STEPS} steps: {costs(other)}"
         rejected.append(Rejected(moved, other.cost_s, why))
     ops = {device: format_ops(each) for device, each in chosen.ops.items()} if chosen.vacant else {}
     return Proposal(plan, chosen.transfers, chosen.cost_s, reason, tuple(rejected), ops)
 
 
-def _rejected(chosen: Grid, anew: Proposal) -> Rejected:
+def rejected_anew(chosen: Grid, anew: Proposal) -> Rejected:
     """The plan on all nodes that ``oobleck`` would make, cheaper or not: this policy does not move layers."""
     extra_s = anew.cost_s - chosen.cost_s
     than = "more" if extra_s >= 0 else "less"
@@ -148,22 +148,23 @@ def _rejected(chosen: Grid, anew: Proposal) -> Rejected:
 
 def _reason(situation: Situation, grid: Grid) -> str:
     """One sentence: who takes whose place, whose micro-batches go to whom, what is copied, what can be lost."""
-    parts = _placed(situation, grid)
+    parts = placed(situation, grid)
     vacant = list(grid.vacant)
     parts += [_around(grid, slot) for slot in vacant[:PLACES_SHOWN]]
     if len(vacant) > PLACES_SHOWN:
         parts.append(f"{len(vacant) - PLACES_SHOWN} more places are vacant")
     return "; ".join(
-        [*(parts or ["keep: no pipeline changes"]), f"{_costs(grid)}; can lose {grid.tolerance}"]
+        [*(parts or ["keep: no pipeline changes"]), f"{costs(grid)}; can lose {grid.tolerance}"]
     )
 
 
-def _costs(grid: Grid) -> str:
+def costs(grid: Grid) -> str:
+    """What is copied, and the step, for a sentence."""
     copies = f"copies {size_of(grid.transfers)}, " if grid.transfers else ""
     return f"{copies}step {grid.step_s:.3g} s as modelled"
 
 
-def _placed(situation: Situation, grid: Grid) -> list[str]:
+def placed(situation: Situation, grid: Grid) -> list[str]:
     """Who stands where somebody else did, and who gets back what it held."""
     before = [name for nodes in situation.running for name in nodes]
     parts = []

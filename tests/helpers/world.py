@@ -84,6 +84,7 @@ def make_job(
     every: int = 0,
     memory: int = 0,
     max_nodes: int = 0,
+    min_pipeline_nodes: int = 1,
     policy: PolicyName = "oobleck",
     schedule: Schedule | None = None,
 ) -> Job:
@@ -91,7 +92,9 @@ def make_job(
         name=name,
         train=Train(steps=steps, global_batch=8, micro_batch=1, sequence=8),
         fault_tolerance=FaultTolerance(f=f, policy=policy),
-        resources=Resources(device_memory=memory, max_nodes=max_nodes),
+        resources=Resources(
+            device_memory=memory, max_nodes=max_nodes, min_pipeline_nodes=min_pipeline_nodes
+        ),
         checkpoint=Checkpoint(every=every),
         schedule=schedule or Schedule(),
     )
@@ -112,6 +115,7 @@ class SimNode:
     kept: list[StepDone | CheckpointPart] = field(default_factory=list)
     last: dict[str, Ready | Held | Progress] = field(default_factory=dict)
     lives: tuple[str, ...] = ()  # those of the last Welcome: what comes for others is dropped
+    zone: str = ""
 
     @property
     def incarnation(self) -> str:
@@ -137,7 +141,7 @@ class SimNode:
     def hello(self) -> None:
         infos = tuple(device.known for device in self.devices.values() if device.alive)
         ready = self.ready and len(infos) == len(self.devices)
-        self.to_daemon(Hello(PROTOCOL, self.name, self.incarnation, "host", ready, infos))
+        self.to_daemon(Hello(PROTOCOL, self.name, self.incarnation, "host", ready, infos, zone=self.zone))
 
     def beat(self) -> None:
         if self.alive:
@@ -195,10 +199,12 @@ class World:
         nans: tuple[int, ...] = (),
         clips: tuple[int, ...] = (),
         codec: bool = False,
+        zones: dict[str, str] | None = None,
         **config: Any,
     ) -> None:
         self.random = random.Random(seed)
         self.seed, self.now, self.codec = seed, 0.0, codec
+        self.zones = zones or {}
         self.num_layers, self.num_devices, self.num_micro_batches = num_layers, num_devices, 8
         self.profile = profile(num_layers)
         self.buckets = self.profile.buckets
@@ -270,7 +276,7 @@ class World:
 
     def add(self, name: str) -> None:
         """A node starts, or starts again."""
-        node = self.nodes[name] = SimNode(self, name, next(self.lives))
+        node = self.nodes[name] = SimNode(self, name, next(self.lives), zone=self.zones.get(name, ""))
         node.start(self.num_devices)
 
     def device(self, name: str) -> SimDevice | None:
