@@ -136,7 +136,9 @@ def inherited(layout: Layout, route: Route, lost: Collection[str]) -> tuple[Segm
         return None
     segments = []
     for segment in route.segments:
-        found = heir(route, segment.layers, layout.shadows, lost) if segment.device in lost else segment.device
+        found = (
+            heir(route, segment.layers, layout.shadows, lost) if segment.device in lost else segment.device
+        )
         if found is None:
             return None
         segments.append(Segment(found, segment.layers))

@@ -110,6 +110,7 @@ class Room:
 
     @property
     def limit_bytes(self) -> float:
+        """What a device has; inf: nothing bounds it."""
         return self.setup.device_memory_bytes or np.inf
 
     def num_stages(self, num_nodes: int) -> int:
@@ -134,9 +135,8 @@ class Room:
     def _first_stages(self, num_stages: int) -> Possible:
         """Entry j: whether some split that fits begins with the stage [0, j)."""
         reach = self._reach(num_stages)[0]
-        if num_stages == 1:
-            return reach > NEVER
-        possible: Possible = (reach > NEVER) & (reach >= self.shadow(num_stages)[0])
+        wrapped = self.shadow(num_stages)[0] if num_stages > 1 else NEVER
+        possible: Possible = np.logical_and(reach > NEVER, reach >= wrapped)
         return possible
 
     def _reach(self, from_end: int) -> Floats:

@@ -27,7 +27,9 @@ NOTHING = Layers()
 
 def places(template: Template) -> tuple[Place, ...]:
     """For every node of ``template`` in order what its devices hold, shadows too."""
-    return _by_node(template, [held.and_those(more) for held, more in zip(template.held, template.shadows, strict=True)])
+    return _by_node(
+        template, [held.and_those(more) for held, more in zip(template.held, template.shadows, strict=True)]
+    )
 
 
 def computed(template: Template) -> tuple[Place, ...]:

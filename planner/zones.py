@@ -21,7 +21,7 @@ def apart(
     """``placed`` with nodes that hold the same exchanged, so that nodes beside each other are in different ``zones`` as far as
     that goes. A pipeline is a ring: its last node is beside the first.
 
-    Greedy: into each place a node of the zone that has most left, of those that its neighbours are not in. A node without a zone is
+    Greedy: into each place a node of the zone that has most left, of those that its neighbours are not in, nor the next place has to take. A node without a zone is
     in one of its own. Where nobody has one nothing changes.
     """
     if not any(node in zones for nodes in placed for node in nodes):
@@ -41,9 +41,11 @@ def _ring(pools: Sequence[dict[str, deque[str]]], zones: Mapping[str, str]) -> N
         beside = [ring[-1]] if ring else []
         beside += ring[:1] if place == len(pools) - 1 else []
         taken = [zones.get(node) for node in beside]
-        zone = min(
-            (zone for zone, left in pool.items() if left), key=lambda zone: (taken.count(zone), -len(pool[zone]))
-        )
+        if place + 1 < len(pools):
+            following = [zone for zone, left in pools[place + 1].items() if left]
+            taken += following if len(following) == 1 else []
+        open_ = [zone for zone, left in pool.items() if left]
+        zone = min(open_, key=lambda zone: (taken.count(zone), -len(pool[zone])))
         ring.append(pool[zone].popleft())
     return tuple(ring)
 

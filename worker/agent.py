@@ -76,7 +76,9 @@ class AgentError(Exception):
 @click.option("--bind", default="127.0.0.1", show_default=True, help="Address at which other nodes reach us.")
 @click.option("--host", default="", help="Name of this machine; devices with the same one share sockets.")
 @click.option(
-    "--zone", default="", help="What this node fails together with, such as a zone of a cloud; plans keep neighbours apart."
+    "--zone",
+    default="",
+    help="What this node fails together with, such as a zone of a cloud; plans keep neighbours apart.",
 )
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True

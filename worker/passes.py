@@ -271,7 +271,7 @@ class Passes:
     def _expect_shadow(self, task: Task, x: Tensor) -> None:
         """``x`` goes into the hop ``task``, which this device may run ahead for another."""
         if task in self.board.shadows and not self.shadows.expect(task, x):
-            self.board.shadows.remove(task)
+            self.board.skip_shadow(task)
 
     def _advance_shadow(self) -> bool:
         """Compute one layer of a forward pass ahead, as nothing else is ready; False if there is none to run."""
@@ -286,7 +286,7 @@ class Passes:
             self.shadow = None
         elif not self.shadows.fits:
             self.shadows.measured(work.task)
-            self.board.shadows.remove(work.task)
+            self.board.skip_shadow(work.task)
             self._abandon(work.task)
         return True
 
@@ -296,7 +296,7 @@ class Passes:
                 work = Work("F", task)
                 work.pieces = self._shadow(work)
                 return work
-            self.board.shadows.remove(task)
+            self.board.skip_shadow(task)
         return None
 
     def _abandon(self, task: Task) -> None:

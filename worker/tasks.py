@@ -235,6 +235,10 @@ class Board:
                 return task
         return None
 
+    def skip_shadow(self, task: Task) -> None:
+        """There is no room to run it ahead."""
+        self.shadows = [other for other in self.shadows if other != task]
+
     def ran_shadow(self, task: Task) -> None:
         """The forward pass of another device's hop is done here, too."""
         self.shadows.remove(task)

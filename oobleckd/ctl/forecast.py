@@ -221,10 +221,8 @@ def _schedule(world: World, plan: Plan) -> ScheduleForecast:
     names, share = deepest.devices, len(deepest.micro_batches)
     drawn = min(share, max(2, DRAWN_A_STAGE * len(names)), MOST_DRAWN)
     first = Plan((msgspec.structs.replace(deepest, micro_batches=tuple(range(drawn))),))
-    if setup.decoupled:
-        ops = decoupled_within(setup, first, shadowed=bool(plan.shadows))
-    else:
-        ops = schedules(first)
+    shadowed = bool(plan.shadows)
+    ops = decoupled_within(setup, first, shadowed=shadowed) if setup.decoupled else schedules(first)
     run = dry_run_plan(first, setup.profile, ops)
     return ScheduleForecast(
         num_nodes=len(deepest.nodes),

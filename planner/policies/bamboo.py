@@ -72,14 +72,17 @@ def orphans(grid: Grid) -> list[str]:
         node_of(segment.device)
         for pipeline in plan.pipelines
         for segment in pipeline.segments
-        if segment.device in gone and heir(Route(-1, 0, pipeline.segments), segment.layers, shadows, gone) is None
+        if segment.device in gone
+        and heir(Route(-1, 0, pipeline.segments), segment.layers, shadows, gone) is None
     ]
     return list(dict.fromkeys(found))
 
 
 def _refusing(stay: Grid, anew: Proposal, why: str) -> Proposal:
     """``anew``, and why the pipelines do not stay as they are."""
-    staying = Rejected("stay with vacant places", stay.cost_s, f"{why}: {costs(stay)} over {HORIZON_STEPS} steps")
+    staying = Rejected(
+        "stay with vacant places", stay.cost_s, f"{why}: {costs(stay)} over {HORIZON_STEPS} steps"
+    )
     return msgspec.structs.replace(anew, rejected=(*anew.rejected, staying))
 
 
@@ -99,9 +102,7 @@ def _reason(situation: Situation, grid: Grid) -> str:
     parts += [_taken_over(grid, slot, names[slot]) for slot in vacant[:PLACES_SHOWN]]
     if len(vacant) > PLACES_SHOWN:
         parts.append(f"{len(vacant) - PLACES_SHOWN} more places are vacant")
-    return "; ".join(
-        [*(parts or ["keep: no pipeline changes"]), f"{costs(grid)}; can lose {grid.tolerance}"]
-    )
+    return "; ".join([*(parts or ["keep: no pipeline changes"]), f"{costs(grid)}; can lose {grid.tolerance}"])
 
 
 def _taken_over(grid: Grid, slot: int, name: str) -> str:

@@ -153,9 +153,7 @@ def _reason(situation: Situation, grid: Grid) -> str:
     parts += [_around(grid, slot) for slot in vacant[:PLACES_SHOWN]]
     if len(vacant) > PLACES_SHOWN:
         parts.append(f"{len(vacant) - PLACES_SHOWN} more places are vacant")
-    return "; ".join(
-        [*(parts or ["keep: no pipeline changes"]), f"{costs(grid)}; can lose {grid.tolerance}"]
-    )
+    return "; ".join([*(parts or ["keep: no pipeline changes"]), f"{costs(grid)}; can lose {grid.tolerance}"])
 
 
 def costs(grid: Grid) -> str:

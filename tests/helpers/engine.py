@@ -142,7 +142,9 @@ class World:
             for at, segment in enumerate(segments)
             if self.shadowed and len(segments) > 1
         }
-        held = {device: layers.and_those(shadows.get(device, Layers())) for device, layers in holdings.items()}
+        held = {
+            device: layers.and_those(shadows.get(device, Layers())) for device, layers in holdings.items()
+        }
         return Layout(self.epoch, self.spec.num_layers, held, routes, shadows)
 
     def _add(self, device: str) -> None:

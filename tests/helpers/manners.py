@@ -65,6 +65,8 @@ FORMS: tuple[tuple[Literal["fused", "decoupled"], Literal[1, 2]], ...] = (
     ("decoupled", 1),
     ("decoupled", 2),
 )
+
+
 def forms_of(policy: PolicyName) -> tuple[tuple[Literal["fused", "decoupled"], Literal[1, 2]], ...]:
     """The forms that go with ``policy``: a device that holds for one successor has one part of a pipeline."""
     return tuple(form for form in FORMS if form[1] == 1 or policy not in SHADOWING)

@@ -92,9 +92,7 @@ def make_job(
         name=name,
         train=Train(steps=steps, global_batch=8, micro_batch=1, sequence=8),
         fault_tolerance=FaultTolerance(f=f, policy=policy),
-        resources=Resources(
-            device_memory=memory, max_nodes=max_nodes, min_pipeline_nodes=min_pipeline_nodes
-        ),
+        resources=Resources(device_memory=memory, max_nodes=max_nodes, min_pipeline_nodes=min_pipeline_nodes),
         checkpoint=Checkpoint(every=every),
         schedule=schedule or Schedule(),
     )

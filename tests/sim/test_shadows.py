@@ -63,7 +63,9 @@ def test_everybody_holds_its_successor_s_layers_and_runs_its_forwards_ahead() ->
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_loss_costs_no_deployment_and_the_predecessor_takes_over(seed: int, place: int, silent: bool) -> None:
+def test_a_loss_costs_no_deployment_and_the_predecessor_takes_over(
+    seed: int, place: int, silent: bool
+) -> None:
     world = running(seed=seed)
     nodes, epoch = ring(world), world.job().layout.epoch
     victim, heir = nodes[place], nodes[place - 1]
@@ -72,7 +74,9 @@ def test_a_loss_costs_no_deployment_and_the_predecessor_takes_over(seed: int, pl
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
     assert world.state() == "running"
-    assert world.job().layout.epoch == epoch or written(world, LayoutDeployed)[-1].plan.vacant == (f"{victim}/0",)
+    assert world.job().layout.epoch == epoch or written(world, LayoutDeployed)[-1].plan.vacant == (
+        f"{victim}/0",
+    )
     (incident,) = world.incidents()
     assert incident.copied_bytes == 0
     assert incident.reason.startswith(f"{heir}, which shadowed {victim}, does its work too; ")
@@ -80,13 +84,17 @@ def test_a_loss_costs_no_deployment_and_the_predecessor_takes_over(seed: int, pl
     routes = job.detours.routes if job.detours is not None else job.layout.routes
     hit = [route for route in routes if route.touches([f"{nodes[place - 2]}/0"])]
     assert hit
-    assert all({s.device for s in route.segments} == {f"{n}/0" for n in nodes if n != victim} for route in hit)
+    assert all(
+        {s.device for s in route.segments} == {f"{n}/0" for n in nodes if n != victim} for route in hit
+    )
     world.until_state("done")
     world.check_done()
     assert world.job().steps_lost == 0
 
 
-@pytest.mark.parametrize("manner", [Schedule(), Schedule("decoupled"), Schedule("decoupled", update="staggered")])
+@pytest.mark.parametrize(
+    "manner", [Schedule(), Schedule("decoupled"), Schedule("decoupled", update="staggered")]
+)
 @pytest.mark.parametrize("seed", range(8))
 def test_two_that_are_no_neighbours_one_after_the_other(seed: int, manner: Schedule) -> None:
     world = running(8, seed, min_pipeline_nodes=4, f=1, steps=60, schedule=manner)
@@ -97,7 +105,10 @@ def test_two_that_are_no_neighbours_one_after_the_other(seed: int, manner: Sched
     world.kill(nodes[3])
     world.run(lambda: len(world.incidents()) == 2)
     until_closed(world, 2)
-    assert {device for p in world.view().pipelines for device in p.vacant} == {f"{nodes[1]}/0", f"{nodes[3]}/0"}
+    assert {device for p in world.view().pipelines for device in p.vacant} == {
+        f"{nodes[1]}/0",
+        f"{nodes[3]}/0",
+    }
     world.until_state("done")
     world.check_done()
     assert world.job().steps_lost == 0

@@ -28,7 +28,9 @@ def threes(**changes: Any) -> Setup:
 
 def adapted(setup: Setup, plan: Plan, nodes: str, held: dict[str, Layers] | None = None) -> Proposal:
     running = tuple(pipeline.nodes for pipeline in plan.pipelines)
-    kept = {d: layers for d, layers in plan.holdings().items() if node_of(d) in nodes} if held is None else held
+    kept = (
+        {d: layers for d, layers in plan.holdings().items() if node_of(d) in nodes} if held is None else held
+    )
     found = adapt("bamboo", setup, prepare("bamboo", setup), Situation(tuple(nodes), kept, running))
     check(setup, nodes, kept, found)
     return found
@@ -112,8 +114,13 @@ def test_a_standby_takes_the_place_with_a_stage_and_its_successor_s() -> None:
     found = adapted(setup, plan, "acdefx")
     assert places(found.plan) == [("a", "x", "c"), ("d", "e", "f")]
     assert found.plan.vacant == ()
-    assert {(copy.target, copy.layer) for copy in found.transfers} == {("x/0", layer) for layer in (2, 3, 4, 5)}
-    assert found.reason.startswith("x takes b's place; copies 4 layers")
+    wanted = {
+        layer
+        for held in (plan.pipelines[0].segments[1], plan.pipelines[0].segments[2])
+        for layer in held.layers.layers()
+    }
+    assert {(copy.target, copy.layer) for copy in found.transfers} == {("x/0", layer) for layer in wanted}
+    assert found.reason.startswith(f"x takes b's place; copies {len(wanted)} layers")
     back = adapted(setup, adapted(setup, plan, "acdef").plan, "abcdef")
     assert places(back.plan) == places(plan)
 

@@ -17,7 +17,10 @@ from tests.unit.planner.build import even_profile, setup_of
 def conflicts(placed: tuple[tuple[str, ...], ...], zones: dict[str, str]) -> int:
     """Pairs of neighbours, the last with the first, in one zone."""
     pairs = [
-        (nodes[at], nodes[(at + 1) % len(nodes)]) for nodes in placed if len(nodes) > 1 for at in range(len(nodes))
+        (nodes[at], nodes[(at + 1) % len(nodes)])
+        for nodes in placed
+        if len(nodes) > 1
+        for at in range(len(nodes))
     ]
     return sum(a in zones and zones[a] == zones.get(b) for a, b in pairs)
 

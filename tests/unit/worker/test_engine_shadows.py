@@ -48,7 +48,11 @@ def test_shadows_do_not_show(reference, tmp_path: Path, seed: int, schedule: Any
 @pytest.mark.parametrize("go_on", [False, True])
 def test_kill_at_every_point(reference, tmp_path: Path, point: str, victim: str, go_on: bool) -> None:
     world = shadowed(
-        reference, tmp_path, zlib.crc32(f"{point} {victim}".encode()) % 1000, go_on=go_on, shadow_memory="1MiB"
+        reference,
+        tmp_path,
+        zlib.crc32(f"{point} {victim}".encode()) % 1000,
+        go_on=go_on,
+        shadow_memory="1MiB",
     )
     world.nodes[victim].faults.arm(point, 2)
     world.run()

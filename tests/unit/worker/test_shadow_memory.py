@@ -45,9 +45,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def setup_of(world: World) -> Setup:
     """As the daemon has it, from a profile that is measured here."""
     profile = measure(load_spec(world.job), world.job, torch.device("cpu"))
-    return Setup(
-        profile, world.job.num_micro_batches, 0, 0, 1, 3, held=held_besides(world.job, profile)
-    )
+    return Setup(profile, world.job.num_micro_batches, 0, 0, 1, 3, held=held_besides(world.job, profile))
 
 
 def saved_bytes(graph: Graph, params: set[int]) -> int:
@@ -74,7 +72,9 @@ def saved_by(node: object) -> Iterator[Tensor]:
     for name in dir(node):
         if name.startswith("_saved_"):
             value = getattr(node, name)
-            yield from (each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, Tensor))
+            yield from (
+                each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, Tensor)
+            )
 
 
 def state_bytes(executor: Executor) -> int:
@@ -115,8 +115,9 @@ def test_state_and_what_is_run_ahead_are_as_modelled(world: World, monkeypatch: 
     for device, layers in world.first.holdings.items():
         whole = held[device] + ahead[device]
         counted = base_bytes(setup, layers) + modelled[device]
-        print(f"{device}: {held[device]:,} and {ahead[device]:,} bytes; modelled {base_bytes(setup, layers):,} and {modelled[device]:,}")
+        print(
+            f"{device}: {held[device]:,} and {ahead[device]:,} bytes; modelled {base_bytes(setup, layers):,} and {modelled[device]:,}"
+        )
         assert whole == pytest.approx(counted, rel=0.1)
         assert ahead[device] == pytest.approx(modelled[device], rel=0.1)
         assert held[device] == pytest.approx(base_bytes(setup, layers), rel=0.1)
-
