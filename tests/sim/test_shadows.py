@@ -43,6 +43,11 @@ def ring(world: World, pipeline: int = 0) -> tuple[str, ...]:
     return world.view().pipelines[pipeline].nodes
 
 
+def placed(world: World) -> list[str]:
+    """Nodes that the plan in force names, be their places vacant."""
+    return [node for pipeline in world.job().plan.pipelines for node in pipeline.nodes]
+
+
 def test_everybody_holds_its_successor_s_layers_and_runs_its_forwards_ahead() -> None:
     world = running(seed=1, step=10)
     layout = world.job().layout
@@ -60,7 +65,7 @@ def test_everybody_holds_its_successor_s_layers_and_runs_its_forwards_ahead() ->
     world.check_done()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_loss_costs_no_deployment_and_the_predecessor_takes_over(
@@ -95,7 +100,7 @@ def test_a_loss_costs_no_deployment_and_the_predecessor_takes_over(
 @pytest.mark.parametrize(
     "manner", [Schedule(), Schedule("decoupled"), Schedule("decoupled", update="staggered")]
 )
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_two_that_are_no_neighbours_one_after_the_other(seed: int, manner: Schedule) -> None:
     world = running(8, seed, min_pipeline_nodes=4, f=1, steps=60, schedule=manner)
     nodes = ring(world)
@@ -114,7 +119,7 @@ def test_two_that_are_no_neighbours_one_after_the_other(seed: int, manner: Sched
     assert world.job().steps_lost == 0
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("apart_s", [0.0, 0.005, 0.02, 0.3])
 def test_two_neighbours_come_from_another_pipeline(seed: int, apart_s: float) -> None:
     """Then the pipelines are made anew, with shadows."""
@@ -123,7 +128,8 @@ def test_two_neighbours_come_from_another_pipeline(seed: int, apart_s: float) ->
     at = seed % 3
     world.kill(nodes[at])
     world.after(apart_s, world.kill, nodes[at - 1])
-    world.run(lambda: len(written(world, LayoutDeployed)) >= 2 and not world.job().dead, limit_s=20)
+    gone = {nodes[at], nodes[at - 1]}
+    world.run(lambda: world.job().plan is not None and not gone & {*placed(world)}, limit_s=20)
     assert world.job().layout.shadows
     assert not any(pipeline.vacant for pipeline in world.view().pipelines)
     world.until_state("done")
@@ -229,9 +235,9 @@ def test_overflow_and_nan_after_a_takeover(seed: int) -> None:
     world.check_done()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_drain_leaves_the_work_to_the_predecessor(seed: int) -> None:
-    world = running(seed=seed, steps=100)
+    world = running(seed=seed, steps=60)
     nodes = ring(world)
     world.ask(Drain(nodes[2]))
     world.run(lambda: nodes[2] not in world.view().nodes)
