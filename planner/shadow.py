@@ -36,6 +36,15 @@ def ahead(route: Route, device: str, shadows: Layers) -> Iterator[int]:
             yield position
 
 
+def takes_over(layout: Layout, dead: Collection[str]) -> bool:
+    """Whether every hop of a dead device of ``layout`` has a live shadow in its own route."""
+    return bool(layout.shadows) and all(
+        segment.device not in dead or heir(route, segment.layers, layout.shadows, dead) is not None
+        for route in layout.routes
+        for segment in route.segments
+    )
+
+
 def pass_bytes(profile: Profile, layer: int) -> int:
     """What a forward pass through ``layer``, run ahead, holds of a device's memory.
 

@@ -191,7 +191,10 @@ def _change_plan(core: Core, run: Run) -> None:
     job = run.job
     nodes = core.candidates(job)
     if len(nodes) < job.n0:
-        _starve(core, run, nodes)
+        if job.settled and not job.unsettled and not _leaving(core, run):
+            _go_on(core, run)  # shadows compute for those who are missing
+        else:
+            _starve(core, run, nodes)
         return
     asked = situation(core, run)
     if asked == run.refused:

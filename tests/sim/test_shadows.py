@@ -152,15 +152,26 @@ def test_two_neighbours_without_another_pipeline_go_back_to_the_checkpoint(seed:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_one_pipeline_alone_survives_a_loss(seed: int) -> None:
+def test_one_pipeline_alone_goes_on_with_fewer_nodes_than_n0(seed: int) -> None:
     """No other replica of any layer: the shadow is the only copy."""
-    world = running(4, seed, f=0, steps=40, min_pipeline_nodes=4)
+    world = running(4, seed, f=0, steps=60, min_pipeline_nodes=4)
+    assert world.job().n0 == 4
     assert world.view().tolerance == 1
     victim = ring(world)[seed % 4]
     world.run_for(0.004 * seed)
     world.kill(victim)
     world.run(lambda: bool(world.incidents()))
-    world.add("n99")
+    until_closed(world)
+    assert world.state() == "running"
+    world.until_step(world.job().counters.step + 3)
+    world.ask(Control("job-1", "pause"))
+    world.until_state("paused")
+    world.ask(Control("job-1", "resume"))
+    world.until_step(world.job().counters.step + 3)
+    if seed % 2:
+        world.restart_daemon(down_s=0.1)
+    else:
+        world.add("n99")
     world.until_state("done")
     world.check_done()
     assert world.job().steps_lost == 0
