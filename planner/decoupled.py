@@ -10,7 +10,7 @@ ended at the optimum (benchmarks/schedules.py).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
@@ -65,11 +65,16 @@ def decoupled(
 
 
 def decoupled_plan(
-    plan: Plan, profile: Profile, device_memory_bytes: int, effort: int = EFFORT
+    plan: Plan,
+    profile: Profile,
+    device_memory_bytes: int,
+    effort: int = EFFORT,
+    besides: Callable[[Sequence[Range]], Sequence[int]] = lambda _stages: (),
 ) -> dict[str, tuple[Op, ...]]:
     """Device -> its decoupled schedule, for every device of ``plan``; see ``decoupled``.
 
-    Pipelines of equal stages and as many micro-batches are scheduled once. Raises ScheduleError.
+    Pipelines of equal stages and as many micro-batches are scheduled once. ``besides``: stages -> bytes that
+    their devices hold of others. Raises ScheduleError.
     """
     made: dict[tuple[tuple[Range, ...], int, int], tuple[Pipe, Orders]] = {}
     ops = {}
@@ -77,7 +82,7 @@ def decoupled_plan(
         stages = tuple(segment.layers for segment in pipeline.segments)
         key = stages, len(pipeline.micro_batches), pipeline.chunks
         if key not in made:
-            pipe = pipe_of(stages, key[2], profile, device_memory_bytes)
+            pipe = pipe_of(stages, key[2], profile, device_memory_bytes, besides(stages))
             made[key] = pipe, best_orders(pipe, len(pipeline.micro_batches), effort)
         pipe, orders = made[key]
         for device, (name, order) in enumerate(zip(pipeline.devices, orders, strict=True)):
@@ -85,11 +90,17 @@ def decoupled_plan(
     return ops
 
 
-def pipe_of(stages: Sequence[Range], chunks: int, profile: Profile, device_memory_bytes: int) -> Pipe:
+def pipe_of(
+    stages: Sequence[Range],
+    chunks: int,
+    profile: Profile,
+    device_memory_bytes: int,
+    besides: Sequence[int] = (),
+) -> Pipe:
     """The pipeline of ``stages``. Where nothing limits memory: room for as many micro-batches a device as 1F1B has on the
-    first of as many devices, not for all of them.
+    first of as many devices, not for all of them. ``besides``: as in ``work.stage_works``.
     """
-    pipe = Pipe.of(stage_works(stages, profile, device_memory_bytes, chunks), chunks)
+    pipe = Pipe.of(stage_works(stages, profile, device_memory_bytes, chunks, besides), chunks)
     if device_memory_bytes:
         return pipe
     num_devices = len(pipe.stages)

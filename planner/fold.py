@@ -31,15 +31,16 @@ _SHORTER = 1 - 1e-9  # sums of the same times are rounded each for itself
 Bounds = tuple[int, ...]  # 0, first layer of each further stage, number of layers
 
 
-def folded(setup: Setup, template: Template, share: int) -> Template:
+def folded(setup: Setup, template: Template, share: int, besides: Sequence[int] = ()) -> Template:
     """``template`` for ``share`` micro-batches with a decoupled backward; in two chunks a device where that is allowed, fits,
-    and is faster or asked for. Others than decoupled ones, and stages that several devices share, stay as they are.
+    and is faster or asked for. Others than decoupled ones, and stages that several devices share, stay as they are. ``besides``: bytes
+    that the devices of its stages hold of others; then as it is, one stage a device.
     """
     if not setup.decoupled or share < 1 or any(stage.num_devices > 1 for stage in template.stages):
         return template
-    search = _Search(setup, stage_costs(setup.profile, held=setup.held), len(template.stages), share)
+    search = _Search(setup, stage_costs(setup.profile, held=setup.held), len(template.stages), share, besides)
     plain = search.timed([stage.layers for stage in template.stages], 1)
-    found = search.folded() if setup.chunks != 1 else None
+    found = search.folded() if setup.chunks != 1 and not besides else None
     if found is None or (setup.chunks == 0 and found.taken_s >= plain.taken_s * _SHORTER):
         return search.as_it_will_be(plain).template(template, template.stages)
     return search.as_it_will_be(found).template(template, search.stages(found.layers))
@@ -76,6 +77,7 @@ class _Search:
     costs: StageCosts
     num_devices: int
     share: int
+    besides: Sequence[int] = ()
     num_ops: int = 0
     memory: dict[Bounds, float] = field(default_factory=dict)
 
@@ -94,7 +96,7 @@ class _Search:
         follow count a period each.
         """
         setup = self.setup
-        pipe = pipe_of(layers, chunks, setup.profile, setup.device_memory_bytes)
+        pipe = pipe_of(layers, chunks, setup.profile, setup.device_memory_bytes, self.besides)
         num = self._num_run
         self.num_ops += 3 * num * len(layers)
         rules = RULES_QUICK if chunks == 1 and not effort else ()

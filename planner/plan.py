@@ -58,6 +58,10 @@ class Layers(msgspec.Struct, frozen=True, order=True):
         """Whether one range has all of ``layers``, and there are any."""
         return any(held.start <= layers.start < layers.stop <= held.stop for held in self.ranges)
 
+    def and_those(self, other: Layers) -> Layers:
+        """These and those of ``other``, which has none of them."""
+        return Layers.of(*self.ranges, *other.ranges) if other.ranges else self
+
 
 class Stage(msgspec.Struct, frozen=True):
     """Contiguous layers on ``num_devices`` devices of one node, and what the model says of them.
@@ -80,6 +84,7 @@ class Template(msgspec.Struct, frozen=True):
     (``refine``, ``fold``); ``period_s`` the slowest stage with its transfers. No split takes less than (1 - ``gap``) of its time, so modelled, for
     the micro-batches that it was made for (with a decoupled backward: less than of the split that it began with). ``chunks``: stages a device; with two, ``stages`` has those of a device as far
     from the beginning as from the end (``pipe``), and the memory of each is the device's.
+    ``shadowed``: each device holds its successor's stage besides its own, and the memory is of both.
     """
 
     num_nodes: int
@@ -89,15 +94,24 @@ class Template(msgspec.Struct, frozen=True):
     period_s: float
     gap: float = 0.0
     chunks: int = 1
+    shadowed: bool = False
 
     @property
     def held(self) -> tuple[Layers, ...]:
-        """The layers of each of its devices, or of those that share a stage."""
+        """The layers that each of its devices computes, or those that share a stage."""
         count = len(self.stages) // self.chunks
         return tuple(
             Layers.of(*(stage.layers for stage in (self.stages[at], self.stages[-1 - at])[: self.chunks]))
             for at in range(count)
         )
+
+    @property
+    def shadows(self) -> tuple[Layers, ...]:
+        """What each of them holds besides: its successor's, the last one the first's (Bamboo, section 4); alone nothing."""
+        held = self.held
+        if not self.shadowed or len(held) < 2:
+            return (Layers(),) * len(held)
+        return (*held[1:], held[0])
 
     def time_s(self, num_micro_batches: int) -> float:
         """Modelled makespan in seconds of ``num_micro_batches`` micro-batches (0 for none)."""
@@ -194,6 +208,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     ``step_s`` is the modelled time of one step in seconds. ``vacant``: devices that segments name and that
     nobody has now; holders of the same layers in other pipelines compute what these would.
+    ``shadows``: device -> the layers that it holds besides those of its segments.
     """
 
     pipelines: tuple[Pipeline, ...]
@@ -201,11 +216,32 @@ class Plan(msgspec.Struct, frozen=True):
     step_s: float = 0.0
     reason: str = ""
     vacant: tuple[str, ...] = ()
+    shadows: dict[str, Layers] = {}
+
+    def living_shadows(self) -> dict[str, Layers]:
+        """``shadows`` without those of vacant places."""
+        gone = frozenset(self.vacant)
+        return {device: layers for device, layers in self.shadows.items() if device not in gone}
 
     def holdings(self) -> dict[str, Layers]:
         """Device -> the layers it holds. Vacant places hold nothing."""
         gone = frozenset(self.vacant)
-        return holdings_of(s for p in self.pipelines for s in p.segments if s.device not in gone)
+        held = holdings_of(s for p in self.pipelines for s in p.segments if s.device not in gone)
+        for device, layers in self.living_shadows().items():
+            held[device] = held[device].and_those(layers)
+        return held
+
+    def copies(self) -> int:
+        """How many nodes hold the layer that fewest hold."""
+        if not (self.shadows or self.vacant):
+            return len(self.pipelines)
+        held: dict[int, set[str]] = {
+            layer: set() for p in self.pipelines for s in p.segments for layer in s.layers.layers()
+        }
+        for device, layers in self.holdings().items():
+            for layer in layers.layers():
+                held[layer].add(node_of(device))
+        return min(map(len, held.values()), default=0)
 
     def nodes(self) -> tuple[str, ...]:
         """Every node that has a place, in pipeline order."""
@@ -227,13 +263,15 @@ class Transfer(msgspec.Struct, frozen=True):
 class Layout(msgspec.Struct, frozen=True):
     """What is deployed: who holds which layers, and the standing route of every micro-batch.
 
-    ``epoch`` names the layout; the attempts of its routes equal it.
+    ``epoch`` names the layout; the attempts of its routes equal it. ``shadows``: what of ``holdings`` a device holds for the
+    case that another one dies: no route asks it to compute these, it takes part in their reduce and update alone.
     """
 
     epoch: int
     num_layers: int
     holdings: dict[str, Layers]
     routes: tuple[Route, ...]
+    shadows: dict[str, Layers] = {}
 
     def holders(self, layer: int) -> tuple[str, ...]:
         """The devices that hold ``layer``, in name order."""

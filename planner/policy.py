@@ -13,7 +13,7 @@ import msgspec
 from planner.plan import Layers, Plan, Template, Transfer
 from planner.profile import NOTHING, Held, Profile
 
-REROUTING = frozenset({"adaptive", "slipstream"})
+REROUTING = frozenset({"adaptive", "bamboo", "slipstream"})
 """Policies under which a job goes on with detours after a loss, instead of stopping for a new plan at the next
 boundary. By name, since the daemon's loop does not import the policies (scipy)."""
 ROLLING_BACK = frozenset({"varuna"})
@@ -22,6 +22,9 @@ layer is ever copied from a device to another. By name, too."""
 
 HORIZON_STEPS = 100.0
 """For so many steps a plan is chosen where nobody knows how long it is until the next loss."""
+
+SHADOWING = frozenset({"bamboo"})
+"""Policies under which a device also holds layers that another one computes, to take over from it."""
 
 
 class PlanError(ValueError):
@@ -64,13 +67,14 @@ class Situation(msgspec.Struct, frozen=True):
     """The moment: ``nodes`` may be used; ``holdings`` (device -> layers) are the live copies now, which
     may include devices of nodes that are not to be used (draining). ``running``: the pipelines at work,
     as node tuples, with dead nodes and those of vacant places still named so that the policy sees which
-    pipelines were hit. ``horizon_steps``: steps that are expected until the next loss. ``redo_s``: seconds of training since the last
-    checkpoint (negative: there is none).
+    pipelines were hit. ``zones``: node -> what it fails together with, such as a zone of a cloud, where that is known. ``horizon_steps``: steps
+    that are expected until the next loss. ``redo_s``: seconds of training since the last checkpoint (negative: there is none).
     """
 
     nodes: tuple[str, ...]
     holdings: dict[str, Layers]
     running: tuple[tuple[str, ...], ...] = ()
+    zones: dict[str, str] = {}
     horizon_steps: float = HORIZON_STEPS
     redo_s: float = -1.0
 

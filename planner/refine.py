@@ -8,7 +8,7 @@ are moved one layer at a time for as long as the run gets shorter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -27,16 +27,19 @@ _SHORTER = 1 - 1e-9  # sums of the same times are rounded each for itself
 Bounds = tuple[int, ...]  # 0, first layer of each further stage, number of layers
 
 
-def refined(setup: Setup, template: Template, share: int) -> Template:
+def refined(
+    setup: Setup, template: Template, share: int, fits: Callable[[Bounds], bool] = lambda _bounds: True
+) -> Template:
     """``template`` with its layers where ``share`` micro-batches take least; never slower, memory kept.
 
-    Its ``fill_s`` then makes ``time_s(share)`` what the run takes. Stages that several devices share stay.
+    Its ``fill_s`` then makes ``time_s(share)`` what the run takes. Stages that several devices share stay. ``fits``: which
+    splits do besides, that of ``template`` among them.
     """
     if any(stage.num_devices > 1 for stage in template.stages) or share < 1:
         return template
-    search = _Search(setup, stage_costs(setup.profile, held=setup.held), len(template.stages), share)
+    search = _Search(setup, stage_costs(setup.profile, held=setup.held), len(template.stages), share, fits)
     bounds = (0, *(stage.layers.stop for stage in template.stages))
-    taken_s, bounds = search.shortest([bounds, *search.by_stages()])
+    taken_s, bounds = search.shortest([bounds, *filter(fits, search.by_stages())])
     return search.template(template, bounds, taken_s)
 
 
@@ -48,6 +51,7 @@ class _Search:
     costs: StageCosts
     num_stages: int
     share: int
+    fits: Callable[[Bounds], bool]
     num_ops: int = 0
     works: dict[Range, StageWork] = field(default_factory=dict)
     deepest: Floats = field(init=False)  # of each stage, the last place from the end in which it fits
@@ -97,7 +101,7 @@ class _Search:
         return all(
             self.deepest[start, stop] >= self.num_stages - place
             for place, (start, stop) in enumerate(pairwise(bounds))
-        )
+        ) and self.fits(bounds)
 
     def by_stages(self) -> Iterator[Bounds]:
         """The split whose slowest stage, with what lies around it, is fastest. None where memory leaves none.

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.plan import Layers, Layout, Plan, Range, Route, Segment
 from planner.policy import PlanError
+from planner.shadow import heir
 
 FULL_PASS = 3  # forward, input gradient, weight gradient of one layer
 HOP_COST = FULL_PASS  # a hop more is worth it when it takes a whole layer off the busiest device
@@ -55,14 +57,23 @@ class Rerouting:
     def __init__(self, layout: Layout, dead: Collection[str]) -> None:
         lost = frozenset(dead)
         _check_holders(layout, lost)
-        self._layout = layout
+        self._layout, self._lost = layout, lost
+        self._own = {route.micro_batch: route for route in layout.routes} if layout.shadows else {}
         self._depth = max((len(route.segments) for route in layout.routes), default=1)
         self._load = _standing_load(layout, lost)
 
+    def heir(self, route: Route, layers: Range) -> str | None:
+        """Who takes over a dead device's hop of ``route`` without having been asked: a live shadow of it, if there is one."""
+        return heir(route, layers, self._layout.shadows, self._lost)
+
     def whole(self, micro_batch: int, missing: Sequence[int], attempt: int) -> Route:
-        """From the embedding to the loss; ``missing``: the layers whose weight gradients it adds."""
+        """From the embedding to the loss; ``missing``: the layers whose weight gradients it adds. Where shadows of all dead hops
+        of its standing route live it is that route with them in their places.
+        """
         mask = tuple(sorted(missing))
-        segments = self.path(Range(0, self._layout.num_layers), mask)
+        own = self._own.get(micro_batch)
+        segments = inherited(self._layout, own, self._lost) if own else None
+        segments = segments or self.path(Range(0, self._layout.num_layers), mask)
         assert segments is not None, "every layer has a holder"
         for segment in segments:
             self.charge(segment, mask)
@@ -89,23 +100,49 @@ class Rerouting:
 def detour(layout: Layout, dead: Collection[str], attempt: int) -> tuple[Route, ...]:
     """Whole routes over live holders for every micro-batch whose route in ``layout`` touches ``dead``.
 
-    Layer by layer, so that pipelines of any depth help each other; the others keep their routes. First each
+    Where shadows of all its dead hops live they take their places, and a route is what it was. The rest go
+    layer by layer, so that pipelines of any depth help each other; routes without the dead stay. First each
     is put where the busiest device of its way is least busy, as repairs are; then each is taken off and put again
     for as long as that helps. Deterministic. Raises PlanError if a layer has no live holder.
     """
     lost = frozenset(dead)
-    hit = [route.micro_batch for route in layout.routes if route.touches(lost)]
+    hit = [route for route in layout.routes if route.touches(lost)]
     if not hit:
         return ()
+    kept = {
+        route.micro_batch: Route(route.micro_batch, attempt, segments)
+        for route in hit
+        if (segments := inherited(layout, route, lost)) is not None
+    }
+    layout = msgspec.structs.replace(
+        layout, routes=tuple(kept.get(route.micro_batch, route) for route in layout.routes)
+    )
     every = tuple(range(layout.num_layers))
-    first = reroute(layout, lost, dict.fromkeys(hit, every), attempt)
+    left = [route.micro_batch for route in hit if route.micro_batch not in kept]
+    first = reroute(layout, lost, dict.fromkeys(left, every), attempt)
     routes = {route.micro_batch: Route(route.micro_batch, attempt, route.segments) for route in first}
     load = _standing_load(layout, lost)
     for route in routes.values():
         _carry(load, route.segments, 1)
     while _improve(layout, routes, load):
         pass
-    return tuple(routes[micro_batch] for micro_batch in hit)
+    found = kept | routes
+    return tuple(found[route.micro_batch] for route in hit)
+
+
+def inherited(layout: Layout, route: Route, lost: Collection[str]) -> tuple[Segment, ...] | None:
+    """The hops of ``route`` with live shadows in the places of the ``lost``; None where one has none, or nobody is lost."""
+    if not layout.shadows or not route.touches(lost):
+        return None
+    segments = []
+    for segment in route.segments:
+        found = (
+            heir(route, segment.layers, layout.shadows, lost) if segment.device in lost else segment.device
+        )
+        if found is None:
+            return None
+        segments.append(Segment(found, segment.layers))
+    return tuple(segments)
 
 
 def _improve(layout: Layout, routes: dict[int, Route], load: dict[str, int]) -> bool:
@@ -161,10 +198,10 @@ def layout_of(plan: Plan, epoch: int, num_layers: int) -> Layout:
         Route(mb, epoch, pipeline.segments) for pipeline in plan.pipelines for mb in pipeline.micro_batches
     ]
     routes.sort(key=lambda route: route.micro_batch)
-    layout = Layout(epoch, num_layers, plan.holdings(), tuple(routes))
+    layout = Layout(epoch, num_layers, plan.holdings(), tuple(routes), plan.living_shadows())
     around = {route.micro_batch: route for route in detour(layout, plan.vacant, epoch)}
-    return Layout(
-        epoch, num_layers, layout.holdings, tuple(around.get(route.micro_batch, route) for route in routes)
+    return msgspec.structs.replace(
+        layout, routes=tuple(around.get(route.micro_batch, route) for route in routes)
     )
 
 

@@ -20,6 +20,7 @@ from planner.plan import Layers, Layout, Range, Route
 from planner.policy import Setup
 from planner.profile import Profile
 from planner.schedule import Kind, Op, backward_ops, forward_ops
+from planner.shadow import graphs_of
 from planner.work import kept_bytes, weight_s
 
 Order = Sequence[int]
@@ -255,8 +256,10 @@ def _room(
     layout: Layout, setup: Setup, names: Sequence[str], routes: Iterable[Route], activations: Sequence[int]
 ) -> tuple[int | None, ...]:
     if setup.device_memory_bytes:
+        ahead = graphs_of(layout, setup)
         return tuple(
-            max(0, setup.device_memory_bytes - base_bytes(setup, layout.holdings[name])) for name in names
+            max(0, setup.device_memory_bytes - base_bytes(setup, layout.holdings[name]) - ahead.get(name, 0))
+            for name in names
         )
     ways = {tuple(dict.fromkeys(segment.device for segment in route.segments)) for route in routes}
     cross = sum(map(len, ways)) > len({name for way in ways for name in way})

@@ -2,7 +2,8 @@
 
 What a stage was given is kept by those who gave it (boundary activations and gradients), so the survivors of a
 micro-batch's route need not compute anything again: who sent an activation or a gradient to the dead stage
-sends it once more to whoever takes its place. Owns whether that is possible and who takes the place. Does not own what is
+sends it once more to whoever takes its place. That is a shadow where one lives, which goes on from the forward pass
+if it ran that ahead. Owns whether that is possible and who takes the place. Does not own what is
 missing (the recovery decision knows), nor routes from the embedding (``reroute``).
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,8 +22,20 @@ _NEW = HopState(-1, -1, -1, NOTHING)
 
 
 class _Hop(msgspec.Struct, frozen=True):
+    """``given``: it was a dead device's, and is in new hands."""
+
     segment: Segment
     state: HopState
+    given: bool = False
+
+
+class _Old(NamedTuple):
+    """A hop as it was: what is known of it (None: its device is dead), and who is its heir ("": nobody in particular)."""
+
+    position: int
+    segment: Segment
+    hop: _Hop | None
+    heir: str
 
 
 def spliced(
@@ -34,8 +48,9 @@ def spliced(
 ) -> Route | None:
     """``standing`` with its dead hops replaced, or None where too little was kept for that.
 
-    ``states``: (device, position) -> its hop of the micro-batch. ``missing``: layers whose weight gradients no survivor has. The work of the new
-    hops is added to ``rerouting``'s load.
+    ``states``: (device, position) -> its hop of the micro-batch, be it one that it ran ahead as the shadow of another
+    device. ``missing``: layers whose weight gradients no survivor has. The work of the new hops is added to ``rerouting``'s
+    load.
     """
     old = [
         _Hop(s, states[s.device, at]) if (s.device, at) in states and s.device not in dead else None
@@ -44,25 +59,49 @@ def spliced(
     if not _all_known(standing, dead, old):
         return None
     mask = tuple(sorted(missing))
-    hops: list[_Hop] = []
-    rest = [segment.device for segment in standing.segments if segment.device not in dead]
-    for is_dead, group in groupby(zip(standing.segments, old, strict=True), lambda pair: pair[1] is None):
-        run = list(group)
-        if not is_dead:
-            hops += [hop for _, hop in run if hop is not None]
-            continue
-        layers = Range(run[0][0].layers.start, run[-1][0].layers.stop)
-        found = rerouting.path(layers, mask, without=rest)
-        if found is None:
-            return None
-        hops += [_Hop(segment, _NEW) for segment in found]
-    if not _all_given(hops, mask[0]):
+    hops = _replaced(rerouting, standing, old, states, mask)
+    if hops is None or not _all_given(hops, mask[0]):
         return None
     for hop in hops:
-        if hop.state is _NEW:
+        if hop.given:
             rerouting.charge(hop.segment, mask)
     segments, reached = tuple(hop.segment for hop in hops), tuple(hop.state.reached for hop in hops)
     return Route(standing.micro_batch, attempt, segments, mask, standing.attempt, reached, _redone(hops))
+
+
+def _replaced(
+    rerouting: Rerouting,
+    standing: Route,
+    old: Sequence[_Hop | None],
+    states: Mapping[tuple[str, int], HopState],
+    mask: tuple[int, ...],
+) -> list[_Hop] | None:
+    """The hops with somebody alive in every place; None where nobody can be."""
+    known = [
+        _Old(at, s, hop, "" if hop is not None else rerouting.heir(standing, s.layers) or "")
+        for at, (s, hop) in enumerate(zip(standing.segments, old, strict=True))
+    ]
+    rest = [segment.device for segment, hop in zip(standing.segments, old, strict=True) if hop is not None]
+    hops: list[_Hop] = []
+    for (is_dead, has_heir), group in groupby(known, lambda each: (each.hop is None, bool(each.heir))):
+        run = list(group)
+        if not is_dead:
+            hops += [each.hop for each in run if each.hop is not None]
+        elif has_heir:
+            hops += [_inherited(each, standing.attempt, states) for each in run]
+        else:
+            layers = Range(run[0].segment.layers.start, run[-1].segment.layers.stop)
+            found = rerouting.path(layers, mask, without=rest)
+            if found is None:
+                return None
+            hops += [_Hop(segment, _NEW, given=True) for segment in found]
+    return hops
+
+
+def _inherited(old: _Old, attempt: int, states: Mapping[tuple[str, int], HopState]) -> _Hop:
+    """``old`` in its heir's hands, with the forward pass if the heir has run that."""
+    ran = states.get((old.heir, old.position), _NEW)
+    return _Hop(Segment(old.heir, old.segment.layers), ran if ran.attempt == attempt else _NEW, given=True)
 
 
 def _redone(hops: Sequence[_Hop]) -> tuple[int, ...]:
@@ -73,11 +112,11 @@ def _redone(hops: Sequence[_Hop]) -> tuple[int, ...]:
     """
     redone = []
     for position, hop in enumerate(hops):
-        if hop.state is not _NEW:
+        if not hop.given:
             redone.append(NOTHING)
             continue
-        before = next((h.state for h in reversed(hops[:position]) if h.state is not _NEW), None)
-        after = next((h.state for h in hops[position + 1 :] if h.state is not _NEW), None)
+        before = next((h.state for h in reversed(hops[:position]) if not h.given), None)
+        after = next((h.state for h in hops[position + 1 :] if not h.given), None)
         forward = _was_given(after) if after is not None else before is None or before.reached >= FORWARD
         back = after is None or after.reached >= BACKWARD
         gradients = _was_given_back(before) if before is not None else forward and back

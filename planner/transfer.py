@@ -6,7 +6,7 @@ Does not choose sizes (``instantiate``) nor when copies happen (the daemon).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from planner.costs import copy_bytes
-from planner.plan import Layers, Segment, Template, Transfer, device_name, holdings_of, node_of
+from planner.plan import Layers, Segment, Template, Transfer, device_name, node_of
 from planner.profile import Profile
 from planner.spread import Copy, spread
 from planner.template import node_stages
@@ -26,9 +26,20 @@ NOTHING = Layers()
 
 
 def places(template: Template) -> tuple[Place, ...]:
-    """For every node of ``template`` in order the layers of its devices."""
-    held = iter(template.held)
-    return tuple(tuple(next(held) for _ in range(count)) for count in node_stages(template))
+    """For every node of ``template`` in order what its devices hold, shadows too."""
+    return _by_node(
+        template, [held.and_those(more) for held, more in zip(template.held, template.shadows, strict=True)]
+    )
+
+
+def computed(template: Template) -> tuple[Place, ...]:
+    """For every node of ``template`` in order what its devices compute."""
+    return _by_node(template, template.held)
+
+
+def _by_node(template: Template, held: Iterable[Layers]) -> tuple[Place, ...]:
+    by_device = iter(held)
+    return tuple(tuple(next(by_device) for _ in range(count)) for count in node_stages(template))
 
 
 def segments_on(template: Template, nodes: Sequence[str]) -> tuple[Segment, ...]:
@@ -37,7 +48,7 @@ def segments_on(template: Template, nodes: Sequence[str]) -> tuple[Segment, ...]
         sorted(
             (
                 Segment(device_name(node, index), layers)
-                for node, place in zip(nodes, places(template), strict=True)
+                for node, place in zip(nodes, computed(template), strict=True)
                 for index, held in enumerate(place)
                 for layers in held.ranges
             ),
@@ -46,10 +57,23 @@ def segments_on(template: Template, nodes: Sequence[str]) -> tuple[Segment, ...]
     )
 
 
+def shadows_on(members: Sequence[Template], placed: Sequence[Sequence[str]]) -> dict[str, Layers]:
+    """Device -> what it holds for others, of pipelines of the templates ``members`` on the nodes ``placed``."""
+    return {
+        device_name(node, index): layers
+        for template, nodes in zip(members, placed, strict=True)
+        for node, place in zip(nodes, _by_node(template, template.shadows), strict=True)
+        for index, layers in enumerate(place)
+        if layers.ranges
+    }
+
+
 def holds(template: Template, nodes: Sequence[str], holdings: Holdings) -> bool:
     """Whether ``nodes`` hold, in order, exactly what ``template`` puts there: nothing to copy."""
     return len(nodes) == template.num_nodes and all(
-        holdings.get(device) == layers for device, layers in holdings_of(segments_on(template, nodes)).items()
+        holdings.get(device_name(node, index)) == layers
+        for node, place in zip(nodes, places(template), strict=True)
+        for index, layers in enumerate(place)
     )
 
 

@@ -99,12 +99,17 @@ class DeviceWork(msgspec.Struct, frozen=True):
 
 
 def stage_works(
-    stages: Sequence[Range], profile: Profile, device_memory_bytes: int = 0, chunks: int = 1
+    stages: Sequence[Range],
+    profile: Profile,
+    device_memory_bytes: int = 0,
+    chunks: int = 1,
+    besides: Sequence[int] = (),
 ) -> tuple[StageWork, ...]:
     """The work of a pipeline of ``stages``, of which a device has as many as ``chunks``, and so much memory (0: unlimited).
 
     With two the pipeline has the shape of a V: the stages in its middle are neighbours on one device, between which
-    nothing is sent; what the runtime takes counts for the first of a device.
+    nothing is sent; what the runtime takes counts for the first of a device. ``besides``: bytes that a stage's device holds of
+    others (as a shadow).
     """
     costs = stage_costs(profile)
     works = []
@@ -123,7 +128,9 @@ def stage_works(
                 return_s=float(costs.cut_s[held.start]) if held.start != middle else 0.0,
                 activation_bytes=sum(layer.activation_bytes for layer in layers),
                 kept_bytes=sum(map(kept_bytes, layers)),
-                base_bytes=sum(layer.state_bytes for layer in layers) + (not second) * profile.reserve_bytes,
+                base_bytes=sum(layer.state_bytes for layer in layers)
+                + (not second) * profile.reserve_bytes
+                + (besides[place] if besides else 0),
                 limit_bytes=device_memory_bytes,
             )
         )

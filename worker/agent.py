@@ -76,6 +76,11 @@ class AgentError(Exception):
 @click.option("--bind", default="127.0.0.1", show_default=True, help="Address at which other nodes reach us.")
 @click.option("--host", default="", help="Name of this machine; devices with the same one share sockets.")
 @click.option(
+    "--zone",
+    default="",
+    help="What this node fails together with, such as a zone of a cloud; plans keep neighbours apart.",
+)
+@click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 def main(
@@ -91,6 +96,7 @@ def main(
     run_dir: Path | None,
     bind: str,
     host: str,
+    zone: str,
     log_level: str,
 ) -> None:
     """Run the devices of this machine for an oobleck daemon.
@@ -105,7 +111,7 @@ def main(
         _check_bind(bind)
         setting = Setting(kind, find_run_dir(run_dir), bind, host or host_identity())
         keys = load_keys(*find_keys(node, keys_dir, key, server_key))
-        code = run_agent(AgentConfig(node, daemon, num_devices(devices, kind), setting, keys, spare))
+        code = run_agent(AgentConfig(node, daemon, num_devices(devices, kind), setting, keys, spare, zone))
     except AgentError as error:
         print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr)
         code = error.code

@@ -34,7 +34,7 @@ from worker.reduce import Contribution, Reducer
 from worker.snapshot import Due, Share, due_after, ledger_digest, take_share
 from worker.stagger import Foresight, goes_through, restore, save
 from worker.store import Saved, Store
-from worker.tasks import Order
+from worker.tasks import NO_LAYERS, Order
 from worker.turn import Aside
 from worker.update import apply_update, global_norm
 from worker.writer import Inline, Writer
@@ -134,7 +134,8 @@ class Executor:
         standing = standing_routes(self.layout, self.detours, counters.round)
         routes = tuple(route for route in standing if not route.touches(self.dead))
         order = () if self.dead else self.order
-        return Given(counters, self._tag(counters.round), routes, order, returned or {})
+        shadows = self.layout.shadows.get(self.device, NO_LAYERS)
+        return Given(counters, self._tag(counters.round), routes, order, returned or {}, shadows)
 
     def _tag(self, round_: int) -> int:
         """What names ``round_`` in the keys of data.
@@ -205,6 +206,7 @@ class Executor:
         vote = self.reducer.vote()
         flags = self.flags | Flags(writing=self.writer.busy)
         self.commit.cast(Vote(vote.norms, vote.losses, vote.nan, vote.overflow, flags))
+        self.now.drop_shadows()
         self._send_vote()
         self.faults.reach("reduced", self.counters.round)
         if self._may_hurry(vote):

@@ -63,6 +63,7 @@ class AgentConfig:
     setting: Setting
     keys: CurveKeys | None = None
     spare: bool = True
+    zone: str = ""
 
 
 @dataclass(slots=True)
@@ -256,9 +257,9 @@ class Agent:
     def _hello(self) -> None:
         """Say who and what we are; again and again until the daemon answers."""
         infos = tuple(device.info for device in self._devices.values() if device.info is not None)
-        host = self._config.setting.host
-        spare = self._spare.state
-        self._say(Hello(PROTOCOL, self._config.node, self.incarnation, host, self._all_up(), infos, spare))
+        config, spare = self._config, self._spare.state
+        who = config.node, self.incarnation, config.setting.host
+        self._say(Hello(PROTOCOL, *who, self._all_up(), infos, spare, config.zone))
         if self._hello_again is not None:
             self._hello_again.cancel()
             self._hello_again = None

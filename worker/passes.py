@@ -1,6 +1,7 @@
 """One round's forward and backward on a device: runs the board's tasks and hands on what they make.
 
-Owns graphs, what a decoupled backward still owes, and what was sent. Owns neither which task is next
+Owns graphs, what a decoupled backward still owes, and what was sent. While no task is ready it runs forward passes of
+devices that this one shadows, a layer at a time, so that none waits longer than for a layer. Owns neither which task is next
 (``tasks``) nor what becomes of weight gradients (``reduce``), nor when a round begins and ends (``executor``).
 """
 
@@ -16,17 +17,18 @@ from torch import Tensor
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters
-from planner.plan import BACKWARD, FORWARD, NOTHING, Route
+from planner.plan import BACKWARD, FORWARD, NOTHING, Layers, Range, Route
 from worker.data import Corpus
 from worker.faults import Faults
 from worker.kept import Kept
 from worker.mailbox import Key, Letter
-from worker.models import Owed, gradients, input_gradients, seed_layer
+from worker.models import Batch, Owed, gradients, input_gradients, seed_layer
 from worker.post import Post
 from worker.pulse import Pulse
 from worker.reduce import Reducer
+from worker.shadows import Shadows
 from worker.store import Store
-from worker.tasks import Board, Kind, Order, Task
+from worker.tasks import NO_LAYERS, Board, Kind, Order, Task
 from worker.turn import Aside
 
 Graph = list[tuple[Tensor | None, Tensor, Owed | None]]
@@ -76,17 +78,21 @@ class Means:
     faults: Faults
     pulse: Pulse
     aside: Aside = nullcontext
+    shadow_bytes: dict[Range, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A round to be run: ``tag`` names it in the keys of data; ``returned``: letters that were taken for it in vain."""
+    """A round to be run: ``tag`` names it in the keys of data; ``returned``: letters that were taken for it in vain;
+    ``shadows``: the layers that this device holds for others.
+    """
 
     counters: Counters
     tag: int
     routes: tuple[Route, ...]
     order: Order = ()
     returned: dict[Key, Letter] = field(default_factory=dict)
+    shadows: Layers = NO_LAYERS
 
 
 class Passes:
@@ -95,12 +101,16 @@ class Passes:
     def __init__(self, means: Means, given: Given, reducer: Reducer, *, forward_only: bool = False) -> None:
         self.means, self.counters, self.tag, self.reducer = means, given.counters, given.tag, reducer
         self.board = Board(means.device, means.job.schedule.apart, forward_only=forward_only)
-        self.board.begin(sorted(means.store.layers), given.routes, given.order)
+        limit_bytes = means.job.schedule.shadow_bytes
+        shadows = given.shadows if limit_bytes else NO_LAYERS
+        self.board.begin(sorted(means.store.layers), given.routes, given.order, shadows)
         self.graphs: dict[Task, Graph] = {}
         self.debts: dict[Task, Debts] = {}
         self.under_way: Work | None = None
         self.halted: dict[tuple[Kind, Task], Work] = {}
         self.kept = Kept(means.job.schedule.boundary_bytes)
+        self.shadows = Shadows(limit_bytes, means.shadow_bytes)
+        self.shadow: Work | None = None
         self.returned = given.returned
         self.taken: dict[Key, Letter] = {}
         self.clock = Clock()
@@ -112,7 +122,7 @@ class Passes:
         """Run one task; False if none is ready."""
         found = self.board.next(self.arrived)
         if found is None:
-            return False
+            return self._advance_shadow()
         kind, task = found
         began = time.perf_counter()
         with self.means.pulse.doing(kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)):
@@ -176,9 +186,7 @@ class Passes:
         task, store, job, step = work.task, self.means.store, self.means.job, self.counters.step
         micro_batch, low = task.route.micro_batch, task.lowest
         x = None if task.first else self._input(task, "F")
-        batch = None
-        if task.first or task.last:
-            batch = self.means.corpus.batch(step, micro_batch).to(store.device)
+        batch = self._batch(task)
         graph: Graph = []
         for layer in task.layers.layers():
             needed = layer >= low
@@ -197,9 +205,20 @@ class Passes:
         self.board.ran_forward(task)
         if task.has_backward:
             self.graphs[task] = graph
+        assert x is not None
+        self._ran_forward(task, x.detach())
+
+    def _ran_forward(self, task: Task, out: Tensor) -> None:
+        """Hand on what came out of ``task``."""
         if not task.last and task.route.reached_at(task.position + 1) == NOTHING:
-            assert x is not None
-            self._pass_on(task, "F", x.detach())
+            self._pass_on(task, "F", out)
+        self._expect_shadow(Task(task.route, task.position + 1), out)
+
+    def _batch(self, task: Task) -> Batch | None:
+        """The micro-batch, where a hop begins or ends the model."""
+        if not (task.first or task.last):
+            return None
+        return self.means.corpus.batch(self.counters.step, task.route.micro_batch).to(self.means.store.device)
 
     def _backward(self, work: Work) -> Pieces:
         """B, or the I of a decoupled one. Its task may be another when it goes on: the next attempt's."""
@@ -247,6 +266,78 @@ class Passes:
             self.contribute()
         self.board.ran_weights(work.task)
 
+    # ------------------------------------------------------------------ shadows
+
+    def _expect_shadow(self, task: Task, x: Tensor) -> None:
+        """``x`` goes into the hop ``task``, which this device may run ahead for another."""
+        if task in self.board.shadows and not self.shadows.expect(task, x):
+            self.board.skip_shadow(task)
+
+    def _advance_shadow(self) -> bool:
+        """Compute one layer of a forward pass ahead, as nothing else is ready; False if there is none to run."""
+        if self.shadow is not None and self.shadow.task not in self.board.shadows:
+            self._abandon(self.shadow.task)  # its micro-batch was frozen while it computed
+        work = self.shadow = self.shadow or self._begun_shadow()
+        if work is None:
+            return False
+        with self.means.pulse.doing("S", f"{work.task.position}S{work.task.route.micro_batch}"):
+            more = work.compute()
+        if not more:
+            self.shadow = None
+        elif not self.shadows.fits:
+            self.shadows.measured(work.task)
+            self.board.skip_shadow(work.task)
+            self._abandon(work.task)
+        return True
+
+    def _begun_shadow(self) -> Work | None:
+        while (task := self.board.next_shadow()) is not None:
+            if self.shadows.begins(task):
+                work = Work("F", task)
+                work.pieces = self._shadow(work)
+                return work
+            self.board.skip_shadow(task)
+        return None
+
+    def _abandon(self, task: Task) -> None:
+        self.shadow = None
+        self.shadows.forget(task)
+
+    def _shadow(self, work: Work) -> Pieces:
+        """The forward pass of a hop that another device computes, with its bits: from the same input, weights and seeds.
+
+        The backward would be whole, if it comes to one: what a decoupled one keeps for W would stay on the device.
+        """
+        task, store, job, step = work.task, self.means.store, self.means.job, self.counters.step
+        x, batch = self.shadows.taken(task), self._batch(task)
+        graph: Graph = []
+        for index in task.layers.layers():
+            into = None if x is None else x.detach().requires_grad_(index > 0)
+            layer = store.layers[index]
+            with self.means.aside(), self.shadows.saving(task, into, layer.leaves):
+                seed_layer(job.train.seed, step, task.route.micro_batch, index, store.device)
+                x = layer(into, batch)
+            yield
+            graph.append((into, x, None))
+        self._ran_shadow(task, graph)
+
+    def _ran_shadow(self, task: Task, graph: Graph) -> None:
+        self.shadows.measured(task)
+        self.board.ran_shadow(task)
+        self.graphs[task] = graph
+
+    def drop_shadows(self) -> None:
+        """No forward pass ahead can be wanted any more: all layers held here are reduced, so this device has what the dead
+        would have added.
+        """
+        for task in self.board.shadowed:
+            del self.graphs[task]
+        self.board.shadows, self.board.shadowed = [], []
+        self.shadow = None
+        self.shadows.clear()
+
+    # ------------------------------------------------------------------ sums and letters
+
     def _leaves(self, layer: int) -> list[Tensor]:
         return self.means.store.layers[layer].leaves
 
@@ -281,6 +372,7 @@ class Passes:
         """
         graphs, debts = self.graphs, self.debts
         halted, self.halted = self.halted, {}
+        self.shadows.freeze(frozen)
         self.graphs = {task: graph for task, graph in graphs.items() if task.route.micro_batch not in frozen}
         self.debts = {task: debt for task, debt in debts.items() if task.route.micro_batch not in frozen}
         for task, before in self.board.add(routes).items():
@@ -292,12 +384,22 @@ class Passes:
                 self.graphs[task] = graphs[before]
             if before in debts:
                 self.debts[task] = debts[before]
-            self._send_again(task, before)
+            self._send_again(task, before, graphs.get(before))
 
-    def _send_again(self, task: Task, before: Task) -> None:
+    def _send_again(self, task: Task, before: Task, graph: Graph | None) -> None:
         """A hop beside this one is in new hands: what it was given it is given once more."""
         position, reached, device = task.position, task.route.reached, self.means.store.device
         if reached[position] >= FORWARD and not task.last and reached[position + 1] == NOTHING:
-            self._send(task, "F", self.kept.get("F", before, device))
+            self._send(task, "F", self._activations(before, graph))
         if reached[position] >= BACKWARD and task.sends_back and reached[position - 1] < BACKWARD:
             self._send(task, "B", self.kept.get("B", before, device))
+
+    def _activations(self, task: Task, graph: Graph | None) -> Tensor:
+        """What came out of ``task``: as it was sent, or, where it was run ahead, as it is in the graph."""
+        if self.kept.has("F", task):
+            return self.kept.get("F", task, self.means.store.device)
+        assert graph is not None, "a decision counts on what was told to be there"
+        return self._out(graph)
+
+    def _out(self, graph: Graph) -> Tensor:
+        return graph[-1][1].detach()

@@ -1,6 +1,7 @@
 """Gradient sums of a round: own sums per (bucket, use), contributions of the other holders, totals.
 
-Owns the exactly-once check: for every use of a bucket the ledgers of all contributors must partition the
+A holder that has computed nothing of a bucket, as a shadow, says so without tensors, and gets the sums of the others. Owns the
+exactly-once check: for every use of a bucket the ledgers of all contributors must partition the
 step's micro-batches, asserted at every step. Totals are kept out of place; own sums stay as they are until
 the commit, so that after a failure they can be contributed again under the next epoch.
 
@@ -33,6 +34,11 @@ class Contribution(msgspec.Struct, frozen=True):
     nan: bool
     overflow: bool
     losses: dict[int, float]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is in the sums: they are zeros, and do not travel."""
+        return not any(self.ledger.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +168,11 @@ class Reducer:
     def _own(self, bucket: int) -> tuple[Contribution, list[Tensor]]:
         uses = self.store.uses(bucket)
         ledger = {use: tuple(sorted(self.board.done[use])) for use in uses}
-        parts = [self.parts[bucket, use].tensors for use in uses]
-        tensors = parts[0] if len(parts) == 1 else sums.total(parts)
         head = self.store.spec.num_layers - 1
         losses = self.losses if head in uses else {}
-        return Contribution(ledger, bucket in self.nan, bucket in self.overflow, dict(losses)), tensors
+        what = Contribution(ledger, bucket in self.nan, bucket in self.overflow, dict(losses))
+        parts = [self.parts[bucket, use].tensors for use in uses if ledger[use]]
+        return what, sums.total(parts) if parts else []
 
     def _settle(self, bucket: int) -> None:
         if bucket in self.reduced:
@@ -175,9 +181,8 @@ class Reducer:
         sources = (self.donors[bucket],) if bucket in self.donors else self.holders[bucket]
         if not all(source in heard for source in sources):
             return
-        whats = [heard[source][0] for source in sources]
-        what = self._merged(bucket, whats)
-        parts = [heard[source][1] for source in sources]
+        what = self._merged(bucket, [heard[source][0] for source in sources])
+        parts = [heard[source][1] for source in sources if not heard[source][0].is_empty]
         total = sums.total(parts)
         self.heard[bucket] = {}
         self.reduced[bucket] = self._finish(bucket, what, total)

@@ -28,8 +28,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planner.plan import BACKWARD, FORWARD, NOTHING, WEIGHTS, HopState, Range, Route
+from planner.plan import BACKWARD, FORWARD, NOTHING, WEIGHTS, HopState, Layers, Range, Route
 from planner.schedule import parse_ops
+from planner.shadow import ahead
 
 Kind = Literal["F", "B", "I", "W"]
 Step = tuple[Kind, int, int]
@@ -89,6 +90,8 @@ class Task:
         return (kind, round_, self.route.micro_batch, self.route.attempt, position)
 
 
+NO_LAYERS = Layers()
+
 Arrived = Callable[[Task, str], bool]
 
 
@@ -106,7 +109,8 @@ class Board:
     ``apart``: the backward is decoupled, so a task is run as F, I, W and not as F, B. ``weights``: those whose W
     is still to be run. ``forward_only``: backwards wait. ``frozen``: micro-batches whose next attempt is awaited. ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reached``: how
     far each task is, those of frozen micro-batches too. ``order``: what is to be run next as the planner had
-    it; when it is empty, whatever is ready.
+    it; when it is empty, whatever is ready. ``shadows``: other devices' hops whose forward pass may be run ahead here, for the
+    case that they die, when there is nothing else to do; ``shadowed``: those where it was.
     """
 
     device: str
@@ -116,25 +120,36 @@ class Board:
     in_flight: list[Task] = field(default_factory=list)
     weights: list[Task] = field(default_factory=list)
     reached: dict[Task, int] = field(default_factory=dict)
+    shadows: list[Task] = field(default_factory=list)
+    shadowed: list[Task] = field(default_factory=list)
     order: deque[Step] = field(default_factory=deque)
     frozen: set[int] = field(default_factory=set)
     done: dict[int, set[int]] = field(default_factory=dict)
     owed: dict[int, set[int]] = field(default_factory=dict)
 
-    def begin(self, layers: Iterable[int], routes: Iterable[Route], order: Order = ()) -> None:
-        """A new round with these standing routes; ``layers`` are those that the device holds."""
+    def begin(
+        self, layers: Iterable[int], routes: Collection[Route], order: Order = (), shadows: Layers = NO_LAYERS
+    ) -> None:
+        """A new round with these standing routes; ``layers`` are those that the device holds, ``shadows`` what of them it holds
+        for others.
+        """
         self.forward, self.in_flight, self.weights = [], [], []
+        self.shadows, self.shadowed = [], []
         self.reached, self.order, self.frozen = {}, deque(order), set()
         self.done = {layer: set() for layer in layers}
         self.owed = {layer: set() for layer in self.done}
         self.add(routes)
+        if shadows.ranges:
+            self.shadows = [Task(route, at) for route in routes for at in ahead(route, self.device, shadows)]
 
     def add(self, routes: Iterable[Route]) -> dict[Task, Task]:
         """More routes: attempts that a decision has made. Returns what goes on: the new task -> the one of the attempt before."""
         resumed: dict[Task, Task] = {}
-        self.frozen = set()
+        shadowed, self.shadowed = self.shadowed, [t for t in self.shadowed if not self._is_frozen(t)]
         for route in routes:
             before = {t.layers: t for t in self.reached if t.route.micro_batch == route.micro_batch}
+            own = [*before.values()]
+            before |= {t.layers: t for t in shadowed if t.route.micro_batch == route.micro_batch}
             for position, segment in enumerate(route.segments):
                 if segment.device != self.device:
                     continue
@@ -145,8 +160,9 @@ class Board:
                 for layer in segment.layers.layers():
                     if route.wants(layer):
                         self.owed[layer].add(route.micro_batch)
-            for task in before.values():
+            for task in own:
                 del self.reached[task]
+        self.frozen = set()
         return resumed
 
     def _place(self, task: Task, reached: int) -> None:
@@ -161,8 +177,11 @@ class Board:
     def hops(
         self, micro_batches: Collection[int], arrived: Arrived, kept: Callable[[str, Task], bool]
     ) -> tuple[HopState, ...]:
-        """How far the tasks of ``micro_batches`` are; ``kept``: whether what was sent ("F" or "B") is still there."""
-        return tuple(
+        """How far the tasks of ``micro_batches`` are; ``kept``: whether what was sent ("F" or "B") is still there.
+
+        Forward passes that were run ahead for others are among them: what comes out of one is there as long as its graph.
+        """
+        own = (
             HopState(
                 task.route.micro_batch,
                 task.route.attempt,
@@ -175,12 +194,19 @@ class Board:
             for task, reached in self.reached.items()
             if task.route.micro_batch in micro_batches
         )
+        others = (
+            HopState(task.route.micro_batch, task.route.attempt, task.position, FORWARD, has_output=True)
+            for task in self.shadowed
+            if task.route.micro_batch in micro_batches
+        )
+        return (*own, *others)
 
     def freeze(self, micro_batches: Collection[int]) -> None:
-        """Drop unfinished work of ``micro_batches``; what is in the sums stays there."""
+        """Drop unfinished work of ``micro_batches``; what is in the sums stays there, and forward passes that were run ahead."""
         self.forward = [task for task in self.forward if task.route.micro_batch not in micro_batches]
         self.in_flight = [task for task in self.in_flight if task.route.micro_batch not in micro_batches]
         self.weights = [task for task in self.weights if task.route.micro_batch not in micro_batches]
+        self.shadows = [task for task in self.shadows if task.route.micro_batch not in micro_batches]
         self.frozen |= set(micro_batches)
         for layer, done in self.done.items():
             self.owed[layer] -= set(micro_batches) - done
@@ -201,6 +227,22 @@ class Board:
             if not capped and (task.first or arrived(task, "F")):
                 return "F", task
         return ("W", self.weights[0]) if self.weights and not self.forward_only else None
+
+    def next_shadow(self) -> Task | None:
+        """The forward pass to run ahead while there is nothing else to do: the first whose own hop before it is through."""
+        for task in self.shadows:
+            if task.first or self.reached.get(Task(task.route, task.position - 1), NOTHING) >= FORWARD:
+                return task
+        return None
+
+    def skip_shadow(self, task: Task) -> None:
+        """There is no room to run it ahead."""
+        self.shadows = [other for other in self.shadows if other != task]
+
+    def ran_shadow(self, task: Task) -> None:
+        """The forward pass of another device's hop is done here, too."""
+        self.shadows.remove(task)
+        self.shadowed.append(task)
 
     def ran_forward(self, task: Task) -> None:
         """``task``'s forward is done."""
@@ -244,6 +286,9 @@ class Board:
     @property
     def _backward(self) -> Kind:
         return "I" if self.apart else "B"
+
+    def _is_frozen(self, task: Task) -> bool:
+        return task.route.micro_batch in self.frozen
 
     def _planned(self, arrived: Arrived) -> tuple[Kind, Task] | None:
         kind, *place = self.order[0]

@@ -43,6 +43,7 @@ class Node:
     incarnation: str
     lease: Lease
     host: str = ""
+    zone: str = ""
     ready: bool = False
     devices: tuple[DeviceInfo, ...] = ()
     spare: Spare | None = None
@@ -102,7 +103,12 @@ class Membership:
         else:
             change = "same" if node.connected else "back"
             node.lease.reconnected(self._awake(now))
-        node.host, node.ready, node.spare = message.host, message.ready, message.spare
+        node.host, node.zone, node.ready, node.spare = (
+            message.host,
+            message.zone,
+            message.ready,
+            message.spare,
+        )
         self._forgive_ended(message, change)
         self._take_devices(node, message, now)
         node.connected, node.heard_at = True, now

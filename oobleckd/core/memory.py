@@ -11,6 +11,7 @@ from collections.abc import Collection
 from oobleckd.core.membership import Node
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import DeviceInfo
+from planner.policy import SHADOWING
 from planner.profile import Held, Profile
 
 SPARE_BYTES = 400 * 2**20  # a spare that is still starting: Python, torch and transformers
@@ -42,10 +43,12 @@ def _on_host(node: Node) -> list[DeviceInfo]:
 def held_besides(job: Job, profile: Profile) -> Held:
     """What a device of ``job`` holds besides its stage: all that it sent in a step, where its memory is the host's;
     and with a staggered update weights and moments as they were (of each parameter 12 bytes of all that live with it),
-    and once more while a checkpoint of them is written, where its memory is the host's.
+    and once more while a checkpoint of them is written, where its memory is the host's; forward passes that it runs ahead,
+    where it is a shadow.
     """
     on_host = profile.device.startswith("cpu")
     sent_bytes = profile.kept_bytes(job.num_micro_batches, job.schedule.boundary_bytes) if on_host else 0
     one = 12 / (36 if job.train.exact else 28)
     copies = (job.schedule.update == "staggered") + (on_host and job.checkpoint.every != 0)
-    return Held(one * copies, sent_bytes)
+    ahead_bytes = job.schedule.shadow_bytes if job.fault_tolerance.policy in SHADOWING else 0
+    return Held(one * copies, sent_bytes, ahead_bytes)

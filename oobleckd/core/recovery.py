@@ -19,6 +19,7 @@ from oobleckd.protocol.messages import Decide, Progress, Release, Report, Resume
 from oobleckd.protocol.parts import Counters
 from planner.plan import Detours, node_of
 from planner.policy import REROUTING, ROLLING_BACK
+from planner.shadow import takes_over
 
 
 def check_lives(core: Core, run: Run) -> None:
@@ -181,8 +182,13 @@ def _detour(core: Core, run: Run, detours: Detours) -> None:
 
 
 def _goes_on(core: Core, job: JobRecord) -> bool:
-    """Whether the job goes on without its dead, as far as its policy and the nodes that are left allow."""
-    return job.spec.fault_tolerance.policy in REROUTING and len(core.candidates(job)) >= job.n0
+    """Whether the job goes on without its dead, as far as its policy and the nodes that are left allow: with fewer than n0 where
+    shadows take over from all of them, which their templates have room for.
+    """
+    if job.spec.fault_tolerance.policy not in REROUTING:
+        return False
+    assert job.layout is not None
+    return len(core.candidates(job)) >= job.n0 or takes_over(job.layout, job.dead)
 
 
 def decision(run: Run, device: str) -> Decide:

@@ -7,6 +7,8 @@ in the middle of anything needs no rule of its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from oobleckd.core import checkpoints, deploy, failures, incidents, jobs
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Released
@@ -45,7 +47,7 @@ def _before_deployment(core: Core, run: Run) -> None:
         if job.state != "profiling":
             core.move(job, "starve", _too_few(run, nodes))
         return
-    wanted = Situation(nodes, {})
+    wanted = Situation(nodes, {}, zones=_zones(core, nodes))
     if core.now < core.joined_at + core.config.batch_s or wanted == run.refused:
         return
     if job.state == "waiting":
@@ -200,7 +202,10 @@ def _change_plan(core: Core, run: Run) -> None:
     job = run.job
     nodes = core.candidates(job)
     if len(nodes) < job.n0:
-        _starve(core, run, nodes)
+        if job.settled and not job.unsettled and not _leaving(core, run):
+            _go_on(core, run)  # shadows compute for those who are missing
+        else:
+            _starve(core, run, nodes)
         return
     asked = situation(core, run)
     if asked == run.refused:
@@ -282,13 +287,21 @@ def situation(core: Core, run: Run) -> Situation:
     job = run.job
     holdings = job.layout.holdings if job.layout is not None else {}
     pipelines = job.plan.pipelines if job.plan is not None else ()
+    nodes = core.candidates(job)
     return Situation(
-        core.candidates(job),
+        nodes,
         {device: holdings[device] for device in job.survivors()},
         tuple(pipeline.nodes for pipeline in pipelines),
+        _zones(core, nodes),
         failures.horizon_steps(core.state, job, core.now),
         failures.redo_s(job),
     )
+
+
+def _zones(core: Core, nodes: Iterable[str]) -> dict[str, str]:
+    """The zones of those of ``nodes`` that have one."""
+    members = core.members.nodes
+    return {name: members[name].zone for name in nodes if name in members and members[name].zone}
 
 
 def _proposal(core: Core, run: Run, wanted: Situation) -> tuple[Situation, Proposal] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 
@@ -27,7 +28,7 @@ from oobleckd.protocol.api import (
 )
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Spare
-from planner.plan import node_of
+from planner.plan import Layers, node_of
 from planner.policy import ROLLING_BACK
 
 
@@ -77,13 +78,11 @@ def _node_view(core: Core, node: Node) -> NodeView:
     state = node_state(core, node)
     job = core.run.job if core.run is not None else None
     layers: tuple[LayerRange, ...] = ()
+    shadows: tuple[LayerRange, ...] = ()
     if job is not None and job.layout is not None and state in {"active", "draining", "disconnected"}:
-        layers = tuple(
-            LayerRange(device, part.start, part.stop)
-            for device, held in sorted(job.layout.holdings.items())
-            for part in held.ranges
-            if node_of(device) == node.name and device not in job.dead
-        )
+        held = _ranges(job, node.name, job.layout.holdings)
+        shadows = _ranges(job, node.name, job.layout.shadows)
+        layers = tuple(each for each in held if each not in shadows)
     spare = node.spare or Spare(0)
     return NodeView(
         name=node.name,
@@ -99,6 +98,18 @@ def _node_view(core: Core, node: Node) -> NodeView:
         spare="ready" if spare.ready else "starting" if spare.pid else "",
         spare_pid=spare.pid,
         spare_bytes=spare.memory_bytes,
+        shadows=shadows,
+        zone=node.zone,
+    )
+
+
+def _ranges(job: JobRecord, node: str, held: Mapping[str, Layers]) -> tuple[LayerRange, ...]:
+    """What live devices of ``node`` have of ``held``."""
+    return tuple(
+        LayerRange(device, part.start, part.stop)
+        for device, layers in sorted(held.items())
+        for part in layers.ranges
+        if node_of(device) == node and device not in job.dead
     )
 
 

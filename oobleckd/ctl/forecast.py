@@ -28,15 +28,15 @@ from oobleckd.protocol.forecast import (
     TemplateForecast,
 )
 from oobleckd.protocol.job import Job
-from planner.decoupled import EFFORT_AT_ONCE, decoupled_plan
 from planner.guarantee import guarantee, losses_survived
 from planner.instantiate import why_idle
 from planner.makespan import busy_s, one_f_one_b_s
-from planner.plan import Pipeline, Plan, node_of
+from planner.plan import Pipeline, Plan
 from planner.profile import Profile
 from planner.reroute import layout_of
 from planner.routed import device_s
 from planner.schedule import schedules
+from planner.shadowed import decoupled_within
 from planner.timeline import dry_run_plan
 from planner.work import stage_works
 
@@ -193,17 +193,7 @@ class _Teller:
 
     def _can_lose(self, plan: Plan) -> int:
         """Nodes whose loss leads to no checkpoint, whichever they are."""
-        return 0 if self.world.rolls_back else losses_survived(self._copies(plan))
-
-    def _copies(self, plan: Plan) -> int:
-        """How many nodes hold the layer that fewest hold."""
-        if not plan.vacant:
-            return len(plan.pipelines)
-        held: dict[int, set[str]] = {layer: set() for layer in range(len(self.world.setup.profile.layers))}
-        for device, layers in plan.holdings().items():
-            for layer in layers.layers():
-                held[layer].add(node_of(device))
-        return min(map(len, held.values()))
+        return 0 if self.world.rolls_back else losses_survived(plan.copies())
 
     def _bubble_around(self, plan: Plan) -> float:
         """Share of waiting over all devices, where peers compute for vacant places."""
@@ -239,10 +229,8 @@ def _schedule(world: World, plan: Plan) -> ScheduleForecast:
     names, share = deepest.devices, len(deepest.micro_batches)
     drawn = min(share, max(2, DRAWN_A_STAGE * len(names)), MOST_DRAWN)
     first = Plan((msgspec.structs.replace(deepest, micro_batches=tuple(range(drawn))),))
-    if setup.decoupled:
-        ops = decoupled_plan(first, setup.profile, setup.device_memory_bytes, EFFORT_AT_ONCE)
-    else:
-        ops = schedules(first)
+    shadowed = bool(plan.shadows)
+    ops = decoupled_within(setup, first, shadowed=shadowed) if setup.decoupled else schedules(first)
     run = dry_run_plan(first, setup.profile, ops)
     return ScheduleForecast(
         num_nodes=len(deepest.nodes),

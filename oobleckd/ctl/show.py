@@ -13,7 +13,7 @@ from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import described_names
 from oobleckd.ctl.output import NOT_FOUND, emit_fields, emit_item, emit_items, emit_table, fail, tolerance
 from oobleckd.draw.lines import clock, count, layers, seconds, size
-from oobleckd.protocol.api import IncidentView, JobView, LayerRange, NodeView, PipelineView, TemplateView
+from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, TemplateView
 
 
 @click.command()
@@ -41,8 +41,12 @@ Row = Sequence[str]
 View = TypeVar("View", bound=msgspec.Struct)
 
 
-def _held(ranges: Sequence[LayerRange]) -> str:
-    return ", ".join(layers(held.start, held.stop) for held in ranges) or "-"
+def _held(node: NodeView) -> str:
+    """What it computes, and in brackets what it holds for others."""
+    computed, shadows = (
+        ", ".join(layers(held.start, held.stop) for held in ranges) for ranges in (node.layers, node.shadows)
+    )
+    return f"{computed or '-'} ({shadows})" if shadows else computed or "-"
 
 
 def _job_row(job: JobView) -> Row:
@@ -56,7 +60,7 @@ def _job_row(job: JobView) -> Row:
 def _node_row(node: NodeView) -> Row:
     return (
         node.name, node.state, ", ".join(sorted(set(node.kinds))) or "-", str(len(node.devices)),
-        _held(node.layers), seconds(node.beat_age_s), node.host, node.reason,
+        _held(node), seconds(node.beat_age_s), node.host, node.zone or "-", node.reason,
     )  # fmt: skip
 
 
@@ -92,7 +96,7 @@ def _incident_row(incident: IncidentView) -> Row:
 
 
 _JOB_COLUMNS = ("ID", "NAME", "STATE", "STEP", "LOSS", "EPOCH", "CAN LOSE", "NODES", "SAMPLES/S", "REASON")
-_NODE_COLUMNS = ("NAME", "STATE", "KIND", "DEVICES", "LAYERS", "BEAT", "HOST", "REASON")
+_NODE_COLUMNS = ("NAME", "STATE", "KIND", "DEVICES", "LAYERS", "BEAT", "HOST", "ZONE", "REASON")
 _PIPELINE_COLUMNS = ("PIPELINE", "NODES", "STAGES", "MICRO-BATCHES")
 _TEMPLATE_COLUMNS = ("NODES", "LAYERS", "FILL", "PERIOD", "MEMORY", "INSTANCES")
 _INCIDENT_COLUMNS = ("ID", "AT", "NODES", "CAUSE", "STEP", "TOOK", "STEPS LOST", "REASON")
@@ -230,6 +234,7 @@ def _describe_node(node: NodeView) -> None:
         "node": node.name,
         "state": f"{node.state}{': ' if node.reason else ''}{node.reason}",
         "host": node.host,
+        "zone": node.zone,
         "incarnation": node.incarnation,
         "last beat": f"{seconds(node.beat_age_s)} ago",
         "devices": ", ".join(
@@ -238,6 +243,7 @@ def _describe_node(node: NodeView) -> None:
         ),
         "spare": _spare(node),
         "layers": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.layers),
+        "shadows": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.shadows),
     })  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from planner.plan import Pipeline, Plan, Transfer, node_of
 from planner.policies import adapt, prepare
 from planner.policy import ROLLING_BACK, Setup, Situation
 from planner.profile import Profile
-from planner.transfer import copy_s, segments_on
+from planner.transfer import copy_s, segments_on, shadows_on
 
 NODES_AT_ONCE = 1024  # a change is planned over all nodes as long as there are so many at most
 CONSIDERED = 512  # beyond, over the pipelines that were hit and others of about so many nodes, of all sizes
@@ -183,4 +183,6 @@ class World:
             block = tuple(range(first, first + share))
             pipelines.append(Pipeline(nodes, segments_on(template, nodes), block))
             first += share
-        return Plan(tuple(pipelines), tuple(idle), slowest_s(members, shares))
+        return Plan(
+            tuple(pipelines), tuple(idle), slowest_s(members, shares), shadows=shadows_on(members, placed)
+        )

@@ -175,7 +175,8 @@ class NodeView(msgspec.Struct, frozen=True):
     """A node and its devices. ``beat_age_s`` is the age of its last sign of life.
 
     ``spare``: its warm spare, "" if it keeps none; ``spare_bytes`` of the host's memory are the spare's
-    (0: not known yet).
+    (0: not known yet). ``layers`` are those that its devices compute, ``shadows`` those that they hold for others. ``zone``: what
+    it fails together with, where that is known.
     """
 
     name: str
@@ -191,6 +192,8 @@ class NodeView(msgspec.Struct, frozen=True):
     spare: Literal["", "starting", "ready"] = ""
     spare_pid: int = 0
     spare_bytes: int = 0
+    shadows: tuple[LayerRange, ...] = ()
+    zone: str = ""
 
 
 class CadenceView(msgspec.Struct, frozen=True):

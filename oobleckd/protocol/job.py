@@ -16,7 +16,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-PolicyName = Literal["adaptive", "oobleck", "slipstream", "varuna"]
+from planner.policy import SHADOWING
+
+PolicyName = Literal["adaptive", "oobleck", "slipstream", "bamboo", "varuna"]
 Positive = Annotated[int, Meta(ge=1)]
 _SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -120,7 +122,8 @@ class FaultTolerance(_Table, frozen=True):
         PolicyName,
         Meta(
             description="What follows a loss. oobleck: a new plan on all nodes, with copies. slipstream: peers compute "
-            "what the dead would have, nothing is moved until a node can take its place. varuna: back to the "
+            "what the dead would have, nothing is moved until a node can take its place. bamboo: every device also holds the layers of "
+            "the one behind it in its pipeline and computes for it when it dies. varuna: back to the "
             "last checkpoint, and on with the best depth x width for the nodes that are left. adaptive: whichever costs least until "
             "the next loss is expected; the others are shown with their costs."
         ),
@@ -160,6 +163,14 @@ class Schedule(_Table, frozen=True):
             "(beside a GPU: of the host's memory), so that only a lost device's own work is done again; 0: none."
         ),
     ] = "1GiB"
+    shadow_memory: Annotated[
+        str | int,
+        Meta(
+            description="Bytes that a device may use, where it also holds layers for another, to keep that one's forward passes, "
+            "which it runs while it would wait (beside a GPU: of the host's memory), so that after a loss only backward passes "
+            "are left to do; 0: none is run."
+        ),
+    ] = "1GiB"
 
     @property
     def apart(self) -> bool:
@@ -175,6 +186,11 @@ class Schedule(_Table, frozen=True):
     def boundary_bytes(self) -> int:
         """``boundary_memory`` in bytes."""
         return parse_size(self.boundary_memory)
+
+    @property
+    def shadow_bytes(self) -> int:
+        """``shadow_memory`` in bytes."""
+        return parse_size(self.shadow_memory)
 
 
 class Resources(_Table, frozen=True):
@@ -287,17 +303,13 @@ def check_job(job: Job) -> None:
     for path, size in (
         ("resources.device_memory", job.resources.device_memory),
         ("schedule.boundary_memory", job.schedule.boundary_memory),
+        ("schedule.shadow_memory", job.schedule.shadow_memory),
     ):
         try:
             parse_size(size)
         except ValueError as error:
             raise JobError(path, str(error), 'write a number with a unit, such as "48MiB"') from error
-    if job.schedule.chunks == 2 and not job.schedule.apart:
-        raise JobError(
-            "schedule.chunks",
-            f"2 needs a decoupled backward, and schedule.backward = {job.schedule.backward!r}",
-            'set schedule.backward = "decoupled", or leave chunks out',
-        )
+    _check_chunks(job)
     if job.data.source != "stdlib" and not job.data.path:
         raise JobError(
             "data.path",
@@ -309,6 +321,25 @@ def check_job(job: Job) -> None:
             raise JobError(
                 f"optimizer.betas[{index}]", f"{beta} is not in [0, 1)", "usual values are [0.9, 0.999]"
             )
+
+
+def _check_chunks(job: Job) -> None:
+    if job.schedule.chunks != 2:
+        return
+    if not job.schedule.apart:
+        raise JobError(
+            "schedule.chunks",
+            f"2 needs a decoupled backward, and schedule.backward = {job.schedule.backward!r}",
+            'set schedule.backward = "decoupled", or leave chunks out',
+        )
+    policy = job.fault_tolerance.policy
+    if policy in SHADOWING:
+        raise JobError(
+            "schedule.chunks",
+            f"2 does not go with fault_tolerance.policy = {policy!r}: a device with two parts of a pipeline has two successors, and "
+            "holds the layers of one",
+            "leave chunks out, or choose another policy",
+        )
 
 
 def _reject_unknown(raw: dict[str, Any], table: type[msgspec.Struct], path: str) -> None:

@@ -37,7 +37,7 @@ class Hello(Message, frozen=True):
 
     ``incarnation`` is new whenever the node's devices were started anew: all lives before it are over. A
     device whose place the spare has taken shows by its ``life`` alone. Devices still starting are not
-    listed; a node is usable when ``ready``.
+    listed; a node is usable when ``ready``. ``zone``: what the node fails together with, where its user said so.
     """
 
     protocol: int
@@ -47,6 +47,7 @@ class Hello(Message, frozen=True):
     ready: bool
     devices: tuple[DeviceInfo, ...]
     spare: Spare | None = None
+    zone: str = ""
 
 
 class Beat(Message, frozen=True):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.decoupled import EFFORT_AT_ONCE, decoupled_plan
 from planner.plan import Plan, Template
 from planner.policies.adaptive import Adaptive
+from planner.policies.bamboo import Bamboo
 from planner.policies.oobleck import Oobleck
 from planner.policies.slipstream import SlipStream
 from planner.policies.varuna import Varuna
@@ -14,9 +14,12 @@ from planner.policy import PlanError, Policy, Proposal, Setup, Situation
 from planner.reroute import layout_of
 from planner.routed import MOST_HOPS, better
 from planner.schedule import Op, format_ops
+from planner.shadowed import decoupled_within
 from planner.shop import orders_of, shop_of, step_ops
 
-_POLICIES: dict[str, Policy] = {one.name: one for one in (Adaptive(), Oobleck(), SlipStream(), Varuna())}
+_POLICIES: dict[str, Policy] = {
+    one.name: one for one in (Adaptive(), Oobleck(), SlipStream(), Bamboo(), Varuna())
+}
 
 
 def policy(name: str) -> Policy:
@@ -52,7 +55,7 @@ def _schedules(setup: Setup, plan: Plan) -> dict[str, tuple[Op, ...]]:
     """Of a decoupled backward; one that is whole is run ready-first, which is 1F1B."""
     if not setup.decoupled:
         return {}
-    ops = decoupled_plan(plan, setup.profile, setup.device_memory_bytes, EFFORT_AT_ONCE)
+    ops = decoupled_within(setup, plan, shadowed=bool(plan.shadows))
     if not setup.staggered or sum(len(p.micro_batches) * len(p.segments) for p in plan.pipelines) > MOST_HOPS:
         return ops
     shop = shop_of(layout_of(plan, 1, len(setup.profile.layers)), setup)

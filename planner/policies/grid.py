@@ -19,8 +19,9 @@ from planner.policy import Setup, Situation
 from planner.reroute import layout_of
 from planner.routed import EFFORT_AT_ONCE, Crossing, busiest_s, layout_crossing
 from planner.schedule import Op
+from planner.shadow import graphs_of
 from planner.shop import Shop, base_bytes, step_ops
-from planner.transfer import Place, copy_s, places, transfers
+from planner.transfer import Place, computed, copy_s, places, shadows_on, transfers
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,13 @@ class Grid:
 
     @cached_property
     def slots(self) -> tuple[Place, ...]:
-        """Slot -> the layers of its devices; pipelines one after the other."""
+        """Slot -> what its devices hold, for others too; pipelines one after the other."""
         return tuple(place for template in self.members for place in places(template))
+
+    @cached_property
+    def _computed(self) -> tuple[Place, ...]:
+        """Slot -> what its devices compute."""
+        return tuple(place for template in self.members for place in computed(template))
 
     @cached_property
     def homes(self) -> tuple[int, ...]:
@@ -75,7 +81,7 @@ class Grid:
         """Whether every device has room for what it holds and may have in flight.
 
         Where all its routes leave as many hops to their ends, that is what its template was made for. Else each
-        number of hops left may have as many micro-batches in flight (``worker.tasks``).
+        number of hops left may have as many micro-batches in flight (``worker.tasks``). What runs ahead for others comes on top.
         """
         setup, profile = self.setup, self.setup.profile
         flying: dict[str, dict[int, list[int]]] = {}
@@ -85,8 +91,10 @@ class Grid:
                 activations = sum(layer.activation_bytes for layer in layers)
                 left = len(route.segments) - position
                 flying.setdefault(segment.device, {}).setdefault(left, []).append(activations)
+        ahead = graphs_of(self.layout, setup)
         for device, held in self.plan.holdings().items():
             most = sum(sum(sorted(each)[-left:]) for left, each in flying.get(device, {}).items())
+            most += ahead.get(device, 0)
             if 0 < setup.device_memory_bytes < base_bytes(setup, held) + most:
                 return False
         return True
@@ -117,7 +125,11 @@ class Grid:
         vacant = tuple(
             device_name(names[slot], index) for slot in self.vacant for index in range(len(self.slots[slot]))
         )
-        return Plan(pipelines_of(self.members, self.named, shares), vacant=tuple(sorted(vacant)))
+        return Plan(
+            pipelines_of(self.members, self.named, shares),
+            vacant=tuple(sorted(vacant)),
+            shadows=shadows_on(self.members, self.named),
+        )
 
     @cached_property
     def layout(self) -> Layout:
@@ -168,7 +180,7 @@ class Grid:
         """Who computes the layers of a vacant slot for its pipeline: nodes, with their pipelines."""
         mine = set(self.plan.pipelines[self.homes[slot]].micro_batches)
         home = {name: index for index, nodes in enumerate(self.named) for name in nodes}
-        wanted = {layer for held in self.slots[slot] for layer in held.layers()}
+        wanted = {layer for held in self._computed[slot] for layer in held.layers()}
         found = {
             node_of(segment.device)
             for route in self.routes

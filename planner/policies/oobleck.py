@@ -11,16 +11,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from planner.fold import folded
-from planner.guarantee import most_pipelines
+from planner.guarantee import losses_survived, most_pipelines
 from planner.instantiate import instantiate, slowest_s, split_micro_batches, too_few, why_idle
-from planner.plan import Pipeline, Plan, Template, Transfer, tolerance
+from planner.plan import Pipeline, Plan, Template, Transfer
 from planner.policies.cases import Nodes, name_cases
 from planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
 from planner.refine import refined
 from planner.template import expected_share
 from planner.template import templates as make_templates
-from planner.transfer import copy_s, holds, place, segments_on, transfers
+from planner.transfer import copy_s, holds, place, segments_on, shadows_on, transfers
+from planner.zones import apart
 
 SIZES_SHOWN = 12
 
@@ -151,7 +154,10 @@ class _Moment:
         staying = frozenset(node for nodes in kept for node in nodes)
         free = [node for node in self.nodes if node not in staying]
         made = [self.by_size[size] for size in sizes]
-        placed = [*kept, *(place(made, free, holdings, profile) if made else ())]
+        new = place(made, free, holdings, profile) if made else ()
+        if any(template.shadowed for template in made):
+            new = apart(new, self.situation.zones, holdings)
+        placed = [*kept, *new]
         placed.sort(key=lambda nodes: (len(nodes), nodes))
         used = {node for nodes in placed for node in nodes}
         members = [self.by_size[len(nodes)] for nodes in placed]
@@ -160,6 +166,7 @@ class _Moment:
             pipelines=pipelines_of(members, placed, shares),
             idle=tuple(node for node in free if node not in used),
             step_s=slowest_s(members, shares),
+            shadows=shadows_on(members, placed),
         )
         copies = transfers(plan.holdings(), holdings, profile)
         return _Candidate(
@@ -188,7 +195,7 @@ def _proposal(moment: _Moment, chosen: _Candidate, other: _Candidate | None) -> 
         why = f"{extra_s:.3g} s more over {over}" if extra_s else "no cheaper, fewer pipelines"
         why += f": copies {size_of(other.copies)}, step {other.plan.step_s:.3g} s"
         rejected = (Rejected(f"{other.what}: {other.sizes}", other.cost_s, why),)
-    plan = Plan(chosen.plan.pipelines, chosen.plan.idle, chosen.plan.step_s, reason)
+    plan = msgspec.structs.replace(chosen.plan, reason=reason)
     return Proposal(plan, chosen.copies, chosen.cost_s, reason, rejected)
 
 
@@ -200,7 +207,7 @@ def _reason(moment: _Moment, chosen: _Candidate) -> str:
     parts.append(f"pipelines of {chosen.sizes} nodes, step {plan.step_s:.3g} s as modelled")
     if chosen.copies:
         parts.append(f"copies {size_of(chosen.copies)}")
-    parts.append(f"can lose {tolerance([len(planned)])}")
+    parts.append(f"can lose {losses_survived(plan.copies())}")
     if plan.idle:
         why = why_idle(len(moment.nodes), moment.n0, max(moment.by_size))
         parts.append(f"{', '.join(plan.idle)} idle: {why}")

@@ -60,7 +60,7 @@ class SlipStream:
         if found is None:
             return anew
         chosen, other = found
-        rejected = [_rejected(chosen, anew)] if chosen.vacant else []
+        rejected = [rejected_anew(chosen, anew)] if chosen.vacant else []
         if other is not None:
             rejected.append(_rejected_move(situation, chosen, other))
         return proposal_of(situation, chosen, rejected)
@@ -78,14 +78,14 @@ def stayed(grid: Grid, waiting: Sequence[str]) -> tuple[Grid, Grid | None] | Non
     """``grid`` with the nodes of ``waiting`` (at most as many as are vacant) in places, and live nodes moved where that pays; and
     the best move that does not. None where routes cannot go around what stays vacant.
     """
-    filled = _filled(grid, waiting)
-    if not filled.whole:
+    taken = filled(grid, waiting)
+    if not taken.whole:
         return None
-    chosen, other = _normalised(filled)
+    chosen, other = _normalised(taken)
     return None if chosen.vacant and not chosen.fits else (chosen, other)
 
 
-def _filled(grid: Grid, waiting: Sequence[str]) -> Grid:
+def filled(grid: Grid, waiting: Sequence[str]) -> Grid:
     """Each node of ``waiting`` in a vacant place: where the busiest device then has least to do, and of those
     where the fewest bytes are copied.
     """
@@ -151,7 +151,7 @@ def proposal_of(situation: Situation, chosen: Grid, rejected: Iterable[Rejected]
     return Proposal(plan, chosen.transfers, chosen.cost_s, reason, tuple(rejected), ops)
 
 
-def _rejected(chosen: Grid, anew: Proposal) -> Rejected:
+def rejected_anew(chosen: Grid, anew: Proposal) -> Rejected:
     """The plan on all nodes that ``oobleck`` would make, cheaper or not: this policy does not move layers."""
     extra_s = anew.cost_s - chosen.cost_s
     than = "more" if extra_s >= 0 else "less"
@@ -164,28 +164,27 @@ def _rejected(chosen: Grid, anew: Proposal) -> Rejected:
 def _rejected_move(situation: Situation, chosen: Grid, other: Grid) -> Rejected:
     """A live node would stand where more is lost, and that does not pay."""
     over = f"{chosen.horizon_steps:.3g} steps"
-    why = f"{other.cost_s - chosen.cost_s:.3g} s more over {over}: {_costs(other)}"
-    return Rejected("; ".join(_placed(situation, other)), other.cost_s, why)
+    why = f"{other.cost_s - chosen.cost_s:.3g} s more over {over}: {costs(other)}"
+    return Rejected("; ".join(placed(situation, other)), other.cost_s, why)
 
 
 def _reason(situation: Situation, grid: Grid) -> str:
     """One sentence: who takes whose place, whose micro-batches go to whom, what is copied, what can be lost."""
-    parts = _placed(situation, grid)
+    parts = placed(situation, grid)
     vacant = list(grid.vacant)
     parts += [_around(grid, slot) for slot in vacant[:PLACES_SHOWN]]
     if len(vacant) > PLACES_SHOWN:
         parts.append(f"{len(vacant) - PLACES_SHOWN} more places are vacant")
-    return "; ".join(
-        [*(parts or ["keep: no pipeline changes"]), f"{_costs(grid)}; can lose {grid.tolerance}"]
-    )
+    return "; ".join([*(parts or ["keep: no pipeline changes"]), f"{costs(grid)}; can lose {grid.tolerance}"])
 
 
-def _costs(grid: Grid) -> str:
+def costs(grid: Grid) -> str:
+    """What is copied, and the step, for a sentence."""
     copies = f"copies {size_of(grid.transfers)}, " if grid.transfers else ""
     return f"{copies}step {grid.step_s:.3g} s as modelled"
 
 
-def _placed(situation: Situation, grid: Grid) -> list[str]:
+def placed(situation: Situation, grid: Grid) -> list[str]:
     """Who stands where somebody else did, and who gets back what it held."""
     before = [name for nodes in situation.running for name in nodes]
     parts = []

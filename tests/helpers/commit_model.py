@@ -1,6 +1,6 @@
 """A model of the commit protocol over the real ``Commit`` and ``decide``, walked through every interleaving.
 
-Three devices: Either ``A`` and ``B`` hold layer 0 (one micro-batch each) and ``C`` layer 1 (both), or all three are replicas. Computing
+Three devices: Either ``A`` and ``B`` hold layer 0 (one micro-batch each) and ``C`` layer 1 (both), or all three are replicas, or ``B`` is the shadow of ``A``. Computing
 is one action of a device; everything that the protocol says is an action or a message of its own. Messages
 between two ends arrive in order, those of different ends in any order; a message of a dead device that
 is on its way may arrive or not. The daemon's messages of different epochs may overtake each other, as
@@ -67,6 +67,8 @@ class Topology:
 
 REPLICATED_AND_NOT = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("B", "C")))
 THREE_REPLICAS = Topology({"A": 0, "B": 0, "C": 0}, (("A",), ("B",), ("C",)))
+WITH_A_SHADOW = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("A", "C")))
+"""``B`` holds layer 0 and has no route: it contributes nothing, reduces, votes and updates."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from oobleckd.protocol.messages import Decide, Deploy, FromWorker, Held, Progres
 from oobleckd.protocol.parts import Counters, Flags
 from planner.decoupled import decoupled
 from planner.dispatch import RULES, dispatch
-from planner.plan import Detours, Layout, Pipeline, Range, Route, Segment, holdings_of
+from planner.plan import Detours, Layers, Layout, Pipeline, Range, Route, Segment, holdings_of
 from planner.policy import Setup
 from planner.profile import LayerCost, Profile
 from planner.reroute import reroute
@@ -99,8 +99,9 @@ class World:
         run_dir: Path,
         *,
         go_on: bool = False,
+        shadowed: bool = False,
     ) -> None:
-        self.go_on = go_on
+        self.go_on, self.shadowed = go_on, shadowed
         self.detours: Detours | None = None
         self.settled: set[str] = set()
         self.job, self.random, self.run_dir = job, random.Random(seed), run_dir
@@ -114,7 +115,7 @@ class World:
         self.fired: list[tuple[str, str]] = []
         self.losses: dict[int, float] = {}
         self.ledgers: dict[int, str] = {}
-        self.redone = 0
+        self.redone = self.forwards_again = 0
         self.progress: dict[str, Progress] = {}
         self.controls: list[tuple[str, Callable[[Executor], None]]] = []
         self.reports: list[tuple[str, Callable[[Executor], None]]] = []
@@ -135,7 +136,16 @@ class World:
             Route(mb, self.epoch, pipelines[mb % len(pipelines)]) for mb in range(self.job.num_micro_batches)
         )
         holdings = holdings_of(s for p in pipelines for s in p)
-        return Layout(self.epoch, self.spec.num_layers, holdings, routes)
+        shadows = {
+            segment.device: Layers.of(segments[(at + 1) % len(segments)].layers)
+            for segments in pipelines
+            for at, segment in enumerate(segments)
+            if self.shadowed and len(segments) > 1
+        }
+        held = {
+            device: layers.and_those(shadows.get(device, Layers())) for device, layers in holdings.items()
+        }
+        return Layout(self.epoch, self.spec.num_layers, held, routes, shadows)
 
     def _add(self, device: str) -> None:
         post, faults = LocalPost(device, self), RaisingFaults(device, self.run_dir)
@@ -231,7 +241,8 @@ class World:
             Route(r.micro_batch, self.epoch, r.segments) for r in sorted(routes, key=lambda r: r.micro_batch)
         )
         holdings = {d: held for d, held in self.layout.holdings.items() if d not in self.dead}
-        self.layout = Layout(self.epoch, self.spec.num_layers, holdings, standing)
+        shadows = {d: held for d, held in self.layout.shadows.items() if d not in self.dead}
+        self.layout = Layout(self.epoch, self.spec.num_layers, holdings, standing, shadows)
         self.gone |= self.dead
         self.dead = set()
         orders = self._orders() if self.random.random() < 0.8 else {}
@@ -290,6 +301,7 @@ class World:
                     assert self.losses.setdefault(step, message.loss) == message.loss
                     assert self.ledgers.setdefault(step, message.ledger) == message.ledger
                 self.redone += message.layer_gradients
+                self.forwards_again += message.layer_forwards
             case Progress() if message.epoch == self.epoch:
                 self.progress[device] = message
                 if set(self.progress) == set(self.live()):

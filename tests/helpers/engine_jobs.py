@@ -77,7 +77,31 @@ def stays_re_routed(world: World, most: int = 2) -> None:
     assert not world.dead or world.settled == world.dead
 
 
+def shadowed(
+    reference, tmp_path: Path, seed: int, stages: Any = STAGES, *, go_on: bool = False, **schedule: Any
+) -> World:
+    """The same job, each device with its successor's layers besides."""
+    changed = msgspec.structs.replace(reference[0], schedule=Schedule(**schedule))
+    return World(changed, stages, seed, tmp_path, go_on=go_on, shadowed=True)
+
+
 def scheduled(reference, tmp_path: Path, seed: int, **schedule: Any) -> World:
     """The same job with another schedule."""
     changed = msgspec.structs.replace(reference[0], schedule=Schedule(**schedule))
     return World(changed, STAGES, seed, tmp_path)
+
+
+def ran_ahead(world: World) -> None:
+    """Work until every forward pass of the present round that can be run ahead was; nobody contributes anything."""
+    executors = [world.nodes[device].executor for device in world.live()]
+    for executor in executors:
+        executor.now.contribute = lambda: None
+    for _ in range(10_000):
+        for executor in executors:
+            executor.now.advance()
+        while world.late:
+            world.deliver_late()
+        if not any(executor.now.board.shadows for executor in executors):
+            break
+    for executor in executors:
+        executor.now.contribute = executor._contribute

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import PolicyName, Schedule
-from planner.policy import ROLLING_BACK
+from planner.policy import ROLLING_BACK, SHADOWING
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,31 @@ class Manner:
         return f"{self.policy}-{self.form}-{self.update}"
 
     def simulated(self, boundary_memory: int | str = "1GiB") -> dict[str, Any]:
-        """Of ``world.make_job``: with so little memory a pipeline has two devices or more."""
+        """Of ``world.make_job``: with so little memory a pipeline has two devices or more; where each holds for another, by request."""
         schedule = Schedule(self.backward, self.chunks, self.update, boundary_memory)
-        return {
-            "policy": self.policy,
-            "schedule": schedule,
-            "memory": 470 if self.update == "staggered" else 350,
-        }
+        found: dict[str, Any] = {"policy": self.policy, "schedule": schedule}
+        if self.policy in SHADOWING:
+            return {**found, "memory": 0, "min_pipeline_nodes": 2}
+        return {**found, "memory": 470 if self.update == "staggered" else 350}
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Of job.toml. Without clipping a staggered update is made in every step; it needs a third more of state, and so does the
         copy that a checkpoint is written from, without which a policy that rolls back would begin anew each time.
         """
-        hasty, saving = self.update == "staggered", self.policy in ROLLING_BACK
-        memory = ("10MiB", "13MiB", "14MiB", "17MiB")[hasty + 2 * saving]
+        hasty, saving, shadows = (
+            self.update == "staggered",
+            self.policy in ROLLING_BACK,
+            self.policy in SHADOWING,
+        )
+        memory: dict[str, Any] = {"device_memory": ("10MiB", "13MiB", "14MiB", "17MiB")[hasty + 2 * saving]}
+        if shadows:  # two stages and what is run ahead
+            memory = {"device_memory": "64MiB", "min_pipeline_nodes": 2}
+        schedule = {"backward": self.backward, "chunks": self.chunks, "update": self.update}
         return {
             "fault_tolerance": {"policy": self.policy},
-            "schedule": {"backward": self.backward, "chunks": self.chunks, "update": self.update},
+            "schedule": schedule | ({"shadow_memory": "16MiB"} if shadows else {}),
             "optimizer": {"clip_norm": 0.0} if hasty else {},
-            "resources": {"device_memory": memory},
+            "resources": memory,
             "checkpoint": {"every": 3 if saving else 0},
         }
 
@@ -66,12 +72,20 @@ FORMS: tuple[tuple[Literal["fused", "decoupled"], Literal[1, 2]], ...] = (
     ("decoupled", 1),
     ("decoupled", 2),
 )
+
+
+def forms_of(policy: PolicyName) -> tuple[tuple[Literal["fused", "decoupled"], Literal[1, 2]], ...]:
+    """The forms that go with ``policy``: a device that holds for one successor has one part of a pipeline."""
+    return tuple(form for form in FORMS if form[1] == 1 or policy not in SHADOWING)
+
+
 UPDATES: tuple[Literal["flushed", "staggered"], ...] = ("flushed", "staggered")
 KEPT = (0, 5, "1GiB")
 """Bytes for what a device sent: none, too few (of a letter in the simulation one), enough."""
 MANNERS = tuple(
     Manner(policy, *form, update)
-    for policy, form, update in itertools.product(get_args(PolicyName), FORMS, UPDATES)
+    for policy in get_args(PolicyName)
+    for form, update in itertools.product(forms_of(policy), UPDATES)
 )
 KEEPING = tuple(policy for policy in get_args(PolicyName) if policy not in ROLLING_BACK)
 """Policies under which no step is lost while every layer has a copy."""

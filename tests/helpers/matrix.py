@@ -45,8 +45,8 @@ class Cell:
 
 
 def every_cell() -> list[Cell]:
-    """Every combination that there is; without copies under slipstream, which makes too few for every victim to be in one, and
-    under varuna, which makes none.
+    """Every combination that there is; without copies under policies that re-route, which make too few for every victim to be in one,
+    and under varuna, which makes none.
     """
     product = itertools.product(STEP_PHASES + MOVE_PHASES, VICTIMS, (1, 2), MANNERS)
     return [cell for values in product if _is_one(cell := Cell(*values))]
@@ -57,7 +57,7 @@ def _is_one(cell: Cell) -> bool:
     return not (
         (cell.phase == "weights" and manner.backward == "fused")
         or (cell.phase in {"backup", "validate"} and manner.update == "flushed")
-        or (cell.phase == "copy" and manner.policy in {"slipstream", "varuna"})
+        or (cell.phase == "copy" and manner.policy in REROUTING | ROLLING_BACK)
     )
 
 

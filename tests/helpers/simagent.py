@@ -66,6 +66,7 @@ class SimNode:
     alive: bool = True
     connected: bool = False
     ready: bool = True
+    zone: str = ""
     slow: float = 1.0
     agent: Sleeper = field(default_factory=Sleeper)
     host: Sleeper = field(default_factory=Sleeper)
@@ -107,7 +108,7 @@ class SimNode:
     def hello(self) -> None:
         infos = tuple(device.known for device in self.devices.values() if device.alive)
         ready = self.ready and len(infos) == len(self.devices)
-        self.to_daemon(Hello(PROTOCOL, self.name, self.incarnation, "host", ready, infos))
+        self.to_daemon(Hello(PROTOCOL, self.name, self.incarnation, "host", ready, infos, zone=self.zone))
 
     def _hello_again(self, connection: Wire) -> None:
         if self.alive and self.connection is connection and not self.welcomed:

@@ -91,6 +91,7 @@ class SimDevice(DeviceProcess):
         self.life = f"life-{next(world.lives)}"
         self.alive, self.busy = True, False
         self.followed = 0  # tasks of the planner's order
+        self.ahead = 0  # layers of forward passes that were run for another device
         self.place = Place(name, "cpu", "host", "", Path())
         self.pulse, self.faults, self.mailbox = SimPulse(), SimFaults(self), Mailbox()
         self.torch_device = CPU

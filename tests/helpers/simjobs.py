@@ -23,6 +23,7 @@ def make_job(
     every: int | Literal["auto"] = 0,
     memory: int = 0,
     max_nodes: int = 0,
+    min_pipeline_nodes: int = 1,
     policy: PolicyName = "oobleck",
     schedule: Schedule | None = None,
 ) -> Job:
@@ -31,7 +32,11 @@ def make_job(
         train=Train(steps=steps, global_batch=8, micro_batch=1, sequence=8),
         fault_tolerance=FaultTolerance(f=f, policy=policy),
         # With a third more where a copy of the state is held while a checkpoint is written.
-        resources=Resources(device_memory=memory * 4 // 3 if every else memory, max_nodes=max_nodes),
+        resources=Resources(
+            device_memory=memory * 4 // 3 if every else memory,
+            max_nodes=max_nodes,
+            min_pipeline_nodes=min_pipeline_nodes,
+        ),
         checkpoint=Checkpoint(every=every),
         schedule=schedule or Schedule(),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from planner.plan import BACKWARD, FORWARD, NOTHING
+from planner.plan import BACKWARD, FORWARD
 from tests.helpers.simstore import CPU, Gradient
 from worker.passes import Given, Means, Passes, Pieces, Work
 from worker.reduce import Reducer
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from tests.helpers.simdevice import SimDevice
 
 _SHARE = {"F": 1.0, "B": 2.0, "I": 1.2, "W": 0.8}  # of a layer's time
+
+
+def _nothing() -> None:
+    """A time is over."""
 
 
 def loss_of(step: int, micro_batch: int) -> float:
@@ -61,7 +65,7 @@ class SimPasses(Passes):
     def advance(self) -> bool:
         found = self.board.next(self.arrived)
         if found is None:
-            return False
+            return self._advance_shadow()
         self.sim.followed += bool(self.board.order)
         self.under_way = self.halted.pop(found, None) or self._begun(*found)
         self._compute(self.under_way)
@@ -79,6 +83,25 @@ class SimPasses(Passes):
             self.under_way = None
         else:
             self._compute(work)
+
+    def _advance_shadow(self) -> bool:
+        """A layer ahead takes its time, too, in which nothing else is begun."""
+        ran = super()._advance_shadow()
+        self.sim.ahead += ran
+        if ran:
+            self.sim.work(_SHARE["F"], _nothing)
+        return ran
+
+    def _shadow(self, work: Work) -> Pieces:
+        task, made = work.task, self._token(work.task)
+        assert self.shadows.taken(task) == (None if task.first else made)
+        for _ in task.layers.layers():
+            yield
+            assert self._token(task) == made, "weights changed under a forward that is run ahead"
+        self._ran_shadow(task, made)
+
+    def _out(self, graph: Token) -> Token:
+        return graph
 
     def _token(self, task: Task) -> Token:
         """What this device makes of the micro-batch now."""
@@ -98,8 +121,7 @@ class SimPasses(Passes):
         self.board.ran_forward(task)
         if task.has_backward:
             self.graphs[task] = made
-        if not task.last and task.route.reached_at(task.position + 1) == NOTHING:
-            self._pass_on(task, "F", made)
+        self._ran_forward(task, made)
 
     def _backward(self, work: Work) -> Pieces:
         task, made = work.task, self._token(work.task)

@@ -44,10 +44,12 @@ class World:
         nans: tuple[int, ...] = (),
         clips: tuple[int, ...] = (),
         codec: bool = False,
+        zones: dict[str, str] | None = None,
         **config: Any,
     ) -> None:
         self.random = random.Random(seed)
         self.seed, self.now = seed, 0.0
+        self.zones = zones or {}
         self.num_layers, self.num_devices, self.num_micro_batches = num_layers, num_devices, 8
         self.profile = profile(num_layers)
         self.buckets = self.profile.buckets
@@ -106,7 +108,7 @@ class World:
 
     def add(self, name: str) -> None:
         """A node starts, or starts again."""
-        node = self.nodes[name] = SimNode(self, name, next(self.lives))
+        node = self.nodes[name] = SimNode(self, name, next(self.lives), zone=self.zones.get(name, ""))
         node.start(self.num_devices)
 
     def device(self, name: str) -> SimDevice | None:

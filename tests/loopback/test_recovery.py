@@ -40,6 +40,7 @@ def test_random_kills(cluster: Cluster, seed: int) -> None:
         (0, False, Manner()),
         (2, True, Manner(backward="decoupled", update="staggered")),
         (3, True, Manner("slipstream", "decoupled", chunks=2)),
+        (4, True, Manner("bamboo", "decoupled")),
     ],
 )
 def test_daemon_killed(cluster: Cluster, seed: int, with_node: bool, manner: Manner) -> None:

@@ -10,12 +10,13 @@ from oobleckd.core import cadence
 from oobleckd.core.entries import CheckpointWritten
 from oobleckd.protocol.api import Control
 from tests.helpers.simdevice import SimWriter
-from tests.helpers.world import World, _entries, make_job
+from tests.helpers.simjobs import make_job
+from tests.helpers.world import World
 
 
 def written(world: World) -> list[int]:
     """The steps of all checkpoints, in the order in which they were complete."""
-    entries = (_entries.decode(entry) for entry in world.journal)
+    entries = world.daemon.disk.entries()
     return [entry.counters.step for entry in entries if isinstance(entry, CheckpointWritten)]
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from oobleckd.protocol.job import PolicyName, Schedule
+from planner.policy import SHADOWING
 from tests.helpers.manners import KEEPING
 from tests.helpers.world import World
 
 TWO = Schedule("decoupled", chunks=2)
+POLICIES = [policy for policy in KEEPING if policy not in SHADOWING]
 
 
 def running(policy: PolicyName, seed: int, num_nodes: int = 6, **config: int) -> World:
@@ -25,7 +27,7 @@ def forms(world: World) -> set[int]:
     return {pipeline.chunks for pipeline in world.job().plan.pipelines}
 
 
-@pytest.mark.parametrize("policy", KEEPING)
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("victim", ["n01", "n02", "n06"])
 def test_a_loss(policy: PolicyName, victim: str) -> None:
     world = running(policy, 1)
@@ -39,7 +41,7 @@ def test_a_loss(policy: PolicyName, victim: str) -> None:
     assert len(world.incidents()) == 1
 
 
-@pytest.mark.parametrize("policy", KEEPING)
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(6))
 def test_losses_one_after_the_other_and_a_return(policy: PolicyName, seed: int) -> None:
     world = running(policy, seed)
@@ -53,7 +55,7 @@ def test_losses_one_after_the_other_and_a_return(policy: PolicyName, seed: int) 
     world.check_done()
 
 
-@pytest.mark.parametrize("policy", KEEPING)
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_pipelines_of_two_and_of_three_side_by_side(policy: PolicyName, num_devices: int) -> None:
     """With two devices a node, templates of two nodes and more have too few layers: after losses both forms may run."""

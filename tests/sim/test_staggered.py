@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oobleckd.protocol.job import PolicyName
-from tests.helpers.manners import FORMS, KEEPING, Manner
+from tests.helpers.manners import FORMS, KEEPING_MANNERS, Manner
 from tests.helpers.world import World
 
 
@@ -17,12 +16,13 @@ def running(manner: Manner, seed: int, **config: tuple[int, ...]) -> World:
     return world
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("policy", KEEPING)
+@pytest.mark.parametrize(
+    "manner", [m for m in KEEPING_MANNERS if m.update == "staggered"], ids=lambda m: m.name
+)
 @pytest.mark.parametrize("seed", range(8))
-def test_a_loss_at_any_time_of_a_round(policy: PolicyName, form: tuple[str, int], seed: int) -> None:
+def test_a_loss_at_any_time_of_a_round(manner: Manner, seed: int) -> None:
     """Who has reduced all it holds may have to let attempts through before it updates: with the weights as they were."""
-    world = running(Manner(policy, *form, "staggered"), seed)
+    world = running(manner, seed)
     world.run_for(0.01 * seed)
     world.kill(world.random.choice(world.view().nodes))
     world.until_state("done")

@@ -9,8 +9,9 @@ import pytest
 
 from oobleckd.core.entries import Released, RolledBack
 from oobleckd.protocol.api import Control, Drain
+from tests.helpers.simjobs import make_job
 from tests.helpers.storm import Storm, Strikes
-from tests.helpers.world import World, _entries, make_job
+from tests.helpers.world import World
 
 POINTS = ("checkpoint-write", "checkpoint", "deploy", "ready")
 
@@ -26,7 +27,7 @@ def running(num_nodes: int = 6, seed: int = 0, step: int = 6, **spec) -> World:
 
 
 def of_kind(world: World, kind: type) -> list:
-    return [found for entry in world.journal if isinstance(found := _entries.decode(entry), kind)]
+    return [entry for entry in world.daemon.disk.entries() if isinstance(entry, kind)]
 
 
 def shape(world: World) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from oobleckd.protocol.job import Checkpoint
 from oobleckd.protocol.parts import Counters
 from planner.plan import Layout, Plan
 from planner.policy import Setup
-from tests.helpers.world import make_job, profile
+from tests.helpers.simjobs import make_job, profile
 
 STEP_S = 2.0
 

@@ -8,7 +8,7 @@ from oobleckd.core.membership import Node
 from oobleckd.core.memory import SPARE_BYTES, held_besides, least_device_bytes
 from oobleckd.protocol.job import Checkpoint, Schedule
 from oobleckd.protocol.parts import DeviceInfo, Spare
-from tests.helpers.world import make_job, profile
+from tests.helpers.simjobs import make_job, profile
 
 GIB = 2**30
 

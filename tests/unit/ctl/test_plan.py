@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -132,6 +133,23 @@ def test_under_varuna_a_loss_leads_back_to_the_checkpoint(tmp_path: Path) -> Non
     assert "the steps since the last checkpoint" in said
     whole = planned(file, "--nodes", "7")
     assert whole.plan.idle == 7 - sum(group.count * group.num_nodes for group in whole.plan.groups)
+
+
+def test_under_bamboo_the_predecessor_takes_over(tmp_path: Path) -> None:
+    text = Path(EXAMPLE).read_text(encoding="utf-8")
+    text = text.replace("[fault_tolerance]", '[fault_tolerance]\npolicy = "bamboo"')
+    text = text.replace("[resources]", "[resources]\nmin_pipeline_nodes = 3", 1)
+    text = re.sub(r"device_memory = .*", "", text)
+    (tmp_path / "job.toml").write_text(text, encoding="utf-8")
+    file = str(tmp_path / "job.toml")
+    before = planned(file, "--nodes", "6")
+    assert [len(pipeline.nodes) for pipeline in before.pipelines] == [3, 3]
+    assert before.plan.can_lose == 3
+    found = planned(file, "--nodes", "6", "--without", "node-2")
+    assert found.change is not None
+    assert found.change.copied_bytes == 0
+    assert found.change.reason.startswith("node-1, which shadowed node-2, does its work too; ")
+    assert found.plan.can_lose == 2
 
 
 def test_all_copies_of_a_layer_lost() -> None:
@@ -316,6 +334,11 @@ def test_wrong_words(words: tuple[str, ...], says: str) -> None:
         ("[model]\nconfig = { n_layer = 0 }\n", "model.config.n_layer: 0 is no whole number above 0"),
         ("[schedule]\nchunks = 2\n", "schedule.chunks: 2 needs a decoupled backward"),
         ("[schedule]\nchunks = 3\n", "schedule.chunks: "),
+        (
+            "[fault_tolerance]\npolicy = 'bamboo'\n[schedule]\nbackward = 'decoupled'\nchunks = 2\n",
+            "schedule.chunks: 2 does not go with fault_tolerance.policy = 'bamboo'",
+        ),
+        ("[schedule]\nshadow_memory = 'much'\n", "schedule.shadow_memory: 'much' is no size"),
         ("[model]\nconfig = { n_head = 5 }\n", "model.config.n_head: 5 does not divide n_embd = 768"),
         ("[model]\nconfig = { attn_pdrop = 1 }\n", "model.config.attn_pdrop: 1 is not in [0, 1)"),
         ("[model]\ncheckpoint = '/nowhere'\n", "/nowhere/config.json: No such file"),

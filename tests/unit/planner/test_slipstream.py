@@ -1,11 +1,13 @@
 """Policy slipstream: who takes whose place, who computes for whom, and random failures one after the other."""
 
 import pickle
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oobleckd.protocol.job import PolicyName
 from planner.plan import Layers, Layout, Plan, Range, Template, node_of
 from planner.policies import adapt, policy, prepare
 from planner.policy import HORIZON_STEPS, REROUTING, PlanError, Proposal, Setup, Situation
@@ -78,7 +80,7 @@ def places(plan: Plan) -> list[tuple[str, ...]]:
 def test_it_is_registered_and_says_that_it_re_routes():
     assert policy("slipstream").reroutes
     assert not policy("oobleck").reroutes
-    assert {name for name in ("adaptive", "oobleck", "slipstream") if policy(name).reroutes} == REROUTING
+    assert {name for name in get_args(PolicyName) if policy(name).reroutes} == REROUTING
     assert prepare("slipstream", n0_of_2()) == prepare("oobleck", n0_of_2())
     assert pickle.loads(pickle.dumps(policy("slipstream"))).name == "slipstream"
 

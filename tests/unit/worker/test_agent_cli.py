@@ -40,6 +40,16 @@ def test_defaults(tmp_path: Path, config: list[AgentConfig]) -> None:
     assert (seen.node, seen.num_devices, seen.keys) == ("n1", 1, None)
     assert (seen.setting.kind, seen.setting.bind, seen.setting.run_dir) == ("cpu", "127.0.0.1", tmp_path)
     assert seen.setting.host == agent.host_identity()
+    assert seen.zone == ""
+
+
+def test_the_zone_is_taken_from_the_command_line_or_the_environment(
+    tmp_path: Path, config: list[AgentConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert invoke(tmp_path, "--zone=east") == (0, "")
+    monkeypatch.setenv("OOBLECK_ZONE", "west")
+    assert invoke(tmp_path) == (0, "")
+    assert [seen.zone for seen in config] == ["east", "west"]
 
 
 def test_keys_are_read(tmp_path: Path, config: list[AgentConfig]) -> None:

@@ -24,6 +24,14 @@ def test_no_interleaving_breaks_a_job_that_goes_on_re_routed() -> None:
     assert ends > 100
 
 
+@pytest.mark.parametrize("staggered", [Staggered(), Staggered(on=True)], ids=["flushed", "staggered"])
+@pytest.mark.parametrize("go_on", [False, True])
+def test_no_interleaving_breaks_a_holder_without_routes(go_on: bool, staggered: Staggered) -> None:
+    states, ends = commit_model.explore(1, 1, commit_model.WITH_A_SHADOW, go_on=go_on, staggered=staggered)
+    assert states > 5_000
+    assert ends > 50
+
+
 @pytest.mark.parametrize("through", [False, True])
 def test_no_interleaving_breaks_a_staggered_update(through: bool) -> None:
     states, ends = commit_model.explore(deaths=1, rounds=1, staggered=Staggered(on=True, through=through))

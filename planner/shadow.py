@@ -1,0 +1,76 @@
+"""Shadows: layers that a device holds besides those that it computes, so that it can take over at once.
+
+Owns who takes over a dead device's hop, which forward passes a device can run ahead for that case, and the bytes that those
+hold (Bamboo, NSDI'23, sections 4 and 5). Whose shadow a device is in a pipeline its template says (``Template.shadows``).
+Does not own the splits that leave room for it (``shadowed``), nor the routes (``reroute``, ``splice``).
+
+What a shadow holds is kept current by the reduce itself: who holds a layer gets the sums of all who computed for it. It is in
+the layout's ``holdings`` like any other layer; that no route asks for it makes it a shadow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from math import inf
+
+from planner.plan import Layers, Layout, Range, Route
+from planner.policy import Setup
+from planner.profile import Profile
+
+NOTHING = Layers()
+
+
+def heir(route: Route, layers: Range, shadows: Mapping[str, Layers], lost: Collection[str]) -> str | None:
+    """The device of ``route`` that shadows ``layers`` and is alive; None where there is none."""
+    named = (segment.device for segment in route.segments)
+    return next((d for d in named if d not in lost and shadows.get(d, NOTHING).spans(layers)), None)
+
+
+def ahead(route: Route, device: str, shadows: Layers) -> Iterator[int]:
+    """Hops of ``route`` whose forward pass ``device`` can run beside the one who is to: it shadows their layers and has what
+    goes in, since it computes the hop before. The first hop takes the micro-batch alone, and is the last one's device's.
+    """
+    hops = route.segments
+    for position, hop in enumerate(hops):
+        if hop.device != device and shadows.spans(hop.layers) and hops[position - 1].device == device:
+            yield position
+
+
+def takes_over(layout: Layout, dead: Collection[str]) -> bool:
+    """Whether every hop of a dead device of ``layout`` has a live shadow in its own route."""
+    return bool(layout.shadows) and all(
+        segment.device not in dead or heir(route, segment.layers, layout.shadows, dead) is not None
+        for route in layout.routes
+        for segment in route.segments
+    )
+
+
+def pass_bytes(profile: Profile, layer: int) -> int:
+    """What a forward pass through ``layer``, run ahead, holds of a device's memory.
+
+    Beside a GPU what autograd saves lies in the host's memory, and the output of the layer alone stays.
+    """
+    cost = profile.layers[layer]
+    return cost.activation_bytes if on_host(profile) else cost.output_bytes
+
+
+def most_bytes(setup: Setup) -> float:
+    """The most that all of them may hold there: the job's bound is on what is saved."""
+    return setup.held.shadow_bytes if on_host(setup.profile) or not setup.held.shadow_bytes else inf
+
+
+def graphs_of(layout: Layout, setup: Setup) -> dict[str, int]:
+    """Device -> the most that its forward passes ahead hold in a step of ``layout``."""
+    held = dict.fromkeys(layout.shadows, 0)
+    for route in layout.routes:
+        for device in sorted({segment.device for segment in route.segments} & held.keys()):
+            for position in ahead(route, device, layout.shadows[device]):
+                layers = route.segments[position].layers.layers()
+                held[device] += sum(pass_bytes(setup.profile, layer) for layer in layers)
+    most = most_bytes(setup)
+    return {device: int(min(most, num_bytes)) for device, num_bytes in held.items()}
+
+
+def on_host(profile: Profile) -> bool:
+    """Whether devices compute in the host's memory."""
+    return profile.device.startswith("cpu")

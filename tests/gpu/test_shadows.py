@@ -1,0 +1,64 @@
+"""Forward passes ahead on a GPU: what autograd saves lies in the host's memory, and the gradients have the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from planner.plan import Range, Route, Segment
+from tests.helpers import gpu
+from tests.helpers.models import small_job
+from worker.device import Place, torch_device
+from worker.models import Batch, Layer, gradients, load_spec, seed_layer
+from worker.shadows import Shadows
+from worker.tasks import Task
+
+pytestmark = pytest.mark.gpu
+TASK = Task(Route(0, 1, (Segment("a/0", Range(0, 1)), Segment("b/0", Range(1, 2)))), 1)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> torch.device:
+    return torch_device(Place("node-1/0", gpu.KIND, "here", "127.0.0.1", tmp_path))
+
+
+def block(device: torch.device, family: str, precision: str) -> tuple[Layer, Tensor]:
+    """The first block of a small model, and what goes into it."""
+    spec = load_spec(small_job(family, train={"precision": precision}))
+    params = {
+        key: value.requires_grad_()
+        for bucket in spec.buckets
+        for key, value in zip(bucket.keys, spec.init(bucket.index, device), strict=True)
+    }
+    tokens = torch.arange(16, device=device).view(2, 8)
+    first, second = (
+        spec.layer(i, {k: params[k] for b in spec.buckets_of(i) for k in spec.buckets[b].keys}, device)
+        for i in (0, 1)
+    )
+    return second, first(None, Batch(tokens, tokens)).detach()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_backward_of_what_was_run_ahead_has_the_same_bits(
+    device: torch.device, family: str, precision: str
+) -> None:
+    layer, x = block(device, family, precision)
+    shadows = Shadows(1 << 30)
+    assert shadows.expect(TASK, x)
+    assert shadows.begins(TASK)
+    found = []
+    for ahead in (False, True):
+        into = x.detach().requires_grad_()
+        seed_layer(0, 0, 0, 1, device)
+        if ahead:
+            with shadows.saving(TASK, into, layer.leaves):
+                out = layer(into, None)
+        else:
+            out = layer(into, None)
+        found.append([out.detach(), *gradients(out, [*layer.leaves, into], torch.ones_like(out))])
+    assert shadows.held_bytes > 0
+    assert all(map(torch.equal, *found))

@@ -1,0 +1,59 @@
+"""Policy bamboo on a real cluster: a predecessor takes over, and the weights are those of a run without failures, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+
+from oobleckd.protocol.api import IncidentView
+from tests.helpers.cluster import Cluster, tiny_job
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("shadows"), 4) as running:
+        yield running
+
+
+@pytest.mark.parametrize("backward", ["fused", "decoupled"])
+@pytest.mark.parametrize("place", [0, 2])
+def test_one_pipeline_alone_survives_a_kill(
+    cluster: Cluster, place: int, backward: Literal["fused", "decoupled"]
+) -> None:
+    """Four stages, no replica of any: what the dead node held is with its predecessor, and with nobody else."""
+    cluster.heal()
+    job = cluster.client.submit(
+        tiny_job(
+            f"alone-{place}-{backward}",
+            train={"steps": 40},
+            fault_tolerance={"policy": "bamboo", "f": 0},
+            schedule={"backward": backward, "shadow_memory": "16MiB"},
+            resources={"device_memory": 0, "min_pipeline_nodes": 4},
+        )
+    ).id
+    before = cluster.at_step(job, 3)
+    (pipeline,) = before.pipelines
+    assert len(pipeline.nodes) == 4
+    assert before.tolerance == 1
+    held = {node.name: node for node in cluster.client.nodes()}
+    for at, name in enumerate(pipeline.nodes):
+        behind = held[pipeline.nodes[(at + 1) % 4]]
+        assert [(s.start, s.stop) for s in held[name].shadows] == [(s.start, s.stop) for s in behind.layers]
+    victim, heir = pipeline.nodes[place], pipeline.nodes[place - 1]
+    cluster.kill(victim, "sigkill")
+
+    def recovered() -> IncidentView | None:
+        mine = [incident for incident in cluster.client.incidents() if incident.job == job]
+        return mine[0] if mine and not mine[0].open else None
+
+    incident = cluster.until(recovered, "the recovery")
+    assert incident.copied_bytes == 0
+    assert incident.steps_lost == 0
+    assert f"{heir}, which shadowed {victim}, does its work too" in incident.reason
+    view = cluster.client.job(job)
+    assert {device for p in view.pipelines for device in p.vacant} == {f"{victim}/0"}
+    done = cluster.job_in(job, "done")
+    assert done.steps_lost == 0
+    cluster.verify(job)

@@ -1,0 +1,123 @@
+"""What a device with a shadow holds, against what the planner counts for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from oobleckd.core.memory import held_besides
+from oobleckd.protocol.job import FaultTolerance, Model, Schedule
+from planner.policy import Setup
+from planner.shadow import graphs_of
+from planner.shop import base_bytes
+from tests.helpers.engine import World
+from tests.helpers.engine_jobs import job, ran_ahead
+from worker.executor import Executor
+from worker.measure import measure
+from worker.models import load_spec
+from worker.passes import Graph
+from worker.sums import Sum
+
+STAGES = {"a": [(0, 2), (2, 4), (4, 6)]}
+CONFIG: dict[str, bool | int | float | str | None] = {
+    "n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 32, "vocab_size": 128, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """One pipeline of three devices whose blocks are large beside what Python keeps of them."""
+    folder: Path = tmp_path_factory.mktemp("memory")
+    spec = msgspec.structs.replace(
+        job(folder, sequence=32),
+        model=Model("gpt2", CONFIG),
+        schedule=Schedule(boundary_memory=0, shadow_memory="1GiB"),
+        fault_tolerance=FaultTolerance(policy="bamboo"),
+    )
+    return World(spec, STAGES, 1, folder, shadowed=True)
+
+
+def setup_of(world: World) -> Setup:
+    """As the daemon has it, from a profile that is measured here."""
+    profile = measure(load_spec(world.job), world.job, torch.device("cpu"))
+    return Setup(profile, world.job.num_micro_batches, 0, 0, 1, 3, held=held_besides(world.job, profile))
+
+
+def saved_bytes(graph: Graph, params: set[int]) -> int:
+    """Of every tensor that the graph's nodes hold, storages once, parameters not."""
+    found: dict[int, int] = {}
+    for into, out, _ in graph:
+        for tensor in (into, *(saved for node in nodes_of(out) for saved in saved_by(node))):
+            if tensor is not None and tensor.untyped_storage().data_ptr() not in params:
+                found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+def nodes_of(out: Tensor) -> Iterator[object]:
+    waiting, seen = [out.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions]
+            yield node
+
+
+def saved_by(node: object) -> Iterator[Tensor]:
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            value = getattr(node, name)
+            yield from (
+                each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, Tensor)
+            )
+
+
+def state_bytes(executor: Executor) -> int:
+    """Weights, moments, own sums, reduced sums, gradients: once all is reduced."""
+    store, reducer = executor.store, executor.reducer
+    held = sum(tensor.nbytes for state in store.buckets.values() for tensor in state.tensors())
+    held += sum(region.nbytes for part in reducer.parts.values() for region in regions(part))
+    return held + sum(
+        tensor.nbytes for part in reducer.reduced.values() for tensor in (*part.total, *part.grads)
+    )
+
+
+def regions(part: Sum) -> list[Tensor]:
+    return part._regions
+
+
+def test_state_and_what_is_run_ahead_are_as_modelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = setup_of(world)
+    ran_ahead(world)
+    ahead: dict[str, int] = {}
+    for device in world.live():
+        executor = world.nodes[device].executor
+        params = {p.untyped_storage().data_ptr() for s in executor.store.buckets.values() for p in s.params}
+        graphs = [executor.now.graphs[task] for task in executor.now.board.shadowed]
+        assert len(graphs) == world.job.num_micro_batches
+        ahead[device] = sum(saved_bytes(graph, params) for graph in graphs)
+        assert executor.now.shadows.held_bytes == pytest.approx(ahead[device], rel=0.1)
+    held: dict[str, int] = {}
+    vote = Executor._vote
+
+    def watched(self: Executor) -> None:
+        held.setdefault(self.device, state_bytes(self))
+        vote(self)
+
+    monkeypatch.setattr(Executor, "_vote", watched)
+    world.run()
+    modelled = graphs_of(world.first, setup)
+    for device, layers in world.first.holdings.items():
+        whole = held[device] + ahead[device]
+        counted = base_bytes(setup, layers) + modelled[device]
+        print(
+            f"{device}: {held[device]:,} and {ahead[device]:,} bytes; modelled {base_bytes(setup, layers):,} and {modelled[device]:,}"
+        )
+        assert whole == pytest.approx(counted, rel=0.1)
+        assert ahead[device] == pytest.approx(modelled[device], rel=0.1)
+        assert held[device] == pytest.approx(base_bytes(setup, layers), rel=0.1)
