@@ -36,14 +36,14 @@ def whole(world: World) -> bool:
 def strike(world: World, how: str) -> None:
     """A device process ends at a moment at which survivors are asked ahead of the journal."""
     while True:
-        asked = len(world.daemon.disk.told_ahead)
+        asked, back = len(world.daemon.disk.told_ahead), world.job().steps_lost
         world.run(lambda: world.daemon.disk.syncing is None and whole(world))
         victim = node_of(world.random.choice(world.job().survivors()))
         if how == "spare":
             world.spare_takes_place(victim, world.random.randrange(world.num_devices))
         else:
             world.kill_device(victim)
-        world.run(lambda: world.job().unsettled or world.state() == "done")
+        world.run(lambda: world.job().unsettled or world.job().steps_lost > back or world.state() == "done")
         if len(world.daemon.disk.told_ahead) > asked:
             return
         world.run_for(0.3)  # somebody was about to be told something: all have to wait for the disk
