@@ -1,0 +1,77 @@
+"""The cells of the goodput table, and which goals are missed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks.goodput import (
+    BEST,
+    PUBLISHED,
+    SCHEDULES,
+    SHAPES,
+    Result,
+    Row,
+    cells,
+    job_of,
+    missed,
+    questions_of,
+    shown,
+)
+from oobleckd.simulator.report import PolicyLine, lines_of
+from oobleckd.simulator.world import simulate
+from tests.unit.simulator.build import question
+
+
+@pytest.fixture(scope="module")
+def line() -> PolicyLine:
+    return lines_of([simulate(question())], None)[0]
+
+
+def result(line: PolicyLine, **samples: float) -> Result:
+    lines = [
+        msgspec.structs.replace(line, policy=name, samples=count, of_oracle=count / 100, of_ideal=count / 100)
+        for name, count in samples.items()
+    ]
+    return Result(
+        "6.7B", "every 10 min, none comes back", 1.0, tuple(Row(BEST, "fused", each) for each in lines)
+    )
+
+
+def test_cells(tmp_path: Path) -> None:
+    (tmp_path / "day.csv").write_text("0,join,a\n60,fail,a\n", encoding="utf-8")
+    found = list(cells(tmp_path, 2, 1.0))
+    assert len(found) == len(SHAPES) * 9
+    assert {cell.failures for cell in found} >= {
+        "every 10 min, back after 2 h",
+        "every 6 h, none comes back",
+        "day",
+    }
+    assert all(job_of(shape, SCHEDULES["decoupled"]).num_micro_batches == 128 for shape in SHAPES)
+    best, published = (questions_of(found[0], setting) for setting in (BEST, PUBLISHED))
+    assert {schedule for _, schedule in best} == set(SCHEDULES)
+    assert all(
+        each.costs.keeps == "nothing"
+        for runs in published.values()
+        for each in runs
+        if each.policy == "oobleck"
+    )
+    for runs in best.values():
+        assert [each.trace for each in runs] == list(found[0].traces)
+
+
+def test_goals(line: PolicyLine) -> None:
+    assert missed([result(line, adaptive=96, oobleck=96)]) == []
+    assert missed([result(line, oobleck=10)]) == []
+    [of_best, of_oracle, of_ideal] = missed([result(line, adaptive=80, oobleck=96, slipstream=90)])
+    assert "83.33 % of oobleck" in of_best
+    assert "80.00 % of the oracle" in of_oracle
+    assert "80.00 % of the ideal" in of_ideal
+
+
+def test_table(line: PolicyLine) -> None:
+    text = shown([result(line, oobleck=50), Result("2.7B", "day", 1.0, (), "it never began to train")])
+    assert "6.7B, every 10 min, none comes back" in text
+    assert "it never began to train" in text
