@@ -178,12 +178,11 @@ def _move_until_fired(
     def fired() -> bool:
         return set(doomed) <= _died(cluster.fired()[before:], cell)
 
-    spared = [
-        n for p in view.pipelines for n in p.nodes if n not in doomed and survivable(view, {*doomed, n})
-    ]
-    # A policy that has a use for some numbers of nodes alone may leave the one that is back standing by.
-    idle = cell.manner.policy in ROLLING_BACK
-    back = partial(undrain, states=("active", "standby")) if idle else undrain
+    # Where state goes by a checkpoint no copy need be left; and who is back may have no use, and stand by.
+    rolls_back = cell.manner.policy in ROLLING_BACK
+    others = [n for p in view.pipelines for n in p.nodes if n not in doomed]
+    spared = [n for n in others if rolls_back or survivable(view, {*doomed, n})]
+    back = partial(undrain, states=("active", "standby")) if rolls_back else undrain
     moves = [back, drain, *([drain, back] * len(spared))]
     movers = [guest, guest, *(n for n in spared for _ in range(2))]
     for move, node in [*zip(moves, movers, strict=True)] * 3:
