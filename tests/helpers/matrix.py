@@ -92,7 +92,7 @@ def _pairs(cell: Cell) -> Iterator[tuple[tuple[int, object], tuple[int, object]]
 
 
 def victims(job: JobView, cell: Cell) -> list[str]:
-    """Nodes that die in this cell; every layer keeps a live holder."""
+    """Nodes that die in this cell; every layer keeps a live holder, but where all go back to a checkpoint anyway."""
     pipelines = sorted((list(dict.fromkeys(s.device for s in p.stages)) for p in job.pipelines), key=len)
     deepest, shallowest = pipelines[-1], pipelines[0]
     devices = {
@@ -107,7 +107,8 @@ def victims(job: JobView, cell: Cell) -> list[str]:
     home = next(p for p in job.pipelines if first in p.nodes)
     others.sort(key=lambda n: (n in home.nodes, n))  # from another pipeline where that can be survived
     for node in others:
-        if len(chosen) < cell.count and survivable(job, {*chosen, node}):
+        bearable = cell.manner.policy in ROLLING_BACK or survivable(job, {*chosen, node})
+        if len(chosen) < cell.count and bearable:
             chosen.append(node)
     assert len(chosen) == cell.count, f"no {cell.count} nodes of {job.id} can die together"
     return chosen
