@@ -28,7 +28,9 @@ def test_the_copy_is_made_before_the_next_update(tmp_path: Path) -> None:
     store.adopt(held["node-1/0"], {bucket: store.fresh(bucket) for bucket in store.needed(held["node-1/0"])})
     layout = Layout(1, store.spec.num_layers, held, ())
     for update in range(UPDATES):
-        before = {bucket: [t.cpu() for t in state.tensors()] for bucket, state in store.buckets.items()}
+        before = {
+            bucket: [t.cpu().clone() for t in state.tensors()] for bucket, state in store.buckets.items()
+        }
         counters = Counters(update, update, update)
         share = take_share("node-1/0", "job-1", job, store, layout, {"node-1/0"}, counters, "", copied=True)
         share.settle()

@@ -92,7 +92,7 @@ def _pairs(cell: Cell) -> Iterator[tuple[tuple[int, object], tuple[int, object]]
 
 
 def victims(job: JobView, cell: Cell) -> list[str]:
-    """Nodes that die in this cell; every layer keeps a live holder."""
+    """Nodes that die in this cell; every layer keeps a live holder, but where all go back to a checkpoint anyway."""
     pipelines = sorted((list(dict.fromkeys(s.device for s in p.stages)) for p in job.pipelines), key=len)
     deepest, shallowest = pipelines[-1], pipelines[0]
     devices = {
@@ -107,7 +107,8 @@ def victims(job: JobView, cell: Cell) -> list[str]:
     home = next(p for p in job.pipelines if first in p.nodes)
     others.sort(key=lambda n: (n in home.nodes, n))  # from another pipeline where that can be survived
     for node in others:
-        if len(chosen) < cell.count and survivable(job, {*chosen, node}):
+        bearable = cell.manner.policy in ROLLING_BACK or survivable(job, {*chosen, node})
+        if len(chosen) < cell.count and bearable:
             chosen.append(node)
     assert len(chosen) == cell.count, f"no {cell.count} nodes of {job.id} can die together"
     return chosen
@@ -178,12 +179,11 @@ def _move_until_fired(
     def fired() -> bool:
         return set(doomed) <= _died(cluster.fired()[before:], cell)
 
-    spared = [
-        n for p in view.pipelines for n in p.nodes if n not in doomed and survivable(view, {*doomed, n})
-    ]
-    # A policy that has a use for some numbers of nodes alone may leave the one that is back standing by.
-    idle = cell.manner.policy in ROLLING_BACK
-    back = partial(undrain, states=("active", "standby")) if idle else undrain
+    # Where state goes by a checkpoint no copy need be left; and who is back may have no use, and stand by.
+    rolls_back = cell.manner.policy in ROLLING_BACK
+    others = [n for p in view.pipelines for n in p.nodes if n not in doomed]
+    spared = [n for n in others if rolls_back or survivable(view, {*doomed, n})]
+    back = partial(undrain, states=("active", "standby")) if rolls_back else undrain
     moves = [back, drain, *([drain, back] * len(spared))]
     movers = [guest, guest, *(n for n in spared for _ in range(2))]
     for move, node in [*zip(moves, movers, strict=True)] * 3:

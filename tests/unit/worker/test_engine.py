@@ -61,7 +61,7 @@ def test_kill_at_every_point(reference, tmp_path: Path, point: str, victim: str)
         world.nodes[first].faults.arm("backward", 2)
     world.nodes[victim].faults.arm(point, 2)
     world.run()
-    if point != "checkpoint":
+    if not point.startswith("checkpoint"):  # some have no share
         assert (victim, point) in world.fired
     check(world, reference)
 
