@@ -25,7 +25,7 @@ def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS, manner:
     rng = random.Random(seed)
     cluster.heal()
     cluster.usable(cluster.num_nodes)
-    tables = (manner or manner_of(seed)).tables()
+    tables = (manner or manner_of(seed)).tables(cluster.num_devices)
     job = cluster.client.submit(tiny_job(f"chaos-{seed}", train={"steps": 40}, **tables)).id
     story: list[str] = []
     struck: set[str] = set()
@@ -80,7 +80,8 @@ def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool, manner: Manner 
     cluster.heal()
     cluster.usable(cluster.num_nodes)
     incidents = len(cluster.client.incidents())
-    train, tables = {"steps": 80, "global_batch": 6}, (manner or manner_of(seed)).tables()
+    train = {"steps": 80, "global_batch": 6}
+    tables = (manner or manner_of(seed)).tables(cluster.num_devices)
     job = cluster.client.submit(tiny_job(f"daemon-{seed}", train=train, **tables)).id
     cluster.at_step(job, 3)
     time.sleep(rng.random())

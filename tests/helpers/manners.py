@@ -38,12 +38,12 @@ class Manner:
             return {**found, "memory": 0, "min_pipeline_nodes": 2}
         return {**found, "memory": 470 if self.update == "staggered" else 350}
 
-    def tables(self) -> dict[str, dict[str, Any]]:
-        """Of job.toml. Without clipping a staggered update is made in every step; it needs a third more of state."""
+    def tables(self, num_devices: int = 1) -> dict[str, dict[str, Any]]:
+        """Of job.toml, on nodes of so many devices. Without clipping a staggered update is made in every step; it needs a third more of state."""
         hasty, shadows = self.update == "staggered", self.policy in SHADOWING
         memory: dict[str, Any] = {"device_memory": "13MiB"} if hasty else {}
         if shadows:  # two stages and what is run ahead
-            memory = {"device_memory": "64MiB", "min_pipeline_nodes": 2}
+            memory = {"device_memory": "64MiB", "min_pipeline_nodes": 2 if num_devices == 1 else 1}
         schedule = {"backward": self.backward, "chunks": self.chunks, "update": self.update}
         return {
             "fault_tolerance": {"policy": self.policy},
