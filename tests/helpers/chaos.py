@@ -26,7 +26,7 @@ def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS, manner:
     cluster.heal()
     cluster.usable(cluster.num_nodes)
     manner = manner or manner_of(seed)
-    tables = manner.tables()
+    tables = manner.tables(cluster.num_devices)
     job = cluster.client.submit(tiny_job(f"chaos-{seed}", train={"steps": 40}, **tables)).id
     story: list[str] = []
     struck: set[str] = set()
@@ -83,7 +83,8 @@ def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool, manner: Manner 
     cluster.heal()
     cluster.usable(cluster.num_nodes)
     incidents = len(cluster.client.incidents())
-    train, tables = {"steps": 80, "global_batch": 6}, (manner or manner_of(seed)).tables()
+    train = {"steps": 80, "global_batch": 6}
+    tables = (manner or manner_of(seed)).tables(cluster.num_devices)
     job = cluster.client.submit(tiny_job(f"daemon-{seed}", train=train, **tables)).id
     cluster.at_step(job, 3)
     time.sleep(rng.random())

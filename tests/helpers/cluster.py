@@ -41,7 +41,7 @@ class Cluster:
     def __init__(
         self, state: Path, nodes: int, *, kind: str = "cpu", devices: int = 1, spare: bool = False
     ) -> None:
-        self.state, self.num_nodes, self.kind = state, nodes, kind
+        self.state, self.num_nodes, self.num_devices, self.kind = state, nodes, devices, kind
         self._options = ("--kind", kind, "--devices", str(devices), "--spare" if spare else "--no-spare")
         self.env = {**os.environ, "OOBLECK_STATE": str(state), "OMP_NUM_THREADS": "1"}
         self.client = Client(socket_of(state))

@@ -38,18 +38,15 @@ class Manner:
             return {**found, "memory": 0, "min_pipeline_nodes": 2}
         return {**found, "memory": 470 if self.update == "staggered" else 350}
 
-    def tables(self) -> dict[str, dict[str, Any]]:
-        """Of job.toml. Without clipping a staggered update is made in every step; it needs a third more of state, and so does the
-        copy that a checkpoint is written from, without which a policy that rolls back would begin anew each time.
+    def tables(self, num_devices: int = 1) -> dict[str, dict[str, Any]]:
+        """Of job.toml, on nodes of so many devices. Without clipping a staggered update is made in every step; it needs a third more of
+        state, and so does the copy that a checkpoint is written from, without which a policy that rolls back would begin anew each time.
         """
-        hasty, saving, shadows = (
-            self.update == "staggered",
-            self.policy in ROLLING_BACK,
-            self.policy in SHADOWING,
-        )
+        hasty, saving = self.update == "staggered", self.policy in ROLLING_BACK
+        shadows = self.policy in SHADOWING
         memory: dict[str, Any] = {"device_memory": ("10MiB", "13MiB", "14MiB", "17MiB")[hasty + 2 * saving]}
         if shadows:  # two stages and what is run ahead
-            memory = {"device_memory": "64MiB", "min_pipeline_nodes": 2}
+            memory = {"device_memory": "64MiB", "min_pipeline_nodes": 2 if num_devices == 1 else 1}
         schedule = {"backward": self.backward, "chunks": self.chunks, "update": self.update}
         return {
             "fault_tolerance": {"policy": self.policy},

@@ -41,7 +41,7 @@ def test_one_pipeline_alone_survives_a_kill(
     for at, name in enumerate(pipeline.nodes):
         behind = held[pipeline.nodes[(at + 1) % 4]]
         assert [(s.start, s.stop) for s in held[name].shadows] == [(s.start, s.stop) for s in behind.layers]
-    victim, heir = pipeline.nodes[place], pipeline.nodes[place - 1]
+    victim = pipeline.nodes[place]
     cluster.kill(victim, "sigkill")
 
     def recovered() -> IncidentView | None:
@@ -51,7 +51,8 @@ def test_one_pipeline_alone_survives_a_kill(
     incident = cluster.until(recovered, "the recovery")
     assert incident.copied_bytes == 0
     assert incident.steps_lost == 0
-    assert f"{heir}, which shadowed {victim}, does its work too" in incident.reason
+    # Three are too few for a plan, so nobody words another reason.
+    assert incident.reason == f"micro-batches of {victim}/0 go to other holders of their layers"
     view = cluster.client.job(job)
     assert {device for p in view.pipelines for device in p.vacant} == {f"{victim}/0"}
     done = cluster.job_in(job, "done")
