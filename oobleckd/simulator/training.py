@@ -335,7 +335,7 @@ class Training:
             self.begun_at = now  # the pace of the steps that follow is known when the core has heard
             self.world.account.spend(now, "round")
         self.world.committed()
-        self._tell(was, num_steps)
+        self._tell(was, num_steps, writes=writes)
         if self.phase == "running":
             self.step_s = self.world.step_s()
         if writes:
@@ -343,7 +343,7 @@ class Training:
         elif held:
             self._held(self.epoch)
 
-    def _tell(self, was: Counters, num_steps: int) -> None:
+    def _tell(self, was: Counters, num_steps: int, *, writes: bool) -> None:
         """One device tells of a round; all of them where an incident waits for that."""
         everybody = self.survivors()
         first = Counters(was.round, was.step + num_steps - 1, was.applied + num_steps - 1)
@@ -351,7 +351,7 @@ class Training:
         for device in told:
             message = StepDone(
                 device, self.job, self.epoch, first, "applied", 0.0, 0.0, 0.0, self.num_samples * num_steps, "",
-                self.step_s, self.step_s,
+                self.step_s, self.step_s, checkpoint=writes,
             )  # fmt: skip
             self.world.hear(device, message)
 

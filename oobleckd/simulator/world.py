@@ -14,6 +14,7 @@ from typing import assert_never
 
 import msgspec
 
+from oobleckd.core.cadence import cadence
 from oobleckd.core.config import Config
 from oobleckd.core.entries import (
     CheckpointWritten,
@@ -296,7 +297,12 @@ class World:
         run = self.machine.core.run
         if run is None or run.incident is not None:
             return 0.0
-        return max(LOOK_S, LOOK_NODE_S * len(self.nodes.alive))
+        look_s, job = max(LOOK_S, LOOK_NODE_S * len(self.nodes.alive)), run.job
+        due = cadence(job)
+        if due is None:
+            return look_s
+        before = job.checkpoint_counters.step if job.checkpoint else job.start.step
+        return min(look_s, max(1, before + due.steps - self.training.counters.step) * self.training.step_s)
 
     def committed(self) -> None:
         """Steps were committed."""
