@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import random
 
 import pytest
@@ -33,6 +35,11 @@ def whole(world: World) -> bool:
     return {node_of(device) for device in world.job().survivors()} == set(world.live()) == set(world.nodes)
 
 
+def struck(world: World, back: int) -> bool:
+    """Whether a strike shows: in devices that are missing, in more steps lost than ``back``, or not at all, as the job is done."""
+    return world.job().unsettled or world.job().steps_lost > back or world.state() == "done"
+
+
 def strike(world: World, how: str) -> None:
     """A device process ends at a moment at which survivors are asked ahead of the journal."""
     while True:
@@ -43,7 +50,7 @@ def strike(world: World, how: str) -> None:
             world.spare_takes_place(victim, world.random.randrange(world.num_devices))
         else:
             world.kill_device(victim)
-        world.run(lambda: world.job().unsettled or world.job().steps_lost > back or world.state() == "done")
+        world.run(partial(struck, world, back))
         if len(world.daemon.disk.told_ahead) > asked:
             return
         world.run_for(0.3)  # somebody was about to be told something: all have to wait for the disk
