@@ -43,7 +43,11 @@ def strike(world: World, how: str) -> None:
             world.spare_takes_place(victim, world.random.randrange(world.num_devices))
         else:
             world.kill_device(victim)
-        world.run(lambda: world.job().unsettled or world.job().steps_lost > back or world.state() == "done")
+        world.run(
+            lambda back=back: (
+                world.job().unsettled or world.job().steps_lost > back or world.state() == "done"
+            )
+        )
         if len(world.daemon.disk.told_ahead) > asked:
             return
         world.run_for(0.3)  # somebody was about to be told something: all have to wait for the disk
