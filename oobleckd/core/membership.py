@@ -21,6 +21,9 @@ from planner.plan import node_of
 
 Change = Literal["new", "back", "same"]
 _AGAIN_S = 0.05  # until a silence that may be ours is judged again
+# What a sum of times may be off by. A deadline that is asked for and then found not to be there yet would be asked for again,
+# and while we are late for it the waking clock stands still: for ever.
+_ROUNDING_S = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +198,7 @@ class Membership:
 
     def expire(self, now: float) -> None:
         """Lives whose lease has run out are over, but not while it may be us who hear nobody."""
-        awake = self._awake(now)
+        awake = self._awake(now) + _ROUNDING_S
         if awake < self.look_at:
             return
         self.look_at = float("inf")
