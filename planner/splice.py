@@ -3,7 +3,7 @@
 What a stage was given is kept by those who gave it (boundary activations and gradients), so the survivors of a
 micro-batch's route need not compute anything again: who sent an activation or a gradient to the dead stage
 sends it once more to whoever takes its place. That is a shadow where one lives, which goes on from the forward pass
-if it ran that ahead. Owns whether that is possible and who takes the place. Does not own what is
+if it ran that ahead. Where a peer has a copy of the dead stage's sums (``worker.copies``) its hop may have nothing left to do. Owns whether that is possible and who takes the place. Does not own what is
 missing (the recovery decision knows), nor routes from the embedding (``reroute``).
 """
 
@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from planner.plan import BACKWARD, FORWARD, NOTHING, HopState, Range, Route, Segment
+from planner.plan import BACKWARD, FORWARD, NOTHING, WEIGHTS, HopState, Range, Route, Segment
 from planner.reroute import Rerouting
 
 _NEW = HopState(-1, -1, -1, NOTHING)
+_SPARED = HopState(-1, -1, -1, WEIGHTS)
 
 
 class _Hop(msgspec.Struct, frozen=True):
@@ -60,10 +61,13 @@ def spliced(
         return None
     mask = tuple(sorted(missing))
     hops = _replaced(rerouting, standing, old, states, mask)
-    if hops is None or not _all_given(hops, mask[0]):
+    if hops is None:
+        return None
+    hops = _without_idle(hops, mask)
+    if not _all_given(hops, mask[0]):
         return None
     for hop in hops:
-        if hop.given:
+        if hop.given and hop.state is not _SPARED:
             rerouting.charge(hop.segment, mask)
     segments, reached = tuple(hop.segment for hop in hops), tuple(hop.state.reached for hop in hops)
     return Route(standing.micro_batch, attempt, segments, mask, standing.attempt, reached, _redone(hops))
@@ -104,6 +108,27 @@ def _inherited(old: _Old, attempt: int, states: Mapping[tuple[str, int], HopStat
     return _Hop(Segment(old.heir, old.segment.layers), ran if ran.attempt == attempt else _NEW, given=True)
 
 
+def _without_idle(hops: Sequence[_Hop], mask: tuple[int, ...]) -> list[_Hop]:
+    """Hops in new hands have nothing to do where somebody has the dead's sums, and both neighbours what they were given."""
+    found: list[_Hop] = []
+    for given, group in groupby(hops, lambda hop: hop.given):
+        run = list(group)
+        before = found[-1] if found else None
+        after = next((hop for hop in hops[len(found) + len(run) :]), None)
+        wanted = any(layer in mask for hop in run for layer in hop.segment.layers.layers())
+        lacks = after is not None and not _was_given(after.state)
+        waits = before is not None and _waits(before, mask[0])
+        if given and not (wanted or lacks or waits):
+            run = [_Hop(hop.segment, _SPARED, given=True) for hop in run]
+        found += run
+    return found
+
+
+def _waits(hop: _Hop, lowest: int) -> bool:
+    """Whether it has yet to be sent a gradient."""
+    return not _was_given_back(hop.state) and lowest < hop.segment.layers.stop
+
+
 def _redone(hops: Sequence[_Hop]) -> tuple[int, ...]:
     """Of each hop what the dead had done of it, by what their neighbours have.
 
@@ -112,7 +137,7 @@ def _redone(hops: Sequence[_Hop]) -> tuple[int, ...]:
     """
     redone = []
     for position, hop in enumerate(hops):
-        if not hop.given:
+        if not hop.given or hop.state is _SPARED:
             redone.append(NOTHING)
             continue
         before = next((h.state for h in reversed(hops[:position]) if not h.given), None)
@@ -147,7 +172,6 @@ def _all_given(hops: Sequence[_Hop], lowest: int) -> bool:
     for before, after in pairwise(hops):
         if before.state.reached >= FORWARD and after.state.reached == NOTHING and not before.state.has_output:
             return False
-        waits = before.state.reached < BACKWARD and lowest < before.segment.layers.stop
-        if waits and after.state.reached >= BACKWARD and not after.state.has_gradient:
+        if _waits(before, lowest) and after.state.reached >= BACKWARD and not after.state.has_gradient:
             return False
     return True

@@ -23,6 +23,8 @@ from oobleckd.protocol.messages import Decide, FromWorker, Held, Progress, StepD
 from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
 from planner.plan import Detours, Layout, Route, standing_routes
 from worker.commit import Commit, outcome_of
+from worker.copies import KINDS as COPY_KINDS
+from worker.copies import Copies
 from worker.data import Corpus
 from worker.faults import Faults
 from worker.mailbox import Key, Letter
@@ -80,6 +82,7 @@ class Executor:
         self.holding, self.hold_next = True, False
         self.commit = Commit(device)
         self.reducer = Reducer(device, store, post, job.num_micro_batches, job.train.exact)
+        self.copies = Copies(device, job.schedule.sum_copies, post, self.reducer)
         self.order: Order = ()
         self.means = Means(device, job, store, corpus, post, faults, self.pulse, aside)
         self.late = False
@@ -101,6 +104,7 @@ class Executor:
         self.flags = Flags()
         self.late, self.hurried, self.returned = False, None, {}
         self.reducer.adopt()
+        self.copies.adopt(layout.epoch)
         self.commit.adopt(layout.epoch, counters.round, layout.holdings)
         self._begin()
 
@@ -122,8 +126,9 @@ class Executor:
         self.now = passes or self._passes(self._given(self.counters))
         self.post.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.now.tag)
         self.now.board.forward_only = False
-        self.now.contribute = self._contribute
+        self.now.contribute, self.now.copy_sums = self._contribute, self._copy_sums
         self.reducer.begin(self.counters.round, self.now.board)
+        self.copies.begin(self.counters.round)
         self._enter({})
 
     def _passes(self, given: Given, *, forward_only: bool = False) -> Passes:
@@ -151,6 +156,7 @@ class Executor:
 
     def _enter(self, donors: Mapping[int, str]) -> None:
         self.reducer.enter(self.commit.epoch, self.layout, self.commit.live, donors)
+        self.copies.enter(self.layout, self.commit.live)
 
     # ------------------------------------------------------------------ one piece of work
 
@@ -184,6 +190,8 @@ class Executor:
                 assert letter is not None
                 vote = msgspec.msgpack.decode(letter.meta, type=Vote)
                 heard |= self.commit.hear(str(key[3]), int(key[1]), int(key[2]), vote)
+            elif key[0] in COPY_KINDS:
+                heard |= self.copies.hear(key, self.dead)
             elif key[0] == "G" and not self.commit.frozen:
                 at = (int(key[1]), int(key[2]))
                 if at[0] > here[0] or at[1] > here[1]:
@@ -201,6 +209,11 @@ class Executor:
             return False
         self.faults.reach("reduce", self.counters.round)
         return True
+
+    def _copy_sums(self) -> None:
+        # What was inherited since the last decision is in the ledger, and not yet in the sums.
+        if not self.commit.frozen:
+            self.copies.send()
 
     def _vote(self) -> None:
         vote = self.reducer.vote()
@@ -360,10 +373,12 @@ class Executor:
         """Devices died (docs/recovery.md, A failure, 2). Answers ``Progress``; stale reports are ignored."""
         if not self.commit.report(epoch):
             return
+        self.copies.hear_all(self.dead)
         self.dead |= frozenset(dead)
         frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
         self.returned |= self._take_back()
         self.now.board.freeze(frozen)
+        self.copies.inherit(self.dead)
         if self.dead:
             self.now.board.forget_order()
         self.tell(

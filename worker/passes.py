@@ -115,12 +115,13 @@ class Passes:
         self.taken: dict[Key, Letter] = {}
         self.clock = Clock()
         self.contribute: Callable[[], object] = lambda: None
+        self.copy_sums: Callable[[], object] = lambda: None
 
     # ------------------------------------------------------------------ tasks
 
     def advance(self) -> bool:
         """Run one task; False if none is ready."""
-        found = self.board.next(self.arrived)
+        found = self.board.next(self.given)
         if found is None:
             return self._advance_shadow()
         kind, task = found
@@ -254,6 +255,8 @@ class Passes:
         if work.task.sends_back:
             assert g is not None
             self._pass_on(work.task, "B", g)
+        if not self.board.apart:
+            self.copy_sums()
 
     def _weights(self, work: Work) -> Pieces:
         for layer, found, owed in self.debts.pop(work.task):
@@ -265,6 +268,7 @@ class Passes:
             self._reach("weights")
             self.contribute()
         self.board.ran_weights(work.task)
+        self.copy_sums()
 
     # ------------------------------------------------------------------ shadows
 
@@ -384,14 +388,23 @@ class Passes:
                 self.graphs[task] = graphs[before]
             if before in debts:
                 self.debts[task] = debts[before]
+            self._readdress(task, before)
             self._send_again(task, before, graphs.get(before))
+
+    def _readdress(self, task: Task, before: Task) -> None:
+        """A gradient that has arrived for ``before`` is ``task``'s: who sent it may have nothing left to do."""
+        key, old = (of.key("B", self.tag, of.position) for of in (task, before))
+        letter = self.returned.pop(old, None) or self.means.post.take(old)
+        if letter is not None:
+            self.returned[key] = letter
 
     def _send_again(self, task: Task, before: Task, graph: Graph | None) -> None:
         """A hop beside this one is in new hands: what it was given it is given once more."""
         position, reached, device = task.position, task.route.reached, self.means.store.device
         if reached[position] >= FORWARD and not task.last and reached[position + 1] == NOTHING:
             self._send(task, "F", self._activations(before, graph))
-        if reached[position] >= BACKWARD and task.sends_back and reached[position - 1] < BACKWARD:
+        waited_for = task.sends_back and reached[position - 1] < BACKWARD
+        if reached[position] >= BACKWARD and waited_for and self.kept.has("B", before):
             self._send(task, "B", self.kept.get("B", before, device))
 
     def _activations(self, task: Task, graph: Graph | None) -> Tensor:

@@ -1,7 +1,7 @@
 """What the engine needs of the transport, and nothing more: keyed letters out, keyed letters in.
 
 Letters are found by what they are, not by who sent them or in which order. The first part of a key is
-its kind: "F" activations, "B" their gradients, "G" contributions, "V" votes, "T" training state.
+its kind: "F" activations, "B" their gradients, "G" contributions, "C" copies of sums, "K" that one has arrived, "V" votes, "T" training state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Post(Protocol):
 class TransportPost:
     """The real post: letters go out by a group or by the transport, and come in through the mailbox.
 
-    Their tensors are on ``device`` when they are taken, whichever road they came. What a device sends to itself, where
+    Their tensors are on ``device`` when they are taken, whichever road they came, but for copies of sums, which most likely nobody
+    will look at. What a device sends to itself, where
     a route comes back to it, needs no road.
     """
 
@@ -59,7 +60,7 @@ class TransportPost:
     def take(self, key: Key) -> Letter | None:
         """Take a letter out of the mailbox."""
         letter = self._mailbox.take(key)
-        if letter is None or all(tensor.device == self._device for tensor in letter.tensors):
+        if letter is None or key[0] == "C" or all(tensor.device == self._device for tensor in letter.tensors):
             return letter
         tensors = [tensor.to(self._device) for tensor in letter.tensors]
         return Letter(letter.key, letter.source, letter.meta, tensors)

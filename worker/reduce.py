@@ -41,6 +41,15 @@ class Contribution(msgspec.Struct, frozen=True):
         return not any(self.ledger.values())
 
 
+class SumCopy(msgspec.Struct, frozen=True):
+    """What travels with a copy of sums: layer -> micro-batches in those of its buckets; buckets with a NaN or an overflow; losses."""
+
+    done: dict[int, tuple[int, ...]]
+    nan: tuple[int, ...]
+    overflow: tuple[int, ...]
+    losses: dict[int, float]
+
+
 @dataclass(frozen=True, slots=True)
 class Reduced:
     """The sum of a bucket over all replicas: ``total`` in wire form, mean gradients and norms from it."""
@@ -65,6 +74,7 @@ class Reducer:
     nan: set[int] = field(default_factory=set)
     overflow: set[int] = field(default_factory=set)
     losses: dict[int, float] = field(default_factory=dict)
+    inherited: list[tuple[sums.Sum, Sequence[Tensor]]] = field(default_factory=list)
     reduced: dict[int, Reduced] = field(default_factory=dict)
     contributed: set[int] = field(default_factory=set)
     heard: dict[int, dict[str, tuple[Contribution, Sequence[Tensor]]]] = field(default_factory=dict)
@@ -85,10 +95,14 @@ class Reducer:
         for part in self.parts.values():
             part.zero_()
         self.nan, self.overflow, self.losses, self.reduced = set(), set(), {}, {}
+        self.inherited = []
 
     def enter(self, epoch: int, layout: Layout, live: frozenset[str], donors: Mapping[int, str]) -> None:
         """Exchange under ``epoch`` among ``live`` devices; buckets of ``donors`` are taken from there."""
         self.epoch, self.donors = epoch, dict(donors)
+        for part, tensors in self.inherited:
+            part.merge(tensors)
+        self.inherited = []
         self.contributed, self.heard = set(), {bucket: {} for bucket in self.store.buckets}
         self.holders = {
             bucket: tuple(
@@ -109,6 +123,34 @@ class Reducer:
             if overflow:
                 self.overflow.add(bucket)
         self.board.count(layer, micro_batch)
+
+    def copied(self, layers: Sequence[int]) -> tuple[SumCopy, list[Tensor]]:
+        """What is in the sums of ``layers`` by now, out of place and on the host: a tensor per key, by layer and bucket."""
+        done = {layer: tuple(sorted(self.board.done[layer])) for layer in layers if self.board.done[layer]}
+        uses = [(bucket, layer) for layer in done for bucket in self.store.spec.buckets_of(layer)]
+        tensors = [tensor for use in uses for tensor in self.parts[use].copy()]
+        buckets = {bucket for bucket, _ in uses}
+        counted = done.get(self.store.spec.num_layers - 1, ())
+        losses = {mb: self.losses[mb] for mb in counted}
+        what = SumCopy(
+            done, tuple(sorted(self.nan & buckets)), tuple(sorted(self.overflow & buckets)), losses
+        )
+        return what, tensors
+
+    def inherit(self, what: SumCopy, tensors: Sequence[Tensor]) -> None:
+        """The sums of a peer that is dead count as this device's. They are added when the next epoch is entered: whoever asks what is
+        here does not wait for that.
+        """
+        rest = iter(tensors)
+        for layer, micro_batches in what.done.items():
+            for bucket in self.store.spec.buckets_of(layer):
+                shapes = self.store.spec.buckets[bucket].shapes
+                self.inherited.append((self.parts[bucket, layer], [next(rest) for _ in shapes]))
+            for micro_batch in micro_batches:
+                self.board.inherit(layer, micro_batch)
+        self.nan |= set(what.nan)
+        self.overflow |= set(what.overflow)
+        self.losses |= what.losses
 
     def contribute(self) -> bool:
         """Send every bucket that is complete here and not yet sent under this epoch; whether any was."""

@@ -60,9 +60,8 @@ class Sum:
         kind = torch.float64 if exact else torch.float32
         lengths = [self._terms.flat.numel(), *(sizes[key] for key in self._large)]
         self._regions = [torch.empty(length, dtype=kind, device=device) for length in lengths]
-        cut = dict(zip(self._small, _cut(self._regions[0], self._terms.shapes), strict=True))
-        cut |= {key: self._regions[1 + i].view(shapes[key]) for i, key in enumerate(self._large)}
-        self._tensors = [cut[key] for key in range(len(shapes))]
+        self._shapes = tuple(shapes)
+        self._tensors = self._by_key(self._regions)
         self._empty = [True] * len(lengths)
         self._gathers = [False] * len(lengths)  # _BASE is in it
         size = min(max(lengths[1:], default=0), _chunk(device)) if exact else 0
@@ -78,6 +77,24 @@ class Sum:
                 region.sub_(_BASE)
             self._empty[number] = self._gathers[number] = False
         return self._tensors
+
+    def copy(self) -> list[Tensor]:
+        """The sums by key, out of place and in the memory of the host."""
+        copies = []
+        for region, empty, gathers in zip(self._regions, self._empty, self._gathers, strict=True):
+            copies.append(torch.empty(region.shape, dtype=region.dtype))
+            if empty:
+                copies[-1].zero_()
+            else:
+                copies[-1].copy_(region)
+            if gathers and not empty:
+                copies[-1].sub_(_BASE)
+        return self._by_key(copies)
+
+    def merge(self, others: Sequence[Tensor]) -> None:
+        """Add sums of other contributions, by key."""
+        for into, tensor in zip(self.tensors, others, strict=True):
+            into.add_(tensor.to(into.device))
 
     def zero_(self) -> None:
         """Forget all contributions. Costs nothing: the first one overwrites."""
@@ -108,6 +125,11 @@ class Sum:
             if not any(fails):
                 self._add_rounded(number, grads[key].reshape(-1), exponents[key])
         return nan, overflow
+
+    def _by_key(self, regions: Sequence[Tensor]) -> list[Tensor]:
+        cut = dict(zip(self._small, _cut(regions[0], self._terms.shapes), strict=True))
+        cut |= {key: regions[1 + i].view(self._shapes[key]) for i, key in enumerate(self._large)}
+        return [cut[key] for key in range(len(self._shapes))]
 
     def _add_float(self, number: int, grad: Tensor) -> None:
         if self._empty[number]:

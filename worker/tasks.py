@@ -147,20 +147,22 @@ class Board:
         resumed: dict[Task, Task] = {}
         shadowed, self.shadowed = self.shadowed, [t for t in self.shadowed if not self._is_frozen(t)]
         for route in routes:
-            before = {t.layers: t for t in self.reached if t.route.micro_batch == route.micro_batch}
-            own = [*before.values()]
-            before |= {t.layers: t for t in shadowed if t.route.micro_batch == route.micro_batch}
+            own = {t.layers: t for t in self.reached if t.route.micro_batch == route.micro_batch}
+            others = {t.layers: t for t in shadowed if t.route.micro_batch == route.micro_batch}
             for position, segment in enumerate(route.segments):
                 if segment.device != self.device:
                     continue
                 task, reached = Task(route, position), route.reached_at(position)
-                if reached:
-                    resumed[task] = before[segment.layers]
+                before = own.get(segment.layers) or (
+                    others.get(segment.layers) if reached == FORWARD else None
+                )
+                if reached and before is not None:  # else it was a dead device's, and a peer has its sums
+                    resumed[task] = before
                 self._place(task, reached)
                 for layer in segment.layers.layers():
                     if route.wants(layer):
                         self.owed[layer].add(route.micro_batch)
-            for task in own:
+            for task in own.values():
                 del self.reached[task]
         self.frozen = set()
         return resumed
@@ -273,6 +275,11 @@ class Board:
         )
         assert micro_batch in self.owed[layer], f"layer {layer} of micro-batch {micro_batch} was not owed"
         self.done[layer].add(micro_batch)
+
+    def inherit(self, layer: int, micro_batch: int) -> None:
+        """What a dead device had counted is in this one's sums now."""
+        self.owed[layer].add(micro_batch)
+        self.count(layer, micro_batch)
 
     @property
     def idle(self) -> bool:

@@ -44,11 +44,12 @@ def held_besides(job: Job, profile: Profile) -> Held:
     """What a device of ``job`` holds besides its stage: all that it sent in a step, where its memory is the host's;
     and with a staggered update weights and moments as they were (of each parameter 12 bytes of all that live with it),
     and once more while a checkpoint of them is written, where its memory is the host's; forward passes that it runs ahead,
-    where it is a shadow.
+    where it is a shadow; and where sums are copied to peers, those that are on their way out, on their way in, and kept.
     """
     on_host = profile.device.startswith("cpu")
     sent_bytes = profile.kept_bytes(job.num_micro_batches, job.schedule.boundary_bytes) if on_host else 0
     one = 12 / (36 if job.train.exact else 28)
+    sums = (8 / 36 if job.train.exact else 4 / 28) * 3 * (on_host and job.schedule.sum_copies > 0)
     copies = (job.schedule.update == "staggered") + (on_host and job.checkpoint.every != 0)
     ahead_bytes = job.schedule.shadow_bytes if job.fault_tolerance.policy in SHADOWING else 0
-    return Held(one * copies, sent_bytes, ahead_bytes)
+    return Held(one * copies + sums, sent_bytes, ahead_bytes)

@@ -163,6 +163,16 @@ class Schedule(_Table, frozen=True):
             "(beside a GPU: of the host's memory), so that only a lost device's own work is done again; 0: none."
         ),
     ] = "1GiB"
+    sum_copies: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="How often in a step a device sends a copy of its gradient sums to a peer with the same layers, so that a lost "
+            "device's work since the last copy alone is done again; 0: never. Each costs as much traffic as the exchange of all "
+            "gradients, and the host memory of its sums three times (sent, arriving, kept).",
+        ),
+    ] = 0
     shadow_memory: Annotated[
         str | int,
         Meta(

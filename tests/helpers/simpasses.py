@@ -63,7 +63,7 @@ class SimPasses(Passes):
         self.sim = sim
 
     def advance(self) -> bool:
-        found = self.board.next(self.arrived)
+        found = self.board.next(self.given)
         if found is None:
             return self._advance_shadow()
         self.sim.followed += bool(self.board.order)

@@ -111,6 +111,12 @@ class SimSum:
     def zero_(self) -> None:
         pass
 
+    def copy(self) -> list[Any]:
+        return []
+
+    def merge(self, others: Sequence[Any]) -> None:
+        pass
+
     def add(self, grads: Sequence[Gradient], _exponents: object, _count: int) -> tuple[bool, bool]:
         return any(grad.nan for grad in grads), any(grad.overflow for grad in grads)
 
