@@ -56,7 +56,12 @@ def _of_other_faults(summaries: Mapping[str, Summary]) -> list[Goal]:
             goals.append(Goal(f"{name}: SIGKILL detected in ms", 1000 * phases.get("detect", 0.0), 20.0))
             goals.append(Goal(f"{name}: planned in ms", 1000 * phases.get("plan", 0.0), 5.0))
             goals.append(Goal(f"{name}: next step, in normal steps", summaries[name].median_in_steps, 1.1))
-    for name in ("backward-deep", "backward-deep-slipstream"):
+    for name in (
+        "backward-copied",
+        "backward-copied-slipstream",
+        "backward-deep",
+        "backward-deep-slipstream",
+    ):
         if name in summaries:
             again = summaries[name].median_again or 0.0
             goals.append(Goal(f"{name}: share of a step computed again", again, 0.1))

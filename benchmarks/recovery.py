@@ -126,7 +126,16 @@ def row_of(name: str, summary: Summary) -> list[str]:
 
 
 PHASES = ("detect", "plan", "reconfigure", "copy", "resume")
-OURS_HEADER = ("of ours", "policy", "boundaries", "gradients again", "forwards again", "of the step", *PHASES)
+OURS_HEADER = (
+    "of ours",
+    "policy",
+    "boundaries",
+    "sums",
+    "gradients again",
+    "forwards again",
+    "of the step",
+    *PHASES,
+)
 
 
 def row_of_ours(name: str, summary: Summary) -> list[str]:
@@ -135,6 +144,7 @@ def row_of_ours(name: str, summary: Summary) -> list[str]:
     shares = [summary.median_redone, summary.median_forwards, summary.median_again]
     return [
         fault.name, fault.policy, "kept" if fault.kept else "not kept",
+        f"{fault.sum_copies} copies" if fault.sum_copies else "not copied",
         *("" if share is None else f"{share:.1%}" for share in shares),
         *(f"{1000 * summary.median_phases[phase]:.1f} ms" if phase in summary.median_phases else "" for phase in PHASES),
     ]  # fmt: skip

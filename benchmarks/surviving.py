@@ -28,7 +28,8 @@ class Fault:
     """A kind of failure: ``strike`` fails a node, ``mend`` is what a service manager would do afterwards.
 
     The job wants two pipelines of ``depth`` nodes; ``standby`` more are there, with warm spares or without. The job's policy
-    is ``policy``; with ``kept`` devices keep what they send until the commit.
+    is ``policy``; with ``kept`` devices keep what they send until the commit, and their sums are copied to a peer ``sum_copies``
+    times in a step.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Fault:
     spare: bool = False
     policy: str = "oobleck"
     kept: bool = True
+    sum_copies: int = 0
 
     @property
     def whole(self) -> list[int]:
@@ -53,7 +55,7 @@ class Fault:
     @property
     def schedule(self) -> dict[str, object]:
         """Of the job."""
-        return {} if self.kept else {"boundary_memory": 0}
+        return {"sum_copies": self.sum_copies} | ({} if self.kept else {"boundary_memory": 0})
 
 
 def _kill_in_backward(cluster: Cluster, node: str) -> None:
@@ -82,6 +84,10 @@ FAULTS = {
         "oobleckd, slipstream, nothing kept", _kill_device, policy="slipstream", kept=False
     ),
     "backward": Fault("oobleckd, killed in a backward pass", _kill_in_backward),
+    "backward-copied": Fault("oobleckd, the same, sums copied", _kill_in_backward, sum_copies=3),
+    "backward-copied-slipstream": Fault(
+        "oobleckd, sums copied, under slipstream", _kill_in_backward, policy="slipstream", sum_copies=3
+    ),
     "backward-unkept": Fault("oobleckd, the same, nothing kept", _kill_in_backward, kept=False),
     "backward-deep": Fault("oobleckd, the same of 4 stages", _kill_in_backward, depth=4),
     "backward-deep-slipstream": Fault(

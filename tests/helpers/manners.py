@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -20,6 +19,7 @@ class Manner:
     backward: Literal["fused", "decoupled"] = "fused"
     chunks: Literal[1, 2] = 1
     update: Literal["flushed", "staggered"] = "flushed"
+    sum_copies: int = 0
 
     @property
     def form(self) -> str:
@@ -28,26 +28,35 @@ class Manner:
 
     @property
     def name(self) -> str:
-        return f"{self.policy}-{self.form}-{self.update}"
+        return f"{self.policy}-{self.form}-{self.update}{'-copies' if self.sum_copies else ''}"
 
     def simulated(self, boundary_memory: int | str = "1GiB") -> dict[str, Any]:
         """Of ``world.make_job``: with so little memory a pipeline has two devices or more; where each holds for another, by request."""
-        schedule = Schedule(self.backward, self.chunks, self.update, boundary_memory)
+        schedule = Schedule(self.backward, self.chunks, self.update, boundary_memory, self.sum_copies)
         found: dict[str, Any] = {"policy": self.policy, "schedule": schedule}
         if self.policy in SHADOWING:
             return {**found, "memory": 0, "min_pipeline_nodes": 2}
-        return {**found, "memory": 470 if self.update == "staggered" else 350}
+        memory = 470 if self.update == "staggered" else 350
+        return {**found, "memory": memory + 230 * (self.sum_copies > 0)}
 
     def tables(self, num_devices: int = 1) -> dict[str, dict[str, Any]]:
         """Of job.toml, on nodes of so many devices. Without clipping a staggered update is made in every step; it needs a third more of
-        state, and so does the copy that a checkpoint is written from, without which a policy that rolls back would begin anew each time.
+        state, and so does the copy that a checkpoint is written from, without which a policy that rolls back would begin anew each time;
+        copies of sums need two thirds.
         """
         hasty, saving = self.update == "staggered", self.policy in ROLLING_BACK
         shadows = self.policy in SHADOWING
-        memory: dict[str, Any] = {"device_memory": ("10MiB", "13MiB", "14MiB", "17MiB")[hasty + 2 * saving]}
+        memory: dict[str, Any] = {
+            "device_memory": f"{10 + 3 * hasty + 4 * saving + 6 * (self.sum_copies > 0)}MiB"
+        }
         if shadows:  # two stages and what is run ahead
             memory = {"device_memory": "64MiB", "min_pipeline_nodes": 2 if num_devices == 1 else 1}
-        schedule = {"backward": self.backward, "chunks": self.chunks, "update": self.update}
+        schedule = {
+            "backward": self.backward,
+            "chunks": self.chunks,
+            "update": self.update,
+            "sum_copies": self.sum_copies,
+        }
         return {
             "fault_tolerance": {"policy": self.policy},
             "schedule": schedule | ({"shadow_memory": "16MiB"} if shadows else {}),
@@ -79,11 +88,14 @@ def forms_of(policy: PolicyName) -> tuple[tuple[Literal["fused", "decoupled"], L
 UPDATES: tuple[Literal["flushed", "staggered"], ...] = ("flushed", "staggered")
 KEPT = (0, 5, "1GiB")
 """Bytes for what a device sent: none, too few (of a letter in the simulation one), enough."""
+SUM_COPIES = (0, 3)
 MANNERS = tuple(
-    Manner(policy, *form, update)
-    for policy in get_args(PolicyName)
-    for form, update in itertools.product(forms_of(policy), UPDATES)
+    Manner(policy, *form, update, SUM_COPIES[(turn + at + late) % 2])
+    for turn, policy in enumerate(get_args(PolicyName))
+    for at, form in enumerate(forms_of(policy))
+    for late, update in enumerate(UPDATES)
 )
+"""Every policy, form and update. Half of them copy sums, in turns, so that this meets each of those."""
 KEEPING = tuple(policy for policy in get_args(PolicyName) if policy not in ROLLING_BACK)
 """Policies under which no step is lost while every layer has a copy."""
 KEEPING_MANNERS = tuple(manner for manner in MANNERS if manner.policy in KEEPING)

@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from oobleckd.protocol.job import PolicyName
-from tests.helpers.manners import KEPT, UPDATES, Manner, forms_of
+from tests.helpers.manners import KEPT, SUM_COPIES, UPDATES, Manner, forms_of
 from tests.helpers.storm import Storm
 from tests.helpers.world import World
 
@@ -34,7 +34,7 @@ def stormy(seed: int, policy: PolicyName) -> None:
     world.run_for(1.0)
     f = min(dice.randrange(3), len(world.nodes) // 2 - 1)  # n0 is 2: more copies would wait for more nodes
     forms = forms_of(policy)
-    manner = Manner(policy, *forms[seed % len(forms)], UPDATES[seed // 3 % 2])
+    manner = Manner(policy, *forms[seed % len(forms)], UPDATES[seed // 3 % 2], dice.choice(SUM_COPIES))
     world.submit(steps=25, f=f, every=dice.choice([0, 4]), **manner.simulated(dice.choice(KEPT)))
     Storm(world, dice, dice.choice([0, 1, 3])).blow(dice.randrange(1, 14))
     world.run(lambda: world.state() in {"done", "failed"}, limit_s=120)

@@ -58,3 +58,16 @@ def test_copies_of_weights_and_moments(update: str, every: int | str, kind: str,
     )
     found = held_besides(job, msgspec.structs.replace(profile(6), device=kind))
     assert found.state_copies == pytest.approx(thirds / 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "exact", "share"), [("cpu", True, 24 / 36), ("cpu", False, 12 / 28), ("cuda", True, 0)]
+)
+def test_copies_of_sums(kind: str, exact: bool, share: float) -> None:
+    """On their way out, on their way in, and kept: beside a GPU in the host's memory."""
+    job = make_job(schedule=Schedule(sum_copies=2))
+    job = msgspec.structs.replace(
+        job, checkpoint=Checkpoint(every=0), train=msgspec.structs.replace(job.train, exact=exact)
+    )
+    found = held_besides(job, msgspec.structs.replace(profile(6), device=kind))
+    assert found.state_copies == pytest.approx(share)

@@ -83,6 +83,29 @@ def test_a_gradient_that_nobody_needs_need_not_be_there() -> None:
     assert splice(known, [4, 5]) is not None
 
 
+def test_whose_sums_are_with_a_peer_has_nothing_left_to_do() -> None:
+    """Its layers are not missing, the one behind it is through, and the one before it has its gradient, or needs none."""
+    through = states(FORWARD, NOTHING, WEIGHTS)
+    for known, missing in (
+        (through | {("a0/0", 0): HopState(0, 1, 0, FORWARD, has_input=True, has_output=True)}, [0, 1]),
+        (states(BACKWARD, NOTHING, WEIGHTS), [0, 1]),
+        (states(WEIGHTS, NOTHING, BACKWARD), [4, 5]),
+    ):
+        rerouting = Rerouting(TWO, ["a1/0"])
+        found = spliced(rerouting, TWO.routes[0], ["a1/0"], known, missing, 7)
+        assert found is not None
+        assert found.segments[1].device.startswith("b")
+        assert found.reached == (known["a0/0", 0].reached, WEIGHTS, WEIGHTS, known["a2/0", 2].reached)
+        assert set(found.redone) == {NOTHING}
+        assert rerouting._load == Rerouting(TWO, ["a1/0"])._load
+
+
+def test_whose_sums_are_with_a_peer_is_computed_again_where_its_gradient_is_waited_for() -> None:
+    found = splice(states(FORWARD, NOTHING, WEIGHTS), [0, 1])
+    assert found is not None
+    assert found.reached == (FORWARD, NOTHING, NOTHING, WEIGHTS)
+
+
 def test_who_is_in_another_attempt_cannot_go_on() -> None:
     known = states(FORWARD, NOTHING, NOTHING)
     assert splice(known | {("a2/0", 2): HopState(0, 5, 2, NOTHING)}, range(LAYERS)) is None

@@ -42,6 +42,42 @@ def test_grouping_does_not_show() -> None:
         assert all(torch.equal(a, b) for a, b in zip(whole, sums.total(parts), strict=True))
 
 
+@pytest.mark.parametrize("cut", range(9))
+def test_a_copy_merged_elsewhere_is_as_if_summed_there(cut: int) -> None:
+    """Whatever was in either, nothing too; and the one that was copied goes on undisturbed."""
+    own, other = Sum(SHAPES, True, CPU), Sum(SHAPES, True, CPU)
+    for seed in range(8):
+        (own if seed < cut else other).add(some_grads(seed), (START_EXPONENT,) * 3, 8)
+    copied = own.copy()
+    own.add(some_grads(9), (START_EXPONENT,) * 3, 9)
+    other.merge(copied)
+    assert all(torch.equal(a, b) for a, b in zip(other.tensors, summed(list(range(8))), strict=True))
+    other.add(some_grads(9), (START_EXPONENT,) * 3, 9)
+    assert all(torch.equal(a, b) for a, b in zip(other.tensors, summed([*range(8), 9]), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(own.tensors, summed([*range(cut), 9]), strict=True))
+
+
+def test_float_sums_are_copied_and_merged_too() -> None:
+    own, other = Sum([(2,)], False, CPU), Sum([(2,)], False, CPU)
+    own.add([torch.tensor([1.0, 2.0])], (0,), 2)
+    other.merge(own.copy())
+    other.merge(own.copy())
+    assert other.tensors[0].tolist() == [2.0, 4.0]
+
+
+@pytest.mark.gpu
+def test_a_copy_lies_on_the_host_and_is_merged_on_the_gpu() -> None:
+    device = torch.device("cuda", 0)
+    own, other = Sum(SHAPES, True, device), Sum(SHAPES, True, device)
+    for seed in range(4):
+        grads = [grad.to(device) for grad in some_grads(seed)]
+        (own if seed < 2 else other).add(grads, (START_EXPONENT,) * 3, 8)
+    copied = own.copy()
+    assert {tensor.device.type for tensor in copied} == {"cpu"}
+    other.merge(copied)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(other.tensors, summed(list(range(4))), strict=True))
+
+
 @given(
     st.lists(st.floats(-100, 100, width=32, allow_subnormal=True), min_size=1, max_size=20),
     st.integers(-20, 40),
