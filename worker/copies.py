@@ -112,7 +112,7 @@ class Copies:
 
     def hear_all(self, dead: Collection[str]) -> None:
         """Whatever has arrived."""
-        for key in self.post.waiting():
+        for key in self.post.waiting() if self.per_round else ():
             if key[0] in KINDS:
                 self.hear(key, dead)
 

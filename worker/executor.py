@@ -126,7 +126,7 @@ class Executor:
         self.now = passes or self._passes(self._given(self.counters))
         self.post.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.now.tag)
         self.now.board.forward_only = False
-        self.now.contribute, self.now.copy_sums = self._contribute, self._copy_sums
+        self.now.contribute, self.now.copy_sums = self._between_layers, self._copy_sums
         self.reducer.begin(self.counters.round, self.now.board)
         self.copies.begin(self.counters.round)
         self._enter({})
@@ -209,6 +209,11 @@ class Executor:
             return False
         self.faults.reach("reduce", self.counters.round)
         return True
+
+    def _between_layers(self) -> None:
+        """Of a backward pass. Peers are not kept waiting for the word that their copies have arrived."""
+        self._contribute()
+        self.copies.hear_all(self.dead)
 
     def _copy_sums(self) -> None:
         # What was inherited since the last decision is in the ledger, and not yet in the sums.

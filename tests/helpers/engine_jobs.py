@@ -104,4 +104,4 @@ def ran_ahead(world: World) -> None:
         if not any(executor.now.board.shadows for executor in executors):
             break
     for executor in executors:
-        executor.now.contribute = executor._contribute
+        executor.now.contribute = executor._between_layers
