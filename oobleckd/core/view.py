@@ -198,6 +198,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         updates_early=run.updates_early if run else 0,
         updates_taken_back=run.updates_taken_back if run else 0,
         boundary_bytes=_boundary_bytes(job),
+        sum_copies=job.spec.schedule.sum_copies,
         cadence=cadence(job) if not job.final else None,
         checkpoint_step=job.checkpoint_counters.step,
     )

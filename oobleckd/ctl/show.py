@@ -190,6 +190,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "incidents": f"{job.incidents}, {job.steps_lost} steps lost",
         "schedule": _schedule(job),
         "boundaries": f"at most {job.boundary_bytes / 1e6:,.1f} MB kept on a device" if job.boundary_bytes else "not kept",
+        "gradient sums": f"copied to a peer {job.sum_copies} times a step" if job.sum_copies else "",
         "checkpoint": f"{job.checkpoint} (step {job.checkpoint_step})" if job.checkpoint else "",
         "cadence": _cadence(job),
         "digest": job.digest,
