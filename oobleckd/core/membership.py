@@ -171,6 +171,12 @@ class Membership:
         if not node.connected:
             self._over(node, f"its link closed and {message.device} lost it too", now)
 
+    def linked_anew(self, device: str) -> None:
+        """A device is told what gives it new links: that an old one of its broke accuses nobody any more."""
+        for name in sorted(self.at_odds):  # nobody else is accused
+            node = self.nodes[name]
+            node.accused = {ends: at for ends, at in node.accused.items() if ends[0] != device}
+
     def device_lost(self, name: str, message: DeviceLost, now: float) -> bool:
         """The agent saw a device of its own exit; whether only that device's life is over by it."""
         node = self.nodes.get(name)

@@ -131,6 +131,18 @@ def test_a_fall_that_was_not_heard_of_shows_in_the_next_hello():
     assert not found.nodes["a"].mending  # the node's end is the end of it all
 
 
+def test_who_is_linked_anew_accuses_nobody():
+    found = members("a", "b", "c")
+    for device, peer in (("a/0", "b/0"), ("b/0", "a/0"), ("c/0", "a/0")):
+        found.link_down(LinkDown(device, peer, "reset"), 1.0)
+    found.linked_anew("b/0")
+    assert list(found.nodes["a"].accused) == [("c/0", "a/0")]
+    assert list(found.nodes["b"].accused) == [("a/0", "b/0")]
+    found.linked_anew("a/0")
+    assert found.quarrel({"a", "b"}, 9.0) == ""
+    assert found.quarrel({"a", "b", "c"}, 9.0) == "a"
+
+
 def test_a_life_that_a_hello_shows_to_be_over_is_accused_of_nothing_and_accuses_nobody():
     for fresh in (hello("b", lives=["2"]), hello("b", "2")):
         found = members("a", "b", "c")
