@@ -38,7 +38,7 @@ class Fall:
 class Node:
     """A node. ``devices`` with their last known lives, of which those in ``fallen`` (by name) are over.
 
-    ``accused``: (accuser, accused device) -> when their link broke; ``suspect_at``: the first evidence. ``exited``: it
+    ``accused``: (accuser, accused device) -> when their link broke (waking clock); ``suspect_at``: the first evidence. ``exited``: it
     is over at the agent's word that a device process ended.
     """
 
@@ -165,7 +165,7 @@ class Membership:
         node = self.nodes.get(node_of(message.peer))
         if node is None or not node.alive:
             return
-        node.accused.setdefault((message.device, message.peer), now)
+        node.accused.setdefault((message.device, message.peer), self._awake(now))
         self.at_odds.add(node.name)
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         if not node.connected:
@@ -232,22 +232,23 @@ class Membership:
 
         Fixed rule: most accusers first, then the name that sorts last.
         """
-        due = []
+        due, awake = [], self._awake(now) + ROUNDING_S
         for node in self._accused():
             if node.name in live:
                 broken = [(by, at) for (by, _), at in node.accused.items() if node_of(by) in live]
-                if broken and now >= min(at for _, at in broken) + self.link_grace_s:
+                if broken and awake >= min(at for _, at in broken) + self.link_grace_s:
                     due.append((len({by for by, _ in broken}), node.name))
         return max(due)[1] if due else ""
 
     def deadline(self, now: float) -> float | None:
         """When ``expire`` or ``quarrel`` may have something new to say after ``now``."""
         due = [self.look_at + self.asleep_s] if self.look_at != float("inf") else []
+        awake = self._awake(now) + ROUNDING_S
         due += [
-            at + self.link_grace_s
+            at + self.link_grace_s + self.asleep_s
             for node in self._accused()
             for at in node.accused.values()
-            if at + self.link_grace_s > now
+            if at + self.link_grace_s > awake
         ]
         return min(due, default=None)
 
