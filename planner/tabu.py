@@ -2,13 +2,14 @@
 
 Owns the search from orders that somebody else began (``dispatch``). Only what changes a block of the critical path can help:
 an op of it moved to its beginning or its end, or two neighbours swapped. Of a flushed step the effect of a move is estimated
-from heads and tails, and only the best is run; of the period of staggered updates every move is run.
+from heads and tails, as far as a bound lets it hope for something, and only the best is run; of the period of staggered updates every move is run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from planner.rounds import ROUNDING, Ran, makespan_s, period, run
@@ -16,6 +17,7 @@ from planner.shop import NOBODY, Orders, Shop
 
 TENURE = 12  # moves in which the search does not go back to an order it has left
 PATIENCE = 120  # moves without a better result after which it ends
+LOOKED = 2  # an op that an estimate goes over costs as much as so many that are run
 
 Block = tuple[int, int, int]
 """Device, first and last position of ops that follow each other on the critical path."""
@@ -32,22 +34,25 @@ class Found(NamedTuple):
 
 
 def improve(shop: Shop, orders: Orders, num_ops: int, good_enough_s: float, *, staggered: bool) -> Found:
-    """The best orders that a search from ``orders`` finds; ends at ``good_enough_s``, or when ``num_ops`` ops were run."""
+    """The best orders that a search from ``orders`` finds; ends at ``good_enough_s``, or after the work of running ``num_ops`` ops."""
     floor = _Period(shop) if staggered else _Flushed(shop)
     seconds = floor.look_at(orders)
     assert seconds is not None, "the search begins with orders that run"
     best_s, best = seconds, orders
     left_at: dict[tuple[int, tuple[int, ...]], int] = {}
     number = since = 0
-    while num_ops > 0 and number - since < PATIENCE and best_s > good_enough_s * (1 + ROUNDING):
+    floor.left = num_ops
+    while floor.left > 0 and number - since < PATIENCE and best_s > good_enough_s * (1 + ROUNDING):
         number += 1
         for expected_s, device, order in floor.moves(orders):
-            if expected_s < 0 or not shop.fits(device, order):
+            if floor.left <= 0:
+                break
+            floor.left -= len(order)
+            if not shop.fits(device, order):
                 continue
             if number - left_at.get((device, order), -TENURE) < TENURE and expected_s >= best_s:
                 continue
             tried = (*orders[:device], order, *orders[device + 1 :])
-            num_ops -= floor.weight
             seconds = floor.look_at(tried)
             if seconds is None:
                 floor.look_at(orders)
@@ -57,27 +62,23 @@ def improve(shop: Shop, orders: Orders, num_ops: int, good_enough_s: float, *, s
             break
         else:
             break
-        num_ops -= floor.spent()
-        if seconds < best_s * (1 - ROUNDING):
+        if seconds is not None and seconds < best_s * (1 - ROUNDING):
             best_s, best, since = seconds, orders, number
-    return Found(best_s, best, num_ops)
+    return Found(best_s, best, floor.left)
 
 
 class _Flushed:
-    """A step on its own: orders looked at, with heads and tails of their ops."""
+    """A step on its own: orders looked at, with heads and tails of their ops. ``left``: work that may still be done, in ops run."""
 
     def __init__(self, shop: Shop) -> None:
         self.shop = shop
-        self.weight = 2 * len(shop.seconds)
+        self.left = 0
         self.ends: list[float] = []
         self.tails: list[float] = []
 
-    def spent(self) -> int:
-        """Ops run besides those of the orders looked at."""
-        return 0
-
     def look_at(self, orders: Orders) -> float | None:
         """How long ``orders`` take; None where devices wait for each other."""
+        self.left -= 2 * len(self.shop.seconds)
         ran = run(self.shop, orders)
         if ran is None:
             return None
@@ -102,13 +103,63 @@ class _Flushed:
         return tails
 
     def moves(self, orders: Orders) -> Iterator[tuple[float, int, tuple[int, ...]]]:
-        """(expected seconds, device, its new order), the best first."""
-        found = [
-            (self._expected(orders[device], at, to), device, at, to)
-            for device, at, to in _moves(self._blocks(orders))
+        """(expected seconds, device, its new order), the best first, of as many as may be estimated.
+
+        A move whose bound is worse than what the best of the others is expected to take is not estimated.
+        """
+        queue = [
+            (least_s, False, device, at, to)
+            for least_s, device, at, to in self._bounded(orders, self._blocks(orders))
         ]
-        for expected_s, device, at, to in sorted(found):
-            yield expected_s, device, moved(orders[device], at, to)
+        heapq.heapify(queue)
+        while queue:
+            seconds, known, device, at, to = heapq.heappop(queue)
+            if known:
+                yield seconds, device, moved(orders[device], at, to)
+            elif self.left > 0:
+                self.left -= LOOKED * (abs(at - to) + 1)
+                expected_s = self._expected(orders[device], at, to)
+                if expected_s >= 0:
+                    heapq.heappush(queue, (expected_s, True, device, at, to))
+
+    def _bounded(self, orders: Orders, found: Iterable[Block]) -> Iterator[tuple[float, int, int, int]]:
+        """Moves of blocks, each with a bound from below of what ``_expected`` says of it.
+
+        A block has no gaps. So what goes to its beginning delays all that it overtakes by the same time, and what goes
+        further back ends no earlier than those before it end now.
+        """
+        ends, seconds = self.ends, self.shop.seconds
+        for device, first, last in found:
+            order = orders[device]
+            starts_s = ends[order[first]] - seconds[order[first]]
+            free_s = ends[order[first - 1]] if first else 0.0
+            fed_s = [ends[op] + self._fed_s(op) for op in order[first:last]]
+            longest_s = list(accumulate(fed_s, max))
+            for _, at, to in _moves([(device, first, last)]):
+                self.left -= LOOKED
+                op, behind_s = order[at], self._behind_s(order, max(at, to))
+                if at < to:
+                    early_s = starts_s - free_s if at == first else 0.0
+                    least_s = ends[order[to]] - early_s + max(behind_s, self._fed_s(op))
+                else:
+                    source = self.shop.source[op]
+                    released_s = ends[source] if source != NOBODY else 0.0
+                    later_s = max(free_s, released_s) + seconds[op] - starts_s
+                    least_s = max(longest_s[at - 1 - first], ends[order[at - 1]] + behind_s) + later_s
+                yield least_s * (1 - ROUNDING), device, at, to
+
+    def _behind_s(self, order: Sequence[int], at: int) -> float:
+        """From the end of what is at that position to that of the step, by way of its device."""
+        if at + 1 == len(order):
+            return 0.0
+        return self.shop.seconds[order[at + 1]] + self.tails[order[at + 1]]
+
+    def _fed_s(self, op: int) -> float:
+        """The same by way of another device that waits for it."""
+        fed = self.shop.feeds[op]
+        if fed == NOBODY or self.shop.device[fed] == self.shop.device[op]:
+            return 0.0
+        return self.shop.seconds[fed] + self.tails[fed]
 
     def _blocks(self, orders: Orders) -> Iterator[Block]:
         ends = self.ends
@@ -150,21 +201,17 @@ class _Flushed:
 
 
 class _Period:
-    """Step after step, with staggered updates."""
+    """Step after step, with staggered updates. ``left``: work that may still be done, in ops run."""
 
     def __init__(self, shop: Shop) -> None:
         self.shop = shop
         self.weight = 4 * len(shop.seconds)
-        self.ran = 0
+        self.left = 0
         self.blocks: list[Block] = []
-
-    def spent(self) -> int:
-        """Ops run in trials since this was asked last."""
-        ran, self.ran = self.ran, 0
-        return ran
 
     def look_at(self, orders: Orders) -> float | None:
         """The period of ``orders``; None where devices wait for each other."""
+        self.left -= self.weight
         found = period(self.shop, orders)
         if found is None:
             return None
@@ -175,10 +222,12 @@ class _Period:
         """(seconds, device, its new order), the best first."""
         options = []
         for device, at, to in _moves(self.blocks):
+            if self.left <= 0:
+                break
             order = moved(orders[device], at, to)
             if not self.shop.fits(device, order) or not self._in_order(order, min(at, to), max(at, to)):
                 continue
-            self.ran += self.weight
+            self.left -= self.weight
             found = period(self.shop, (*orders[:device], order, *orders[device + 1 :]))
             if found is not None:
                 # Of periods that are as long, the one in which devices have updated longest before the vote.

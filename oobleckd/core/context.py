@@ -21,7 +21,7 @@ from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, State
 from oobleckd.core.states import Trigger, after
 from oobleckd.protocol.api import Change
-from oobleckd.protocol.messages import ToWorker
+from oobleckd.protocol.messages import Deploy, Release, ToWorker
 from planner.plan import node_of
 from planner.policy import Setup, Situation
 
@@ -51,6 +51,8 @@ class Core:
 
     def tell(self, device_or_node: str, message: ToWorker, *, ahead: bool = False) -> None:
         """Send a message to a device (by way of its agent) or to an agent."""
+        if isinstance(message, Deploy | Release):
+            self.members.linked_anew(message.device)
         self.outbox.append(Tell(node_of(device_or_node) or device_or_node, message, ahead))
 
     def ask_plan(self, policy: str, setup: Setup, situation: Situation | None = None) -> int:

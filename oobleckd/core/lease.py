@@ -21,11 +21,14 @@ _GAIN, _FADE = 1 / 8, 1 / 1024
 class Lease:
     """The lease of one life. ``heard``: its last word. ``witnessed``: the last proof of its life by others.
 
-    ``most_s`` bounds every silence: of an agent whose devices are proven to be alive as well.
+    ``most_s`` bounds every silence: of an agent whose devices are proven to be alive as well. ``beat_s`` is the distance
+    that agents are told to keep: beats that come closer have waited for each other, on their way or for a daemon that
+    slept, and say nothing of it.
     """
 
     most_s: float
     heard: float
+    beat_s: float = 0.0
     witnessed: float = float("-inf")
     beat: float | None = None
     num_gaps: int = 0
@@ -48,7 +51,7 @@ class Lease:
         if self.num_gaps < _ENOUGH:
             return self.most_s
         excess_s = max(0.0, self.worst_s - self.mean_s)
-        return min(_MISSED * self.mean_s + _EXCESS * excess_s, self.most_s)
+        return min(_MISSED * max(self.mean_s, self.beat_s) + _EXCESS * excess_s, self.most_s)
 
     def ends(self) -> float:
         """When it runs out, unless something is heard before."""
@@ -62,4 +65,5 @@ class Lease:
     def _learn(self, gap_s: float) -> None:
         self.mean_s += (gap_s - self.mean_s) * (_GAIN if self.num_gaps else 1.0)
         self.worst_s = max(gap_s, self.worst_s - _FADE * (self.worst_s - self.mean_s))
-        self.num_gaps += 1
+        if gap_s >= self.beat_s / 2:
+            self.num_gaps += 1

@@ -14,7 +14,7 @@ from oobleckd.core.config import Config
 from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import AnyEntry, NodeDrained, Restarted, apply
 from oobleckd.core.events import Asked, Command, Event, Heard, LinkLost, ManifestWritten, Planned, Tell, Tick
-from oobleckd.core.membership import Membership
+from oobleckd.core.membership import ROUNDING_S, Membership
 from oobleckd.core.run import Run
 from oobleckd.core.state import State
 from oobleckd.protocol.messages import (
@@ -42,10 +42,14 @@ OfJob = Measured | Ready | Progress | Held | StepDone | CheckpointPart | DeviceF
 
 
 class Machine:
-    """The daemon's brain. ``core`` is open to ``view`` and ``invariants``, which only read."""
+    """The daemon's brain. ``core`` is open to ``view`` and ``invariants``, which only read.
+
+    ``grace_until``: nobody is given up before, after a restart; later by what this process slept through.
+    """
 
     def __init__(self, config: Config, now: float = 0.0) -> None:
-        self.core = Core(config, State(), Membership(config.lease_s, config.link_grace_s), now, now)
+        members = Membership(config.lease_s, config.link_grace_s, config.beat_s)
+        self.core = Core(config, State(), members, now, now)
         self.grace_until: float | None = None
         self.due: float | None = None
 
@@ -62,12 +66,15 @@ class Machine:
                 if core.run.phase == "adrift":
                     machine.grace_until = now + config.grace_s
                     core.record(Restarted(core.state.epoch + 1, now))
+        machine.due = machine.next_deadline()
         return machine
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in an event of time ``now`` (POSIX seconds, never decreasing); what is to be done, in order."""
         core = self.core
-        core.members.attend(now, self.due)
+        slept_s = core.members.attend(now, self.due)
+        if self.grace_until is not None:
+            self.grace_until += slept_s
         core.now = now
         match event:
             case Heard():
@@ -97,7 +104,7 @@ class Machine:
         due = [self.grace_until, core.members.deadline(core.now)]
         if core.now < core.joined_at + core.config.batch_s:
             due.append(core.joined_at + core.config.batch_s)
-        if core.members.nodes:
+        if core.members.nodes or self.grace_until is not None:
             due.append(core.now + core.config.look_s)
         return min((at for at in due if at is not None), default=None)
 
@@ -127,7 +134,7 @@ class Machine:
         self._announce_deaths()
         run = core.run
         if run is not None and run.phase == "adrift":
-            grace_over = self.grace_until is None or core.now >= self.grace_until
+            grace_over = self.grace_until is None or core.now >= self.grace_until - ROUNDING_S
             if grace_over or not recovery.awaited(core, run):
                 self.grace_until = None
                 recovery.look_again(core, run)

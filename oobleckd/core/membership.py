@@ -23,7 +23,7 @@ Change = Literal["new", "back", "same"]
 _AGAIN_S = 0.05  # until a silence that may be ours is judged again
 # What a sum of times may be off by. A deadline that is asked for and then found not to be there yet would be asked for again,
 # and while we are late for it the waking clock stands still: for ever.
-_ROUNDING_S = 1e-5
+ROUNDING_S = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Fall:
 class Node:
     """A node. ``devices`` with their last known lives, of which those in ``fallen`` (by name) are over.
 
-    ``accused``: (accuser, accused device) -> when their link broke; ``suspect_at``: the first evidence. ``exited``: it
+    ``accused``: (accuser, accused device) -> when their link broke (waking clock); ``suspect_at``: the first evidence. ``exited``: it
     is over at the agent's word that a device process ended.
     """
 
@@ -79,29 +79,31 @@ class Node:
 class Membership:
     """All nodes ever seen in this life of the daemon. ``obituaries``: lives that ended, not yet announced.
 
-    ``lease_s``: the longest lease. ``asleep_s``: how long this daemon did not run although it was due; leases
+    ``lease_s``: the longest lease. ``beat_s``: the least distance of beats. ``asleep_s``: how long this daemon did not run although it was due; leases
     do not run meanwhile. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused.
     """
 
     lease_s: float
     link_grace_s: float
+    beat_s: float = 0.0
     nodes: dict[str, Node] = field(default_factory=dict)
     obituaries: list[str] = field(default_factory=list)
     asleep_s: float = 0.0
     look_at: float = float("inf")
     at_odds: set[str] = field(default_factory=set)
 
-    def attend(self, now: float, due: float | None) -> None:
-        """An event is at hand that should have come at ``due`` at the latest: we slept through what lies between."""
-        if due is not None:
-            self.asleep_s += max(0.0, now - due)
+    def attend(self, now: float, due: float | None) -> float:
+        """An event is at hand that should have come at ``due`` at the latest: the seconds that we slept through."""
+        slept_s = 0.0 if due is None else max(0.0, now - due)
+        self.asleep_s += slept_s
+        return slept_s
 
     def hello(self, message: Hello, now: float) -> Change:
         """An agent introduced itself: a new life, one that is back on a new connection, or news of it."""
         node = self.nodes.get(message.node)
         if node is None or not node.alive or node.incarnation != message.incarnation:
             change: Change = "new"
-            lease = Lease(self.lease_s, self._awake(now))
+            lease = Lease(self.lease_s, self._awake(now), self.beat_s)
             node = self.nodes[message.node] = Node(message.node, message.incarnation, lease)
         else:
             change = "same" if node.connected else "back"
@@ -128,7 +130,7 @@ class Membership:
         if revived:
             node.alive, node.cause, node.suspect_at, node.accused = True, "", None, {}
             node.exited = False
-            node.lease = Lease(self.lease_s, self._awake(now))
+            node.lease = Lease(self.lease_s, self._awake(now), self.beat_s)
         node.connected = node.connected or revived
         node.heard_at = now
         node.lease.beats(self._awake(now))
@@ -163,11 +165,17 @@ class Membership:
         node = self.nodes.get(node_of(message.peer))
         if node is None or not node.alive:
             return
-        node.accused.setdefault((message.device, message.peer), now)
+        node.accused.setdefault((message.device, message.peer), self._awake(now))
         self.at_odds.add(node.name)
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         if not node.connected:
             self._over(node, f"its link closed and {message.device} lost it too", now)
+
+    def linked_anew(self, device: str) -> None:
+        """A device is told what gives it new links: that an old one of its broke accuses nobody any more."""
+        for name in sorted(self.at_odds):  # nobody else is accused
+            node = self.nodes[name]
+            node.accused = {ends: at for ends, at in node.accused.items() if ends[0] != device}
 
     def device_lost(self, name: str, message: DeviceLost, now: float) -> bool:
         """The agent saw a device of its own exit; whether only that device's life is over by it."""
@@ -198,7 +206,7 @@ class Membership:
 
     def expire(self, now: float) -> None:
         """Lives whose lease has run out are over, but not while it may be us who hear nobody."""
-        awake = self._awake(now) + _ROUNDING_S
+        awake = self._awake(now) + ROUNDING_S
         if awake < self.look_at:
             return
         self.look_at = float("inf")
@@ -224,22 +232,23 @@ class Membership:
 
         Fixed rule: most accusers first, then the name that sorts last.
         """
-        due = []
+        due, awake = [], self._awake(now) + ROUNDING_S
         for node in self._accused():
             if node.name in live:
                 broken = [(by, at) for (by, _), at in node.accused.items() if node_of(by) in live]
-                if broken and now >= min(at for _, at in broken) + self.link_grace_s:
+                if broken and awake >= min(at for _, at in broken) + self.link_grace_s:
                     due.append((len({by for by, _ in broken}), node.name))
         return max(due)[1] if due else ""
 
     def deadline(self, now: float) -> float | None:
         """When ``expire`` or ``quarrel`` may have something new to say after ``now``."""
         due = [self.look_at + self.asleep_s] if self.look_at != float("inf") else []
+        awake = self._awake(now) + ROUNDING_S
         due += [
-            at + self.link_grace_s
+            at + self.link_grace_s + self.asleep_s
             for node in self._accused()
             for at in node.accused.values()
-            if at + self.link_grace_s > now
+            if at + self.link_grace_s > awake
         ]
         return min(due, default=None)
 

@@ -30,6 +30,10 @@ class Manner:
     def name(self) -> str:
         return f"{self.policy}-{self.form}-{self.update}{'-copies' if self.sum_copies else ''}"
 
+    def fewest_nodes(self, num_devices: int, f: int) -> int:
+        """That a job ``simulated`` so can begin on: f + 1 pipelines of two devices, or of two nodes where devices shadow others."""
+        return (f + 1) * (1 if num_devices > 1 and self.policy not in SHADOWING else 2)
+
     def simulated(self, boundary_memory: int | str = "1GiB") -> dict[str, Any]:
         """Of ``world.make_job``: with so little memory a pipeline has two devices or more; where each holds for another, by request."""
         schedule = Schedule(self.backward, self.chunks, self.update, boundary_memory, self.sum_copies)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from planner.policy import SHADOWING
 from tests.helpers.hazards import KINDS, Hazards
 from tests.helpers.manners import KEPT, MANNERS, Manner
 from tests.helpers.world import World
@@ -95,8 +94,7 @@ def forecast(seed: int) -> Weather:
     num_devices = dice.choice([1, 1, 2])
     f = dice.choice([1, 1, 2])
     manner = MANNERS[seed % len(MANNERS)]
-    together = num_devices > 1 and manner.policy not in SHADOWING  # a pipeline in one node
-    fewest = f + 1 if together else 2 * (f + 1)
+    fewest = manner.fewest_nodes(num_devices, f)
     num_nodes = dice.randrange(max(3, fewest), fewest + 4)
     when, faults = dice.uniform(0.0, 0.8), []  # training begins after about half a second
     for _ in range(dice.randrange(1, 15)):

@@ -80,10 +80,11 @@ class World:
     # ------------------------------------------------------------------ time
 
     def after(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
-        heapq.heappush(self.heap, (self.now + seconds, next(self.order), act, args))
+        self.at(self.now + seconds, act, *args)
 
     def at(self, when: float, act: Callable[..., None], *args: Any) -> None:
-        self.after(max(0.0, when - self.now), act, *args)
+        """What is due at the same time happens in the order in which it was asked for."""
+        heapq.heappush(self.heap, (max(when, self.now), next(self.order), act, args))
 
     def step(self) -> None:
         when, _, act, args = heapq.heappop(self.heap)

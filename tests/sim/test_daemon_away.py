@@ -58,6 +58,22 @@ def test_a_job_that_ended_while_it_was_away_is_done(seed):
     world.check_done()
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_grace_that_it_sleeps_through_is_none(seed):
+    """It stands still before the agents are back, for longer than the grace: their Hellos are behind its own Tick."""
+    world = running(seed)
+    world.daemon.restart(down_s=0.0)
+    world.run_for(0.05 * seed)
+    assert world.machine.core.run.phase == "adrift"
+    world.daemon.process.stop()
+    world.run_for(4.0)
+    world.daemon.process.go_on()
+    world.until_state("done")
+    world.check_done()
+    assert world.checks.given_up == 0
+    assert world.incidents() == []
+
+
 @pytest.mark.parametrize("phase", ["report", "run", "deploy"])
 @pytest.mark.parametrize("seed", range(8))
 def test_killed_in_the_middle_of_a_recovery(phase, seed):

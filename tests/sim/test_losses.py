@@ -4,6 +4,7 @@ import pytest
 
 from oobleckd.protocol.api import Drain
 from oobleckd.protocol.messages import LinkDown
+from planner.plan import node_of
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -165,6 +166,20 @@ def test_a_link_that_stays_down_between_live_devices_evicts_one_end():
     assert "evicted: its links to n01/0 stay down" in world.node("n02").reason
     world.until_state("running")
     assert "n02" not in world.view().nodes
+
+
+def test_a_link_that_broke_before_its_end_was_given_up_accuses_nobody_when_that_is_back():
+    """Both ends lost it, and one is evicted. It joins anew, with new links."""
+    world = running(5, steps=400, link_grace_s=1.0)
+    ends = ("n01/0", "n02/0")
+    for device, peer in (ends, ends[::-1]):
+        world.nodes[node_of(device)].devices[device].tell(LinkDown(device, peer, "reset"))
+    world.run(lambda: world.node("n02").state == "drained")
+    world.ask(Drain("n02", undo=True))
+    world.run(lambda: "n02" in world.view().nodes and world.state() == "running")
+    world.run_for(2.0)
+    assert {"n01", "n02"} <= set(world.view().nodes)
+    assert not world.machine.core.state.drained
 
 
 def test_overflow_and_nan_rounds():

@@ -11,7 +11,7 @@ BEAT_S = 0.25
 
 
 def taught(gaps, most_s=5.0):
-    lease, now = Lease(most_s, 0.0), 0.0
+    lease, now = Lease(most_s, 0.0, BEAT_S), 0.0
     for gap in gaps:
         now += gap
         lease.beats(now)
@@ -27,6 +27,12 @@ def test_a_quiet_node_has_a_lease_of_four_beats():
     lease = taught([BEAT_S] * 100)
     assert lease.length_s == pytest.approx(4 * BEAT_S, rel=0.01)
     assert lease.ends() == lease.heard + lease.length_s
+
+
+def test_beats_that_waited_together_teach_nothing():
+    """A daemon that slept hears them all at once, and its clock stood still meanwhile."""
+    assert taught([BEAT_S] * 3 + [1e-5] * 20).length_s == 5.0
+    assert taught([BEAT_S] * 20 + [1e-5] * 40).length_s >= 4 * BEAT_S
 
 
 def test_one_long_gap_is_remembered_for_minutes_and_not_for_ever():

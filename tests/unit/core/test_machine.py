@@ -1,5 +1,6 @@
 """Single events that worlds meet rarely."""
 
+import random
 import time
 
 import msgspec
@@ -186,6 +187,20 @@ def test_a_daemon_that_slept_mourns_nobody(world):
     commands = world.machine.handle(Tick(), world.now + 60.0)
     assert all(node.alive for node in world.machine.core.members.nodes.values())
     assert not any(isinstance(c, Tell) for c in commands)
+
+
+def test_a_grace_lasts_while_the_daemon_is_awake_whatever_rounding_does(world):
+    """Late for every Tick, and once by a minute: only what lies between them counts."""
+    dice, entries = random.Random(0), world.daemon.disk.entries()
+    for _ in range(100):
+        now, awake_s, late_s = dice.uniform(0.0, 1e9), 0.0, 60.0
+        machine = Machine.restore(entries, now, world.config)
+        while machine.core.run.phase == "adrift":
+            awake_s += machine.due - now
+            now = machine.due + late_s
+            machine.handle(Tick(), now)
+            late_s = dice.uniform(0.0, 0.1)
+        assert awake_s == pytest.approx(world.config.grace_s, abs=1e-4)
 
 
 def test_unknown_requests_are_a_bug():

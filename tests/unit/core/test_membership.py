@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from oobleckd.core.membership import Membership
 from oobleckd.protocol.messages import DeviceLost, Hello, LinkDown
 from oobleckd.protocol.parts import DeviceInfo
@@ -129,6 +131,30 @@ def test_a_fall_that_was_not_heard_of_shows_in_the_next_hello():
     assert not found.living("a/1", "2")
     found.expire(9.0)
     assert not found.nodes["a"].mending  # the node's end is the end of it all
+
+
+def test_the_grace_of_a_link_is_no_time_in_which_the_daemon_slept():
+    """What tells why it broke may have come meanwhile."""
+    found = members("a", "b")
+    found.link_down(LinkDown("a/0", "b/0", "reset"), 1.0)
+    found.attend(61.0, 1.2)
+    assert found.quarrel({"a", "b"}, 61.0) == ""
+    due = found.deadline(61.0)
+    assert due == pytest.approx(62.8)
+    assert found.quarrel({"a", "b"}, due) == "b"
+    assert found.deadline(due) != pytest.approx(due)
+
+
+def test_who_is_linked_anew_accuses_nobody():
+    found = members("a", "b", "c")
+    for device, peer in (("a/0", "b/0"), ("b/0", "a/0"), ("c/0", "a/0")):
+        found.link_down(LinkDown(device, peer, "reset"), 1.0)
+    found.linked_anew("b/0")
+    assert list(found.nodes["a"].accused) == [("c/0", "a/0")]
+    assert list(found.nodes["b"].accused) == [("a/0", "b/0")]
+    found.linked_anew("a/0")
+    assert found.quarrel({"a", "b"}, 9.0) == ""
+    assert found.quarrel({"a", "b", "c"}, 9.0) == "a"
 
 
 def test_a_life_that_a_hello_shows_to_be_over_is_accused_of_nothing_and_accuses_nobody():

@@ -1,11 +1,13 @@
 """Steps over routes that cross: ready-first against 1F1B, orders against bounds, rules, memory and the timeline."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner import tabu
 from planner.dispatch import READY_FIRST, RULES, RULES_FUSED, dispatch
 from planner.makespan import one_f_one_b_s
 from planner.plan import Layers, Layout, Range, Route, Segment, holdings_of
@@ -16,7 +18,7 @@ from planner.rounds import makespan_s, period, reduced_s, run
 from planner.routed import WORTH, better, busiest_s, crossing, least_s, ready_first_s
 from planner.schedule import Op, ScheduleError
 from planner.shop import Shop, cost_of, orders_of, shop_of, step_ops
-from planner.tabu import improve
+from planner.tabu import LOOKED, _Flushed, _moves, improve, moved
 from planner.timeline import dry_run
 from planner.validator import validate_shop
 from planner.work import stage_works
@@ -208,6 +210,53 @@ def test_a_search_never_makes_it_worse_and_stops_when_its_effort_is_spent():
     assert found.seconds <= makespan_s(shop, before)
     assert improve(shop, orders, 0, 0.0, staggered=False).orders == orders
     assert better(shop, orders, 0) == orders
+
+
+@settings(max_examples=100, deadline=None)
+@given(crossings(), st.sampled_from([*RULES, *RULES_FUSED]))
+def test_moves_come_as_if_all_were_estimated(case: tuple[Layout, Setup], rule: Any):
+    """The bounds of moves spare estimates and change nothing."""
+    layout, setup = case
+    shop = shop_of(layout, setup)
+    floor, orders = _Flushed(shop), dispatch(shop, rule).orders[0]
+    floor.look_at(orders)
+    whole = []
+    for device, first, last in floor._blocks(orders):
+        for _, at, to in _moves([(device, first, last)]):
+            whole.append((floor._expected(orders[device], at, to), device, at, to))
+    floor.left = 10**9
+    found = [(seconds, device, order) for seconds, device, order in floor.moves(orders)]
+    assert found == [
+        (seconds, device, moved(orders[device], at, to))
+        for seconds, device, at, to in sorted(whole)
+        if seconds >= 0
+    ]
+
+
+@pytest.mark.parametrize("num", [16, 64, 256])
+def test_what_a_search_looks_at_is_bounded_at_every_size(num: int, monkeypatch: pytest.MonkeyPatch):
+    """Estimates count as well as runs: a block of the busiest device is as long as all that it does."""
+    layout = around([[1, 2, 3]] * 2, 3, num, {"01/0"})
+    profile = profile_of([(5.0, 10.0, 2, 20, 1), (2.0, 11.0, 2, 20, 1), (6.0, 6.0, 2, 20, 1)])
+    shop = shop_with(layout, profile, decoupled=True)
+    done = Counter[str]()
+
+    def counted(floor: _Flushed, order: Any, at: int, to: int) -> float:
+        done["looked"] += LOOKED * (abs(at - to) + 1)
+        return estimate(floor, order, at, to)
+
+    def counted_run(*args: Any) -> Any:
+        done["ran"] += len(shop.seconds)
+        return run(*args)
+
+    estimate = _Flushed._expected
+    monkeypatch.setattr(_Flushed, "_expected", counted)
+    monkeypatch.setattr(tabu, "run", counted_run)
+    (orders,) = dispatch(shop, RULES[1]).orders
+    effort = 50_000
+    found = improve(shop, orders, effort, 0.0, staggered=False)
+    assert found.ops_left > -10 * LOOKED * len(shop.seconds)  # one pass over the moves of a block
+    assert done["looked"] + 2 * done["ran"] <= effort - found.ops_left + 2 * len(shop.seconds)
 
 
 # ---------------------------------------------------------------------- checks
