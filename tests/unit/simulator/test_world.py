@@ -157,7 +157,7 @@ def test_checkpoints_stall_steps() -> None:
 def test_storms(policy: str, num_nodes: int) -> None:
     for seed in range(2):
         trace = memoryless(num_nodes, 30.0, 60.0, 200.0, seed)
-        job = job_of(2 * num_nodes, every=20)
+        job = job_of(2 * num_nodes, every=20, memory=540 if policy == "bamboo" else 250)  # room for shadows
         run = simulate(
             question(policy, trace, job=job, costs=msgspec.structs.replace(FREE, detect_s=0.1, deploy_s=0.5))
         )
