@@ -94,7 +94,7 @@ VARUNA = Costs(
 
 # Bamboo, NSDI'23. Sections 4 and 5: the predecessor takes over in a short pause, and reconfigurations bring in spares. Assumed: 1 s of pause, to run the redundant
 # backward passes; 30 s to reconfigure, since unlike the others every device moves two stages; steps a tenth longer, as the redundant forward does not always
-# fit into the bubbles, besides what the larger stages of deeper pipelines cost, which is modelled.
+# fit into the bubbles, besides what its deeper pipelines cost, which is modelled.
 BAMBOO = Costs(detect_s=1.0, report_s=1.0, deploy_s=30.0, start_s=30.0, longer=0.1)
 
 # SlipStream, arXiv 2405.14009 version 1 (ReCycle in SOSP'24). Section 4: work of the dead is re-routed from the next iteration on, no parameters move. Assumed:
