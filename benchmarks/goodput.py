@@ -25,9 +25,9 @@ from oobleckd.ctl.profiles import analytic
 from oobleckd.protocol.job import FaultTolerance, Job, Model, PolicyName, Schedule, Train
 from oobleckd.simulator.costs import AS_PUBLISHED, OURS, costs_named
 from oobleckd.simulator.failures import memoryless, usual_duration_s
-from oobleckd.simulator.outcome import Outcome, Question, SimulationError
+from oobleckd.simulator.outcome import Question
 from oobleckd.simulator.report import PolicyLine, lines_of, percent
-from oobleckd.simulator.runs import run_all
+from oobleckd.simulator.runs import Answer, apart, run_all
 from oobleckd.simulator.traces import Trace, TraceError, read_trace
 from planner.devices import SHEETS
 
@@ -73,21 +73,24 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A policy in a cell. ``setting``: best or published; ``schedule``: which was the better one."""
+    """A policy in a cell. ``setting``: best or published; ``schedule``: which was the better one. Without a ``line`` there is a ``problem``: it
+    cannot run the job there, with either schedule.
+    """
 
     setting: str
+    policy: str
     schedule: str
-    line: PolicyLine
+    line: PolicyLine | None
+    problem: str = ""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """A cell with all of its rows, or why there is none."""
+    """A cell with all of its rows."""
 
     job: str
     failures: str
     duration_s: float
     rows: tuple[Row, ...]
-    problem: str = ""
 
 
 def job_of(shape: Shape, schedule: Schedule) -> Job:
@@ -136,19 +139,25 @@ def questions_of(cell: Cell, setting: str) -> dict[tuple[str, str], list[Questio
 
 def result_of(cell: Cell, num_jobs: int) -> Result:
     rows: list[Row] = []
-    try:
-        for setting in (BEST, PUBLISHED):
-            asked = questions_of(cell, setting)
-            flat = [question for each in asked.values() for question in each]
-            answers = iter(run_all(flat, num_jobs))
-            by_policy: dict[str, list[Row]] = {}
-            for (policy, schedule), each in asked.items():
-                runs: list[Outcome] = [next(answers) for _ in each]
-                by_policy.setdefault(policy, []).append(Row(setting, schedule, lines_of(runs, None)[0]))
-            rows += [max(each, key=lambda row: row.line.samples) for each in by_policy.values()]
-    except SimulationError as error:
-        return Result(cell.shape.name, cell.failures, cell.traces[0].duration_s, (), error.problem)
+    for setting in (BEST, PUBLISHED):
+        asked = questions_of(cell, setting)
+        flat = [question for each in asked.values() for question in each]
+        answers = iter(run_all(flat, num_jobs))
+        by_policy: dict[str, list[Row]] = {}
+        for (policy, schedule), each in asked.items():
+            row = row_of(setting, policy, schedule, [next(answers) for _ in each])
+            by_policy.setdefault(policy, []).append(row)
+        rows += [
+            max(each, key=lambda row: row.line.samples if row.line else -1.0) for each in by_policy.values()
+        ]
     return Result(cell.shape.name, cell.failures, cell.traces[0].duration_s, tuple(rows))
+
+
+def row_of(setting: str, policy: str, schedule: str, answers: Sequence[Answer]) -> Row:
+    runs, unable = apart(answers)
+    if unable:
+        return Row(setting, policy, schedule, None, unable[0].problem)
+    return Row(setting, policy, schedule, lines_of(runs, None)[0])
 
 
 # ---------------------------------------------------------------------- goals
@@ -159,7 +168,7 @@ def missed(results: Sequence[Result]) -> list[str]:
     of_best, of_oracle, of_ideal = GOALS
     said = []
     for result in results:
-        lines = {row.line.policy: row.line for row in result.rows if row.setting == BEST}
+        lines = {row.policy: row.line for row in result.rows if row.setting == BEST and row.line}
         adaptive = lines.pop("adaptive", None)
         if adaptive is None or not lines:
             continue
@@ -179,20 +188,30 @@ def shown(results: Sequence[Result]) -> str:
         "job, failures", "policy", "setting", "schedule", "samples/s", "of ideal", "worst", "of oracle", "redone",
         "reconfigure + copy", "degraded", "waiting",
     )  # fmt: skip
-    rows: list[tuple[str, ...]] = []
-    for result in results:
-        where = f"{result.job}, {result.failures}"
-        if result.problem:
-            rows.append((where, result.problem, *[""] * (len(header) - 2)))
-        for row in result.rows:
-            line, lost = row.line, row.line.lost
-            moved = lost["reconfigure"] + lost["copy"]
-            shares = (
-                line.of_ideal, line.worst_of_ideal, line.of_oracle, lost["redone"], moved, lost["degraded"], lost["waiting"],
-            )  # fmt: skip
-            cells_ = (line.policy, row.setting, row.schedule, f"{line.samples_per_s:.2f}")
-            rows.append((where, *cells_, *map(percent, shares)))
-    return table(header, rows)
+    rows = [
+        (f"{result.job}, {result.failures}", row.policy, row.setting, row.schedule, *numbers(row))
+        for result in results
+        for row in result.rows
+    ]
+    reasons = dict.fromkeys(
+        f"{result.job}: {row.policy} cannot run: {row.problem}"
+        for result in results
+        for row in result.rows
+        if row.problem
+    )
+    return "\n".join([table(header, rows), *reasons])
+
+
+def numbers(row: Row) -> tuple[str, ...]:
+    line = row.line
+    if line is None:
+        return ("-",) * 8
+    lost = line.lost
+    moved = lost["reconfigure"] + lost["copy"]
+    shares = (
+        line.of_ideal, line.worst_of_ideal, line.of_oracle, lost["redone"], moved, lost["degraded"], lost["waiting"],
+    )  # fmt: skip
+    return (f"{line.samples_per_s:.2f}", *map(percent, shares))
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:

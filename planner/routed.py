@@ -19,7 +19,8 @@ from planner.rounds import ROUNDING, makespan_s, period, run
 from planner.shop import Hops, Orders, Shop, shop_of
 from planner.tabu import improve
 
-MOST_HOPS = 20_000  # of a step that is run to see how long it takes: some tenths of a second
+MOST_HOPS = 20_000
+"""Of a step that is run to see how long it takes: some tenths of a second. Beyond it whoever asks must estimate."""
 EFFORT_AT_ONCE = 300_000  # ops run in search of orders while training waits for them or goes on ready-first: about half a second
 DISPATCHED = 10  # an op that a rule places costs as much as so many that are run
 STARTS = 3  # the search begins from so many of the best orders
@@ -35,9 +36,7 @@ class Crossing(NamedTuple):
 
 
 def crossing(shop: Shop, effort: int = EFFORT_AT_ONCE, *, staggered: bool = False) -> Crossing:
-    """How the step of ``shop`` is best run. ``effort``: how many ops may be run in search of it."""
-    if len(shop.hops) > MOST_HOPS:
-        return Crossing(max(shop.busy_s(), default=0.0), None)
+    """How the step of ``shop`` is best run. ``effort``: how many ops may be run in search of it. For up to ``MOST_HOPS``."""
     ready_s = ready_first_s(shop, staggered=staggered)
     best_s, best = _best(shop, effort, (), staggered=staggered)
     if best is None or best_s >= ready_s * (1 - WORTH):

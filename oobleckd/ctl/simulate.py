@@ -22,7 +22,7 @@ from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, emit_table, f
 
 if TYPE_CHECKING:
     from oobleckd.protocol.job import Job
-    from oobleckd.simulator.outcome import Outcome, Question
+    from oobleckd.simulator.outcome import Outcome, Question, Unable
     from oobleckd.simulator.prices import Price
     from oobleckd.simulator.report import Simulation
     from oobleckd.simulator.traces import Trace
@@ -127,7 +127,7 @@ def simulate(
     """Simulate the job of FILE, a job.toml, on nodes that fail: the daemon's own core and policies on a virtual clock.
 
     Failures come from a trace or are drawn; all policies meet the same ones. Prints what was committed, against the live devices' ideal and against the best plans
-    at no cost, where the time went, and what it costs.
+    at no cost, where the time went, and what it costs. A policy that cannot run the job there is said to, with the reason.
     """
     from oobleckd.simulator.report import Simulation, lines_of
 
@@ -138,7 +138,7 @@ def simulate(
     found_price = _price(
         instance, price, spot_price, device or ("" if profile else _DEFAULT), devices_per_node
     )
-    outcomes = _run(file, questions, num_jobs or os.cpu_count() or 1)
+    outcomes, unable = _run(file, questions, num_jobs or os.cpu_count() or 1)
     lines = lines_of(outcomes, found_price)
     first = questions[0]
     answer = Simulation(
@@ -152,6 +152,7 @@ def simulate(
         seeds=len(traces),
         price=found_price,
         policies=lines,
+        unable=unable,
     )
     if plot is not None:
         _draw(plot, answer, [outcome for outcome in outcomes if outcome.seed == first_seed])
@@ -295,15 +296,17 @@ def _time(seconds: float) -> str:
 # ---------------------------------------------------------------------- the runs
 
 
-def _run(file: Path, questions: Sequence[Question], num_jobs: int) -> tuple[Outcome, ...]:
-    from oobleckd.simulator.outcome import SimulationError
-    from oobleckd.simulator.runs import run_all
+def _run(
+    file: Path, questions: Sequence[Question], num_jobs: int
+) -> tuple[tuple[Outcome, ...], tuple[Unable, ...]]:
+    """The runs, and who cannot run. Fails where that is everybody."""
+    from oobleckd.simulator.runs import apart, run_all
 
-    try:
-        with _progress(len(questions)) as told:
-            return run_all(questions, num_jobs, told)
-    except SimulationError as error:
-        raise Failure(f"{file}: {error.problem}", error.hint, FAILED) from error
+    with _progress(len(questions)) as told:
+        outcomes, unable = apart(run_all(questions, num_jobs, told))
+    if not outcomes:
+        raise Failure(f"{file}: {unable[0].problem}", unable[0].hint, FAILED)
+    return outcomes, unable
 
 
 @contextmanager
@@ -331,7 +334,10 @@ def _show(answer: Simulation) -> None:
     click.echo(f"{answer.job} on {answer.num_nodes} nodes{devices}, {answer.device} {how}")
     runs = f"{answer.seeds} runs" if answer.seeds > 1 else "one run"
     click.echo(f"{answer.failures}; {runs} of {_time(answer.duration_s)} for each policy\n")
-    emit_table(report.COLUMNS, [report.row(line) for line in answer.policies])
+    rows = [*map(report.row, answer.policies), *map(report.unable_row, answer.unable)]
+    emit_table(report.COLUMNS, rows)
+    for line in answer.unable:
+        click.echo(f"\n{report.name_of(line)} cannot run: {line.problem}")
     click.echo("\nOf the live devices' time:")
     emit_table(report.LOST_COLUMNS, [report.lost_row(line) for line in answer.policies])
     if answer.price is not None:
@@ -356,7 +362,8 @@ def _check_plot(path: Path | None) -> None:
 
 
 def _draw(path: Path, answer: Simulation, runs: Sequence[Outcome]) -> None:
-    from oobleckd.simulator.plot import draw
+    from oobleckd.simulator.plot import draw, left_out
 
-    draw(path, f"{answer.job} on {answer.num_nodes} nodes; {answer.failures}", answer.policies, runs)
-    note(f"drawn: {path}")
+    title = f"{answer.job} on {answer.num_nodes} nodes; {answer.failures}"
+    draw(path, title, answer.policies, runs, answer.unable)
+    note(f"drawn: {path}" + (f", {left_out(answer.unable)}" if answer.unable else ""))

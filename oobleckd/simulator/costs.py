@@ -1,7 +1,14 @@
 """What an engine takes for everything but the steps themselves, in seconds and bytes a second.
 
-Owns the numbers: those of our own engine, as measured, and of the published systems, as far as their papers say. What a step, a copy over the
-links and a mended round take follows from the profile (``steps``). Every number can be replaced by a TOML file of such names.
+Owns the numbers: those of our own engine, as measured, and of the published systems. What a step, a copy over the links and a mended round take follows
+from the profile (``steps``). Every number can be replaced by a TOML file of such names.
+
+No number of seconds below is from a paper. Of the published systems only the mechanism is taken: what is done again, what stops, what moves. Each number in
+their presets is an assumption, named as one and with why it is so large, and so is every comparison that depends on it: try others with ``--costs FILE``.
+
+Not checked, since the papers were not at hand when this was written: the numbers of sections (which follow the planner's modules); whether a paper states a time to
+detect, pause or restart after all, which should then stand here; how much longer Bamboo's steps are (assumed: a tenth) for a given model; how often Varuna
+writes (assumed: every 10 steps); and whether SlipStream's authors count the interrupted iteration as lost (assumed: yes).
 """
 
 from __future__ import annotations
@@ -59,31 +66,39 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     longer: _Seconds = 0.0
 
 
-# Ours. detect_s, report_s: median of `benchmarks/recovery.py`, a process killed (CHANGELOG.md: "from a loss to the decision"). silence_s:
-# the lease of a quiet node (docs/recovery.md, "Detection"). start_s: a device process from nothing until its Hello (docs/oobleckctl.md,
-# importing torch). plan_s, plan_node_s: the policies in the pool's process on 8 to 1,024 nodes (`benchmarks/planner.py`). deploy_s: a deployment that copies nothing, between
-# two steps. Rates of disks and of a device's copy to its host are those of common hardware, not measured here.
+# Ours. Measured: from a loss to the decision 2 to 3 ms (`benchmarks/recovery.py`, a process killed; CHANGELOG.md), which is detect_s and report_s together, so
+# each of them is on the safe side. silence_s: the lease of a quiet node (docs/recovery.md, "Detection"). start_s: a device process from nothing until its
+# Hello, nearly all of it the import of torch. plan_s, plan_node_s: the policies in the pool's process on 8 to 1,024 nodes (`benchmarks/planner.py`; plans that
+# are searched for an order take longer, docs/simulator.md).
+# Assumed: deploy_s, since on one machine a deployment that copies nothing is a few messages between two steps, and on many hosts connections are made; init_s,
+# which is paid once; load and write at 1 GB/s a node, a local NVMe disk or a share of a common one; the copy for a checkpoint at 10 GB/s, a GPU's way to
+# its host; manifest_s, a small file.
 OURS = Costs()
 
-# The published systems. Their papers show throughput and how it is lost, and hardly a number of seconds for one recovery that holds
-# for other models and clusters. What is taken from a paper is the mechanism, with its section; every number of seconds below is an assumption.
+# The published systems. What several of them have in common, assumed:
+# - 1 s until somebody notices: a failure shows as a socket that is closed or a collective that ends with an error, and a second is the shortest time-out that
+#   people set by hand (torchft with time-outs of 1 s goes on after 1.1 to 1.5 s, measured on one machine: benchmarks/README.md has the set-up).
+# - 30 s until a node that comes can be used: its processes start, import and make their communicators, where ours is a torch import (6 s).
+# - 10 s to make process groups anew: those of all survivors are torn down and made again. There torchft is full again after 8 to 14 s.
 
 # Oobleck, SOSP'23. Section 5 (dynamic reconfiguration): training stops, pipelines are instantiated from templates, missing layers are copied from
-# replicas, and the interrupted iteration is done again. Assumed: 1 s to notice a closed socket, 10 s to make process groups anew.
+# replicas, and the interrupted iteration is done again. The copies are modelled as ours.
 OOBLECK = Costs(detect_s=1.0, report_s=0.0, deploy_s=10.0, start_s=30.0, keeps="nothing")
 
-# Varuna, EuroSys'22. Section 5 (morphing): on a change of the cluster the job is restarted from its last checkpoint in the best P x D. Assumed: 5 s of
-# missed heartbeats, 60 s to start all processes, a checkpoint every 10 steps.
+# Varuna, EuroSys'22. Sections 4.3 and 5 (job morphing): on a change of the cluster the job is restarted from its last checkpoint in the best P x D. Assumed:
+# 5 s of missed heartbeats of a manager outside the job; 60 s to start all processes, six times what torchrun takes to restart four small processes on one
+# machine (10 s), for more hosts, a larger model and its communicators; a checkpoint every 10 steps, which is a minute or so where a step takes some seconds.
 VARUNA = Costs(
     detect_s=5.0, report_s=0.0, deploy_s=0.0, restart_s=60.0, start_s=60.0, keeps="nothing", every=10
 )
 
-# Bamboo, NSDI'23. Section 4 (redundant computation) and 5 (recovery): the predecessor takes over in a short pause; reconfigurations bring in spares. The eager
-# redundant forward does not always fit into the bubbles. Assumed: 1 s to notice, 1 s of pause, 30 s to reconfigure, steps a tenth longer.
+# Bamboo, NSDI'23. Sections 4 and 5: the predecessor takes over in a short pause, and reconfigurations bring in spares. Assumed: 1 s of pause, to run the redundant
+# backward passes; 30 s to reconfigure, since unlike the others every device moves two stages; steps a tenth longer, as the redundant forward does not always
+# fit into the bubbles, besides what its deeper pipelines cost, which is modelled.
 BAMBOO = Costs(detect_s=1.0, report_s=1.0, deploy_s=30.0, start_s=30.0, longer=0.1)
 
-# SlipStream, arXiv 2405.14009 version 1 (ReCycle in SOSP'24). Section 4: work of the dead is re-routed from the next iteration on, no parameters move. Assumed: 1 s to notice,
-# the interrupted iteration is done again, 10 s to take in a node that comes.
+# SlipStream, arXiv 2405.14009 version 1 (ReCycle in SOSP'24). Section 4: work of the dead is re-routed from the next iteration on, no parameters move. Assumed:
+# the interrupted iteration is done again; 10 s for a node that comes, whose groups are made anew.
 SLIPSTREAM = Costs(detect_s=1.0, report_s=0.0, deploy_s=10.0, start_s=30.0, keeps="nothing")
 
 PRESETS: dict[str, Costs] = {

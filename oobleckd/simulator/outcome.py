@@ -91,6 +91,16 @@ class Outcome(msgspec.Struct, frozen=True):
         return self.samples / self.oracle_samples if self.oracle_samples else 0.0
 
 
+class Unable(msgspec.Struct, frozen=True):
+    """A run that cannot begin: what is wrong, and a hint."""
+
+    policy: str
+    costs: str
+    seed: int
+    problem: str
+    hint: str = ""
+
+
 class SimulationError(ValueError):
     """A run that cannot begin: what is wrong, and a hint."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oobleckd.simulator.account import CAUSES
-from oobleckd.simulator.outcome import Outcome, Point
+from oobleckd.simulator.outcome import Outcome, Point, Unable
 from oobleckd.simulator.report import PolicyLine, name_of
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -19,8 +19,15 @@ _WINDOWS = 150
 _HOUR_S = 3600.0
 
 
-def draw(path: Path, title: str, lines: Sequence[PolicyLine], runs: Sequence[Outcome]) -> None:
-    """Write the picture to ``path``, whose ending says what it is. ``runs``: of one seed, a run a policy.
+def draw(
+    path: Path,
+    title: str,
+    lines: Sequence[PolicyLine],
+    runs: Sequence[Outcome],
+    unable: Sequence[Unable] = (),
+) -> None:
+    """Write the picture to ``path``, whose ending says what it is. ``runs``: of one seed, a run a policy. Those that are
+    ``unable`` to run are left out, and named.
 
     Raises OSError.
     """
@@ -33,8 +40,13 @@ def draw(path: Path, title: str, lines: Sequence[PolicyLine], runs: Sequence[Out
     above, below = figure.subplots(2, 1, height_ratios=(3, 0.6 + 0.45 * len(lines)))
     _throughput(above, runs)
     _lost(below, lines)
-    figure.suptitle(title)
+    figure.suptitle("\n".join([title, *([left_out(unable)] if unable else [])]))
     figure.savefig(path, dpi=150)
+
+
+def left_out(unable: Sequence[Unable]) -> str:
+    """Who is not in the picture."""
+    return f"without {', '.join(map(name_of, unable))}: cannot run here"
 
 
 def _throughput(axes: Any, runs: Sequence[Outcome]) -> None:

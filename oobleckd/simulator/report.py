@@ -11,7 +11,7 @@ from statistics import fmean
 import msgspec
 
 from oobleckd.simulator.account import CAUSES, Cause
-from oobleckd.simulator.outcome import Outcome
+from oobleckd.simulator.outcome import Outcome, Unable
 from oobleckd.simulator.prices import Price
 from oobleckd.simulator.runs import paired
 
@@ -68,7 +68,9 @@ class PolicyLine(msgspec.Struct, frozen=True):
 
 
 class Simulation(msgspec.Struct, frozen=True):
-    """``job`` on ``num_nodes`` nodes (as many as there are at once at most). ``measured``: the profile was, and is no estimate."""
+    """``job`` on ``num_nodes`` nodes (as many as there are at once at most). ``measured``: the profile was, and is no estimate.
+    ``unable``: policies that cannot run it there, with the reason.
+    """
 
     job: str
     device: str
@@ -80,6 +82,7 @@ class Simulation(msgspec.Struct, frozen=True):
     seeds: int
     price: Price | None
     policies: tuple[PolicyLine, ...]
+    unable: tuple[Unable, ...] = ()
 
 
 def lines_of(outcomes: Sequence[Outcome], price: Price | None) -> tuple[PolicyLine, ...]:
@@ -132,7 +135,7 @@ LOST_COLUMNS = ("POLICY", "USEFUL", *(cause.upper() for cause in CAUSES))
 COST_COLUMNS = ("POLICY", "NODE HOURS", "ON-DEMAND", "SPOT", "ON-DEMAND/1M SAMPLES", "SPOT/1M SAMPLES")
 
 
-def name_of(line: PolicyLine) -> str:
+def name_of(line: PolicyLine | Unable) -> str:
     """The policy, and whose costs it has unless they are ours."""
     return line.policy if line.costs == "ours" else f"{line.policy} ({line.costs})"
 
@@ -149,6 +152,11 @@ def row(line: PolicyLine) -> tuple[str, ...]:
         f"{line.plans:.1f}",
         f"{line.steps_lost:.1f}",
     )
+
+
+def unable_row(line: Unable) -> tuple[str, ...]:
+    """For ``COLUMNS``: no number. The reason is a sentence, for below the table."""
+    return (name_of(line), *["-"] * (len(COLUMNS) - 1))
 
 
 def lost_row(line: PolicyLine) -> tuple[str, ...]:

@@ -8,22 +8,25 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import TypeVar
 
-from oobleckd.simulator.outcome import Outcome, Question
+from oobleckd.simulator.outcome import Outcome, Question, SimulationError, Unable
 from oobleckd.simulator.planning import Planner
 from oobleckd.simulator.world import simulate
 
+Answer = Outcome | Unable
+Each = TypeVar("Each", Outcome, Unable, Answer)
 Told = Callable[[float], None]
 """Hears how many runs are done, the present one in part."""
 
 
-def run_all(questions: Sequence[Question], num_jobs: int, told: Told | None = None) -> tuple[Outcome, ...]:
-    """The answers, in the order of ``questions``. Raises SimulationError, of the first run that cannot begin."""
+def run_all(questions: Sequence[Question], num_jobs: int, told: Told | None = None) -> tuple[Answer, ...]:
+    """The answers, in the order of ``questions``. A run that cannot begin keeps no other from it."""
     told = told or (lambda _done: None)
     if num_jobs <= 1 or len(questions) == 1:
         return tuple(_here(questions, told))
     context = multiprocessing.get_context("spawn")
-    found: dict[int, Outcome] = {}
+    found: dict[int, Answer] = {}
     # A process keeps what it planned: runs of one policy have the same templates, so they stay together.
     parts = _parts(questions, num_jobs)
     with ProcessPoolExecutor(min(num_jobs, len(parts)), mp_context=context) as pool:
@@ -34,16 +37,23 @@ def run_all(questions: Sequence[Question], num_jobs: int, told: Told | None = No
     return tuple(found[number] for number in range(len(questions)))
 
 
-def _here(questions: Sequence[Question], told: Told) -> Iterator[Outcome]:
+def _here(questions: Sequence[Question], told: Told) -> Iterator[Answer]:
     planner = Planner()
     for number, question in enumerate(questions):
-        yield simulate(question, planner, lambda share, done=number: told(done + share))  # type: ignore[misc]
+        yield _answer(question, planner, lambda share, done=number: told(done + share))  # type: ignore[misc]
         told(number + 1.0)
 
 
-def _all_of(questions: Sequence[Question]) -> list[Outcome]:
+def _all_of(questions: Sequence[Question]) -> list[Answer]:
     planner = Planner()
-    return [simulate(question, planner) for question in questions]
+    return [_answer(question, planner) for question in questions]
+
+
+def _answer(question: Question, planner: Planner, told: Told | None = None) -> Answer:
+    try:
+        return simulate(question, planner, told)
+    except SimulationError as error:
+        return Unable(question.policy, question.costs_name, question.seed, error.problem, error.hint)
 
 
 def _parts(questions: Sequence[Question], num_jobs: int) -> list[list[int]]:
@@ -59,9 +69,21 @@ def _parts(questions: Sequence[Question], num_jobs: int) -> list[list[int]]:
     return parts
 
 
-def paired(questions: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+def paired(answers: Iterable[Each]) -> dict[tuple[str, str], list[Each]]:
     """(policy, costs) -> its runs by seed."""
-    found: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in questions:
-        found.setdefault((outcome.policy, outcome.costs), []).append(outcome)
-    return {key: sorted(each, key=lambda outcome: outcome.seed) for key, each in found.items()}
+    found: dict[tuple[str, str], list[Each]] = {}
+    for answer in answers:
+        found.setdefault((answer.policy, answer.costs), []).append(answer)
+    return {key: sorted(each, key=lambda answer: answer.seed) for key, each in found.items()}
+
+
+def apart(answers: Iterable[Answer]) -> tuple[tuple[Outcome, ...], tuple[Unable, ...]]:
+    """The runs of policies that can run; and of each other one the first that cannot begin. One is enough: its means would not be of the same failures."""
+    ran: list[Outcome] = []
+    unable: list[Unable] = []
+    for runs in paired(answers).values():
+        failed = [run for run in runs if isinstance(run, Unable)]
+        unable += failed[:1]
+        if not failed:
+            ran += [run for run in runs if isinstance(run, Outcome)]
+    return tuple(ran), tuple(unable)

@@ -79,12 +79,13 @@ Progress = Callable[[float], None]
 
 @dataclass(slots=True)
 class Written:
-    """What is written down while it runs. ``alive``: (time, nodes)."""
+    """What is written down while it runs. ``alive``: (time, nodes). ``waits``: why it has not begun, when most nodes were there."""
 
     points: list[Point] = field(default_factory=list)
     alive: list[tuple[float, int]] = field(default_factory=list)
     struck_at: list[float] = field(default_factory=list)
     decisions: list[Decided] = field(default_factory=list)
+    waits: tuple[int, str] = (0, "there was never a node")
     losses: int = 0
     plans: int = 0
     rollbacks: int = 0
@@ -179,9 +180,8 @@ class World:
         if job is not None and job.state == "failed":
             raise SimulationError(f"{job.spec.name} under {self.question.policy}: {job.reason}")
         if self.written.plans == 0:
-            reason = job.reason if job is not None else "there was never a node"
             raise SimulationError(
-                f"{self.question.job.name} never began to train: {reason}",
+                f"{self.question.job.name} never began to train: {self.written.waits[1]}",
                 "simulate more nodes, or for longer",
             )
 
@@ -332,10 +332,11 @@ class World:
 
     def _book(self) -> None:
         """Where nobody trains and nothing is being brought in, either a plan is awaited or there are too few nodes."""
-        training, account = self.training, self.account
+        training, account, job = self.training, self.account, self._record()
+        if not self.written.plans and job is not None and len(self.nodes.alive) >= self.written.waits[0]:
+            self.written.waits = len(self.nodes.alive), job.reason
         if training.phase not in {"idle", "held"} or training.deployment is not None:
             return
-        job = self._record()
         waits = job is None or job.state in {"queued", "waiting"}
         unheard = account.what == "detect" and training.phase == "held"
         if not unheard:

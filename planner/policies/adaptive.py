@@ -21,8 +21,6 @@ from planner.policies.grid import Grid, grid_of
 from planner.policies.oobleck import Oobleck, size_of, sizes_of
 from planner.policies.slipstream import proposal_of, stayed, waiting_for
 from planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
-from planner.reroute import layout_of
-from planner.routed import layout_crossing
 
 STOP_STEPS = 1.0
 """What a deployment takes besides its copies: pipelines run empty, all agree, and they fill again. About a step."""
@@ -72,7 +70,6 @@ class Adaptive:
         grid = grid_of(setup, templates, situation)
         if grid is None:
             return anew
-        anew = _as_run(setup, situation, anew)
         ways = [*_staying(situation, grid), _way("re-instantiate", situation, anew, stops=True)]
         chosen = min(ways, key=lambda way: way.rank(setup.f))
         others = sorted((way for way in ways if way is not chosen), key=lambda way: way.rank(setup.f))
@@ -96,17 +93,6 @@ def _staying(situation: Situation, grid: Grid) -> Iterator[_Way]:
         what = "fill vacant places" if count else "re-route and stay" if chosen.vacant else "stay"
         stops = bool(proposal.transfers or proposal.ops) or proposal.plan.nodes() != _at_work(grid)
         yield _way(what, situation, proposal, stops=stops)
-
-
-def _as_run(setup: Setup, situation: Situation, anew: Proposal) -> Proposal:
-    """``anew`` with the step as it is run: templates know of no staggered updates, plans with vacant places do."""
-    if not setup.staggered:
-        return anew
-    layout = layout_of(anew.plan, 1, len(setup.profile.layers))
-    step_s = layout_crossing(layout, setup, 0)[0].step_s
-    saved_s = situation.horizon_steps * (anew.plan.step_s - step_s)
-    plan = msgspec.structs.replace(anew.plan, step_s=step_s)
-    return msgspec.structs.replace(anew, plan=plan, cost_s=anew.cost_s - saved_s)
 
 
 def _at_work(grid: Grid) -> tuple[str, ...]:

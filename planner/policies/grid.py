@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import msgspec
+
 from planner.guarantee import losses_survived
 from planner.instantiate import slowest_s, split_micro_batches
 from planner.plan import Layers, Layout, Plan, Route, Template, Transfer, device_name, node_of
@@ -17,7 +19,7 @@ from planner.policies.cases import Nodes
 from planner.policies.oobleck import pipelines_of
 from planner.policy import Setup, Situation
 from planner.reroute import layout_of
-from planner.routed import EFFORT_AT_ONCE, Crossing, busiest_s, layout_crossing
+from planner.routed import EFFORT_AT_ONCE, MOST_HOPS, Crossing, busiest_s, layout_crossing
 from planner.schedule import Op
 from planner.shadow import graphs_of
 from planner.shop import Shop, base_bytes, step_ops
@@ -150,7 +152,9 @@ class Grid:
 
     @property
     def ops(self) -> dict[str, tuple[Op, ...]]:
-        """Device -> its schedule, where routes cross and one is enough faster than ready-first."""
+        """Device -> its schedule, where routes cross and one is enough faster than ready-first; none is sought of many hops."""
+        if self._many_hops:
+            return {}
         found, shop = self._crossing
         return {} if found.orders is None else step_ops(shop, found.orders)
 
@@ -161,10 +165,26 @@ class Grid:
 
     @cached_property
     def step_s(self) -> float:
-        """Modelled time of a step in seconds: as the templates have it where no route crosses, else of what is run."""
+        """Modelled time of a step in seconds: as the templates have it where no route crosses, else of what is run. With too many hops to
+        run it, it is as many times longer than if all places were taken as the busiest device has more to do.
+
+        That holds where updates are staggered, too: the schedule that a whole plan then gets is about as long from step to step as by itself.
+        """
         if self.setup.decoupled and not self.vacant:
-            return slowest_s(self.members, [len(pipeline.micro_batches) for pipeline in self.plan.pipelines])
+            return self._whole_s
+        if self._many_hops:
+            whole = layout_of(msgspec.structs.replace(self.plan, vacant=()), 1, self.layout.num_layers)
+            return self._whole_s * max(1.0, self.busiest_s / busiest_s(whole.routes, self.setup.profile))
         return self._crossing[0].step_s
+
+    @property
+    def _whole_s(self) -> float:
+        """If all places were taken."""
+        return slowest_s(self.members, [len(pipeline.micro_batches) for pipeline in self.plan.pipelines])
+
+    @property
+    def _many_hops(self) -> bool:
+        return sum(len(route.segments) for route in self.routes) > MOST_HOPS
 
     @cached_property
     def busiest_s(self) -> float:

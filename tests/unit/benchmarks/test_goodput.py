@@ -18,11 +18,13 @@ from benchmarks.goodput import (
     job_of,
     missed,
     questions_of,
+    row_of,
     shown,
 )
 from oobleckd.simulator.report import PolicyLine, lines_of
+from oobleckd.simulator.runs import run_all
 from oobleckd.simulator.world import simulate
-from tests.unit.simulator.build import question
+from tests.unit.simulator.build import question, trace_of
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,10 @@ def result(line: PolicyLine, **samples: float) -> Result:
         for name, count in samples.items()
     ]
     return Result(
-        "6.7B", "every 10 min, none comes back", 1.0, tuple(Row(BEST, "fused", each) for each in lines)
+        "6.7B",
+        "every 10 min, none comes back",
+        1.0,
+        tuple(Row(BEST, each.policy, "fused", each) for each in lines),
     )
 
 
@@ -71,7 +76,24 @@ def test_goals(line: PolicyLine) -> None:
     assert "80.00 % of the ideal" in of_ideal
 
 
+def test_a_policy_that_cannot_run_is_a_row_with_its_reason(line: PolicyLine) -> None:
+    """Shadows take as much again, so bamboo needs twice as many nodes."""
+    trace = trace_of(4)
+    [ran] = run_all([question(trace=trace)], 1)
+    [failed] = run_all([question("bamboo", trace)], 1)
+    able, unable = row_of(BEST, "oobleck", "fused", [ran]), row_of(BEST, "bamboo", "fused", [failed])
+    assert able.line is not None
+    assert (able.problem, unable.line) == ("", None)
+    assert "8 nodes, and 4 are here" in unable.problem
+    found = Result("6.7B", "every 10 min", 1.0, (*result(line, adaptive=96, oobleck=96).rows, unable))
+    assert missed([found]) == []
+    text = shown([found])
+    assert f"6.7B: bamboo cannot run: {unable.problem}" in text
+    [row] = [line.split() for line in text.splitlines() if " bamboo " in line and "cannot" not in line]
+    assert row[-10:] == [BEST, "fused", *["-"] * 8]
+
+
 def test_table(line: PolicyLine) -> None:
-    text = shown([result(line, oobleck=50), Result("2.7B", "day", 1.0, (), "it never began to train")])
+    text = shown([result(line, oobleck=50)])
     assert "6.7B, every 10 min, none comes back" in text
-    assert "it never began to train" in text
+    assert "cannot run" not in text

@@ -54,7 +54,7 @@ def shape(value: Any) -> Any:
 
 
 def document() -> Any:
-    return shape(simulated(*SHORT, "--policy", "oobleck", "--seeds", "2"))
+    return shape(simulated(*SHORT, "--policy", "bamboo,oobleck", "--seeds", "2"))
 
 
 def test_the_document_is_what_scripts_rely_on() -> None:
@@ -64,13 +64,36 @@ def test_the_document_is_what_scripts_rely_on() -> None:
 def test_all_policies_meet_the_same_failures() -> None:
     found = simulated(*SHORT, "--policy", "all", "--seeds", "2")
     assert (found["apiVersion"], found["kind"]) == ("oobleck/v1", "Simulation")
-    assert [line["policy"] for line in found["policies"]] == list(get_args(PolicyName))
+    able = [name for name in get_args(PolicyName) if name != "bamboo"]  # shadows need nine nodes
+    assert [line["policy"] for line in found["policies"]] == able
     for line in found["policies"]:
         assert [run["seed"] for run in line["runs"]] == [0, 1]
         assert line["useful"] + sum(line["lost"].values()) == pytest.approx(1.0)
         assert 0 < line["of_oracle"] <= 1.0
         assert line["of_ideal"] > 0
         assert line["on_demand"]["dollars"] > line["spot"]["dollars"] > 0
+
+
+def test_a_policy_that_cannot_run_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    reason = "gpt2-stdlib never began to train: fault_tolerance.f = 2 needs 3 copies of every layer: 9 nodes"
+    [unable] = simulated(*SHORT, "--policy", "bamboo,oobleck")["unable"]
+    assert (unable["policy"], unable["costs"], unable["seed"]) == ("bamboo", "ours", 0)
+    assert unable["problem"].startswith(reason)
+    assert unable["hint"] == "simulate more nodes, or for longer"
+    picture = tmp_path / "picture.svg"
+    result = ctl(*SHORT, "--policy", "bamboo,oobleck", "--plot", str(picture))
+    assert result.exit_code == 0
+    rows = [line.split() for line in result.stdout.splitlines() if line.startswith("bamboo ")]
+    assert rows[0] == ["bamboo", *["-"] * 7]
+    assert f"bamboo cannot run: {reason}" in result.stdout
+    assert "without bamboo: cannot run here" in result.stderr
+    assert picture.exists()
+
+
+def test_where_nobody_can_run_it_fails() -> None:
+    assert "needs 3 copies of every layer: 9 nodes" in refused(*SHORT, "--policy", "bamboo", code=1)
+    words = (EXAMPLE, "--nodes", "1", "--mtbf", "1h", "--policy", "oobleck,bamboo")
+    assert "never began to train" in refused(*words, code=1)
 
 
 def test_the_same_call_prints_the_same() -> None:

@@ -16,7 +16,7 @@ import pytest
 from oobleckd.protocol.job import PolicyName
 from oobleckd.simulator.failures import memoryless
 from oobleckd.simulator.outcome import Outcome, SimulationError
-from oobleckd.simulator.runs import run_all
+from oobleckd.simulator.runs import apart, run_all
 from oobleckd.simulator.traces import Event
 from oobleckd.simulator.world import simulate
 from planner.policy import SHADOWING
@@ -196,6 +196,26 @@ def test_a_job_that_cannot_begin() -> None:
                 )
             )
         )
+
+
+def test_a_policy_that_cannot_run_keeps_no_other_from_it() -> None:
+    questions = [
+        question(policy, memoryless(4, 20.0, 30.0, 60.0, seed), seed=seed)
+        for policy in ("bamboo", "oobleck")
+        for seed in (1, 2)
+    ]
+    for num_jobs in (1, 2):
+        runs, unable = apart(run_all(questions, num_jobs))
+        assert [(run.policy, run.seed) for run in runs] == [("oobleck", 1), ("oobleck", 2)]
+        assert [(each.policy, each.seed) for each in unable] == [("bamboo", 1)]
+        assert "f = 1 needs 2 copies of every layer: 8 nodes, and 4 are here" in unable[0].problem
+
+
+def test_means_are_of_all_seeds_or_of_none() -> None:
+    begins, never = question(seed=1), question(trace=trace_of(3), seed=2)
+    runs, unable = apart(run_all([begins, never], 1))
+    assert runs == ()
+    assert [each.seed for each in unable] == [2]
 
 
 def test_a_hundred_thousand_events_a_minute() -> None:

@@ -1,0 +1,212 @@
+"""The ratios in the papers' headlines, and where they come out in the simulator: results as JSON, and docs/papers.md made of them.
+
+    python benchmarks/papers.py run [--jobs J] > benchmarks/papers-results.json
+    python benchmarks/papers.py page > docs/papers.md
+
+``papers.json`` has what the papers claim. A setting is a job of ``goodput``, costs (as published, or our engine's), and an MTBF of the cluster of 32 nodes, each
+back after ten minutes on average. All policies of a setting meet the same failures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from math import inf, log
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.goodput import DEVICE, NUM_NODES, OWN_SCHEDULE, SCHEDULES, SHAPES, Shape, job_of
+from oobleckd.ctl.profiles import analytic
+from oobleckd.simulator.costs import AS_PUBLISHED, costs_named
+from oobleckd.simulator.failures import memoryless
+from oobleckd.simulator.outcome import Outcome, Question
+from oobleckd.simulator.prices import Price, price_of
+from oobleckd.simulator.runs import apart, run_all
+from oobleckd.simulator.traces import Trace
+from planner.devices import SHEETS
+
+HERE = Path(__file__).resolve().parent
+CLAIMS, RESULTS = HERE / "papers.json", HERE / "papers-results.json"
+POLICIES = ("oobleck", "slipstream", "bamboo", "varuna")
+COSTS = (AS_PUBLISHED, "ours")
+JOBS = SHAPES[:2]  # the third takes an hour
+MTBFS = {"90 s": 90.0, "10 min": 600.0, "1 h": 3600.0}
+REPAIR_S = 600.0
+LOSSES, LEAST_S = 6, 1800.0  # a run has about so many, and is no shorter
+NEAR = 0.05
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """``above`` over ``below``. ``up_to``: of the best case. ``on-demand`` is the job on nodes that never fail, and cost more."""
+
+    above: str
+    below: str
+    measure: Literal["throughput", "cost"]
+    ratio: float
+    up_to: bool
+    source: str
+
+
+class Ran(msgspec.Struct, frozen=True):
+    """A policy in a setting."""
+
+    samples: int
+    node_hours: float
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """``ran``, ``unable``: by policy, its numbers or why there are none. ``undisturbed``: without failures."""
+
+    job: str
+    costs: str
+    failures: str
+    duration_s: float
+    undisturbed: Ran
+    ran: dict[str, Ran]
+    unable: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.job}, {'as published' if self.costs == AS_PUBLISHED else 'our costs'}, {self.failures}"
+
+
+class Results(msgspec.Struct, frozen=True):
+    """Of all settings."""
+
+    price: Price
+    settings: tuple[Setting, ...]
+
+
+# ---------------------------------------------------------------------- runs
+
+
+def questions(shape: Shape, costs: str, trace: Trace) -> list[Question]:
+    """Each policy with the schedule that its system has; and at the end the job without failures."""
+    quiet = Trace("none", trace.nodes, (), trace.duration_s)
+    sheet, asked = SHEETS[DEVICE], []
+    for policy, happens in [*((each, trace) for each in POLICIES), ("oobleck", quiet)]:
+        job = job_of(shape, SCHEDULES[OWN_SCHEDULE.get(policy, "fused")])
+        profile = analytic(job, sheet)
+        asked.append(
+            Question(job, policy, profile, sheet.memory_bytes, 1, happens, costs_named(costs, policy), costs)
+        )
+    return asked
+
+
+def setting_of(shape: Shape, costs: str, mtbf: str, num_jobs: int) -> Setting:
+    duration_s = max(LEAST_S, LOSSES * MTBFS[mtbf])
+    trace = memoryless(NUM_NODES, MTBFS[mtbf], REPAIR_S, duration_s, 0)
+    *answers, quiet = run_all(questions(shape, costs, trace), num_jobs)
+    assert isinstance(quiet, Outcome), "the job fits these nodes"
+    runs, unable = apart(answers)
+    return Setting(
+        shape.name,
+        costs,
+        f"a loss every {mtbf}",
+        duration_s,
+        Ran(quiet.samples, quiet.node_hours),
+        {run.policy: Ran(run.samples, run.node_hours) for run in runs},
+        {each.policy: each.problem for each in unable},
+    )
+
+
+def settings(num_jobs: int) -> Iterator[Setting]:
+    began = time.monotonic()
+    for shape in JOBS:
+        for costs in COSTS:
+            for mtbf in MTBFS:
+                found = setting_of(shape, costs, mtbf, num_jobs)
+                print(f"{time.monotonic() - began:6.0f} s  {found.name}", file=sys.stderr)
+                yield found
+
+
+# ---------------------------------------------------------------------- the page
+
+
+def ratio_of(claim: Claim, setting: Setting, price: Price) -> float | None:
+    """What the claim is about, in ``setting``; inf where ``below`` commits nothing, None where one of the two cannot run."""
+    above = setting.ran.get(claim.above)
+    below = setting.undisturbed if claim.below == "on-demand" else setting.ran.get(claim.below)
+    if above is None or below is None:
+        return None
+    if claim.measure == "throughput":
+        return above.samples / below.samples if below.samples else inf
+    if not above.samples:
+        return 0.0
+    return (price.on_demand * below.node_hours / below.samples) / (
+        price.spot * above.node_hours / above.samples
+    )
+
+
+_ABOUT = """\
+Made by `benchmarks/papers.py` from `benchmarks/papers.json` (the claims) and `benchmarks/papers-results.json` (runs of the [simulator](simulator.md)).
+Both systems of a ratio are simulated with the same failures, one run a setting, each with its own schedule. *As published* are the costs of that name: the mechanism of
+the paper, and **seconds that we assume**, so a ratio that comes out proves no paper right, and one that does not proves none wrong. *Our costs*: both on
+our engine. The claims are as others quote them; where in a paper they stand, and for which model and cluster, was not looked up."""
+
+
+def page(claims: Sequence[Claim], results: Results) -> str:
+    parts = ["# What the papers say, and what comes out here", _ABOUT]
+    parts += [_section(claim, results) for claim in claims]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(claim: Claim, results: Results) -> str:
+    what = "times the samples of" if claim.measure == "throughput" else "times cheaper a sample than"
+    title = f"## {claim.above.capitalize()}: {'up to ' if claim.up_to else ''}{claim.ratio:g} {what} {claim.below}"
+    ratios = {setting.name: ratio_of(claim, setting, results.price) for setting in results.settings}
+    known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+    lines = [title, f"{claim.source}.", _verdict(claim, known)]
+    rows = [f"| {name} | {_shown(ratio)} |" for name, ratio in ratios.items()]
+    return "\n\n".join([*lines, "\n".join(["| setting | ratio |", "|---|---|", *rows])])
+
+
+def _verdict(claim: Claim, known: dict[str, float]) -> str:
+    """The setting nearest to the claim, and the one that is farthest below."""
+    if not known:
+        return "In no setting can both run."
+    near = min(known, key=lambda name: abs(log(max(known[name], 1e-9) / claim.ratio)))
+    least, most = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
+    if known[most] >= claim.ratio * (1 - NEAR):
+        said = f"It comes out: {_shown(known[near])} with {near}."
+    else:
+        said = f"It comes out in none of these settings: at most {_shown(known[most])}, with {most}."
+    return f"{said} The least is {_shown(known[least])}, with {least}."
+
+
+def _shown(ratio: float | None) -> str:
+    if ratio is None:
+        return "one of the two cannot run"
+    return "the other commits nothing" if ratio == inf else f"{ratio:.3g}"
+
+
+def read() -> tuple[tuple[Claim, ...], Results]:
+    claims = msgspec.json.decode(CLAIMS.read_bytes(), type=tuple[Claim, ...])
+    return claims, msgspec.json.decode(RESULTS.read_bytes(), type=Results)
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("run", "page"))
+    parser.add_argument("--jobs", type=int, default=1)
+    asked = parser.parse_args(words)
+    if asked.what == "page":
+        print(page(*read()), end="")
+        return 0
+    price = price_of("", DEVICE, 1)
+    assert price is not None
+    found = Results(price, tuple(settings(asked.jobs)))
+    print(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
