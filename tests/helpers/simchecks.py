@@ -125,7 +125,7 @@ class Checks:
 
     def journaled(self, entry: msgspec.Struct) -> None:
         """What the journal has in order is rounds without a gap, each with what a run without failures has; and epochs that
-        rise. It has no way back while somebody who is not to be given up holds the layer.
+        rise. It has no way back while somebody who is not to be given up holds the layer, but for a policy that always goes back.
         """
         match entry:
             case StepEntry():
@@ -140,12 +140,16 @@ class Checks:
                 self.layouts[entry.job], self.dead[entry.job] = entry, ()
             case RolledBack():
                 layout = self.layouts.pop(entry.job).layout
-                assert 0 in layout.copies(self.dead[entry.job]), "back although every layer has a copy"
+                lost = 0 in layout.copies(self.dead[entry.job])
+                assert lost or self._rolls_back(entry.job), "back although every layer has a copy"
                 self.rounds_on_disk[entry.job] = entry.counters.round
-                self.last_copy_lost = True
+                self.last_copy_lost |= lost
                 self.rollbacks += 1
             case _:
                 pass
+
+    def _rolls_back(self, job: str) -> bool:
+        return self.world.job(job).spec.fault_tolerance.policy in ROLLING_BACK
 
     def _check_dead(self, job: str, dead: tuple[str, ...]) -> None:
         """Who is taken for dead is, or something was wrong with it."""
@@ -189,8 +193,7 @@ class Checks:
         job = world.job(job_id)
         assert job.state == "done", (job.state, job.reason)
         assert [step.step for step in job.steps] == list(range(job.spec.train.steps))
-        rolls_back = job.spec.fault_tolerance.policy in ROLLING_BACK
-        assert self.last_copy_lost or rolls_back or job.steps_lost == 0
+        assert self.last_copy_lost or self._rolls_back(job_id) or job.steps_lost == 0
         for incident in world.incidents():
             assert not incident.open
             assert min(incident.total_s, *(phase.duration_s for phase in incident.phases)) >= 0.0, incident

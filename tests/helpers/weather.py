@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from planner.policy import SHADOWING
 from tests.helpers.hazards import KINDS, Hazards
 from tests.helpers.manners import KEPT, MANNERS, Manner
 from tests.helpers.world import World
@@ -93,14 +94,16 @@ def forecast(seed: int) -> Weather:
     dice = random.Random(f"weather {seed}")
     num_devices = dice.choice([1, 1, 2])
     f = dice.choice([1, 1, 2])
-    fewest = 2 * (f + 1) if num_devices == 1 else f + 1  # n0 is 2, or 1 with two devices
+    manner = MANNERS[seed % len(MANNERS)]
+    together = num_devices > 1 and manner.policy not in SHADOWING  # a pipeline in one node
+    fewest = f + 1 if together else 2 * (f + 1)
     num_nodes = dice.randrange(max(3, fewest), fewest + 4)
     when, faults = dice.uniform(0.0, 0.8), []  # training begins after about half a second
     for _ in range(dice.randrange(1, 15)):
         when += dice.uniform(0.0, dice.choice(_GAPS_S))
         faults.append(Fault(when, dice.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]))
     return Weather(
-        seed, MANNERS[seed % len(MANNERS)], num_nodes, num_devices, f, dice.choice([0, 4]), dice.choice([0, 1, 3]),
+        seed, manner, num_nodes, num_devices, f, dice.choice([0, 4]), dice.choice([0, 1, 3]),
         tuple(faults),
     )  # fmt: skip
 

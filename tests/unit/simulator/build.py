@@ -34,14 +34,14 @@ def job_of(
     f: int = 1,
     every: int = 0,
     max_nodes: int = 0,
-    memory: int = 250,
     schedule: Schedule | None = None,
+    limit_bytes: int = 250,
 ) -> Job:
     return Job(
         name="small",
         train=Train(steps=10, global_batch=num_micro_batches, micro_batch=1, sequence=8),
         fault_tolerance=FaultTolerance(f=f),
-        resources=Resources(device_memory=memory, max_nodes=max_nodes),
+        resources=Resources(device_memory=limit_bytes, max_nodes=max_nodes),
         checkpoint=Checkpoint(every=every),
         schedule=schedule or Schedule(),
     )
