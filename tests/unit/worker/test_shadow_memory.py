@@ -38,7 +38,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         model=Model("gpt2", CONFIG),
         schedule=Schedule(boundary_memory=0, shadow_memory="1GiB"),
         fault_tolerance=FaultTolerance(policy="bamboo"),
-        checkpoint=Checkpoint(every=0),  # no copy of the state for one
+        checkpoint=Checkpoint(every=0, dir=str(folder / "ckpt")),  # no copy of the state for one
     )
     return World(spec, STAGES, 1, folder, shadowed=True)
 
