@@ -125,7 +125,7 @@ class Checks:
 
     def journaled(self, entry: msgspec.Struct) -> None:
         """What the journal has in order is rounds without a gap, each with what a run without failures has; and epochs that
-        rise. It has no way back while somebody who is not to be given up holds the layer, but where the policy rolls back.
+        rise. It has no way back while somebody who is not to be given up holds the layer, but for a policy that always goes back.
         """
         match entry:
             case StepEntry():
@@ -140,10 +140,10 @@ class Checks:
                 self.layouts[entry.job], self.dead[entry.job] = entry, ()
             case RolledBack():
                 layout = self.layouts.pop(entry.job).layout
-                kept = 0 not in layout.copies(self.dead[entry.job]) and not self._rolls_back(entry.job)
-                assert not kept, "back although every layer has a copy"
+                lost = 0 in layout.copies(self.dead[entry.job])
+                assert lost or self._rolls_back(entry.job), "back although every layer has a copy"
                 self.rounds_on_disk[entry.job] = entry.counters.round
-                self.last_copy_lost = True
+                self.last_copy_lost |= lost
                 self.rollbacks += 1
             case _:
                 pass

@@ -83,8 +83,8 @@ def test_a_daemon_that_restarts_goes_on_with_the_same_interval(seed):
     world = running(seed)
     world.until_step(15)
     before = world.view().cadence
-    world.stop_daemon()
-    world.start_daemon()
+    world.daemon.stop()
+    world.daemon.start()
     after = world.view().cadence
     assert (after.steps, after.cost_s, after.mtbf_s) == (before.steps, before.cost_s, before.mtbf_s)
     world.until_state("done")
@@ -99,12 +99,12 @@ def test_one_that_is_due_while_another_is_written_is_skipped_by_all_and_said_onc
     world = running(every=1)
     world.until_state("done")
     world.check_done()
-    said = [change.text for change in world.changes if "is still being written" in change.text]
+    said = [change.text for change in world.daemon.changes if "is still being written" in change.text]
     assert said
     assert len(set(said)) == len(said) <= len(written(world))
     assert "no checkpoint of step 2: that of step 1 is still being written" in said[0]
     assert len(written(world)) > 2
-    assert not any("stays incomplete" in change.text for change in world.changes)
+    assert not any("stays incomplete" in change.text for change in world.daemon.changes)
 
 
 @pytest.mark.parametrize("every", [0, "auto"])

@@ -41,14 +41,18 @@ def struck(seed: int) -> None:
     world.until_step(2)
     come_and_go(storm, strikes)
     world.run(lambda: bool(strikes.struck) or world.state() == "done")
-    assert strikes.struck, f"nobody came to {points}"
+    idle = (
+        manner.policy == "adaptive" and points[0] == "copy"
+    )  # it may leave standing by whom no step is faster with
+    assert strikes.struck or idle, f"nobody came to {points}"
     storm.blow(dice.randrange(4))
     world.run(lambda: world.state() in {"done", "failed"}, limit_s=120)
     world.check_done()
 
 
 def come_and_go(storm: Storm, strikes: Strikes) -> None:
-    """A node dies and comes back, whenever all have a place and a copy is to be struck: it gets one under every policy."""
+    """A node dies and comes back, whenever all have a place and a copy is to be struck: it gets one under
+    every policy, but for ``adaptive`` where that saves nothing."""
     world = storm.world
     if not strikes.points:
         return

@@ -149,7 +149,7 @@ def test_two_neighbours_without_another_pipeline_go_back_to_the_checkpoint(seed:
     world.add(nodes[1])
     world.until_state("done")
     world.check_done()
-    assert "lost the last copy; back" in " ".join(change.text for change in world.changes)
+    assert "lost the last copy; back" in " ".join(change.text for change in world.daemon.changes)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -170,7 +170,7 @@ def test_one_pipeline_alone_goes_on_with_fewer_nodes_than_n0(seed: int) -> None:
     world.ask(Control("job-1", "resume"))
     world.until_step(world.job().counters.step + 3)
     if seed % 2:
-        world.restart_daemon(down_s=0.1)
+        world.daemon.restart(down_s=0.1)
     else:
         world.add("n99")
     world.until_state("done")
@@ -217,7 +217,7 @@ def test_the_daemon_restarts_in_the_middle(phase: str, seed: int) -> None:
     world.run(lambda: world.job().dead != ())
     world.run(lambda: world.machine.core.run.phase == phase)
     world.run_for(0.002 * (seed % 3))
-    world.restart_daemon(down_s=0.1)
+    world.daemon.restart(down_s=0.1)
     world.run_for(0.05)
     world.until_state("done")
     world.check_done()

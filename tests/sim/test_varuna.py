@@ -210,7 +210,7 @@ def test_the_daemon_dies_in_the_middle_of_a_recovery(phase, seed):
     world.kill("n03")
     world.until_state("recovering")
     world.run(lambda: world.machine.core.run.phase == phase)
-    world.restart_daemon()
+    world.daemon.restart()
     world.run_for(0.1)
     finish(world)
 
@@ -221,7 +221,7 @@ def test_the_daemon_dies_in_the_middle_of_a_morph(seed):
     for name in ("n05", "n06"):
         world.add(name)
     world.run_for(0.3 + 0.02 * seed)  # when the batch is over they are counted on
-    world.restart_daemon()
+    world.daemon.restart()
     world.run_for(0.1)
     world.run(lambda: world.machine is not None and {"n05", "n06"} <= set(world.view().nodes))
     finish(world)
@@ -231,11 +231,11 @@ def test_the_daemon_dies_in_the_middle_of_a_morph(seed):
 @pytest.mark.parametrize("seed", range(10))
 def test_a_node_dies_while_the_daemon_is_away(seed):
     world = running(seed=seed, grace_s=1.0, lease_s=1.5, steps=40)
-    world.stop_daemon()
+    world.daemon.stop()
     world.run_for(0.1)
     world.kill("n03")
     world.run_for(0.05 * seed)
-    world.start_daemon()
+    world.daemon.start()
     finish(world)
     assert len(of_kind(world, RolledBack)) == 1
 

@@ -35,12 +35,13 @@ def job_of(
     every: int = 0,
     max_nodes: int = 0,
     schedule: Schedule | None = None,
+    limit_bytes: int = 250,
 ) -> Job:
     return Job(
         name="small",
         train=Train(steps=10, global_batch=num_micro_batches, micro_batch=1, sequence=8),
         fault_tolerance=FaultTolerance(f=f),
-        resources=Resources(device_memory=250, max_nodes=max_nodes),
+        resources=Resources(device_memory=limit_bytes, max_nodes=max_nodes),
         checkpoint=Checkpoint(every=every),
         schedule=schedule or Schedule(),
     )
@@ -52,4 +53,7 @@ def trace_of(num_nodes: int, *events: Event, duration_s: float = 20.0) -> Trace:
 
 def question(policy: str = "oobleck", trace: Trace | None = None, **changes: Any) -> Question:
     fields: dict[str, Any] = {"job": job_of(), "profile": even_profile(), "costs": FREE} | changes
-    return Question(policy=policy, limit_bytes=250, devices_per_node=1, trace=trace or trace_of(4), **fields)
+    limit_bytes = fields["job"].resources.device_memory
+    return Question(
+        policy=policy, limit_bytes=limit_bytes, devices_per_node=1, trace=trace or trace_of(4), **fields
+    )

@@ -19,6 +19,7 @@ from oobleckd.simulator.outcome import Outcome, SimulationError
 from oobleckd.simulator.runs import run_all
 from oobleckd.simulator.traces import Event
 from oobleckd.simulator.world import simulate
+from planner.policy import SHADOWING
 from tests.unit.simulator.build import BATCH_S, FREE, even_profile, job_of, question, trace_of
 
 STEP_S = 0.18
@@ -157,7 +158,8 @@ def test_checkpoints_stall_steps() -> None:
 def test_storms(policy: str, num_nodes: int) -> None:
     for seed in range(2):
         trace = memoryless(num_nodes, 30.0, 60.0, 200.0, seed)
-        job = job_of(2 * num_nodes, every=20)
+        # Two stages in place of one, and a third more while a checkpoint is written.
+        job = job_of(2 * num_nodes, every=20, limit_bytes=500 if policy in SHADOWING else 250)
         run = simulate(
             question(policy, trace, job=job, costs=msgspec.structs.replace(FREE, detect_s=0.1, deploy_s=0.5))
         )

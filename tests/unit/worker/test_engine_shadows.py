@@ -56,7 +56,7 @@ def test_kill_at_every_point(reference, tmp_path: Path, point: str, victim: str,
     )
     world.nodes[victim].faults.arm(point, 2)
     world.run()
-    if point != "checkpoint":
+    if not point.startswith("checkpoint"):  # not every device has a bucket to write
         assert (victim, point) in world.fired
     check(world, reference)
     share = sum(route.touches([victim]) for route in world.first.routes)

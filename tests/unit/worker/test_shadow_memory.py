@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.core.memory import held_besides
-from oobleckd.protocol.job import FaultTolerance, Model, Schedule
+from oobleckd.protocol.job import Checkpoint, FaultTolerance, Model, Schedule
 from planner.policy import Setup
 from planner.shadow import graphs_of
 from planner.shop import base_bytes
@@ -38,6 +38,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         model=Model("gpt2", CONFIG),
         schedule=Schedule(boundary_memory=0, shadow_memory="1GiB"),
         fault_tolerance=FaultTolerance(policy="bamboo"),
+        checkpoint=Checkpoint(every=0, dir=str(folder / "ckpt")),  # no copy of the state for one
     )
     return World(spec, STAGES, 1, folder, shadowed=True)
 
