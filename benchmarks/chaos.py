@@ -6,6 +6,7 @@ python benchmarks/chaos.py --hows hang,sigstop only these kinds of failures
 python benchmarks/chaos.py --devices 2         only on nodes of two devices (else every fourth seed)
 python benchmarks/chaos.py --matrix [--cell N] every phase x victim x one or two at once
 python benchmarks/chaos.py --manner slipstream-decoupled-2-flushed   only so (else as the seed or the cell has it)
+python benchmarks/chaos.py --policies oobleck,slipstream   only cells, or seeds, that are theirs
 python benchmarks/chaos.py --points --seeds 30 deaths inside a backup, a validation and a copy, in all manners in turn
 python benchmarks/chaos.py --torn 20              a writer killed in the middle of a checkpoint file, 20 times
 python benchmarks/chaos.py --daemon --seeds 20 kill -9 of the daemon in the middle of training
@@ -19,10 +20,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.peers.launch import endable
+from oobleckd.protocol.job import PolicyName
 from tests.helpers.chaos import HOWS, daemon_seed, random_seed
 from tests.helpers.cluster import Cluster
 from tests.helpers.manners import BY_NAME, manner_of
@@ -59,7 +62,13 @@ def main() -> int:
         "--torn", type=int, default=0, help="so many kills in the middle of a checkpoint file"
     )
     parser.add_argument("--manner", choices=sorted(BY_NAME), help="of the jobs")
+    parser.add_argument("--policies", default=",".join(get_args(PolicyName)), help="of the jobs, with commas")
     args = parser.parse_args()
+    args.policies = args.policies.split(",")
+    if unknown := set(args.policies) - set(get_args(PolicyName)):
+        parser.error(
+            f"--policies: no policy {', '.join(sorted(unknown))}; there are {', '.join(get_args(PolicyName))}"
+        )
     with tempfile.TemporaryDirectory(prefix="oobleck-chaos-") as state, contextlib.ExitStack() as stack:
         clusters = Clusters(Path(state), stack)
         failed, total = (matrix if args.matrix else seeds)(clusters, args)
@@ -94,6 +103,7 @@ def matrix(clusters: Clusters, args: argparse.Namespace) -> tuple[int, int]:
     cluster = clusters.of(MATRIX_NODES)
     cells = [cell for cell in every_cell() if cell.name == args.cell] if args.cell else all_cells()
     cells = [cell for cell in cells if args.manner in {None, cell.manner.name}]
+    cells = [cell for cell in cells if cell.manner.policy in args.policies]
     failed = 0
     for cell in cells:
         began = time.monotonic()
@@ -122,11 +132,13 @@ def seeds(clusters: Clusters, args: argparse.Namespace) -> tuple[int, int]:
     flags += "" if args.hows == ",".join(HOWS) else f" --hows {args.hows}"
     last = args.torn or args.seeds or sys.maxsize
     for seed in [args.seed] if args.seed is not None else range(last):
+        drawn = (manner_of_points if args.points else manner_of_torn if args.torn else manner_of)(seed)
+        manner = BY_NAME[args.manner] if args.manner else drawn
+        if manner.policy not in args.policies:
+            continue
         total += 1
         devices = 1 if args.torn else args.devices
         cluster = clusters.of(MATRIX_NODES) if args.points else clusters.for_seed(seed, devices)
-        drawn = (manner_of_points if args.points else manner_of_torn if args.torn else manner_of)(seed)
-        manner = BY_NAME[args.manner] if args.manner else drawn
         try:
             if args.points:
                 story = point_seed(cluster, seed, manner)
