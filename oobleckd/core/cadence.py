@@ -6,7 +6,7 @@ their bounds; asking the devices for a checkpoint is ``steer``'s.
 Work is lost at a failure since the last checkpoint, on average half an interval, and every checkpoint costs something itself. The sum
 is least at sqrt(2 * C * M), where C is what one costs training and M the mean time between the failures that need one (Young 1974;
 Daly 2006). Which failures these are follows from the policy: under one that rolls back all losses, else losses of a layer's last
-copy. Either way each shows as a way back to a checkpoint.
+copy. Either way each shows as a way back to a checkpoint. M is estimated as ``failures`` does it for all losses.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from oobleckd.core import failures
 from oobleckd.core.state import RECENT_STEPS, JobRecord, Step, Written
 from oobleckd.protocol.api import CadenceView
 from planner.profile import Profile
 
-PRIOR_S = 6 * 3600.0
-"""What is believed of M before anything is known: one failure in so long, as if it had been seen once."""
 LEAST_S = 10.0
 """No sooner than that, and twice what writing takes: the disk is others', too."""
 MOST_S = 1800.0
@@ -56,9 +55,9 @@ def due(job: JobRecord) -> bool:
 
 
 def _mtbf_s(job: JobRecord) -> float:
-    """The mean time between failures that lead back to a checkpoint: seen, and the prior as one more of them."""
-    seen_s = job.steps[-1].at - job.deployed_at if job.steps and job.deployed_at is not None else 0.0
-    return (PRIOR_S + max(0.0, seen_s)) / (1 + job.rollbacks)
+    """The mean time between failures that lead back to a checkpoint, as of the last step."""
+    now = job.steps[-1].at if job.steps else job.submitted_at
+    return failures.mean_between_s(job.rolled_back_at, failures.began_at(job), now)
 
 
 def _modelled_s(profile: Profile, num_devices: int) -> float:

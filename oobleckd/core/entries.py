@@ -285,7 +285,7 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             job.counters = entry.counters
             job.steps_lost += entry.steps_lost
             job.fence, job.began = job.epoch, entry.counters.round
-            job.rollbacks += 1
+            job.rolled_back_at.append(entry.at)
             job.written = [each for each in job.written if each.until <= entry.counters.step]
             job.steps = [step for step in job.steps if step.step < entry.counters.step]
         case Released():

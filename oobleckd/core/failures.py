@@ -1,6 +1,7 @@
-"""How often a job loses nodes, from what happened to it so far: for how long its next plan is likely to stand.
+"""How often a job is hit, from what happened to it so far: for how long its next plan is likely to stand.
 
 Pure, and from the journal alone, so that a restarted daemon judges as the one before it. Simultaneous losses are one.
+The same estimate serves ``cadence``, of losses that lead back to a checkpoint.
 """
 
 from __future__ import annotations
@@ -34,14 +35,18 @@ def mean_between_s(losses_at: Sequence[float], began_at: float, now: float) -> f
     return float(PRIOR_S**share * seen_s ** (1 - share))
 
 
+def began_at(job: JobRecord) -> float:
+    """Since when losses of ``job`` count: since it was first deployed."""
+    return job.submitted_at if job.deployed_at is None else job.deployed_at
+
+
 def horizon_steps(state: State, job: JobRecord, now: float) -> float:
     """Steps that are expected until the next loss, roughly: what is compared with it must not change with every step."""
     step_s = _step_s(job)
     if not step_s:
         return HORIZON_STEPS
-    began_at = job.steps[0].at if job.steps else job.submitted_at
     losses_at = sorted(view.at for view in state.incidents.values() if view.job == job.id)
-    return max(1.0, rough(mean_between_s(losses_at, began_at, now) / step_s))
+    return max(1.0, rough(mean_between_s(losses_at, began_at(job), now) / step_s))
 
 
 def redo_s(job: JobRecord) -> float:

@@ -53,7 +53,7 @@ class JobRecord:
     ``detours`` stand beside the routes of ``layout``; ``settled``: the dead whom they, or nothing more, take care of.
     ``losses``: round -> loss, of every round ever committed, for the check of late and double reports.
     ``fence``: rounds told under an epoch up to it are of a history that was given up.
-    ``began``: the round in which the present one began. ``rollbacks``: ways back to a checkpoint, or to the start.
+    ``began``: the round in which the present one began. ``rolled_back_at``: when it went back to a checkpoint, or to the start.
     ``deployed_at``: when the first layout was in force. ``written``: checkpoints, oldest first.
     """
 
@@ -83,7 +83,7 @@ class JobRecord:
     steps_lost: int = 0
     fence: int = 0
     began: int = 0
-    rollbacks: int = 0
+    rolled_back_at: list[float] = field(default_factory=list)
     deployed_at: float | None = None
     written: list[Written] = field(default_factory=list)
     checkpoint: str = ""

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from oobleckd.core import cadence
+from oobleckd.core import cadence, failures
 from oobleckd.core.entries import CheckpointWritten
 from oobleckd.protocol.api import Control
 from tests.helpers.simdevice import SimWriter
@@ -30,7 +30,7 @@ def running(seed: int = 0, num_nodes: int = 4, **spec) -> World:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interval of a few steps: a step says that it takes 0.1 s, and one checkpoint is taken to cost half a second."""
-    monkeypatch.setattr(cadence, "PRIOR_S", 0.3)
+    monkeypatch.setattr(failures, "PRIOR_S", 0.3)
     monkeypatch.setattr(cadence, "LEAST_S", 0.1)
 
 

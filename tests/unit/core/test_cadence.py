@@ -5,8 +5,8 @@ import math
 import msgspec
 import pytest
 
-from oobleckd.core import cadence as module
-from oobleckd.core.cadence import LEAST_COST_S, LEAST_S, MOST_S, PRIOR_S, cadence, due
+from oobleckd.core import failures
+from oobleckd.core.cadence import LEAST_COST_S, LEAST_S, MOST_S, cadence, due
 from oobleckd.core.entries import CheckpointWritten, LayoutDeployed, RolledBack, apply
 from oobleckd.core.state import JobRecord, State, Step
 from oobleckd.protocol.job import Checkpoint
@@ -75,7 +75,7 @@ def test_the_prior_gives_minutes():
 def test_young_and_daly():
     job = job_of(100)
     found = found_of(job)
-    assert found.mtbf_s == pytest.approx(PRIOR_S + 100 * STEP_S)
+    assert found.mtbf_s == failures.PRIOR_S
     assert found.interval_s == pytest.approx(math.sqrt(2 * found.cost_s * found.mtbf_s))
     assert found.steps == round(found.interval_s / STEP_S)
     while job.counters.step < found_of(job).steps:
@@ -92,7 +92,7 @@ def test_each_way_back_counts():
     for count in (1, 2, 3):
         roll_back(job)
         found = found_of(job)
-        assert found.mtbf_s == pytest.approx((PRIOR_S + 900 * STEP_S) / (1 + count))
+        assert found.mtbf_s == failures.mean_between_s([900 * STEP_S] * count, 0.0, 900 * STEP_S)
         assert found.interval_s < before.interval_s
         before = found
 
@@ -136,7 +136,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch):
     for _ in range(10_000):
         roll_back(cheap)
     assert found_of(cheap).interval_s == LEAST_S
-    monkeypatch.setattr(module, "PRIOR_S", 1e9)
+    monkeypatch.setattr(failures, "PRIOR_S", 1e9)
     assert found_of(job_of(100)).interval_s == MOST_S
 
 
