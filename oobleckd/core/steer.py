@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from oobleckd.core import checkpoints, deploy, failures, incidents, jobs
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Released
@@ -48,7 +50,7 @@ def _before_deployment(core: Core, run: Run) -> None:
             core.move(job, "starve", _too_few(run, nodes))
         return
     wanted = Situation(nodes, {}, zones=_zones(core, nodes))
-    if core.now < core.joined_at + core.config.batch_s or wanted == run.refused:
+    if core.now < core.joined_at + core.config.batch_s or _alike(wanted, run.refused):
         return
     if job.state == "waiting":
         core.move(job, "feed")
@@ -208,7 +210,7 @@ def _change_plan(core: Core, run: Run) -> None:
             _starve(core, run, nodes)
         return
     asked = situation(core, run)
-    if asked == run.refused:
+    if _alike(asked, run.refused):
         if not job.unsettled:
             run.satisfied = nodes
             _go_on(core, run)
@@ -313,14 +315,23 @@ def _proposal(core: Core, run: Run, wanted: Situation) -> tuple[Situation, Propo
         asked, proposal = run.proposal
         if asked.holdings == wanted.holdings and set(asked.nodes) <= set(wanted.nodes):
             return asked, proposal
-    if wanted == run.refused:
+    if _alike(wanted, run.refused):
         return None
     job = run.job
     assert job.setup is not None
-    if run.asked is None or run.asked.situation != wanted:
+    if run.asked is None or not _alike(wanted, run.asked.situation):
         ticket = core.ask_plan(job.spec.fault_tolerance.policy, job.setup, wanted)
         run.asked = Asked(ticket, job.setup, wanted)
     return None
+
+
+def _alike(one: Situation, other: Situation | None) -> bool:
+    """Whether they differ at most in what they are weighed by, which changes with every few steps: a planner that takes longer than
+    that would never be heard to the end.
+    """
+    if other is None:
+        return False
+    return one == msgspec.structs.replace(other, horizon_steps=one.horizon_steps, redo_s=one.redo_s)
 
 
 def on_planned(core: Core, event: Planned) -> None:

@@ -1,8 +1,11 @@
 """Nodes that come and go: every number of them from twelve to n0 and back, drains, joins, too few."""
 
+import pytest
+
 from oobleckd.core import view
 from oobleckd.core.events import Planned
 from oobleckd.protocol.api import Control, Drain, Submit
+from oobleckd.protocol.job import PolicyName
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -316,3 +319,19 @@ def test_links_to_agents_that_break_at_every_stage():
                 world.network.break_link(name)
             world.until_state("done")
             world.check_done()
+
+
+@pytest.mark.parametrize("policy", ["oobleck", "varuna", "adaptive"])
+def test_a_planner_slower_than_steps_and_checkpoints_is_heard_to_the_end(policy: PolicyName) -> None:
+    """What a plan is weighed by, such as the time since the last checkpoint, is another one after every step."""
+    world = World(2, 5)
+    world.daemon.plan_s = (0.8, 0.8)
+    world.run_for(1.0)
+    world.submit(steps=400, f=0, memory=350, every=3, policy=policy)
+    world.until_step(10)
+    used = world.view().nodes
+    world.ask(Drain(used[0]))
+    world.run(lambda: used[0] not in world.view().nodes, limit_s=15.0)
+    assert world.job().counters.step < 400
+    world.until_state("done", limit_s=120.0)
+    world.check_done()
