@@ -10,120 +10,16 @@ they could if it was restarted in between. A state is a tuple, so that states ca
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import msgspec
 
 from oobleckd.core.decide import LostLayers, Standing, decide
 from oobleckd.protocol.messages import Decide, Progress
 from oobleckd.protocol.parts import Counters, Vote
-from planner.plan import Detours, Layers, Layout, Range, Route, Segment, standing_routes
+from planner.plan import Detours
+from tests.helpers.commit_states import DEVICES, FLUSHED, REPLICATED_AND_NOT, Dev, Staggered, State, Topology
 from worker.commit import Commit
-
-DEVICES = ("A", "B", "C")
-
-
-@dataclass(frozen=True)
-class Topology:
-    """Who holds which layer; ``routes``: the devices of each micro-batch, by layer."""
-
-    held: dict[str, int]
-    routes: tuple[tuple[str, ...], ...]
-
-    @property
-    def uses(self) -> list[tuple[int, ...]]:
-        """One bucket a layer."""
-        return [(layer,) for layer in range(len(self.routes[0]))]
-
-    @property
-    def micro_batches(self) -> frozenset[int]:
-        """All of a step."""
-        return frozenset(range(len(self.routes)))
-
-    def layout(self) -> Layout:
-        """As the daemon deployed it at epoch 1."""
-        routes = tuple(
-            Route(mb, 1, tuple(Segment(d, Range(i, i + 1)) for i, d in enumerate(devices)))
-            for mb, devices in enumerate(self.routes)
-        )
-        holdings = {device: Layers.of(Range(layer, layer + 1)) for device, layer in self.held.items()}
-        return Layout(1, len(self.uses), holdings, routes)
-
-    def owed(
-        self, device: str, dead: frozenset[str] = frozenset(), detours: bytes = b"", round_: int = 0
-    ) -> frozenset[int]:
-        """What a device computes in a round on standing routes that touch no dead device."""
-        return frozenset(
-            route.micro_batch
-            for route in self.standing(detours, round_)
-            if route.touches([device]) and not route.touches(dead)
-        )
-
-    def standing(self, detours: bytes, round_: int) -> tuple[Route, ...]:
-        """The standing routes of a round."""
-        found = msgspec.msgpack.decode(detours, type=Detours) if detours else None
-        return standing_routes(self.layout(), found, round_)
-
-
-REPLICATED_AND_NOT = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("B", "C")))
-THREE_REPLICAS = Topology({"A": 0, "B": 0, "C": 0}, (("A",), ("B",), ("C",)))
-WITH_A_SHADOW = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("A", "C")))
-"""``B`` holds layer 0 and has no route: it contributes nothing, reduces, votes and updates."""
-
-
-@dataclass(frozen=True)
-class Dev:
-    """One device: what the engine keeps of a round, and its frozen ``Commit``."""
-
-    epoch: int = 1
-    answered: int = 1
-    round: int = 0
-    live: frozenset[str] = frozenset(DEVICES)
-    voted: bool = False
-    last: bool = False
-    votes: frozenset[str] = frozenset()
-    early: frozenset[tuple[int, int, str]] = frozenset()
-    owed: frozenset[int] = frozenset()
-    done: frozenset[int] = frozenset()
-    sent: bool = False
-    got: frozenset[tuple[str, frozenset[int]]] = frozenset()
-    ahead: frozenset[tuple[int, int, str, frozenset[int]]] = frozenset()
-    donor: str = ""
-    reduced: bool = False
-    holding: bool = False
-    hold_next: bool = False
-    dead: frozenset[str] = frozenset()
-    detours: bytes = b""
-    weights: tuple[int, str] = (0, "")
-    saved: tuple[int, str] | None = None
-
-
-@dataclass(frozen=True)
-class Staggered:
-    """Whether devices may update before all votes are in, and whether every round then goes through as they thought."""
-
-    on: bool = False
-    through: bool = True
-
-
-@dataclass(frozen=True)
-class State:
-    """The whole world. ``wires``: (source, target) -> messages on their way, in order.
-
-    ``go_on``: the job goes on without its dead, with ``detours`` around those ``settled``.
-    """
-
-    devices: tuple[tuple[str, Dev], ...]
-    wires: tuple[tuple[tuple[str, str], tuple[object, ...]], ...] = ()
-    dead: frozenset[str] = frozenset()
-    epoch: int = 1
-    progress: tuple[tuple[str, bytes], ...] = ()
-    over: bool = False
-    detours: bytes = b""
-    settled: frozenset[str] = frozenset()
-    go_on: bool = field(default=False, compare=False)
-    topology: Topology = field(default=REPLICATED_AND_NOT, compare=False)
-    staggered: Staggered = field(default=Staggered(), compare=False)
 
 
 class Violation(AssertionError):
@@ -175,7 +71,7 @@ class World:
     def __init__(self, state: State) -> None:
         self.devices = dict(state.devices)
         self.wires = {ends: list(queue) for ends, queue in state.wires}
-        self.topology, self.staggered = state.topology, state.staggered
+        self.topology, self.staggered, self.copying = state.topology, state.staggered, state.copying
         self.dead, self.epoch, self.over = state.dead, state.epoch, state.over
         self.detours, self.settled, self.go_on = state.detours, state.settled, state.go_on
         self.progress = {name: msgspec.msgpack.decode(data, type=Progress) for name, data in state.progress}
@@ -194,6 +90,7 @@ class World:
             self.go_on,
             self.topology,
             self.staggered,
+            self.copying,
         )
 
     def post(self, source: str, target: str, message: object) -> None:
@@ -211,7 +108,9 @@ class World:
     def compute(self, name: str, dev: Dev) -> None:
         """Everything owed, with the weights that are there."""
         self.check_weights(name, dev)
-        self.devices[name] = replace(dev, done=dev.done | dev.owed)
+        dev = self.devices[name] = replace(dev, done=dev.done | dev.owed)
+        if self.copying:
+            self.copy(name, dev)
 
     def check_weights(self, name: str, dev: Dev) -> None:
         """A forward or backward pass of the present round."""
@@ -235,6 +134,28 @@ class World:
                 self.post(name, peer, ("G", dev.epoch, dev.round, ledger))
         self.devices[name] = replace(dev, sent=True, got=dev.got | {(name, ledger)})
         self.settle(name)
+
+    def copy(self, name: str, dev: Dev) -> None:
+        """Send what is in the sums to the next holder, who keeps it. A part of computing: what may come between is its arrival."""
+        holders = self.holders(name, dev)
+        keeper = holders[(holders.index(name) + 1) % len(holders)]
+        if keeper != name:
+            self.post(name, keeper, ("C", dev.round, dev.done))
+
+    def keep(self, source: str, target: str, round_: int, ledger: frozenset[int]) -> None:
+        """A copy: of this round or a later one, and of nobody who was already said to be dead."""
+        dev = self.devices[target]
+        if source not in dev.dead and round_ >= dev.round:
+            self.devices[target] = replace(dev, copies=dev.copies | {(round_, source, ledger)})
+
+    def inherit(self, dev: Dev, gone: frozenset[str]) -> Dev:
+        """What is kept of those who are ``gone`` counts as the device's own; what they sent of later rounds does not."""
+        kept = {ledger for round_, source, ledger in dev.copies if source in gone and round_ == dev.round}
+        ledger = frozenset[int]().union(*kept)
+        if ledger & dev.done:
+            raise Violation(f"counted twice in round {dev.round}: {sorted(ledger & dev.done)}")
+        left = frozenset(copy for copy in dev.copies if copy[1] not in gone)
+        return replace(dev, done=dev.done | ledger, owed=dev.owed | ledger, copies=left)
 
     def settle(self, name: str) -> None:
         """Reduce when all contributions are in; the ledgers must be a partition."""
@@ -276,6 +197,7 @@ class World:
             owed=self.topology.owed(name, dev.dead, dev.detours, commit.round),
             done=frozenset(), sent=False, got=frozenset(), reduced=False,
             holding=dev.hold_next, hold_next=False,
+            copies=frozenset(copy for copy in dev.copies if copy[0] >= commit.round),
         )  # fmt: skip
         self.devices[name] = replace(fresh, donor="")
         self.catch_up(name)
@@ -297,6 +219,8 @@ class World:
         match message:
             case ("G", int(epoch), int(round_), ledger):
                 self.hear_sums(source, target, epoch, round_, ledger)
+            case ("C", int(round_), ledger):
+                self.keep(source, target, round_, ledger)
             case ("V", int(epoch), int(round_)):
                 commit = thaw(target, self.devices[target])
                 commit.hear(source, epoch, round_, VOTE)
@@ -329,6 +253,7 @@ class World:
         standing = self.topology.standing(dev.detours, dev.round)
         frozen = {r.micro_batch for r in standing if r.touches(gone)}
         dev = replace(freeze(dev, commit), dead=gone, owed=dev.owed - (frozen - dev.done))
+        dev = self.inherit(dev, gone)
         self.devices[name] = dev
         answer = Progress(
             name,
@@ -415,10 +340,12 @@ class World:
                 self.post(f"daemon {self.epoch}", peer, ("report", self.epoch, self.dead))
 
 
-def start(topology: Topology, *, go_on: bool = False, staggered: Staggered = Staggered()) -> State:
+def start(
+    topology: Topology, *, go_on: bool = False, staggered: Staggered = FLUSHED, copying: bool = False
+) -> State:
     """Nothing done yet."""
     devices = tuple((d, Dev(owed=topology.owed(d))) for d in DEVICES)
-    return State(devices, go_on=go_on, topology=topology, staggered=staggered)
+    return State(devices, go_on=go_on, topology=topology, staggered=staggered, copying=copying)
 
 
 def successors(state: State, deaths: int, rounds: int) -> Iterator[State]:
@@ -474,10 +401,11 @@ def explore(
     topology: Topology = REPLICATED_AND_NOT,
     *,
     go_on: bool = False,
-    staggered: Staggered = Staggered(),
+    staggered: Staggered = FLUSHED,
+    copying: bool = False,
 ) -> tuple[int, int]:
     """Walk every state. Returns (states, ends). Raises Violation, also for a stuck state."""
-    first = start(topology, go_on=go_on, staggered=staggered)
+    first = start(topology, go_on=go_on, staggered=staggered, copying=copying)
     seen = {first}
     frontier = [first]
     ends = 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers import commit_model
-from tests.helpers.commit_model import Staggered
+from tests.helpers.commit_states import REPLICATED_AND_NOT, THREE_REPLICAS, WITH_A_SHADOW, Staggered
 from worker.commit import Commit
 
 
@@ -27,7 +27,7 @@ def test_no_interleaving_breaks_a_job_that_goes_on_re_routed() -> None:
 @pytest.mark.parametrize("staggered", [Staggered(), Staggered(on=True)], ids=["flushed", "staggered"])
 @pytest.mark.parametrize("go_on", [False, True])
 def test_no_interleaving_breaks_a_holder_without_routes(go_on: bool, staggered: Staggered) -> None:
-    states, ends = commit_model.explore(1, 1, commit_model.WITH_A_SHADOW, go_on=go_on, staggered=staggered)
+    states, ends = commit_model.explore(1, 1, WITH_A_SHADOW, go_on=go_on, staggered=staggered)
     assert states > 5_000
     assert ends > 50
 
@@ -37,6 +37,30 @@ def test_no_interleaving_breaks_a_staggered_update(through: bool) -> None:
     states, ends = commit_model.explore(deaths=1, rounds=1, staggered=Staggered(on=True, through=through))
     assert states > 20_000
     assert ends > 100
+
+
+@pytest.mark.parametrize("go_on", [False, True])
+def test_no_interleaving_breaks_copies_of_sums(go_on: bool) -> None:
+    states, ends = commit_model.explore(deaths=1, rounds=1, go_on=go_on, copying=True)
+    assert states > 20_000
+    assert ends > 100
+
+
+def test_a_copy_that_comes_after_the_answer_and_counts_breaks_the_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The decision was made without it, and another replica computes the micro-batch again."""
+    keep = commit_model.World.keep
+
+    def late(self: commit_model.World, source: str, target: str, round_: int, ledger: frozenset[int]) -> None:
+        keep(self, source, target, round_, ledger)
+        dev = self.devices[target]
+        if source in dev.dead and round_ == dev.round:
+            self.devices[target] = replace(dev, done=dev.done | ledger)
+
+    monkeypatch.setattr(commit_model.World, "keep", late)
+    with pytest.raises(commit_model.Violation):
+        commit_model.explore(1, 1, THREE_REPLICAS, copying=True)
 
 
 def test_an_early_update_that_a_report_leaves_in_place_breaks_the_rule(
@@ -58,15 +82,23 @@ def test_an_early_update_that_a_report_leaves_in_place_breaks_the_rule(
 @pytest.mark.slow
 @pytest.mark.parametrize("staggered", [Staggered(), Staggered(on=True)], ids=["flushed", "staggered"])
 @pytest.mark.parametrize("go_on", [False, True])
+@pytest.mark.parametrize("copying", [False, True], ids=["uncopied", "copied"])
 @pytest.mark.parametrize(
     ("deaths", "rounds", "topology"),
-    [(1, 2, commit_model.REPLICATED_AND_NOT), (2, 1, commit_model.THREE_REPLICAS)],
+    [(1, 2, REPLICATED_AND_NOT), (2, 1, THREE_REPLICAS)],
     ids=["two steps", "two deaths"],
 )
 def test_longer_histories(
-    deaths: int, rounds: int, topology: commit_model.Topology, go_on: bool, staggered: Staggered
+    deaths: int,
+    rounds: int,
+    topology: commit_model.Topology,
+    go_on: bool,
+    staggered: Staggered,
+    copying: bool,
 ) -> None:
-    states, _ = commit_model.explore(deaths, rounds, topology, go_on=go_on, staggered=staggered)
+    states, _ = commit_model.explore(
+        deaths, rounds, topology, go_on=go_on, staggered=staggered, copying=copying
+    )
     assert states > 100_000
 
 
@@ -87,4 +119,4 @@ def test_taking_decisions_of_lower_epochs_breaks_the_rule(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Commit, "decide", decide)
     with pytest.raises(commit_model.Violation):
-        commit_model.explore(2, 1, commit_model.THREE_REPLICAS)
+        commit_model.explore(2, 1, THREE_REPLICAS)
