@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from benchmarks.goodput import SHAPES
-from benchmarks.papers import POLICIES, Claim, Ran, Results, Setting, page, questions, ratio_of, read
+from benchmarks.papers import POLICIES, Claim, Dialled, Ran, Results, Setting, page, questions, ratio_of, read
 from oobleckd.simulator.failures import memoryless
 from oobleckd.simulator.prices import Price
 from tests.unit.test_imports import ROOT
@@ -49,6 +49,19 @@ def test_it_says_where_a_ratio_comes_out_and_where_not() -> None:
     text = page([UP_TO], Results(Price(2.0, 1.0, "by hand"), settings[1:2]))
     assert "It comes out in none of these settings: at most 1.2," in text
     assert "In no setting can both run." in page([UP_TO], Results(Price(2.0, 1.0, "by hand"), settings[2:]))
+
+
+def test_it_says_what_a_dial_must_be_for_a_ratio_to_come_out() -> None:
+    dials = (
+        Dialled(0, "a loss every 90 s", 60.0, 255.0, 33.2),
+        Dialled(0, "a loss every 1 h", 60.0, 15360.0, 5.5),
+        Dialled(1, "a loss every 1 h", 1.0, 2.0, 3.0),
+    )
+    claim = msgspec.structs.replace(UP_TO, dial="restart_s")
+    text = page([claim], Results(Price(2.0, 1.0, "by hand"), (setting(oobleck=60, varuna=50),), dials))
+    assert "It hangs on `restart_s` of varuna, which we take to be 60 s." in text
+    assert "| a loss every 90 s | 255 s | 33.2 |" in text
+    assert "| a loss every 1 h | 15360 s | 5.5, the most that was tried |" in text
 
 
 def test_policies_of_a_setting_meet_the_same_failures() -> None:
