@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # The programs started here are many, and compiling our modules anew is a tenth of what each imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-gpu check fmt docs bench chaos chaos-matrix chaos-points chaos-torn quiet lossy soak
+.PHONY: help setup demo test test-gpu check fmt docs snapshots pictures bench chaos chaos-matrix chaos-points chaos-torn quiet lossy soak
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,8 +22,8 @@ setup: .venv/ready ## make .venv with everything pinned in constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -r .venv/dev.txt -e .
 	touch $@
 
-demo: setup ## train on seven nodes of this machine, kill some, verify bit for bit
-	$(BIN)/python examples/demo.py
+demo: setup ## train on seven nodes of this machine, kill some, verify bit for bit; KEEP=1 leaves the cluster running
+	$(BIN)/python examples/demo.py $(if $(KEEP),--keep)
 
 # Real clusters in one process of pytest, everything else in the other: clusters wait much, the others never.
 test: setup ## every test but the long repetitions
@@ -42,8 +42,15 @@ fmt: setup ## format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: setup ## write docs/job-toml.md from the model of job.toml
+docs: setup ## write docs/job-toml.md from the model of job.toml, docs/console.md from the keys
 	$(BIN)/python -m oobleckd.ctl.docs
+	$(BIN)/python -m console.docs
+
+snapshots: setup ## write what the console's screens look like anew; git diff shows what that changes
+	$(BIN)/python -m tests.unit.console.test_snapshots
+
+pictures: setup ## draw the console's screens into docs/images
+	$(BIN)/python -m tests.unit.console.pictures
 
 bench: setup ## the planner against brute force and the optimum; recovery and throughput, against other systems
 	$(BIN)/python benchmarks/planner.py
@@ -55,6 +62,7 @@ bench: setup ## the planner against brute force and the optimum; recovery and th
 	$(BIN)/python benchmarks/backward.py
 	$(BIN)/python benchmarks/bubbles.py
 	$(BIN)/python benchmarks/rerouted.py --live
+	$(BIN)/python benchmarks/console.py
 
 chaos: SEEDS ?= 20
 chaos: setup ## kills at random times; SEEDS=50 for fifty of them
@@ -73,8 +81,9 @@ lossy: setup ## the same over two network namespaces with lost and late packets 
 	$(BIN)/python benchmarks/lossy.py --minutes $(MINUTES)
 
 soak: SEEDS ?= 5000
-soak: setup ## bad weather in simulated worlds; SEEDS=50000 for so many
+soak: setup ## bad weather in simulated worlds, SEEDS=50000 for so many; the slow ones of tests/loopback
 	$(BIN)/python benchmarks/soak.py --seeds $(SEEDS)
+	$(BIN)/python -m pytest -q -m slow tests/loopback
 
 chaos-torn: setup ## a writer killed in the middle of a checkpoint file, 20 times
 	$(BIN)/python benchmarks/chaos.py --torn 20

@@ -29,6 +29,7 @@ from benchmarks.cluster import Cluster, ClusterFailed, depths, job_of
 from benchmarks.peers import shape
 from benchmarks.peers.launch import PeerFailed, Programs, endable, isolate, start_ranks
 from benchmarks.ratios import median_interval
+from benchmarks.sleeping import environment_asleep
 from benchmarks.tables import table
 from benchmarks.throughput import WARM_UP, Window, peer_window, rate
 
@@ -72,9 +73,7 @@ def our_window(cluster: Cluster, name: str) -> Window:
 
 def measure(rounds: int, steps: int, names: list[str], folder: Path) -> dict[str, list[float]]:
     """Efficiencies of every system, once a round; every other round goes backwards."""
-    times = folder / "asleep.json"
-    times.write_text(json.dumps([0.0, shape.ASLEEP_S, 0.0]))
-    asleep = {"OOBLECK_BENCH_ASLEEP": str(times), "PYTHONPATH": str(Path(__file__).parent / "asleep")}
+    asleep = environment_asleep(folder / "asleep.json", (0.0, shape.ASLEEP_S, 0.0))
     with contextlib.ExitStack() as stack:
         windows: dict[str, Window] = {}
         for name in PEERS:

@@ -6,7 +6,6 @@ after the planner's order is in force, which is when the incident is over.
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import sys
@@ -16,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster import Cluster, ClusterFailed, depths
+from benchmarks.sleeping import BLOCKS, environment_asleep
 from oobleckd.protocol.api import IncidentView, StepView
 from oobleckd.protocol.job import Job, parse_job
 
-ASLEEP_S = 0.025
-BLOCKS = 2
-"""Of a stage, as in ``bubbles.py``."""
 _WARM_UP = 3
 _STEP = re.compile(r"step ([0-9.e+-]+) s as modelled")
 
@@ -102,9 +99,7 @@ def job_of(name: str, shape: Shape, schedule: str) -> Job:
 
 def measure(names: list[str], steps: int, times: int, folder: Path) -> list[Measured]:
     """A row for each shape and schedule, medians of ``times`` jobs; one cluster for shapes of as many nodes."""
-    asleep = folder / "asleep.json"
-    asleep.write_text(json.dumps([0.0, ASLEEP_S, 0.0]))
-    environment = {"OOBLECK_BENCH_ASLEEP": str(asleep), "PYTHONPATH": str(Path(__file__).parent / "asleep")}
+    environment = environment_asleep(folder / "asleep.json")
     found = []
     for num_nodes in sorted({LIVE[name].pipelines * LIVE[name].stages for name in names}):
         with Cluster(folder / str(num_nodes), num_nodes, environment=environment) as cluster:

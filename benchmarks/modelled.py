@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cluster import Cluster, ClusterFailed
 from benchmarks.peers.launch import endable, isolate
+from benchmarks.sleeping import environment_asleep
 from benchmarks.tables import table
 from oobleckd.protocol.job import Job, parse_job
 
@@ -129,7 +130,7 @@ def measured(cluster: Cluster, name: str, shape: Shape, steps: int) -> Row:
 def measure(names: list[str], steps: int, folder: Path) -> list[Row]:
     """A row for each job, one after the other on a cluster of each kind."""
     times = folder / "asleep.json"
-    asleep = {"OOBLECK_BENCH_ASLEEP": str(times), "PYTHONPATH": str(Path(__file__).parent / "asleep")}
+    asleep = environment_asleep(times)
     rows = []
     for kind, num_nodes, environment in ((ASLEEP, 4, asleep), (COMPUTING, 2, {})):
         if here := [name for name in names if name in kind]:

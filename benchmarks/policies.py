@@ -9,29 +9,24 @@ The last line is one JSON object.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cluster import Cluster, ClusterFailed
-from benchmarks.crossing import ASLEEP_S, BLOCKS
-from benchmarks.peers.launch import endable, isolate
+from benchmarks.peers.launch import endable
+from benchmarks.sleeping import PIPELINES, STAGES, job_of, parser_of, policies_of, under_each
 from benchmarks.tables import table
 from oobleckd.protocol.api import IncidentView, JobView, StepView
-from oobleckd.protocol.job import Job, PolicyName, parse_job
 
-PIPELINES, STAGES, MICRO_BATCHES = 3, 2, 12
 DEAD = ((0, 1), (1, 0))
 """(pipeline, stage) of those who are killed, one after the other."""
 INTO_STEP = 0.6
@@ -64,26 +59,6 @@ class Run:
     memory_bytes: int
     planned_bytes: int
     phases: tuple[Phase, ...]
-
-
-def job_of(policy: str) -> Job:
-    """Blocks that sleep; of some width, so that what devices hold can be seen."""
-    config: dict[str, Any] = {
-        "n_layer": BLOCKS * STAGES, "n_embd": 256, "n_head": 4, "vocab_size": 256, "n_positions": 8,
-        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": False,
-        "bos_token_id": 0, "eos_token_id": 0,
-    }  # fmt: skip
-    return parse_job(
-        {
-            "name": f"policies-{policy}",
-            "model": {"family": "gpt2", "config": config},
-            "train": {"steps": 10_000, "global_batch": MICRO_BATCHES, "micro_batch": 1, "sequence": 8},
-            "optimizer": {"clip_norm": 0.0},
-            "fault_tolerance": {"f": 1, "policy": policy},
-            "checkpoint": {"every": 10},
-            "resources": {"min_pipeline_nodes": STAGES},
-        }
-    )
 
 
 def through_the_script(cluster: Cluster, policy: str, steps: int) -> Run:
@@ -217,32 +192,19 @@ HEADER = (
 
 def main() -> int:
     """Measure and report."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="", help="these policies, separated by commas")
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=8, help="measured steps after an event")
     args = parser.parse_args()
-    known = get_args(PolicyName)
-    names = args.only.split(",") if args.only else list(known)
-    if unknown := set(names) - set(known):
-        parser.error(f"no policy is called {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    isolate()
-    runs = []
-    with tempfile.TemporaryDirectory(prefix="oobleck-bench-") as folder:
-        asleep = Path(folder) / "asleep.json"
-        asleep.write_text(json.dumps([0.0, ASLEEP_S, 0.0]))
-        environment = {
-            "OOBLECK_BENCH_ASLEEP": str(asleep), "PYTHONPATH": str(Path(__file__).parent / "asleep"),
-        }  # fmt: skip
-        try:
-            for name in names:
-                with Cluster(Path(folder) / name, PIPELINES * STAGES, environment=environment) as cluster:
-                    runs.append(through_the_script(cluster, name, args.steps))
-                print(runs[-1], file=sys.stderr, flush=True)
-        except ClusterFailed as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+
+    def measure(policy: str, folder: Path, environment: dict[str, str]) -> Run:
+        with Cluster(folder, PIPELINES * STAGES, environment=environment) as cluster:
+            return through_the_script(cluster, policy, args.steps)
+
+    try:
+        runs = under_each(policies_of(parser, args.only), measure)
+    except ClusterFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     print(table(HEADER, [row for run in runs for row in rows_of(run)]))
     print(
         json.dumps({"bench": "policies", "runs": [asdict(run) for run in runs], "load1": os.getloadavg()[0]})

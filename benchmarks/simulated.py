@@ -9,25 +9,21 @@ the decisions that the core made durable, in their order, by the names of the no
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import msgspec
 
 from benchmarks.cluster import Cluster, ClusterFailed
-from benchmarks.crossing import ASLEEP_S
-from benchmarks.peers.launch import endable, isolate
-from benchmarks.policies import PIPELINES, STAGES, job_of
+from benchmarks.peers.launch import endable
+from benchmarks.sleeping import PIPELINES, STAGES, job_of, parser_of, policies_of, under_each
 from benchmarks.tables import table
 from oobleckd.core.entries import (
     AnyEntry,
@@ -39,7 +35,6 @@ from oobleckd.core.entries import (
 )
 from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.service import step_row
-from oobleckd.protocol.job import PolicyName
 from oobleckd.simulator.costs import OURS
 from oobleckd.simulator.outcome import Question
 from oobleckd.simulator.traces import Event, Trace
@@ -111,7 +106,7 @@ def decisions_of(entries: Iterable[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def live(folder: Path, policy: str, environment: dict[str, str]) -> Live:
+def live(policy: str, folder: Path, environment: dict[str, str]) -> Live:
     """The script on a cluster of its own."""
     happened: list[tuple[float, str, str]] = []
     with Cluster(folder, PIPELINES * STAGES, environment=environment) as cluster:
@@ -193,30 +188,13 @@ def compared(policy: str, found: Live) -> Compared:
 
 def main() -> int:
     """Measure, compare and report."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="", help="these policies, separated by commas")
-    args = parser.parse_args()
-    known = get_args(PolicyName)
-    names = args.only.split(",") if args.only else list(known)
-    if unknown := set(names) - set(known):
-        parser.error(f"no policy is called {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    isolate()
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="oobleck-bench-") as folder:
-        asleep = Path(folder) / "asleep.json"
-        asleep.write_text(json.dumps([0.0, ASLEEP_S, 0.0]))
-        environment = {
-            "OOBLECK_BENCH_ASLEEP": str(asleep), "PYTHONPATH": str(Path(__file__).parent / "asleep"),
-        }  # fmt: skip
-        try:
-            for name in names:
-                rows.append(compared(name, live(Path(folder) / name, name, environment)))
-                print(rows[-1], file=sys.stderr, flush=True)
-        except ClusterFailed as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+    parser = parser_of(__doc__)
+    names = policies_of(parser, parser.parse_args().only)
+    try:
+        rows = under_each(names, lambda policy, *where: compared(policy, live(policy, *where)))
+    except ClusterFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     print(table(("policy", "steps live", "simulated", "apart", "decisions", "the same"), [
         [row.policy, str(row.live_steps), str(row.simulated_steps), f"{row.apart:+.1%}", str(row.decisions), "no" if row.differ else "yes"]
         for row in rows

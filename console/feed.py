@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from console.model import STEPS_KEPT, AnyFact, Away, Fetched, Heard, History, shown_job
+from console.asked import Asked
+from console.facts import AnyFact, Away, Fetched, Heard, History, Wants
+from console.model import STEPS_KEPT, shown_job
 from oobleckd.client import Client, Events
 from oobleckd.protocol.api import Change, JobView
-from oobleckd.unixhttp import ClientError
+from oobleckd.unixhttp import ClientError, Unreachable
 
 # How old an answer may get while no event touches it, in seconds; what grows with the cluster less often.
 PERIODS_S = {"status": 2.0, "jobs": 2.0, "incidents": 2.0, "nodes": 4.0, "pipelines": 10.0, "templates": 30.0}
@@ -23,7 +25,7 @@ ALL = frozenset(PERIODS_S)
 # What a change of a kind may have changed. A step is in its event whole.
 TOUCHES: dict[str, frozenset[str]] = {
     "step": frozenset(),
-    "node": frozenset({"status", "nodes", "incidents"}),
+    "node": frozenset({"status", "nodes"}),
     "job": ALL,
     "plan": ALL - {"status"},
     "incident": frozenset({"jobs", "nodes", "incidents"}),
@@ -34,8 +36,14 @@ TOUCHES: dict[str, frozenset[str]] = {
 }
 # From so many nodes on all but the status is fetched less often, so that a large cluster costs no more bytes.
 NODES_AT_FULL_RATE = 250
+# Of a large cluster this is not fetched again within so many seconds of one at full rate, whatever happens in it: among two hundred changes
+# a second there is always one that touches it.
+LARGE = ALL - {"incidents"}
+LEAST_S = 0.5
 SETTLE_S = 0.2  # Events come in bursts: one fetch for all of them.
 OPEN_INCIDENT_S = 0.25  # The phases of an open incident grow while one looks.
+# Changes that come one by one would wake a thread for each; so they are read for a moment, and then gather for a while that nobody sees.
+READ_S, GATHER_S = 0.01, 0.1
 RETRY_S = 0.5
 STREAM_RETRY_S = 5.0  # It reconnects by itself; this is for answers that cannot be read.
 CALL_TIMEOUT_S = 2.0
@@ -47,6 +55,9 @@ class Source(Protocol):
     @property
     def threads(self) -> tuple[Callable[[], None], ...]:
         """What to run."""
+
+    def want(self, wants: Wants) -> None:
+        """What the screen in sight wants beyond the lists."""
 
     def close(self) -> None:
         """No more facts."""
@@ -68,14 +79,24 @@ class Feed:
         self._kick = threading.Event()
         self._lock = threading.Lock()
         self._due = dict.fromkeys(ALL, 0.0)
+        self._fetched_at = dict.fromkeys(ALL, 0.0)
         self._history_of = ""
         self._stretch = 1.0
+        self._rested_at = 0.0
+        self._asked = Asked(client)
+        self._job: JobView | None = None
+        self._plan: tuple[object, object] = (None, None)
         self._events: Events = client.events(0, on_link=self._on_link)
 
     @property
     def threads(self) -> tuple[Callable[[], None], ...]:
         """Reading the stream, and fetching."""
         return self.follow, self.poll
+
+    def want(self, wants: Wants) -> None:
+        """What the screen in sight wants beyond the lists; it is fetched at once."""
+        if self._asked.want(wants):
+            self._kick.set()
 
     def close(self) -> None:
         """Both threads end soon."""
@@ -92,6 +113,7 @@ class Feed:
                 for change in self._events:
                     self._deliver(Heard(self._clock(), change))
                     self._touch(change)
+                    self._gather()
             except ClientError as error:
                 now = self._clock()
                 change = Change(self._events.last or 0, now, "console", "warn", error.problem, ())
@@ -99,9 +121,16 @@ class Feed:
                 self._closed.wait(STREAM_RETRY_S)
                 self._events = self._client.events(self._events.last, on_link=self._on_link)
 
+    def _gather(self) -> None:
+        """A short rest now and then, while more changes arrive."""
+        if time.monotonic() - self._rested_at >= READ_S:
+            self._closed.wait(GATHER_S)
+            self._rested_at = time.monotonic()
+
     def _touch(self, change: Change) -> None:
         if change.kind == "gap":
             self._forget_history()
+        self._asked.touch(change.kind)
         if touched := TOUCHES.get(change.kind, ALL):
             self._hasten(touched)
 
@@ -109,12 +138,15 @@ class Feed:
         """The stream noticed something; ``poll`` looks at once what it is."""
         if up:
             self._forget_history()
-        self._hasten(ALL)
+        self._hasten(ALL, at_once=True)
 
-    def _hasten(self, names: Iterable[str]) -> None:
+    def _hasten(self, names: Iterable[str], *, at_once: bool = False) -> None:
         with self._lock:
             for name in names:
-                self._due[name] = 0.0
+                wait_s = (
+                    LEAST_S * self._stretch if name in LARGE and self._stretch > 1 and not at_once else 0.0
+                )
+                self._due[name] = min(self._due[name], self._fetched_at[name] + wait_s)
         self._kick.set()
 
     def _forget_history(self) -> None:
@@ -128,9 +160,11 @@ class Feed:
             self._kick.clear()
             try:
                 self._fetch()
+                self._fetch_asked()
             except ClientError as error:
-                self._deliver(Away(self._clock(), error.problem, error.hint))
-                self._hasten(ALL)
+                answers = not isinstance(error, Unreachable)
+                self._deliver(Away(self._clock(), error.problem, error.hint, answers))
+                self._hasten(ALL, at_once=True)
                 self._closed.wait(RETRY_S)
             else:
                 self._rest()
@@ -138,6 +172,7 @@ class Feed:
     def _rest(self) -> None:
         with self._lock:
             first = min(self._due.values())
+        first = min(first, self._asked.due_at())
         self._kick.wait(max(0.0, first - self._clock()))
         self._closed.wait(SETTLE_S)
 
@@ -146,17 +181,34 @@ class Feed:
         with self._lock:
             due = [name for name in PERIODS_S if self._due[name] <= now]
             self._due |= {name: now + self._period_s(name) for name in due}
+            self._fetched_at |= dict.fromkeys(due, now)
         answers: dict[str, Any] = {name: getattr(self._client, name)() for name in due}
         if not due:
             return
         self._deliver(Fetched(self._clock(), **answers))
         if "nodes" in answers:
             self._stretch = max(1.0, len(answers["nodes"]) / NODES_AT_FULL_RATE)
+            self._asked.stretch = self._stretch
+        self._notice_plan(answers)
         if "jobs" in answers:
-            self._fetch_history(shown_job(answers["jobs"]))
+            self._job = shown_job(answers["jobs"])
+            self._fetch_history(self._job)
         if any(incident.open for incident in answers.get("incidents", ())):
             with self._lock:
                 self._due["incidents"] = min(self._due["incidents"], now + OPEN_INCIDENT_S)
+
+    def _notice_plan(self, answers: dict[str, Any]) -> None:
+        """With another plan the model forgets what was asked of the one before, so that is asked again."""
+        job = shown_job(answers["jobs"]) if "jobs" in answers else None
+        epoch = (job.id, job.epoch) if job is not None else self._plan[0]
+        plan = (epoch, answers.get("pipelines", self._plan[1]))
+        if plan != self._plan:
+            self._plan = plan
+            self._asked.touch("plan")
+
+    def _fetch_asked(self) -> None:
+        for fact in self._asked.answers(self._job, self._clock()):
+            self._deliver(fact)
 
     def _period_s(self, name: str) -> float:
         return PERIODS_S[name] * (1.0 if name == "status" else self._stretch)

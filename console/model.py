@@ -1,18 +1,21 @@
 """What the console knows: facts in, one frozen ``View`` out. Pure.
 
-Owns which facts there are, how they add up, and the questions that panels ask of the result (which job, how
-fresh). Does not fetch (``feed``), does not draw (``widgets``), and has no clock: every fact bears its time,
+Owns how facts add up, and the questions that panels ask of the result (which job, how
+fresh). Does not know what facts there are (``facts``), does not fetch (``feed``), does not draw (``widgets``), and has no clock: every fact bears its time,
 every question that depends on time takes ``now``. Times are POSIX seconds.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from typing import Literal, TypeVar, assert_never
+from operator import attrgetter
+from typing import Any, Literal, TypeVar, assert_never
 
 import msgspec
 
+from console.facts import AnyFact, Away, Fetched, Heard, History, Refused, Rewound, Watched
 from oobleckd.protocol.api import (
     Change,
     IncidentView,
@@ -20,59 +23,17 @@ from oobleckd.protocol.api import (
     NodeView,
     PipelineView,
     Status,
-    StepView,
     TemplateView,
 )
+from oobleckd.protocol.watch import BlastView, GoodputView, LayerView, SampledSteps, ScheduleView
 
-Link = Literal["waiting", "live", "stale"]
+Link = Literal["waiting", "live", "stale", "replay"]
 Shape = TypeVar("Shape")
 
 EVENTS_KEPT = 200
 STEPS_KEPT = 600
+BLASTS_KEPT = 8
 ENDED = frozenset({"done", "failed", "cancelled"})
-
-
-# --------------------------------------------------------------------------- facts
-
-
-class Fact(msgspec.Struct, frozen=True, tag=True):
-    """Base of what the feed tells. ``at``: when it was learnt."""
-
-    at: float
-
-
-class Fetched(Fact, frozen=True):
-    """Answers of the daemon; None for what was not asked this time."""
-
-    status: Status | None = None
-    jobs: tuple[JobView, ...] | None = None
-    nodes: tuple[NodeView, ...] | None = None
-    pipelines: tuple[PipelineView, ...] | None = None
-    templates: tuple[TemplateView, ...] | None = None
-    incidents: tuple[IncidentView, ...] | None = None
-
-
-class History(Fact, frozen=True):
-    """The newest committed steps of a job, in order, as the daemon has them."""
-
-    job: str
-    steps: tuple[StepView, ...]
-
-
-class Heard(Fact, frozen=True):
-    """One entry of the event stream."""
-
-    change: Change
-
-
-class Away(Fact, frozen=True):
-    """The daemon does not answer: ``problem`` in one sentence and, where there is one, ``hint``."""
-
-    problem: str
-    hint: str = ""
-
-
-AnyFact = Fetched | History | Heard | Away
 
 
 # --------------------------------------------------------------------------- the view
@@ -86,17 +47,29 @@ class Point(msgspec.Struct, frozen=True):
     loss: float
 
 
+class Tape(msgspec.Struct, frozen=True):
+    """Of a picture of the past: how far it reaches, and whether time goes on. ``sampled``: when steps with known op times began."""
+
+    begins: float
+    until: float
+    playing: bool
+    sampled: tuple[float, ...] = ()
+
+
 class View(msgspec.Struct, frozen=True):
     """Everything that the console shows.
 
     ``heard_at`` is when the daemon last answered (0: never), ``points`` the newest committed steps of ``job``,
     ``events`` the newest changes, ``seq`` the number of the newest one.
+    ``schedule`` is measured, ``modelled`` of the plan in force; ``refused`` names questions that had no answer, and why.
+    ``tape`` is there while the past is shown.
     """
 
     link: Link = "waiting"
     heard_at: float = 0.0
     problem: str = ""
     hint: str = ""
+    answers: bool = False
     status: Status | None = None
     job: JobView | None = None
     num_jobs: int = 0
@@ -107,12 +80,29 @@ class View(msgspec.Struct, frozen=True):
     points: tuple[Point, ...] = ()
     events: tuple[Change, ...] = ()
     seq: int = -1
+    schedules: SampledSteps | None = None
+    schedule: ScheduleView | None = None
+    modelled: ScheduleView | None = None
+    layers: tuple[LayerView, ...] = ()
+    goodput: GoodputView | None = None
+    blasts: tuple[BlastView, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    tape: Tape | None = None
 
     @property
     def incident(self) -> IncidentView | None:
         """The newest incident, an open one before any that is over."""
         found = [incident for incident in self.incidents if incident.open] or self.incidents
         return found[-1] if found else None
+
+    def blast(self, nodes: Iterable[str]) -> BlastView | None:
+        """What would follow without ``nodes``, where that is known."""
+        wanted = tuple(sorted(nodes))
+        return next((blast for blast in self.blasts if tuple(sorted(blast.nodes)) == wanted), None)
+
+    def refusal(self, what: str) -> str:
+        """Why a question has no answer; "" where it has one, or was not asked yet."""
+        return dict(self.refused).get(what, "")
 
     def clock(self, now: float) -> float:
         """The time that the picture shows: ``now`` while it is live, else when the daemon was last heard."""
@@ -143,10 +133,19 @@ def fold(view: View, facts: Iterable[AnyFact]) -> View:
             case History():
                 view = _history(view, fact)
             case Heard():
-                view = _heard(view, fact.change)
+                view = _heard(_died_since(view, fact.change), fact.change)
             case Away():
                 link: Link = "stale" if view.heard_at else "waiting"
-                view = msgspec.structs.replace(view, link=link, problem=fact.problem, hint=fact.hint)
+                view = msgspec.structs.replace(
+                    view, link=link, problem=fact.problem, hint=fact.hint, answers=fact.answers
+                )
+            case Watched():
+                view = _watched(view, fact)
+            case Refused():
+                others = tuple(pair for pair in view.refused if pair[0] != fact.what)
+                view = msgspec.structs.replace(view, refused=(*others, (fact.what, fact.problem)))
+            case Rewound():
+                view = _rewound(view, fact)
             case _:
                 assert_never(fact)
     return view
@@ -161,7 +160,72 @@ def _fetched(view: View, fact: Fetched) -> View:
     if fact.jobs is not None:
         job = _not_overtaken(view.job, shown_job(fact.jobs))
         answers |= {"job": job, "num_jobs": len(fact.jobs), "points": _still_valid(view, job)}
-    return msgspec.structs.replace(view, link="live", heard_at=fact.at, problem="", hint="", **answers)
+        answers |= _outdated(view, job, fact.pipelines)
+    return msgspec.structs.replace(
+        view, link="live", heard_at=fact.at, problem="", hint="", answers=False, **answers
+    )
+
+
+def _outdated(view: View, job: JobView | None, pipelines: tuple[PipelineView, ...] | None) -> dict[str, Any]:
+    """What was answered of another job, or of a plan that is no more."""
+    before = view.job
+    if before is None:
+        return {}
+    same_job = job is not None and before.id == job.id
+    same_plan = pipelines is None or pipelines == view.pipelines
+    if same_job and job is not None and before.epoch == job.epoch and same_plan:
+        return {}
+    of_plan: dict[str, Any] = {"modelled": None, "blasts": (), "refused": ()}
+    if same_job:
+        return of_plan
+    return of_plan | {"schedules": None, "schedule": None, "layers": (), "goodput": None}
+
+
+def _watched(view: View, fact: Watched) -> View:
+    names = ("schedules", "schedule", "modelled", "layers", "goodput")
+    answers = {name: value for name in names if (value := getattr(fact, name)) is not None}
+    answered = set(answers)
+    if fact.blast is not None:
+        others = tuple(blast for blast in view.blasts if blast.nodes != fact.blast.nodes)
+        answers["blasts"] = (*others, fact.blast)[-BLASTS_KEPT:]
+        answered.add("blast")
+    refused = tuple(pair for pair in view.refused if pair[0] not in answered)
+    return msgspec.structs.replace(view, refused=refused, **answers)
+
+
+def _rewound(view: View, fact: Rewound) -> View:
+    """The picture of a moment; its ``link`` says that it is none of now."""
+    if fact.start:
+        view = fold(View(), fact.start)
+    view = msgspec.structs.replace(view, link="replay")
+    for change in fact.changes:
+        view = _heard(_died(view, change), change)
+    tape = Tape(fact.begins, fact.until, fact.playing, fact.sampled)
+    return msgspec.structs.replace(view, heard_at=fact.at, tape=tape)
+
+
+def _died_since(view: View, change: Change) -> View:
+    """A loss that is newer than all answers: the list of a large cluster comes seconds later."""
+    return _died(view, change) if change.at > view.heard_at else view
+
+
+class _NodeData(msgspec.Struct):
+    """``data`` of a change of kind node."""
+
+    node: str
+
+
+def _died(view: View, change: Change) -> View:
+    """Between two lists of the nodes: who died is known from the words of the change alone."""
+    data = _data(change, _NodeData) if change.kind == "node" and change.level == "warn" else None
+    if data is None or not change.text.startswith(f"{data.node} lost: "):
+        return view
+    cause = change.text.removeprefix(f"{data.node} lost: ")
+    nodes = tuple(
+        msgspec.structs.replace(node, state="lost", reason=cause) if node.name == data.node else node
+        for node in view.nodes
+    )
+    return msgspec.structs.replace(view, nodes=nodes)
 
 
 def _not_overtaken(before: JobView | None, job: JobView | None) -> JobView | None:
@@ -226,17 +290,28 @@ class _IncidentData(msgspec.Struct):
     view: IncidentView
 
 
+class _OpenedData(msgspec.Struct):
+    """``data`` of the change that opens one."""
+
+    incident: str
+    nodes: tuple[str, ...]
+    epoch: int
+
+
+_number = attrgetter("step")  # by which points are in order
+
+
 def _step(view: View, change: Change) -> View:
     data = _data(change, _StepData)
     job = view.job
     if data is None or job is None or data.job != job.id or data.outcome == "repeated":
         return view
     loss = math.nan if data.loss is None else data.loss
-    before = tuple(point for point in view.points if point.step < data.step)
-    after: tuple[Point, ...] = ()
+    at = bisect_left(view.points, data.step, key=_number)
+    before, after = view.points[:at], view.points[at:at]
     if (data.epoch, data.step) <= (job.epoch, job.step):
         # The answer that knows of later steps came first. Of this one it may not have brought the point.
-        after = tuple(point for point in view.points if point.step > data.step)
+        after = view.points[bisect_right(view.points, data.step, lo=at, key=_number) :]
         if data.step > job.step:
             return view  # taken back by a rollback
     else:
@@ -246,14 +321,36 @@ def _step(view: View, change: Change) -> View:
 
 
 def _incident(view: View, change: Change) -> View:
-    """A closed incident comes with its whole view; an opened one is fetched."""
+    """A closed incident comes with its whole view; an opened one is fetched, where there is somebody to ask."""
     data = _data(change, _IncidentData)
     if data is None:
-        return view
+        return _opened(view, change) if view.link == "replay" else view
     others = tuple(incident for incident in view.incidents if incident.id != data.view.id)
     known = len(others) < len(view.incidents)
     incidents = tuple(data.view if i.id == data.view.id else i for i in view.incidents)
     return msgspec.structs.replace(view, incidents=incidents if known else (*others, data.view))
+
+
+def _opened(view: View, change: Change) -> View:
+    data = _data(change, _OpenedData)
+    if data is None or any(incident.id == data.incident for incident in view.incidents):
+        return view
+    job, step = (view.job.id, view.job.step + 1) if view.job is not None else ("", 0)
+    cause = change.text.removeprefix(f"{data.incident}: ")
+    incident = IncidentView(
+        data.incident,
+        job,
+        cause,
+        data.nodes,
+        change.at,
+        data.epoch,
+        step,
+        open=True,
+        phases=(),
+        total_s=0.0,
+        reason="",
+    )
+    return msgspec.structs.replace(view, incidents=(*view.incidents, incident))
 
 
 def _data(change: Change, shape: type[Shape]) -> Shape | None:

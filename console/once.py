@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from console import replay
 from console.feed import fetch_once
 from console.model import View, fold
+from console.past import Walk
 from console.widgets import events, nodes, pipelines, recovery, templates, training, verdict
 from oobleckd.client import Client
 from oobleckd.draw.lines import framed, plain
@@ -23,6 +27,18 @@ _SECTIONS = (
 def overview(client: Client, now: float, width: int) -> str:
     """What the console would show at ``now``. Raises what ``Client`` raises."""
     return render(fold(View(), fetch_once(client, now)), now, width)
+
+
+def past(client: Client, at: float | None, file: Path | None, width: int) -> str:
+    """What it would show of the past: the end of ``file``, or the daemon's history at ``at``. Raises BundleError too."""
+    load = replay.of_daemon(client)
+    if file is not None:
+        load, began = replay.of_file(file)
+        at = load(began).until if at is None else at
+    assert at is not None
+    known = load(at)
+    at = min(max(at, known.snapshot.at), known.until)
+    return render(fold(View(), [Walk(known, at).begin(at, playing=False)]), at, width)
 
 
 def render(view: View, now: float, width: int) -> str:

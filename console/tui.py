@@ -1,90 +1,388 @@
-"""The Textual application: the feed's threads on one side, screens on the other, four frames a second between.
+"""The Textual application: the feed's threads on one side, screens on the other, a few frames a second between.
 
-Owns the newest view, the frozen one, and the frame. Facts arrive in a queue from the feed's threads and are folded
-here, so that widgets and threads never meet.
+Owns the newest view, the frozen one, the past that is looked at, and the frame. Facts arrive in queues from threads and
+are folded here, so that widgets and threads never meet. What keys do everywhere is here; what they do on one
+screen is that screen's.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from queue import SimpleQueue
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import msgspec
 from textual.app import App
-from textual.binding import Binding, BindingType
-from textual.theme import Theme
+from textual.binding import BindingType
 
+from console import bundle, commands, themes
+from console.acts import Act, perform, refusal
+from console.facts import AnyFact, Wants
 from console.feed import Source
-from console.model import AnyFact, View, fold
+from console.keys import SCREENS, ScreenName
+from console.marks import Marks
+from console.model import View, fold
+from console.replay import Load, Replay
+from console.screens.events import Events
 from console.screens.help import Help
+from console.screens.incidents import Incidents
+from console.screens.job import Job
+from console.screens.nodes import Nodes
 from console.screens.overview import Overview
+from console.screens.page import Page, bindings
+from console.screens.palette import Keys
+from console.screens.pipelines import Pipelines
+from console.screens.prompt import Confirm, Prompt
+from console.screens.templates import Templates
+from console.screens.whatif import WhatIf
+from console.themes import ThemeName
+from console.times import SAYS, moment
+from oobleckd.client import Client
+from oobleckd.unixhttp import ClientError
 
-FRAME_S = 0.25
-# Told where to put facts; the live feed, and whatever else will have facts to tell.
+RATE_HZ = 4.0
+# Told where to put facts; the live feed, and whatever else has facts to tell.
 OpenSource = Callable[[Callable[[AnyFact], None]], Source]
-_THEME = Theme(
-    name="oobleck",
-    primary="#4a86c5",
-    accent="#e5b13a",
-    background="#141a22",
-    surface="#1a212b",
-    panel="#2a3440",
-    dark=True,
-)
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How the console was started.
+
+    ``client``: for acts and exports (None: a file is shown); ``load``: the past; ``begin``: a time of it to begin with.
+    """
+
+    read_only: bool = False
+    rate_hz: float = RATE_HZ
+    theme: ThemeName = "dark"
+    ascii_only: bool = False
+    client: Client | None = None
+    load: Load | None = None
+    begin: float | None = None
 
 
 class ConsoleApp(App[None]):
-    """``oobleck-console`` on a terminal."""
+    """``oobleck-console`` on a terminal. It is the ``Host`` of its screens."""
 
     TITLE = "oobleck-console"
-    ENABLE_COMMAND_PALETTE = False
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", "Quit"),
-        Binding("space", "freeze", "Freeze"),
-        Binding("question_mark", "help", "Help", key_display="?"),
-    ]
+    COMMANDS = {Keys}  # noqa: RUF012 - Textual's own type
+    BINDINGS: ClassVar[list[BindingType]] = bindings("everywhere")
 
-    def __init__(self, open_source: OpenSource, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        open_source: OpenSource,
+        clock: Callable[[], float] = time.time,
+        options: Options | None = None,
+    ) -> None:
         # Without colours means none at all, not grey ones: Textual does that in its ANSI mode only.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
+        self.options = options or Options()
+        self.ascii_only = self.options.ascii_only
         self.view = View()
+        self.marks = Marks()
+        self.asked_for: tuple[str, ...] = ()
         self._clock = clock
         self._facts: SimpleQueue[AnyFact] = SimpleQueue()
+        self._past_facts: SimpleQueue[AnyFact] = SimpleQueue()
         self._source = open_source(self._facts.put)
-        self._overview = Overview()
+        self._past: Replay | None = None
+        self._past_view = View()
         self._frozen: tuple[View, float] | None = None
+        self._before: list[ScreenName] = []
+        self.pages: dict[ScreenName, Page] = {
+            page.TAG: page
+            for page in (
+                Overview(self), Nodes(self), Pipelines(self), Templates(self), Incidents(self), Job(self), Events(self),
+                WhatIf(self),
+            )
+        }  # fmt: skip
 
-    def get_default_screen(self) -> Overview:
-        """The overview lies under all other screens."""
-        return self._overview
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Of themes that are not ours."""
+        return {themes.EDGE: themes.PALETTES["dark"].edge}
+
+    def get_default_screen(self) -> Page:
+        """The overview comes first."""
+        return self.pages["overview"]
 
     def on_mount(self) -> None:
         """Let facts come."""
-        self.register_theme(_THEME)
-        self.theme = _THEME.name
-        self.set_interval(FRAME_S, self.frame)
-        for thread in self._source.threads:
-            self.run_worker(thread, thread=True)
+        for theme in themes.THEMES:
+            self.register_theme(themes.textual_theme(theme))
+        self.theme = themes.textual_name(self.options.theme)
+        for name, page in self.pages.items():
+            if name != "overview":
+                self.install_screen(page, name)
+        self.set_interval(1.0 / self.options.rate_hz, self.frame)
+        self._run(self._source.threads)
+        if self.options.begin is not None and self.options.load is not None:
+            self.open_past(self.options.load, self.options.begin, playing=True)
 
     def on_unmount(self) -> None:
         """The threads end with the picture."""
         self._source.close()
+        if self._past is not None:
+            self._past.close()
+
+    def _run(self, threads: Iterable[Callable[[], None]]) -> None:
+        for thread in threads:
+            self.run_worker(thread, thread=True)
+
+    # ------------------------------------------------------------------ the frame
+
+    @property
+    def page(self) -> Page | None:
+        """The screen in sight, under whatever asks for something."""
+        return next((screen for screen in reversed(self.screen_stack) if isinstance(screen, Page)), None)
+
+    @property
+    def frozen_at(self) -> float | None:
+        """When the picture was frozen."""
+        return self._frozen[1] if self._frozen else None
+
+    def shown(self) -> tuple[View, float]:
+        """What is to be seen, and at which time."""
+        if self._past is not None:
+            return self._past_view, self._clock()
+        return self._frozen or (self.view, self._clock())
 
     def frame(self) -> None:
         """Fold what has arrived, and show it unless the picture is frozen."""
-        facts = [self._facts.get_nowait() for _ in range(self._facts.qsize())]
-        self.view = fold(self.view, facts)
-        self._overview.show(*(self._frozen or (self.view, self._clock())))
+        self.view = fold(self.view, _taken(self._facts))
+        if self._past is not None:
+            self._past_view = fold(self._past_view, _taken(self._past_facts))
+        page = self.page
+        if page is None:
+            return
+        view, now = self.shown()
+        page.show(view, now)
+        if isinstance(self.screen, Confirm):
+            self.screen.show(view)
+        # What the past wants is on its tape.
+        self._source.want(self._wants(page) if self._past is None else Wants())
+
+    def _wants(self, page: Page) -> Wants:
+        wants = page.wants()
+        if self.asked_for and self.asked_for not in wants.blasts:
+            wants = msgspec.structs.replace(wants, blasts=(*wants.blasts, self.asked_for))
+        return wants
+
+    # ------------------------------------------------------------------ the screens
+
+    def goto(self, screen: ScreenName) -> None:
+        """Show another screen."""
+        here = self.page
+        if here is None or screen == here.TAG or self.screen is not here:
+            return
+        self._before = [*self._before[-len(SCREENS) :], here.TAG]
+        self._switch(screen)
+
+    def _switch(self, screen: ScreenName) -> None:
+        """The overview lies under all other screens, of which there is one at a time."""
+        coming = self.pages[screen]
+        if coming.is_mounted:  # It still has the picture that was left there, maybe of minutes ago.
+            coming.show(*self.shown())
+        if screen == "overview":
+            self.pop_screen()
+        elif self.page is self.pages["overview"]:
+            self.push_screen(screen)
+        else:
+            self.switch_screen(screen)
+        self.call_after_refresh(self.frame)
+
+    def action_goto(self, screen: ScreenName) -> None:
+        """Keys 1 to 8."""
+        self.goto(screen)
+
+    async def action_back(self) -> None:
+        """From the past to now, else without the filter, else the screen before."""
+        page = self.page
+        if self._past is not None and self.options.client is not None:
+            self._come_back()
+        elif page is not None and page.words:
+            page.search("")
+        elif self._before:
+            self._switch(self._before.pop())
+        elif page is not None and page.TAG != "overview":
+            self._switch("overview")
+
+    def action_help(self) -> None:
+        """What the keys do here."""
+        page = self.page
+        self.push_screen(Help(page.TAG if page is not None else "overview"))
+
+    def action_filter(self) -> None:
+        """Ask for words."""
+        page = self.page
+        if page is not None:
+            self.push_screen(Prompt("/ filter", page.words, "words that rows must have"), self._filter)
+
+    def _filter(self, words: str | None) -> None:
+        if words is not None and self.page is not None:
+            self.page.search(words.strip())
+
+    def action_copy(self) -> None:
+        """The same as a command."""
+        if self.page is not None:
+            self.copy(self.page.command())
+
+    def copy(self, command: str) -> None:
+        """Put a command where a terminal can paste it from, and say it, for terminals that cannot."""
+        self.copy_to_clipboard(command)
+        self.say(command)
+
+    def say(self, text: str, *, bad: bool = False) -> None:
+        """Show one sentence for a while."""
+        self.notify(text, severity="error" if bad else "information", markup=False)
+
+    # ------------------------------------------------------------------ commands
+
+    def action_command(self) -> None:
+        """Ask for a command."""
+        self.push_screen(Prompt(": go", "", "a screen's name, theme NAME, at TIME, q"), self._command)
+
+    def _command(self, text: str | None) -> None:
+        if not text or not text.strip():
+            return
+        try:
+            said = commands.parse(text)
+        except ValueError as error:
+            self.say(str(error), bad=True)
+            return
+        if isinstance(said, commands.Goto):
+            self.goto(said.screen)
+            return
+        doing: dict[str, Callable[[str], Any]] = {
+            "q": lambda _rest: self.exit(), "quit": lambda _rest: self.exit(),
+            "help": lambda _rest: self.action_help(), "theme": self._theme, "at": self._time, "filter": self._filter,
+        }  # fmt: skip
+        doing[said.word](said.rest)
+
+    def _theme(self, name: str) -> None:
+        if name not in themes.THEMES:
+            self.say(f"there is no theme {name!r}: there are {', '.join(themes.THEMES)}", bad=True)
+            return
+        self.theme = next(themes.textual_name(theme) for theme in themes.THEMES if theme == name)
+        for page in self.pages.values():
+            page.refresh(layout=False)
+
+    # ------------------------------------------------------------------ time
 
     def action_freeze(self) -> None:
         """Hold the picture, or let it go on. What happens meanwhile is not lost."""
+        if self._past is not None:
+            self._past.play()
+            return
         now = self._clock()
         self._frozen = None if self._frozen else (self.view, now)
-        self._overview.frozen_at = now if self._frozen else None
         self.frame()
 
-    def action_help(self) -> None:
-        """What the keys do."""
-        self.push_screen(Help())
+    def action_time(self) -> None:
+        """Ask for a time."""
+        self.push_screen(Prompt("t time", "", SAYS), self._time)
+
+    def _time(self, text: str | None) -> None:
+        if text is None:
+            return
+        shown = self._past_view.heard_at if self._past is not None else None
+        try:
+            at = moment(text, self._clock(), shown)
+        except ValueError as error:
+            self.say(str(error), bad=True)
+            return
+        if text.strip() in {"now", ""}:
+            self._come_back()
+        else:
+            self.visit(at)
+
+    def action_seek(self, by: int) -> None:
+        """In the past: so many seconds on, or back."""
+        if self._past is None:
+            self.say("this is now; t shows a moment of the past")
+        else:
+            self._past.move(float(by))
+
+    def visit(self, at: float) -> None:
+        """Show the past at ``at``, standing still."""
+        if self._past is not None:
+            self._past.seek(at)
+        elif self.options.load is None:
+            self.say("there is no past to show here", bad=True)
+        else:
+            self.open_past(self.options.load, at, playing=False)
+
+    def open_past(self, load: Load, at: float, *, playing: bool) -> None:
+        """Show the past from ``at`` on."""
+        self._frozen = None
+        self._past_view = View()
+        self._past = Replay(load, self._past_facts.put, at, playing=playing)
+        self._run(self._past.threads)
+
+    def _come_back(self) -> None:
+        if self.options.client is None:
+            self.say("a file has no now", bad=True)
+            return
+        if self._past is not None:
+            self._past.close()
+        self._past = None
+        self._past_facts = SimpleQueue()
+        self.frame()
+
+    # ------------------------------------------------------------------ acts
+
+    def ask(self, act: Act, preview: tuple[str, ...] = ()) -> None:
+        """Do ``act`` if it is allowed and confirmed."""
+        view, _ = self.shown()
+        if problem := refusal(act, view, read_only=self.options.read_only):
+            self.say(f"not done: {problem}. The same as a command: {act.command}", bad=True)
+            return
+        self.asked_for = preview
+
+        def answered(sure: bool | None) -> None:
+            self.asked_for = ()
+            if sure:
+                self._do(act)
+
+        self.push_screen(Confirm(act, view, preview, self.copy), answered)
+        self.frame()
+
+    def _do(self, act: Act) -> None:
+        client = self.options.client
+        if client is None:
+            self.say("not done: there is no daemon to ask", bad=True)
+            return
+
+        def work() -> None:
+            try:
+                said, bad = perform(client, act), False
+            except ClientError as error:
+                said, bad = f"not done: {error.problem}. {error.hint}".rstrip(), True
+            self.call_from_thread(self.say, said, bad=bad)
+
+        self.run_worker(work, thread=True)
+
+    def export(self, incident: str) -> None:
+        """Write an incident into the current folder."""
+        client = self.options.client
+        if client is None:
+            self.say("there is no daemon to ask", bad=True)
+            return
+        path = Path(f"{incident}.json").absolute()
+
+        def work() -> None:
+            try:
+                bundle.write(path, client.bundle(incident))
+            except ClientError as error:
+                self.call_from_thread(self.say, f"not written: {error.problem}", bad=True)
+            except OSError as error:
+                self.call_from_thread(self.say, f"{path} cannot be written: {error.strerror}", bad=True)
+            else:
+                self.call_from_thread(self.say, f"written: oobleck-console --bundle {path}")
+
+        self.run_worker(work, thread=True)
+
+
+def _taken(queue: SimpleQueue[AnyFact]) -> list[AnyFact]:
+    return [queue.get_nowait() for _ in range(queue.qsize())]

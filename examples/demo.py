@@ -2,11 +2,13 @@
 
 Everything is done by the installed commands, as a user would do it; only the progress bar looks at the API
 itself. The cluster lives in a temporary folder. However this ends (also by Ctrl-C or SIGTERM), it ends the
-cluster that it started. The last line is what ``oobleckctl verify`` found.
+cluster that it started; with ``--keep`` one that came to its end stays, to be looked at. The last line is what
+``oobleckctl verify`` found, or with ``--keep`` how to end the cluster.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
@@ -182,8 +184,32 @@ def _interrupted(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def _say_where(demo: Demo) -> None:
+    """How to look at a cluster that stays, and how to end it."""
+    console.print(
+        f"\nthe cluster stays: OOBLECK_STATE={demo.state} oobleck-console", markup=False, soft_wrap=True
+    )
+    console.print(f"to end it: oobleckctl down --state {demo.state}", markup=False, soft_wrap=True)
+
+
+def _clean_up(demo: Demo, code: int) -> None:
+    """End the cluster. Its folder stays where something went wrong."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the clean-up is not to be cut off
+    subprocess.run(
+        [Path(sys.executable).with_name("oobleckctl"), "down", "--state", demo.state],
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    if code != 1:
+        shutil.rmtree(demo.state, ignore_errors=True)
+
+
 def main() -> int:
     """Run the demo and clean up, whatever happens."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--keep", action="store_true", help="leave the cluster running where all went well")
+    keep = parser.parse_args().keep
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupted)
     demo = Demo(Path(tempfile.mkdtemp(prefix="oobleck-demo-")))
@@ -196,15 +222,10 @@ def main() -> int:
     except KeyboardInterrupt:
         code = 130
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # the clean-up is not to be cut off
-        subprocess.run(
-            [Path(sys.executable).with_name("oobleckctl"), "down", "--state", demo.state],
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
-        if code != 1:
-            shutil.rmtree(demo.state, ignore_errors=True)
+        if keep and code == 0:
+            _say_where(demo)
+        else:
+            _clean_up(demo, code)
     return code
 
 

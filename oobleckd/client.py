@@ -11,7 +11,7 @@ import http.client
 import math
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -33,6 +33,16 @@ from oobleckd.protocol.api import (
 )
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import How
+from oobleckd.protocol.watch import (
+    BlastView,
+    Bundle,
+    DebugView,
+    GoodputView,
+    LayerView,
+    Past,
+    SampledSteps,
+    ScheduleView,
+)
 from oobleckd.unixhttp import (
     Answer,
     ApiProblem,
@@ -133,9 +143,41 @@ class Client:
         """Templates of ``job``, or of the job that is deployed."""
         return self._get("/v1/templates", Items[TemplateView], job=job).items
 
+    def layers(self, job: str = "") -> tuple[LayerView, ...]:
+        """Who holds each layer of ``job``, or of the job that is deployed."""
+        return self._get("/v1/layers", Items[LayerView], job=job).items
+
+    def schedules(self, job: str = "") -> SampledSteps:
+        """The steps whose op times the daemon has."""
+        return self._get("/v1/schedules", SampledSteps, job=job)
+
+    def schedule(self, job: str = "", step: int = 0, *, modelled: bool = False) -> ScheduleView:
+        """Step ``step`` (0: the newest) as it was, or as modelled. ApiProblem 404 where nobody told of it, 409 where nothing is deployed."""
+        return self._get("/v1/schedule", ScheduleView, job=job, step=step or "", modelled=int(modelled) or "")
+
+    def goodput(self, job: str) -> GoodputView:
+        """Where the time of the job's devices went."""
+        return self._get(f"/v1/jobs/{quote(job, safe='')}/goodput", GoodputView)
+
+    def blast(self, job: str, nodes: Iterable[str]) -> BlastView:
+        """What would follow for ``job`` ("": the active one) if ``nodes`` died now, all at once. ApiProblem 404 for a node that nobody knows, 409 where nothing is deployed."""
+        return self._get("/v1/blast", BlastView, job=job, nodes=",".join(nodes))
+
+    def past(self, at: float, span_s: float = 60.0) -> Past:
+        """The state at ``at`` (POSIX seconds) and what came within ``span_s`` seconds after it. ApiProblem 404 where nothing is kept."""
+        return self._get("/v1/past", Past, at=repr(at), span=repr(span_s))
+
+    def bundle(self, incident: str) -> Bundle:
+        """An incident with the past around it. ApiProblem 404 where that is no longer kept."""
+        return self._get(f"/v1/incidents/{quote(incident, safe='')}/bundle", Bundle)
+
     def story(self, key: str) -> tuple[Change, ...]:
         """The causal chain of ``node:NAME``, ``incident:ID`` or ``job:ID``, as far back as is kept."""
         return self._get("/v1/story", Items[Change], key=key).items
+
+    def debug(self) -> DebugView:
+        """The daemon itself, as it stands. ApiProblem 403 for who may not act."""
+        return self._get("/v1/debug", DebugView)
 
     def metrics(self) -> str:
         """Metrics in the Prometheus text format."""
@@ -193,19 +235,35 @@ class Client:
         return decode(self._request("POST", path, msgspec.json.encode(body)), Accepted)
 
     def _request(self, method: str, target: str, body: bytes | None = None) -> bytes:
+        """The answer's body. Who only reads asks once more where a daemon ended over the question."""
+        try:
+            status, reason, data = self._exchange(method, target, body)
+        except (ConnectionResetError, BrokenPipeError) as error:
+            if method != "GET":
+                raise unreachable(self.socket_path, error) from error
+            status, reason, data = self._again(target)
+        except (OSError, http.client.HTTPException) as error:
+            raise unreachable(self.socket_path, error) from error
+        if status >= http.client.BAD_REQUEST:
+            raise problem_of(status, reason, data)
+        return data
+
+    def _again(self, target: str) -> tuple[int, str, bytes]:
+        try:
+            return self._exchange("GET", target, None)
+        except (OSError, http.client.HTTPException) as error:
+            raise unreachable(self.socket_path, error) from error
+
+    def _exchange(self, method: str, target: str, body: bytes | None) -> tuple[int, str, bytes]:
+        """Status, reason and body. Raises OSError or HTTPException."""
         connection = UnixConnection(self.socket_path, self._timeout_s)
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
             connection.request(method, target, body, headers)
             response = connection.getresponse()
-            data = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise unreachable(self.socket_path, error) from error
+            return response.status, response.reason, response.read()
         finally:
             connection.close()
-        if response.status >= http.client.BAD_REQUEST:
-            raise problem_of(response.status, response.reason, data)
-        return data
 
 
 class Events(Iterator[Change]):

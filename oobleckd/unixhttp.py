@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from oobleckd.protocol.api import Problem
+from oobleckd.protocol.unreadable import UNREADABLE
 
 Answer = TypeVar("Answer")
 
@@ -83,7 +84,7 @@ def decode(data: bytes, kind: type[Answer]) -> Answer:
     """An answer's body. Raises BadAnswer."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise BadAnswer(
             f"the daemon's answer cannot be read: {error}",
             "daemon and client may be of different versions: compare `oobleckctl status` and `--version`",
@@ -94,7 +95,7 @@ def problem_of(status: int, reason: str, data: bytes) -> ApiProblem:
     """What an answer with an error status says."""
     try:
         told = msgspec.json.decode(data, type=Problem)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return ApiProblem(status, reason, data.decode(errors="replace").strip())
     return ApiProblem(status, told.title, told.detail, told.hint)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from math import inf
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ class Rule(NamedTuple):
 
     It does not begin an F (a W) where something more urgent is known to arrive within this share of the time that
     it takes; and has at most ``ahead`` more micro-batches in flight than 1F1B. Forwards
-    come by their micro-batches; with ``mixed`` those that take different ways in turn.
+    come by their micro-batches; with ``mixed`` those that take different ways in turn, with ``shuffled`` in the order of that seed.
     """
 
     f_patience: float = 0.0
@@ -30,6 +31,7 @@ class Rule(NamedTuple):
     ahead: float = 0.0
     eager: bool = False
     mixed: bool = False
+    shuffled: int | None = None
 
 
 READY_FIRST = Rule()
@@ -51,6 +53,8 @@ RULES_FUSED = (
     Rule(0.0, 0.0, 1, eager=True, mixed=True),
 )
 """Those that were best, of 72 that were tried on random shops: all others together bring less than 0.2 % more."""
+RULES_SHUFFLED = (Rule(0.0, 0.0, inf, eager=True), Rule(0.0, 0.0, inf))
+"""Tried with one seed after the other. Where stages are alike most moves of a search change nothing, and beginning elsewhere finds what it cannot."""
 
 
 class Dispatched(NamedTuple):
@@ -171,7 +175,7 @@ class _Floor:
 
     def __init__(self, shop: Shop, rule: Rule, rounds: int) -> None:
         self.shop, self.rule, self.rounds = shop, rule, rounds
-        self.rank = _ranks(shop, mixed=rule.mixed)
+        self.rank = _ranks(shop, rule)
         self.most = _most(shop)
         self.benches = [[self._bench(device) for device in range(len(shop.names))] for _ in range(rounds)]
         self.round = [0] * len(shop.names)
@@ -297,9 +301,30 @@ def dispatch(shop: Shop, rule: Rule, rounds: int = 1) -> Dispatched:
     return _Floor(shop, rule, rounds).run()
 
 
-def _ranks(shop: Shop, *, mixed: bool) -> list[int]:
-    """Hop -> when its micro-batch is to come, of all; ``mixed``: those of different ways in turn."""
-    if not mixed:
+def mirrored(shop: Shop, rule: Rule) -> tuple[Orders, ...]:
+    """Orders of a flushed step with a backward as a whole that ``rule`` leads to from its end to its beginning.
+
+    Seen from its end such a step is another one: B of the first stage comes first, F of the first stage last, and what is held is
+    the same. A rule that makes the beginning tight then makes the end so.
+    """
+    assert not shop.apart, "W waits for its I alone, which mirrored is no F"
+    seconds = list(shop.seconds)
+    seconds[::2], seconds[1::2] = seconds[1::2], seconds[::2]
+    found = dispatch(replace(shop, seconds=tuple(seconds)), rule).orders
+    return tuple(tuple(tuple(op ^ 1 for op in reversed(order)) for order in orders) for orders in found)
+
+
+def _mixed_bits(seed: int, number: int) -> int:
+    """A number that looks like chance, and is the same each time."""
+    return int.from_bytes(blake2b(b"%d %d" % (seed, number), digest_size=8).digest())
+
+
+def _ranks(shop: Shop, rule: Rule) -> list[int]:
+    """Hop -> when its micro-batch is to come, of all."""
+    if rule.shuffled is not None:
+        keys = [_mixed_bits(rule.shuffled, index) for index in range(len(shop.routes))]
+        return [keys[index] for index, _ in shop.hops]
+    if not rule.mixed:
         return [index for index, _ in shop.hops]
     ways: dict[tuple[str, ...], list[int]] = {}
     for index, route in enumerate(shop.routes):

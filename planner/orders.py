@@ -9,7 +9,8 @@ belongs to the op before it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
+from math import inf
 from typing import NamedTuple
 
 from planner.pipe import Pipe
@@ -17,10 +18,13 @@ from planner.pipe import Pipe
 Orders = tuple[str, ...]
 Ends = list[dict[str, list[float]]]
 Place = tuple[int, int]  # device, position in its order
+Op = tuple[str, int]  # letter, how many of it came before
 
 TENURE = 12  # rounds in which the search does not go back to an order it has left
 PATIENCE = 60  # rounds without a better makespan after which the search ends
 ROUNDING = 1e-9
+MOST_A_ROUND = 150_000
+"""Ops run in trials of one round beyond what the search has left, about a sixth of a second. Where all changes of a round would take more, the likeliest are tried."""
 
 
 class Found(NamedTuple):
@@ -29,6 +33,15 @@ class Found(NamedTuple):
     makespan_s: float
     orders: Orders
     ops_left: int
+
+
+class Change(NamedTuple):
+    """The new ``order`` of ``device``, which differs from its old one between positions ``low`` and ``high``."""
+
+    device: int
+    order: str
+    low: int
+    high: int
 
 
 class Run(NamedTuple):
@@ -105,7 +118,7 @@ def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> F
 
     Tabu search of job shops (Nowicki and Smutnicki 1996): only a change on the critical path can help.
     Every round takes the best change of one order, even for the worse, but not back to one just left. Ends
-    at ``good_enough_s``, or after ``num_ops`` ops were run in trials.
+    at ``good_enough_s``, or after ``num_ops`` ops were run in trials; a round that is begun is ended, within ``MOST_A_ROUND``.
     """
     size = sum(map(len, orders))
     now = run(pipe, orders)
@@ -116,9 +129,7 @@ def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> F
     while num_ops > 0 and number - since < PATIENCE and best_s > good_enough_s * (1 + ROUNDING):
         number += 1
         options: list[tuple[float, int, str, Run]] = []
-        for device, order in _changes(pipe, orders, now):
-            if not allowed(pipe, device, order):
-                continue
+        for device, order, _, _ in _likeliest(pipe, orders, now, max(num_ops, MOST_A_ROUND) // size):
             num_ops -= size
             tried = run(pipe, (*orders[:device], order, *orders[device + 1 :]))
             if tried is None:
@@ -136,19 +147,103 @@ def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> F
     return Found(best_s, best, num_ops)
 
 
-def _changes(pipe: Pipe, orders: Orders, now: Run) -> Iterator[tuple[int, str]]:
-    """(device, its new order): in every block of ops that follow each other on the critical path, two
-    neighbours swapped, one op before all others, one behind them.
+def _likeliest(pipe: Pipe, orders: Orders, now: Run, most: int) -> Iterator[Change]:
+    """All changes that are allowed; where there are more than ``most``, so many of those that are expected to be best."""
+    changes = list(_changes(pipe, orders, now))
+    if len(changes) > most:
+        tails = _tails(pipe, orders, now)
+        changes.sort(key=lambda change: (_expected(pipe, now, tails, change), change))
+    yield from islice((each for each in changes if allowed(pipe, each.device, each.order)), max(1, most))
+
+
+def _changes(pipe: Pipe, orders: Orders, now: Run) -> Iterator[Change]:
+    """In every block of ops that follow each other on the critical path, two neighbours swapped, one op before all others, one
+    behind them.
     """
     for device, first, last in _blocks(_critical(pipe, orders, now)):
         order = orders[device]
         head, block, tail = order[:first], order[first : last + 1], order[last + 1 :]
-        changed = {
-            *(block[:at] + block[at + 1] + block[at] + block[at + 2 :] for at in range(len(block) - 1)),
-            *(block[at] + block[:at] + block[at + 1 :] for at in range(len(block))),
-            *(block[:at] + block[at + 1 :] + block[at] for at in range(len(block))),
-        }
-        yield from ((device, head + new + tail) for new in sorted(changed - {block}))
+        changed: dict[str, tuple[int, int]] = {}
+        for at in range(len(block) - 1):
+            changed.setdefault(block[:at] + block[at + 1] + block[at] + block[at + 2 :], (at, at + 1))
+        for at in range(len(block)):
+            changed.setdefault(block[at] + block[:at] + block[at + 1 :], (0, at))
+            changed.setdefault(block[:at] + block[at + 1 :] + block[at], (at, len(block) - 1))
+        changed.pop(block, None)
+        for new, (low, high) in sorted(changed.items()):
+            yield Change(device, head + new + tail, first + low, first + high)
+
+
+def _tails(pipe: Pipe, orders: Orders, now: Run) -> Ends:
+    """From the end of each op to that of the run, laid out as ``Run.ends``."""
+    tails: Ends = [{letter: [0.0] * len(ends) for letter, ends in mine.items()} for mine in now.ends]
+    places = [_places(order) for order in orders]
+    ops = [
+        (now.ends[device][letter][k], device, at)
+        for device, mine in enumerate(places)
+        for at, (letter, k) in enumerate(mine)
+    ]
+    for _, device, at in sorted(ops, reverse=True):  # whatever waits for an op ends after it
+        letter, k = places[device][at]
+        tail_s = 0.0
+        if at + 1 < len(places[device]):
+            after, count = places[device][at + 1]
+            tail_s = pipe.times[device][after] + tails[device][after][count]
+        fed = pipe.feeds[device].get(letter)
+        if fed is not None:
+            tail_s = max(tail_s, pipe.times[fed[0]][fed[1]] + tails[fed[0]][fed[1]][k])
+        tails[device][letter][k] = tail_s
+    return tails
+
+
+def _expected(pipe: Pipe, now: Run, tails: Ends, change: Change) -> float:
+    """The longest path through the ops between ``low`` and ``high`` in their new order, as if nothing else moved (Balas and Vazacopoulos 1998):
+    an estimate of the makespan; inf where an op comes before its source.
+    """
+    device, order, _, high = change
+    took, heads = pipe.times[device], _heads(pipe, now, change)
+    if heads is None:
+        return inf
+    behind_s = longest_s = 0.0
+    if high + 1 < len(order):
+        after = order[high + 1]
+        behind_s = took[after] + tails[device][after][order.count(after, 0, high + 1)]
+    later: dict[Op, float] = {}
+    for (letter, k), end_s in reversed(heads.items()):
+        fed = pipe.feeds[device].get(letter)
+        if fed is not None:
+            other, what = fed
+            tail_s = later.get((what, k)) if other == device else None
+            behind_s = max(
+                behind_s, pipe.times[other][what] + (tails[other][what][k] if tail_s is None else tail_s)
+            )
+        later[letter, k] = behind_s
+        longest_s = max(longest_s, end_s + behind_s)
+        behind_s += took[letter]
+    return longest_s
+
+
+def _heads(pipe: Pipe, now: Run, change: Change) -> dict[Op, float] | None:
+    """When the ops between ``low`` and ``high`` end in their new order, as if nothing else moved; None where one comes before its source."""
+    device, order, low, high = change
+    took, ends = pipe.times[device], now.ends
+    counts = {letter: order.count(letter, 0, low) for letter in took}
+    end_s = ends[device][order[low - 1]][counts[order[low - 1]] - 1] if low else 0.0
+    found: dict[Op, float] = {}
+    for letter in order[low : high + 1]:
+        k = counts[letter]
+        counts[letter] += 1
+        source = pipe.sources[device][letter]
+        if source is not None and source[0] == device and counts[source[1]] <= k:
+            return None
+        if source is not None:
+            op = source[1], k
+            end_s = max(
+                end_s, found[op] if source[0] == device and op in found else ends[source[0]][source[1]][k]
+            )
+        end_s += took[letter]
+        found[letter, k] = end_s
+    return found
 
 
 def _critical(pipe: Pipe, orders: Orders, now: Run) -> list[Place]:
@@ -173,7 +268,7 @@ def _critical(pipe: Pipe, orders: Orders, now: Run) -> list[Place]:
         path.append((device, position))
 
 
-def _places(order: str) -> list[tuple[str, int]]:
+def _places(order: str) -> list[Op]:
     """Position -> (letter, how many of it came before)."""
     counts: dict[str, int] = {}
     places = []

@@ -90,7 +90,8 @@ class Rejected(msgspec.Struct, frozen=True):
 class Proposal(msgspec.Struct, frozen=True):
     """A plan, the copies that lead to it, its modelled cost in seconds, and one sentence of reason.
 
-    ``ops``: device -> its schedule, as text.
+    ``ops``: device -> its schedule, as text. ``beforehand_s``: seconds until the copies are made while training goes on, before the stop; 0: they are made
+    in the stop, as they are where the caller cannot wait; negative: the policy has not weighed it.
     """
 
     plan: Plan
@@ -99,6 +100,7 @@ class Proposal(msgspec.Struct, frozen=True):
     reason: str
     rejected: tuple[Rejected, ...] = ()
     ops: dict[str, str] = {}
+    beforehand_s: float = -1.0
 
 
 class Policy(Protocol):

@@ -9,9 +9,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
-from planner.dispatch import READY_FIRST, ROUNDS, RULES, RULES_FUSED, dispatch, has_room
+from planner.dispatch import (
+    READY_FIRST,
+    ROUNDS,
+    RULES,
+    RULES_FUSED,
+    RULES_SHUFFLED,
+    Rule,
+    dispatch,
+    has_room,
+    mirrored,
+)
 from planner.plan import Layout, Route
 from planner.policy import Setup
 from planner.profile import Profile
@@ -23,6 +34,7 @@ MOST_HOPS = 20_000
 """Of a step that is run to see how long it takes: some tenths of a second. Beyond it whoever asks must estimate."""
 EFFORT_AT_ONCE = 300_000  # ops run in search of orders while training waits for them or goes on ready-first: about half a second
 DISPATCHED = 10  # an op that a rule places costs as much as so many that are run
+SHUFFLES = 32  # orders in which micro-batches may come, tried by the rules as far as the effort goes
 STARTS = 3  # the search begins from so many of the best orders
 WORTH = 0.01
 """An order must be modelled to save so much of a step, or ready-first stays: a stop costs about a step of the horizon's hundred."""
@@ -135,14 +147,20 @@ def _best(
 
 
 def _dispatched(shop: Shop, effort: int, *, staggered: bool) -> Iterator[Orders]:
+    """What rules lead to, from the beginning of a step and, where that can be, from its end."""
     rounds = ROUNDS if staggered else 1
     if not has_room(shop):
         return
-    for rule in RULES if shop.apart else RULES_FUSED:
-        if effort <= 0:
-            return
-        effort -= DISPATCHED * rounds * len(shop.seconds)
-        yield from dispatch(shop, rule, rounds).orders
+    for rule in chain(RULES if shop.apart else RULES_FUSED, _shuffled()):
+        for from_end in (False,) if shop.apart or staggered else (False, True):
+            if effort <= 0:
+                return
+            effort -= DISPATCHED * rounds * len(shop.seconds)
+            yield from mirrored(shop, rule) if from_end else dispatch(shop, rule, rounds).orders
+
+
+def _shuffled() -> Iterator[Rule]:
+    return (rule._replace(shuffled=seed) for seed in range(SHUFFLES) for rule in RULES_SHUFFLED)
 
 
 def _seconds(shop: Shop, orders: Orders, *, staggered: bool) -> float | None:

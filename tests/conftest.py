@@ -37,12 +37,15 @@ _SECOND = (
 
 
 class _LiveTogether(LoadScopeScheduling):
-    """Two lots of tests with real clusters; every other test goes where there is time."""
+    """Two lots of tests with real clusters; every other file of such, and every other test, goes where there is time."""
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(_FIRST):
             return "live"
-        return "also live" if nodeid.startswith(_SECOND) else nodeid
+        if nodeid.startswith(_SECOND):
+            return "also live"
+        # One cluster for all tests of a file, and not one in each process.
+        return nodeid.partition("::")[0] if nodeid.startswith("tests/loopback/") else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:

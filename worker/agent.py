@@ -15,16 +15,19 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import click
 import zmq
 import zmq.auth
 
+from oobleckd import journald, sd
 from oobleckd.protocol import urgency
 from oobleckd.protocol.program import ConfiguredProgram
 from worker.children import Setting
 from worker.node import Agent, AgentConfig
+from worker.notices import NONE, Source, UnknownSource, find_source
 from worker.uplink import CurveKeys
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -81,6 +84,19 @@ class AgentError(Exception):
     help="What this node fails together with, such as a zone of a cloud; plans keep neighbours apart.",
 )
 @click.option(
+    "--notice-s",
+    type=click.FloatRange(min=0.0),
+    default=0.0,
+    show_default=True,
+    help="Seconds between SIGTERM and the end: what the node holds moves elsewhere first. 0: leave at once.",
+)
+@click.option(
+    "--notices",
+    default=NONE,
+    show_default=True,
+    help="Who else tells of the end: aws, gcp, azure, or an entry point of oobleckd.notices.",
+)
+@click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 def main(
@@ -97,6 +113,8 @@ def main(
     bind: str,
     host: str,
     zone: str,
+    notice_s: float,
+    notices: str,
     log_level: str,
 ) -> None:
     """Run the devices of this machine for an oobleck daemon.
@@ -104,14 +122,26 @@ def main(
     Values also come from OOBLECK_* variables, ./oobleck.toml, ~/.config/oobleck/config.toml and
     /etc/oobleck/config.toml ([worker]), in this order.
     """
-    _log_to_stderr(node, log_level)
+    _set_up_logging(node, log_level)
     if realtime and not urgency.hurry():
         _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
     try:
         _check_bind(bind)
         setting = Setting(kind, find_run_dir(run_dir), bind, host or host_identity())
-        keys = load_keys(*find_keys(node, keys_dir, key, server_key))
-        code = run_agent(AgentConfig(node, daemon, num_devices(devices, kind), setting, keys, spare, zone))
+        files = find_keys(node, keys_dir, key, server_key)
+        config = AgentConfig(
+            node,
+            daemon,
+            num_devices(devices, kind),
+            setting,
+            load_keys(*files),
+            partial(reload_keys, *files),
+            spare,
+            zone,
+            notice_s,
+            notice_source(notices),
+        )
+        code = run_agent(config)
     except AgentError as error:
         print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr)
         code = error.code
@@ -148,6 +178,14 @@ def num_devices(text: str, kind: str) -> int:
     return int(text)
 
 
+def notice_source(name: str) -> Source | None:
+    """Whom ``--notices`` names. Raises AgentError."""
+    try:
+        return find_source(name)
+    except UnknownSource as error:
+        raise AgentError(f"--notices: {error}", f"known: {', '.join(error.known)}") from error
+
+
 def find_run_dir(run_dir: Path | None) -> Path:
     """--run-dir, or the folder that systemd made. Raises AgentError when there is neither."""
     given = run_dir or os.environ.get("RUNTIME_DIRECTORY")
@@ -161,9 +199,12 @@ def find_run_dir(run_dir: Path | None) -> Path:
 def find_keys(
     node: str, keys_dir: Path | None, key: Path | None, server_key: Path | None
 ) -> tuple[Path | None, Path | None]:
-    """--key and --server-key; what is not given lies in --keys-dir, or below the state folder of a service."""
+    """--key and --server-key; what is not given lies in --keys-dir, is a credential of a service, or lies below its state folder."""
     state = os.environ.get("STATE_DIRECTORY")
     folder = keys_dir or (Path(state) / "keys" if state else None)
+    if keys_dir is None:
+        key = key or sd.credential(f"oobleck.{node}.key_secret")
+        server_key = server_key or sd.credential("oobleck.server.key")
     if folder is None:
         return key, server_key
     return key or folder / "nodes" / f"{node}.key_secret", server_key or folder / "server.key"
@@ -180,6 +221,15 @@ def load_keys(key: Path | None, server_key: Path | None) -> CurveKeys | None:
     if secret is None:
         raise AgentError(f"{key}: holds no secret key", "name the file that ends in .key_secret")
     return CurveKeys(public, secret, _certificate(server_key)[0])
+
+
+def reload_keys(key: Path | None, server_key: Path | None) -> CurveKeys | None:
+    """The same while the agent runs, which goes on with the keys that it has where they cannot be read."""
+    try:
+        return load_keys(key, server_key)
+    except AgentError as error:
+        _log.error("the keys stay as they are: %s; %s", error.problem, error.hint)
+        return None
 
 
 def host_identity() -> str:
@@ -242,11 +292,9 @@ def _only_one(config: AgentConfig) -> Iterator[None]:
         yield
 
 
-def _log_to_stderr(node: str, level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname).1s {node} %(name)s: %(message)s",
+def _set_up_logging(node: str, level: str) -> None:
+    journald.set_up(
+        level, logging.Formatter(f"%(asctime)s %(levelname).1s {node} %(name)s: %(message)s"), node=node
     )
 
 

@@ -28,6 +28,7 @@ from oobleckd.protocol.checkpoint import (
     step_name,
     sync_directory,
 )
+from oobleckd.protocol.unreadable import UNREADABLE
 from worker.errors import UserError
 from worker.models import Bucket
 
@@ -160,7 +161,7 @@ def read_manifest(directory: Path) -> Manifest:
         ) from error
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise UserError(f"checkpoint: {path} is no manifest: {error}", _USE_OTHER) from error
     if manifest.format != FORMAT:
         raise UserError(
@@ -173,8 +174,8 @@ def read_manifest(directory: Path) -> Manifest:
 def read_bucket(directory: Path, manifest: Manifest, bucket: Bucket, device: torch.device) -> Loaded:
     """The state of ``bucket``, checked against ``manifest``. Raises UserError."""
     with _opened(directory, manifest, bucket) as file:
-        metadata: dict[str, str] = file.metadata()  # type: ignore[no-untyped-call]
-        exponents = msgspec.json.decode(metadata["exponents"], type=tuple[int, ...])
+        metadata: dict[str, str] = file.metadata() or {}  # type: ignore[no-untyped-call]
+        exponents = _exponents(directory, metadata, bucket)
         params, exp_avgs, exp_avg_sqs = (_read(file, directory, kind, bucket, device) for kind in _KINDS)
     return Loaded(params, exp_avgs, exp_avg_sqs, exponents)
 
@@ -191,6 +192,8 @@ def _opened(directory: Path, manifest: Manifest, bucket: Bucket) -> Iterator[saf
     entry = next((entry for entry in manifest.buckets if entry.bucket == bucket.index), None)
     if entry is None:
         raise _other_model(directory, f"has no bucket {bucket.index}")
+    if Path(entry.file).name != entry.file:
+        raise UserError(f"checkpoint: {directory}: {entry.file!r} is no name of a file in it", _USE_OTHER)
     path = directory / entry.file
     try:
         _check_file(path, entry.num_bytes, entry.sha256)
@@ -201,6 +204,16 @@ def _opened(directory: Path, manifest: Manifest, bucket: Bucket) -> Iterator[saf
             yield file
     except (OSError, SafetensorError) as error:
         raise UserError(f"checkpoint: {path} cannot be read: {error}", _USE_OTHER) from error
+
+
+def _exponents(directory: Path, metadata: Mapping[str, str], bucket: Bucket) -> tuple[int, ...]:
+    try:
+        found = msgspec.json.decode(metadata.get("exponents", ""), type=tuple[int, ...])
+    except UNREADABLE as error:
+        raise _other_model(directory, f"has no exponents of bucket {bucket.index}: {error}") from error
+    if len(found) != len(bucket.keys):
+        raise _other_model(directory, f"has {len(found)} exponents of bucket {bucket.index}")
+    return found
 
 
 def _read(file: safe_open, directory: Path, kind: str, bucket: Bucket, device: torch.device) -> list[Tensor]:

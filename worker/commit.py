@@ -10,28 +10,39 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from oobleckd.protocol.parts import Flags, Outcome, Vote
+from oobleckd.protocol import corruption
+from oobleckd.protocol.corruption import Odd
+from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
 
 
 class ReplicasDisagree(RuntimeError):
-    """Two holders of a bucket have different gradient norms: silent data corruption."""
+    """Holders of a bucket have different bits (``odds``): silent data corruption."""
+
+    def __init__(self, odds: tuple[Odd, ...]) -> None:
+        what = ", ".join(f"{odd.what} of bucket {odd.bucket}" for odd in odds)
+        super().__init__(f"replicas disagree: {what}")
+        self.odds = odds
 
 
 def union(votes: Iterable[Vote]) -> Vote:
-    """All that several votes of one round say together. Raises ReplicasDisagree."""
+    """All that several votes of one round say together. Where replicas disagree the first word stands: whoever has all votes looks
+    (``Commit.committed``).
+    """
     norms: dict[int, tuple[float, ...]] = {}
     losses: dict[int, float] = {}
+    digests: dict[int, int] = {}
     nan = overflow = False
     flags = Flags()
     for vote in votes:
         for bucket, values in vote.norms.items():
-            if norms.setdefault(bucket, values) != values and not (vote.nan or vote.overflow):
-                raise ReplicasDisagree(f"replicas of bucket {bucket} disagree: {norms[bucket]} != {values}")
+            norms.setdefault(bucket, values)
+        for bucket, digest in vote.digests.items():
+            digests.setdefault(bucket, digest)
         losses.update(vote.losses)
         nan |= vote.nan
         overflow |= vote.overflow
         flags |= vote.flags
-    return Vote(norms, losses, nan, overflow, flags)
+    return Vote(norms, losses, nan, overflow, flags, digests)
 
 
 def outcome_of(vote: Vote) -> Outcome:
@@ -39,6 +50,11 @@ def outcome_of(vote: Vote) -> Outcome:
     if vote.nan:
         return "skipped"
     return "repeated" if vote.overflow else "applied"
+
+
+def after(was: Counters, outcome: Outcome) -> Counters:
+    """The counters after a round with ``outcome``."""
+    return Counters(was.round + 1, was.step + (outcome != "repeated"), was.applied + (outcome == "applied"))
 
 
 @dataclass(slots=True)
@@ -91,10 +107,17 @@ class Commit:
         return True
 
     def committed(self) -> Vote | None:
-        """The union of votes, once every live device has voted and no report is open."""
+        """The union of votes, once every live device has voted and no report is open. Raises ReplicasDisagree."""
         if self.frozen or self.own is None or not self.live <= self.votes.keys():
             return None
-        return union(self.votes[device] for device in sorted(self.live))
+        votes = {device: self.votes[device] for device in sorted(self.live)}
+        if not corruption.agree(votes):
+            raise ReplicasDisagree(corruption.odds(votes))
+        return union(votes.values())
+
+    def disagreements(self) -> tuple[Odd, ...]:
+        """What the votes heard so far do not agree on."""
+        return () if corruption.agree(self.votes) else corruption.odds(self.votes)
 
     def heard(self) -> Vote | None:
         """For ``Progress``: the union of what is known if this device is REDUCED."""

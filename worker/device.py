@@ -1,18 +1,16 @@
 """The device process: one per device, owns torch, lives through every reconfiguration.
 
-Owns the loop (controls, then the deployment under way, then the executor), what a control message does, and the answer to
+Owns the loop (controls, then the deployment under way, then the executor, then what comes beforehand for a plan), what a control message does, and the answer to
 a report in the middle of a task.
 Started by the agent (``process``); ends with it. Training itself is in ``executor``.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
+import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import assert_never
 
 import torch
@@ -25,12 +23,15 @@ from oobleckd.protocol.messages import (
     Deploy,
     DeviceFailed,
     DeviceUp,
+    Dismiss,
     Flag,
     FromWorker,
     Inject,
     LinkDown,
     Measure,
     Measured,
+    Prepare,
+    Prepared,
     Ready,
     Refused,
     Release,
@@ -39,43 +40,33 @@ from oobleckd.protocol.messages import (
     ToWorker,
     Welcome,
 )
-from oobleckd.protocol.parts import Counters, DeviceInfo, Flags
+from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
+from worker.ahead import Ahead
 from worker.commit import ReplicasDisagree
 from worker.data import open_corpus
-from worker.deploy import Deployment
+from worker.deploy import KINDS, Deployment, expected, outgoing
 from worker.errors import UserError, ends_the_process
 from worker.executor import Executor
 from worker.faults import ANYWHERE, Faults, hang_for_ever
+from worker.flip import flip
 from worker.groups.choose import choose
 from worker.groups.plane import Plane
+from worker.guard import SumsChanged
 from worker.link import DeviceLink
 from worker.mailbox import Key, Mailbox
 from worker.measure import measure
 from worker.models import load_spec
+from worker.place import Place, device_memory_bytes, device_model, give_back_memory, torch_device
 from worker.post import TransportPost
 from worker.pulse import LOOK_UP_S, Pulse
+from worker.staging import Staging, is_of
 from worker.store import Store
 from worker.tasks import order_of
 from worker.transport import Transport
 from worker.turn import Turn
 from worker.writer import Beside
 
-SDC_HINT = "a device computes wrong bits: find it with a memory and burn-in test; resume from a checkpoint"
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where this process runs: its name and kind, the host it shares with local peers, its folders; ``urgent``: whether
-    it answers before ordinary programs have their turn.
-    """
-
-    device: str
-    kind: str
-    host: str
-    bind: str
-    run_dir: Path
-    urgent: bool = False
 
 
 class DeviceProcess:
@@ -85,6 +76,7 @@ class DeviceProcess:
         self.place, self.pulse = place, pulse
         self.executor: Executor | None = None
         self.deployment: Deployment | None = None
+        self.staging: Staging | None = None
         self.job_id = ""
         self.mailbox, self.turn = Mailbox(), Turn()
         self.torch_device = torch_device(place)
@@ -102,6 +94,7 @@ class DeviceProcess:
         )
         self.post = TransportPost(self.transport, self.plane, self.mailbox, self.torch_device)
         self.faults = Faults(place.device, place.run_dir)
+        self.flips: list[How] = []
 
     def run(self) -> None:
         """Serve until the agent ends this process."""
@@ -146,19 +139,48 @@ class DeviceProcess:
 
     def _work(self) -> bool:
         """One piece of work; False when there is none."""
+        self._flip()
         try:
-            if self.deployment is not None and self.deployment.awaited:
-                with self.pulse.doing("copy", units=0):
-                    if self.deployment.advance():
-                        self._ready()
-                        return True
+            if self.deployment is not None and self.deployment.at_work and self._copy(self.deployment):
+                return True
             with self.pulse.doing("R"):  # forward, backward and update are named inside
-                return self.executor is not None and self.executor.advance()
+                if self.executor is not None and self.executor.advance():
+                    return True
+            return self._stage()
         except UserError as error:
             self._fail(error.problem, error.hint)
-        except ReplicasDisagree as error:
-            self._fail(str(error), SDC_HINT)
+        except (ReplicasDisagree, SumsChanged) as error:
+            self._distrust(error)
         return False
+
+    def _flip(self) -> None:
+        """Bits that were to flip, once there is something to flip."""
+        if self.flips and self.executor is not None:
+            reducer = self.executor.reducer
+            self.flips = [how for how in self.flips if not flip(how, reducer)]
+
+    def _copy(self, deployment: Deployment) -> bool:
+        """Go on with the deployment under way; whether there was anything to do."""
+        with self.pulse.doing("copy", units=0):
+            awaited = bool(deployment.awaited)
+            worked = deployment.advance()
+        if awaited and not deployment.awaited:
+            self._ready()
+        return worked
+
+    def _stage(self) -> bool:
+        """While there is nothing else to do: make an update of what came beforehand; False when nothing is to be done there either."""
+        staging = self.staging
+        if staging is None or self.deployment is not None:
+            return False
+        with self.pulse.doing("stage", units=0):
+            worked = staging.advance()
+        if worked:
+            self.faults.reach("stage", staging.round)
+        if not (worked or staging.told) and staging.caught_up:
+            staging.told = True
+            self.tell(Prepared(self.place.device, staging.number, staging.round))
+        return worked
 
     def _guarded(self, control: ToWorker) -> None:
         try:
@@ -166,11 +188,21 @@ class DeviceProcess:
                 self._handle(control)
         except UserError as error:
             self._fail(error.problem, error.hint)
+        except (ReplicasDisagree, SumsChanged) as error:
+            self._distrust(error)
+
+    def _distrust(self, error: ReplicasDisagree | SumsChanged) -> None:
+        """Bits are wrong; the daemon will say what to do."""
+        assert self.executor is not None, "who trains nothing compares nothing"
+        self.executor.distrust(error)
+        self._tell_up()
 
     def _handle(self, control: ToWorker) -> None:
         match control:
             case Measure():
                 self._measure(control)
+            case Prepare():
+                self._prepare(control)
             case Deploy():
                 self._deploy(control)
             case Resume():
@@ -182,11 +214,10 @@ class DeviceProcess:
             case Flag():
                 self._flag(control)
             case Release():
-                if control.job == self.job_id:
-                    self._release()
+                self._release_of(control.job)
             case Inject():
                 self._inject(control)
-            case Welcome() | Refused() | Ack():
+            case Welcome() | Refused() | Dismiss() | Ack():
                 pass  # the agent's business
             case _:
                 assert_never(control)
@@ -194,6 +225,8 @@ class DeviceProcess:
     def _inject(self, message: Inject) -> None:
         if message.how == "net-drop":
             self.transport.block(message.seconds)
+        elif message.how.startswith("flip-"):
+            self.flips.append(message.how)
         elif message.how == "hang" and not message.at and self.executor is None:
             self.pulse.wait()
             hang_for_ever()
@@ -217,10 +250,47 @@ class DeviceProcess:
         self.faults.reach("deploy", message.counters.round)
         self.transport.configure(message.peers, bytes.fromhex(message.secret))
         self.plane.enter(message.epoch, message.layout.holdings)
-        self.deployment = Deployment(message, executor.store, self.post, self.faults)
+        self._drop_before(message.prepared or sys.maxsize)
+        self.deployment = Deployment(
+            message, executor.store, self.post, self.faults, executor.ahead, self.staging
+        )
         self.deployment.start()
-        if self.deployment.advance():
+        if not self.deployment.awaited:
             self._ready()
+
+    def _prepare(self, message: Prepare) -> None:
+        """Copy beforehand, from the next commit on; or no more."""
+        if self.deployment is not None:
+            if self.executor is not None and self.executor.layout.epoch:
+                return
+            self._adopt(0)  # one that was given up, of which a device without a layout hears nothing else
+        self._drop_before(message.number if message.transfers else message.number + 1)
+        if not message.transfers:
+            return  # the job stays, empty: to begin it once more would drop letters of a deployment that are here already
+        if message.job != self.job_id:
+            self._release()
+        executor = self.executor or self._begin_job(message.job, message.spec)
+        self.transport.configure(message.peers, bytes.fromhex(message.secret))
+        store, device = executor.store, self.place.device
+        targets = outgoing(store, message.transfers, device)
+        if targets:
+            executor.ahead = Ahead(message.number, device, self.post, targets, message.rounds)
+        sources = expected(store, message.transfers, device)
+        missing = {bucket: source for bucket, source in sources.items() if bucket not in store.buckets}
+        if sources:
+            self.staging = Staging(message.number, executor.job, store, self.post, missing)
+
+    def _drop_before(self, number: int) -> None:
+        """Forget preparations before ``number``."""
+        if (
+            self.executor is not None
+            and self.executor.ahead is not None
+            and self.executor.ahead.number < number
+        ):
+            self.executor.ahead = None
+        if self.staging is not None and self.staging.number < number:
+            self.staging = None
+        self.post.purge(lambda key: is_of(key, number - 1))
 
     def _begin_job(self, job_id: str, job: Job) -> Executor:
         self.job_id = job_id
@@ -234,7 +304,8 @@ class DeviceProcess:
     def _ready(self) -> None:
         assert self.deployment is not None
         message = self.deployment.message
-        self.tell(Ready(self.place.device, message.epoch, self.deployment.copied_bytes))
+        copied_bytes, staged_bytes = self.deployment.copied_bytes, self.deployment.staged_bytes
+        self.tell(Ready(self.place.device, message.epoch, copied_bytes, staged_bytes))
         self.faults.reach("ready", message.counters.round)
 
     def _adopt(self, layout_epoch: int) -> None:
@@ -242,7 +313,8 @@ class DeviceProcess:
         deployment, self.deployment = self.deployment, None
         if deployment is None or self.executor is None:
             return
-        self.post.purge(lambda key: key[0] == "T" and int(key[1]) <= deployment.message.epoch)
+        self._drop_before(sys.maxsize)
+        self.post.purge(lambda key: key[0] in KINDS and int(key[1]) <= deployment.message.epoch)
         if deployment.message.epoch != layout_epoch:
             return
         self.executor.store.adopt(deployment.layers, deployment.incoming)
@@ -252,6 +324,7 @@ class DeviceProcess:
             self._release(abandon=False)  # its share of a checkpoint is wanted as before
         else:
             message = deployment.message
+            self.executor.sample_every, self.executor.check.recheck = message.sample_every, message.recheck
             self.executor.adopt(message.layout, message.counters, order_of(message.ops))
 
     def _resume(self, message: Resume) -> None:
@@ -276,13 +349,17 @@ class DeviceProcess:
         executor = self.executor
         if executor is None or message.epoch < executor.commit.answered:
             return
-        known = message.round >= executor.checkpointed  # else one was begun since this was said
+        known = message.round >= executor.saving.begun  # else one was begun since this was said
         executor.flags |= Flags(message.flags.hold, message.flags.checkpoint and known)
+
+    def _release_of(self, job_id: str) -> None:
+        if job_id == self.job_id:
+            self._release()
 
     def _release(self, *, abandon: bool = True) -> None:
         if self.executor is not None and abandon:
-            self.executor.writer.abandon()
-        self.executor, self.deployment, self.job_id = None, None, ""
+            self.executor.saving.writer.abandon()
+        self.executor, self.deployment, self.staging, self.job_id = None, None, None, ""
         self.post.purge(lambda _: True)
         self.plane.leave()
         self._forget(self.transport.peers())
@@ -306,7 +383,10 @@ class DeviceProcess:
         return self.transport.send(peer, key, tensors, meta)
 
     def _peer_lost(self, peer: str, why: str) -> None:
-        self.link.send(LinkDown(self.place.device, peer, why))
+        executor = self.executor
+        if executor is not None and executor.ahead is not None:
+            executor.ahead.broken.add(peer)
+        self.tell(LinkDown(self.place.device, peer, why))
 
     def _tell_up(self) -> None:
         """Where this device stands, for the agent's Hello."""
@@ -328,33 +408,3 @@ class DeviceProcess:
             holding=executor is not None and executor.holding,
         )
         self.link.send(DeviceUp(info))
-
-
-def give_back_memory() -> None:
-    """Have the C library return to the system what it keeps for allocations to come (``children``)."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc's
-        trim(0)
-
-
-def torch_device(place: Place) -> torch.device:
-    """The torch device of this process, set up so that its results repeat bit for bit."""
-    if place.kind != "cuda":
-        return torch.device("cpu")
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(mode=True)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    index = int(place.device.rpartition("/")[2]) % torch.cuda.device_count()
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
-
-
-def device_model(device: torch.device) -> str:
-    """Human name of the device, such as "NVIDIA H200" or "cpu"."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def device_memory_bytes(device: torch.device) -> int:
-    """Memory of the device in bytes; for the CPU that of the host."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -11,43 +11,39 @@ Owns neither processes nor sockets (``device``, ``post``), nor what a layer comp
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import msgspec
 
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import Decide, FromWorker, Held, Progress, StepDone
+from oobleckd.protocol.messages import Decide, FromWorker, Held, Progress
 from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
 from planner.plan import Detours, Layout, Route, standing_routes
-from worker.commit import Commit, outcome_of
+from worker.ahead import Ahead
+from worker.check import Check
+from worker.commit import Commit, ReplicasDisagree, after, outcome_of
 from worker.copies import KINDS as COPY_KINDS
 from worker.copies import Copies
 from worker.data import Corpus
 from worker.faults import Faults
+from worker.guard import SumsChanged
 from worker.mailbox import Key, Letter
+from worker.optimes import Round, op_times
 from worker.optimizer import clip_scale, lr_at
-from worker.passes import Clock, Given, Means, Passes
+from worker.passes import Passes
 from worker.post import Post
 from worker.pulse import Pulse
 from worker.reduce import Contribution, Reducer
-from worker.snapshot import Due, Share, due_after, ledger_digest, take_share
-from worker.stagger import Foresight, goes_through, restore, save
-from worker.store import Saved, Store
+from worker.round import Clock, Given, Means
+from worker.saving import Saving
+from worker.stagger import Foresight, Hurried, goes_through, restore, save
+from worker.store import Store
 from worker.tasks import NO_LAYERS, Order
+from worker.told import step_done
 from worker.turn import Aside
 from worker.update import apply_update, global_norm
 from worker.writer import Inline, Writer
-
-
-@dataclass(frozen=True, slots=True)
-class Hurried:
-    """The device has updated before all votes were in: the state ``saved`` before that, and the round ``ahead``."""
-
-    saved: dict[int, Saved]
-    ahead: Passes
 
 
 class Executor:
@@ -70,10 +66,7 @@ class Executor:
         self.device, self.job_id, self.job = device, job_id, job
         self.store, self.corpus, self.post, self.faults, self.tell = store, corpus, post, faults, tell
         self.pulse = pulse or Pulse()
-        self.writer = writer or Inline(tell, faults)
-        self.share: Share | None = None
-        self.due = Due()
-        self.checkpointed = 0  # the first round after the boundary of the last one
+        self.saving = Saving(device, job_id, job, store, corpus.digest, writer or Inline(tell, faults))
         self.layout = Layout(0, store.spec.num_layers, {}, ())
         self.dead: frozenset[str] = frozenset()
         self.detours: Detours | None = None
@@ -81,15 +74,19 @@ class Executor:
         self.flags = Flags()
         self.holding, self.hold_next = True, False
         self.commit = Commit(device)
-        self.reducer = Reducer(device, store, post, job.num_micro_batches, job.train.exact)
+        self.check = Check(device, job_id, job, store, self.pulse)
+        guarded = bool(self.check.every)
+        self.reducer = Reducer(device, store, post, job.num_micro_batches, job.train.exact, guarded=guarded)
         self.copies = Copies(device, job.schedule.sum_copies, post, self.reducer)
         self.order: Order = ()
+        self.sample_every = 0  # op times are told of rounds whose number it divides
         self.means = Means(device, job, store, corpus, post, faults, self.pulse, aside)
         self.late = False
         self.now = self._passes(self._given(self.counters))
         self.hurried: Hurried | None = None
         self.returned: dict[Key, Letter] = {}
         self.foresight = Foresight()
+        self.ahead: Ahead | None = None
 
     # ------------------------------------------------------------------ layouts and boundaries
 
@@ -102,7 +99,7 @@ class Executor:
         self.layout, self.dead, self.detours, self.counters = layout, frozenset(), None, counters
         self.holding, self.hold_next = True, False
         self.flags = Flags()
-        self.late, self.hurried, self.returned = False, None, {}
+        self.late, self.hurried, self.returned, self.ahead = False, None, {}, None
         self.reducer.adopt()
         self.copies.adopt(layout.epoch)
         self.commit.adopt(layout.epoch, counters.round, layout.holdings)
@@ -162,8 +159,8 @@ class Executor:
 
     def advance(self) -> bool:
         """Do one piece of work; False if everything waits for others or for the disk, or the device holds. Raises UserError."""
-        self.writer.check()
-        if self.holding or self.writer.blocks:
+        self.saving.writer.check()
+        if self.holding or self.saving.writer.blocks:
             return False
         heard = self._hear()
         if not self.commit.frozen:
@@ -222,8 +219,10 @@ class Executor:
 
     def _vote(self) -> None:
         vote = self.reducer.vote()
-        flags = self.flags | Flags(writing=self.writer.busy)
-        self.commit.cast(Vote(vote.norms, vote.losses, vote.nan, vote.overflow, flags))
+        flags = self.flags | Flags(writing=self.saving.writer.busy)
+        shared = [bucket for bucket, holders in self.reducer.holders.items() if len(holders) > 1]
+        digests = self.check.digests(self.counters.step, shared)
+        self.commit.cast(msgspec.structs.replace(vote, flags=flags, digests=digests))
         self.now.drop_shadows()
         self._send_vote()
         self.faults.reach("reduced", self.counters.round)
@@ -250,12 +249,14 @@ class Executor:
 
     def _hurry(self) -> None:
         """Update, and begin the next round, as if all votes were in and let the round through."""
+        began_s = self.means.now()
         with self.pulse.doing("U", units=max(1, len(self.store.layers))):
             saved = save(self.store)
             self.faults.reach("backup", self.counters.round)
             self._apply(1.0)
+        self.now.note("U", None, began_s, early=True)
         self.now.clock.early = True
-        following = self._given(_after(self.counters, "applied"))
+        following = self._given(after(self.counters, "applied"))
         self.hurried = Hurried(saved, self._passes(following, forward_only=True))
 
     def _take_back(self) -> dict[Key, Letter]:
@@ -263,7 +264,7 @@ class Executor:
         if self.hurried is None:
             return {}
         hurried, self.hurried = self.hurried, None
-        self._settle()
+        self.saving.settle()
         restore(self.store, hurried.saved)
         return hurried.ahead.taken
 
@@ -278,17 +279,25 @@ class Executor:
             self.faults.reach("validate", self.counters.round)
         if hurried is not None and self.late:
             self.returned = self._take_back()
-        self.due = due_after(self.job, vote, _after(self.counters, outcome_of(vote)).step)
+        due = self.saving.decide(vote, after(self.counters, outcome_of(vote)).step)
+        passes, was, began_s = self.now, self.counters, self.means.now()
         with self.pulse.doing("U", units=max(1, len(self.store.layers))):
             self._update(vote)
+        if self.hurried is None:
+            passes.note("U", None, began_s)
+        if self.ahead is not None:
+            with self.pulse.doing("copy", units=0):
+                self.ahead.committed(was, self.counters, self.store, self.reducer.reduced)
+                self.faults.reach("ahead", was.round)
         hold = self.hold_next or vote.flags.hold or self.finished
         self.commit.advance(vote)
-        done, after = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
-        self.flags = Flags(after.hold and not done.hold, after.checkpoint and not done.checkpoint)
+        done, later = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
+        self.flags = Flags(later.hold and not done.hold, later.checkpoint and not done.checkpoint)
         self.hold_next = False
         self._begin(self._begun(hold=hold))
-        if self.due.begins:
+        if due.begins:
             self.write_checkpoint()
+        self._tell_op_times(passes, was)
         return hold
 
     def _begun(self, *, hold: bool) -> Passes:
@@ -313,71 +322,58 @@ class Executor:
         elif outcome == "repeated":
             over = [bucket for bucket, part in self.reducer.reduced.items() if part.what.overflow]
             self.store.squeeze(over)
-        self._tell_step_done(vote, outcome, norm, lr)
-        self.counters = _after(self.counters, outcome)
+        taken_back = self.now.clock.early and self.hurried is None
+        self.tell(
+            step_done(
+                self.device, self.job_id, self.commit.epoch, self.counters, vote, outcome, (norm, lr),
+                self.corpus, self.now.clock, self.saving.due, taken_back=taken_back,
+                fingerprints=self.check.told(self.counters.step, vote),
+            )
+        )  # fmt: skip
+        self.counters = after(self.counters, outcome)
         self.faults.reach("updated", self.counters.round - 1)
         return outcome
 
     def _apply(self, scale: float) -> None:
         """Make the update of the present round, with ``scale`` times its gradients."""
-        self._settle()
+        self.saving.settle()
         apply_update(self.job, self.store, self.reducer.reduced, scale, self.counters, self.faults)
 
-    def _tell_step_done(self, vote: Vote, outcome: Outcome, norm: float, lr: float) -> None:
-        samples, ledger = ledger_digest(self.corpus, self.counters.step, vote.losses)
-        losses = [vote.losses[micro_batch] for micro_batch in sorted(vote.losses)]
-        self.tell(
-            StepDone(
-                self.device,
-                self.job_id,
-                self.commit.epoch,
-                self.counters,
-                outcome,
-                sum(losses) / len(losses),
-                norm,
-                lr,
-                samples,
-                ledger,
-                time.perf_counter() - self.now.clock.began,
-                self.now.clock.busy_s,
-                self.now.clock.gradients,
-                self.now.clock.forwards,
-                early=self.now.clock.early,
-                taken_back=self.now.clock.early and self.hurried is None,
-                checkpoint=self.due.begins,
-                skipped=self.due.skipped,
-            )
-        )
+    def _tell_op_times(self, passes: Passes, was: Counters) -> None:
+        """Of the round ``was``, if it is one of those that are told."""
+        of = Round(self.device, self.job_id, self.commit.epoch, self.layout.epoch, was)
+        message = op_times(of, passes.pieces, self.sample_every, self.means.now(), repaired=passes.repaired)
+        if message is not None:
+            self.tell(message)
 
     def hold(self) -> None:
         """Stop before the present round and say so."""
         self.holding = True
-        self.tell(Held(self.device, self.commit.epoch, self.counters, self.finished))
+        last = self.finished or self.saving.begun == self.counters.round
+        digests = self.check.of_state() if last else {}
+        self.tell(Held(self.device, self.commit.epoch, self.counters, self.finished, digests))
+
+    def distrust(self, error: ReplicasDisagree | SumsChanged) -> None:
+        """Bits are wrong here or elsewhere: say so, and go no further until the daemon knows what to do."""
+        self.holding = True
+        found = (error.odds, "") if isinstance(error, ReplicasDisagree) else ((), str(error))
+        self.tell(self.check.corrupted(self.commit.epoch, self.counters, *found))
 
     def write_checkpoint(self) -> None:
-        """Begin to write this device's share of the state at this boundary: of a copy, where the plan has room for one."""
+        """Begin to write this device's share of the state at this boundary."""
         live = frozenset(self.layout.holdings) - self.dead
-        copied = self.job.checkpoint.every != 0 and not self.finished and not self.writer.busy
         with self.pulse.doing("checkpoint", units=0):
-            self.share = take_share(
-                self.device, self.job_id, self.job, self.store, self.layout, live, self.counters,
-                self.corpus.digest, copied=copied,
-            )  # fmt: skip
-            self.checkpointed = self.counters.round
-            self.writer.begin(self.share)
-
-    def _settle(self) -> None:
-        """The state is about to change."""
-        if self.share is not None:
-            self.share.settle()
-            self.share = None
+            self.saving.begin(self.layout, live, self.counters, last=self.finished)
 
     # ------------------------------------------------------------------ failures
 
     def report(self, epoch: int, dead: Collection[str]) -> None:
         """Devices died (docs/recovery.md, A failure, 2). Answers ``Progress``; stale reports are ignored."""
+        odds = self.commit.disagreements()
         if not self.commit.report(epoch):
             return
+        if odds:  # who dies may have been the one that was wrong, and nobody will hear all votes any more
+            self.tell(self.check.corrupted(self.commit.epoch, self.counters, odds))
         self.copies.hear_all(self.dead)
         self.dead |= frozenset(dead)
         frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
@@ -421,7 +417,3 @@ class Executor:
         self.hold_next, self.holding = message.hold, False
         if self.commit.own is not None:
             self._send_vote()
-
-
-def _after(was: Counters, outcome: Outcome) -> Counters:
-    return Counters(was.round + 1, was.step + (outcome != "repeated"), was.applied + (outcome == "applied"))

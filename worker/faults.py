@@ -17,7 +17,7 @@ from pathlib import Path
 
 POINTS = (
     "forward", "backward", "weights", "reduce", "reduced", "backup", "validate", "commit", "update", "updated", "frozen", "deploy", "copy",
-    "ready", "checkpoint", "checkpoint-write",
+    "ready", "checkpoint", "checkpoint-write", "ahead", "stage",
 )  # fmt: skip
 IN_STEP = POINTS[:10]
 ANYWHERE = ""  # whichever of ``IN_STEP`` comes first

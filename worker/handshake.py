@@ -26,6 +26,8 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from oobleckd.protocol.messages import PROTOCOL
+from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.versions import OLDEST, spoken, words
 from worker.framing import FrameError, read_frame, write_frame
 
 _LIMIT_BYTES = 4096
@@ -43,7 +45,7 @@ class NotYet(HandshakeError):
 
 
 class Greeting(msgspec.Struct, frozen=True, array_like=True):
-    """First words: ``source`` in its ``life`` wants to reach ``target``, with the secret called ``key``."""
+    """First words: ``source`` in its ``life`` wants to reach ``target``, with the secret called ``key``. It speaks ``oldest`` to ``version``."""
 
     version: int
     source: str
@@ -51,6 +53,7 @@ class Greeting(msgspec.Struct, frozen=True, array_like=True):
     target: str
     key: bytes
     nonce: bytes
+    oldest: int = 0
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -68,7 +71,8 @@ def key_name(secret: bytes) -> bytes:
 def connect(sock: socket.socket, *, source: str, life: str, target: str, secret: bytes) -> None:
     """The connecting side. Raises HandshakeError, or OSError when the stream breaks."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    hello = msgspec.msgpack.encode(Greeting(PROTOCOL, source, life, target, key_name(secret), nonce))
+    greeting = Greeting(PROTOCOL, source, life, target, key_name(secret), nonce, OLDEST)
+    hello = msgspec.msgpack.encode(greeting)
     write_frame(sock, hello)
     answer = _decode(_read(sock), _Answer)
     if answer.refused:
@@ -89,8 +93,9 @@ def accept(sock: socket.socket, *, device: str, find_secret: Callable[[Greeting]
     """
     hello = _read(sock)
     greeting = _decode(hello, Greeting)
-    if greeting.version != PROTOCOL:
-        _refuse(sock, f"it speaks protocol {PROTOCOL} and you speak {greeting.version}")
+    if spoken(greeting.version, greeting.oldest) is None:
+        theirs = words(greeting.version, greeting.oldest)
+        _refuse(sock, f"it speaks protocol {words(PROTOCOL, OLDEST)} and you speak {theirs}")
     if greeting.target != device:
         _refuse(sock, f"this is {device}, not {greeting.target}")
     secret = find_secret(greeting)
@@ -123,7 +128,7 @@ def _read(sock: socket.socket) -> bytes:
 def _decode(data: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise HandshakeError(f"no handshake: {error}") from error
 
 

@@ -32,29 +32,32 @@ def inject(
     _log.warning("failure injection: %s %s %s", message.how, message.device, message.at)
     targets = [child for child in children if message.device in {"", child.device}]
     if message.at or message.how == "hang":
-        for child in targets:
-            pass_on(child)
+        _each(targets, pass_on)
         return
     match message.how:
         case "sigkill" | "host":
-            for child in children:
-                child.kill()
+            _each(children, Child.kill)
             os.kill(os.getpid(), signal.SIGKILL)
         case "agent-only":
             os.kill(os.getpid(), signal.SIGKILL)
         case "device":
-            for child in targets[:1]:
-                child.kill()
+            _each(targets[:1], Child.kill)
         case "sigstop":
             _stop_all(children, message.seconds)
+        case "flip-weight" | "flip-moment" | "flip-sum":
+            _each(targets[:1], pass_on)
         case "net-drop":
             uplink.block(message.seconds)
-            for child in children:
-                pass_on(child)
+            _each(children, pass_on)
         case "sigterm":
             leave("sigterm was injected")
         case _:
             assert_never(message.how)
+
+
+def _each(children: Sequence[Child], act: Callable[[Child], None]) -> None:
+    for child in children:
+        act(child)
 
 
 def _stop_all(children: Sequence[Child], seconds: float) -> None:

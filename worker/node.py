@@ -16,6 +16,7 @@ import logging
 import secrets
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +29,7 @@ from oobleckd.protocol.messages import (
     Beat,
     DeviceLost,
     DeviceUp,
+    Dismiss,
     Goodbye,
     Hello,
     Inject,
@@ -36,17 +38,20 @@ from oobleckd.protocol.messages import (
     Welcome,
 )
 from oobleckd.protocol.parts import DeviceInfo
-from worker.children import Burials, Child, Setting, Watch, bury, ended, start
+from oobleckd.protocol.versions import OLDEST
+from worker.children import Burials, Child, Setting, Watch, bury, start
+from worker.departure import Departure
 from worker.devicelink import AgentSide
 from worker.injection import inject
+from worker.notices import Poller, Source
 from worker.outbox import Head, Outbox, peek
 from worker.spare import SpareKeeper
+from worker.unit import Unit
 from worker.uplink import CurveKeys, Uplink
 from worker.watchdog import LOOK_EVERY_S
 
 EXIT_REFUSED = 5
 _HELLO_AGAIN_S = 2.0  # until the daemon has said Welcome
-_END_S = 3.0  # what a device gets between SIGTERM and SIGKILL
 _PLACE_S = 10.0  # what a spare gets to be up in its place: it has little to do
 _BACKOFF_S = (0.1, 5.0)  # between starts of devices that end before they are up
 _log = logging.getLogger(__name__)
@@ -55,15 +60,20 @@ _device_up = msgspec.msgpack.Decoder(DeviceUp)
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """What the command line says."""
+    """What the command line says. ``notice_s``: what SIGTERM leaves before the end (0: leave at once); ``notices``: who else tells of it.
+    ``read_keys``: the keys as they are in their files by now; None where there are none, or they cannot be read.
+    """
 
     node: str
     daemon: str
     num_devices: int
     setting: Setting
     keys: CurveKeys | None = None
+    read_keys: Callable[[], CurveKeys | None] = lambda: None
     spare: bool = True
     zone: str = ""
+    notice_s: float = 0.0
+    notices: Source | None = None
 
 
 @dataclass(slots=True)
@@ -97,6 +107,9 @@ class Agent:
         self._beat: asyncio.TimerHandle | None = None
         self._hello_again: asyncio.TimerHandle | None = None
         self._done: asyncio.Future[int] = self._loop.create_future()
+        self._departure = Departure(on_notice=self._noticed, leave=self._leave)
+        self._unit = Unit(self._line)
+        self._poller = Poller(config.notices, self._notice_in_thread) if config.notices is not None else None
         self._watch = Watch(self._on_exit_in_thread)
         self._burials = Burials()
         self._spare = SpareKeeper(
@@ -116,13 +129,15 @@ class Agent:
         return f"{self._life}.{self._num_restarts}"
 
     async def run(self) -> int:
-        """Serve until SIGTERM, SIGINT or a refusal; the exit code."""
+        """Serve until SIGTERM (and what it leaves, or the next one), SIGINT or a refusal; the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._leave, signal.Signals(number).name)
+            self._loop.add_signal_handler(number, self._on_signal, number)
+        self._loop.add_signal_handler(signal.SIGHUP, self._rekey)
         try:
             self._uplink.connect()
             self._start_devices()
             self._look_after_devices()
+            self._unit.start()
             return await self._done
         finally:
             await self._close()
@@ -192,7 +207,7 @@ class Agent:
 
     async def _renew(self) -> None:
         """End what is left of this life, start the next."""
-        await self._end_devices(signal.SIGKILL)
+        await self._end_devices()
         self._num_restarts += 1
         for name in self._names:
             self._outbox.forget(name)
@@ -210,17 +225,14 @@ class Agent:
         if error is not None and not self._done.done():
             self._done.set_exception(error)
 
-    async def _end_devices(self, number: int) -> None:
-        """Signal all device processes, kill those that are still there after a while, reap them."""
+    async def _end_devices(self) -> None:
+        """Kill all device processes and reap them: what they hold is on disk, elsewhere, or lost to whatever ended the node."""
         devices, self._devices = list(self._devices.values()), {}
         children = [device.child for device in devices]
         self._watch.discard(children)
         for device in devices:
-            device.child.signal(number)
+            device.child.kill()
             device.link.close()
-        for child in children:
-            await ended(child, _END_S)
-            child.kill()
         for child in children:
             await bury(child)
 
@@ -259,7 +271,8 @@ class Agent:
         infos = tuple(device.info for device in self._devices.values() if device.info is not None)
         config, spare = self._config, self._spare.state
         who = config.node, self.incarnation, config.setting.host
-        self._say(Hello(PROTOCOL, *who, self._all_up(), infos, spare, config.zone))
+        notice = self._departure.notice
+        self._say(Hello(PROTOCOL, *who, self._all_up(), infos, spare, config.zone, notice, OLDEST))
         if self._hello_again is not None:
             self._hello_again.cancel()
             self._hello_again = None
@@ -272,7 +285,7 @@ class Agent:
     def _from_daemon(self, data: bytes) -> None:
         try:
             head = peek(data)
-            if head.type in {"Welcome", "Refused", "Ack", "Inject"}:
+            if head.type in {"Welcome", "Refused", "Dismiss", "Ack", "Inject"}:
                 self._mine(codec.decode_to_worker(data), data)
             else:
                 self._pass_on(head, data)
@@ -298,6 +311,8 @@ class Agent:
                 print(f"error: the daemon refused {self._config.node}: {message.reason}", file=sys.stderr)
                 print(f"hint: {message.hint}", file=sys.stderr)
                 self._finish(EXIT_REFUSED)
+            case Dismiss():
+                self._departure.dismissed()
             case Ack():
                 self._outbox.acknowledge(message.job, message.round)
             case Inject():
@@ -325,6 +340,18 @@ class Agent:
         self._say(Beat(self.incarnation))
         self._beat = self._loop.call_later(beat_s, self._beat_every, beat_s)
 
+    def _line(self) -> str:
+        """What a person wants to know first."""
+        infos = [device.info for device in self._devices.values() if device.info is not None]
+        jobs = sorted({info.job for info in infos if info.job})
+        words = [
+            f"{len(infos)} of {len(self._names)} devices up",
+            f"trains {', '.join(jobs)}" if jobs else "no job",
+        ]
+        words.append(f"daemon {self._config.daemon}" if self._daemon else "the daemon is away")
+        notice = self._departure.notice
+        return ", ".join([*words, f"ends in {notice.left_s:.0f} s"] if notice is not None else words)
+
     # ------------------------------------------------------------------ ends
 
     def _inject(self, message: Inject, data: bytes) -> None:
@@ -337,6 +364,31 @@ class Agent:
             leave=self._leave,
         )
 
+    def _on_signal(self, number: signal.Signals) -> None:
+        """The first SIGTERM leaves time, where it does; whoever says it again later, or SIGINT, means now."""
+        if number == signal.SIGTERM and self._config.notice_s and self._departure.notice is None:
+            self._departure.noticed(number.name, self._config.notice_s)
+        elif number != signal.SIGTERM or not self._departure.just_noticed:
+            self._leave(number.name)
+
+    def _notice_in_thread(self, reason: str, left_s: float) -> None:
+        self._loop.call_soon_threadsafe(self._departure.noticed, reason, left_s)
+
+    def _noticed(self) -> None:
+        """Ask to be let go. Where there is no daemon, and no device with state, there is nobody to ask and nothing to save."""
+        holds = any(device.info is not None and device.info.job for device in self._devices.values())
+        if self._daemon or holds:
+            self._hello()
+        else:
+            self._departure.dismissed()
+
+    def _rekey(self) -> None:
+        """SIGHUP: the files of the keys have changed."""
+        keys = self._config.read_keys()
+        if keys is not None:
+            self._uplink.rekey(keys)
+            _log.info("the keys are read anew")
+
     def _leave(self, reason: str) -> None:
         if not self._done.done():
             self._say(Goodbye(self.incarnation, reason))
@@ -347,12 +399,16 @@ class Agent:
             self._done.set_result(code)
 
     async def _close(self) -> None:
+        self._unit.close()
+        self._departure.close()
+        if self._poller is not None:
+            self._poller.close()
         for timer in (self._beat, self._hello_again):
             if timer is not None:
                 timer.cancel()
         if self._renewing is not None:
             await asyncio.wait([self._renewing])
-        await self._end_devices(signal.SIGTERM)
+        await self._end_devices()
         self._spare.close()
         await self._burials.done()
         self._watch.close()

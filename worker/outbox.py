@@ -12,12 +12,14 @@ import msgspec
 
 from oobleckd.protocol.codec import CodecError
 from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.unreadable import UNREADABLE
 
 _UNTIL_ACK = frozenset({"StepDone", "CheckpointPart"})
-_STANDING = frozenset({"Measured", "Ready", "Progress", "Held", "DeviceFailed"})
+_STANDING = frozenset({"Measured", "Prepared", "Ready", "Progress", "Held", "DeviceFailed", "Corrupted"})
 _SUPERSEDED_BY = {
     "Measure": {"Measured", "DeviceFailed"},
-    "Deploy": {"Ready", "DeviceFailed"},
+    "Prepare": {"Prepared"},
+    "Deploy": {"Prepared", "Ready", "DeviceFailed"},
     "Report": {"Progress"},
     "Decide": {"Progress"},
     "Resume": {"Ready", "Held", "Progress"},
@@ -45,7 +47,7 @@ def peek(data: bytes) -> Head:
     """The head of a message. Raises CodecError."""
     try:
         return _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CodecError(str(error)) from error
 
 

@@ -7,96 +7,27 @@ devices that this one shadows, a layer at a time, so that none waits longer than
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from torch import Tensor
 
-from oobleckd.protocol.job import Job
-from oobleckd.protocol.parts import Counters
-from planner.plan import BACKWARD, FORWARD, NOTHING, Layers, Range, Route
-from worker.data import Corpus
-from worker.faults import Faults
+from planner.plan import BACKWARD, FORWARD, NOTHING, Route
 from worker.kept import Kept
 from worker.mailbox import Key, Letter
-from worker.models import Batch, Owed, gradients, input_gradients, seed_layer
-from worker.post import Post
-from worker.pulse import Pulse
+from worker.models import Batch, gradients, input_gradients, seed_layer
+from worker.optimes import Piece
 from worker.reduce import Reducer
+from worker.round import Clock, Debts, Given, Graph, Means, Pieces, Work
 from worker.shadows import Shadows
-from worker.store import Store
-from worker.tasks import NO_LAYERS, Board, Kind, Order, Task
-from worker.turn import Aside
-
-Graph = list[tuple[Tensor | None, Tensor, Owed | None]]
-Debts = list[tuple[int, list[Tensor | None], Owed]]
-"""Of the layers whose I has run, from the last to the first: (layer, gradients found, what W adds to them)."""
-Pieces = Iterator[None]
-"""A task at work: stops once in every layer, when it is computed and nobody has been told."""
-_ENDED = object()
-
-
-@dataclass(slots=True)
-class Work:
-    """A task under way, with ``num_layers`` computed."""
-
-    kind: Kind
-    task: Task
-    pieces: Pieces = field(default_factory=lambda: iter(()))
-    num_layers: int = 0
-
-    def compute(self) -> bool:
-        """Put away what was found of the last layer, and compute the next; False: that was the last."""
-        more = next(self.pieces, _ENDED) is not _ENDED
-        self.num_layers += more
-        return more
-
-
-@dataclass(slots=True)
-class Clock:
-    """What the present round cost so far on this device."""
-
-    began: float = field(default_factory=time.perf_counter)
-    busy_s: float = 0.0
-    gradients: int = 0
-    forwards: int = 0
-    early: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What a device has to compute with, the same in every round."""
-
-    device: str
-    job: Job
-    store: Store
-    corpus: Corpus
-    post: Post
-    faults: Faults
-    pulse: Pulse
-    aside: Aside = nullcontext
-    shadow_bytes: dict[Range, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A round to be run: ``tag`` names it in the keys of data; ``returned``: letters that were taken for it in vain;
-    ``shadows``: the layers that this device holds for others.
-    """
-
-    counters: Counters
-    tag: int
-    routes: tuple[Route, ...]
-    order: Order = ()
-    returned: dict[Key, Letter] = field(default_factory=dict)
-    shadows: Layers = NO_LAYERS
+from worker.tasks import NO_LAYERS, Board, Kind, Task
 
 
 class Passes:
-    """The round ``given``. With ``forward_only`` it goes no further than its forward passes."""
+    """The round ``given``. With ``forward_only`` it goes no further than its forward passes.
+
+    ``pieces``: what was done in it, and when; ``repaired``: attempts in it make up for a loss.
+    """
 
     def __init__(self, means: Means, given: Given, reducer: Reducer, *, forward_only: bool = False) -> None:
         self.means, self.counters, self.tag, self.reducer = means, given.counters, given.tag, reducer
@@ -114,6 +45,8 @@ class Passes:
         self.returned = given.returned
         self.taken: dict[Key, Letter] = {}
         self.clock = Clock()
+        self.pieces: list[Piece] = []
+        self.repaired = False
         self.contribute: Callable[[], object] = lambda: None
         self.copy_sums: Callable[[], object] = lambda: None
 
@@ -125,12 +58,18 @@ class Passes:
         if found is None:
             return self._advance_shadow()
         kind, task = found
-        began = time.perf_counter()
+        began_s = self.means.now()
         with self.means.pulse.doing(kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)):
             work = self.halted.pop((kind, task), None)
             self._run(work or self._begun(kind, task))
-        self.clock.busy_s += time.perf_counter() - began
+        self.clock.busy_s += self.note(kind, task, began_s)
         return True
+
+    def note(self, kind: str, task: Task | None, began_s: float, *, early: bool = False) -> float:
+        """Work that began at ``began_s`` is over, or halts. Returns how long it took."""
+        now_s = self.means.now()
+        self.pieces.append(Piece(kind, task, began_s, now_s, early))
+        return now_s - began_s
 
     def _begun(self, kind: Kind, task: Task) -> Work:
         work = Work(kind, task)
@@ -284,8 +223,10 @@ class Passes:
         work = self.shadow = self.shadow or self._begun_shadow()
         if work is None:
             return False
+        began_s = self.means.now()
         with self.means.pulse.doing("S", f"{work.task.position}S{work.task.route.micro_batch}"):
             more = work.compute()
+        self.note("S", work.task, began_s)
         if not more:
             self.shadow = None
         elif not self.shadows.fits:
@@ -374,6 +315,8 @@ class Passes:
         """New attempts of the ``frozen`` micro-batches. What was done in the one before is taken over where the route
         says so, and dropped elsewhere.
         """
+        routes = tuple(routes)
+        self.repaired = self.repaired or bool(routes)
         graphs, debts = self.graphs, self.debts
         halted, self.halted = self.halted, {}
         self.shadows.freeze(frozen)

@@ -1,7 +1,8 @@
 """What the engine needs of the transport, and nothing more: keyed letters out, keyed letters in.
 
 Letters are found by what they are, not by who sent them or in which order. The first part of a key is
-its kind: "F" activations, "B" their gradients, "G" contributions, "C" copies of sums, "K" that one has arrived, "V" votes, "T" training state.
+its kind: "F" activations, "B" their gradients, "G" contributions, "C" copies of sums, "K" that one has arrived, "V" votes, "T" training state,
+"P" that it was sent beforehand and "Q" that it is wanted all the same, "S" state and "U" updates that are sent beforehand.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import gc
 import importlib
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -60,12 +61,15 @@ def main(
 ) -> None:
     """A device process of an agent, or its spare."""
     sys.setswitchinterval(_SWITCH_S)
+    # The agent's to hear: a batch system tells all processes of a node, and this one is needed until the agent leaves.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(parent)
     hold(*lifeline)
     with ends_the_process():
         import_for_good(_HEAVY)
         device = device or wait_for_place(fd)
-        from worker.device import DeviceProcess, Place
+        from worker.device import DeviceProcess
+        from worker.place import Place
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         DeviceProcess(Place(device, kind, host, bind, run_dir, urgent), fd, Pulse(pulse)).run()

@@ -70,6 +70,7 @@ class Reducer:
     post: Post
     num_micro_batches: int
     exact: bool
+    guarded: bool = False
     parts: dict[tuple[int, int], sums.Sum] = field(default_factory=dict)
     nan: set[int] = field(default_factory=set)
     overflow: set[int] = field(default_factory=set)
@@ -184,7 +185,8 @@ class Reducer:
         )
 
     def _sum(self, bucket: int) -> sums.Sum:
-        return sums.Sum(self.store.spec.buckets[bucket].shapes, self.exact, self.store.device)
+        shapes = self.store.spec.buckets[bucket].shapes
+        return sums.Sum(shapes, self.exact, self.store.device, guarded=self.guarded)
 
     def _num_contributions(self, bucket: int) -> int:
         return self.num_micro_batches * len(self.store.spec.buckets[bucket].uses)

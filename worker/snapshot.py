@@ -120,7 +120,7 @@ def take_share(
     sources = tuple(tensor for state in states.values() for tensor in state.tensors())
     under_way: torch.cuda.Event | None = None
     if copied:
-        states, under_way = _copies(states, store.device)
+        states, under_way = copies(states, store.device)
     return Share(
         device,
         job_id,
@@ -136,7 +136,7 @@ def take_share(
     )
 
 
-def _copies(
+def copies(
     states: Mapping[int, BucketState], device: torch.device
 ) -> tuple[dict[int, BucketState], torch.cuda.Event | None]:
     """Copies of ``states``; those of a GPU's go to pinned memory of the host, beside its work, and the event says when they are there."""

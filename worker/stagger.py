@@ -15,11 +15,20 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Vote
 from worker.commit import outcome_of
 from worker.optimizer import clip_scale
+from worker.passes import Passes
 from worker.store import Saved, Store
 from worker.update import global_norm
 
 _LOOKS_BACK = 16  # rounds
 _MOST_IN_VAIN = 0.25  # of them
+
+
+@dataclass(frozen=True, slots=True)
+class Hurried:
+    """The device has updated before all votes were in: the state ``saved`` before that, and the round ``ahead``."""
+
+    saved: dict[int, Saved]
+    ahead: Passes
 
 
 def goes_through(job: Job, vote: Vote) -> bool:

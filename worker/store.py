@@ -15,6 +15,7 @@ from torch import Tensor
 
 from planner.plan import Layers
 from worker import checkpoint, sums
+from worker.digest import digest
 from worker.models import Layer, ModelSpec
 
 Saved = tuple[list[Tensor], tuple[int, ...]]
@@ -89,6 +90,11 @@ class Store:
     def _load(self, directory: Path, manifest: checkpoint.Manifest, bucket: int) -> BucketState:
         loaded = checkpoint.read_bucket(directory, manifest, self.spec.buckets[bucket], self.device)
         return BucketState.received([*loaded.params, *loaded.exp_avgs, *loaded.exp_avg_sqs], loaded.exponents)
+
+    def digest(self, bucket: int) -> int:
+        """A digest of the bucket's whole state, equal for all who hold the same bits."""
+        state = self.buckets[bucket]
+        return digest(state.tensors(), state.exponents)
 
     def adopt(self, layers: Layers | None, incoming: dict[int, BucketState]) -> None:
         """Hold exactly ``layers``: take what came, free what is not needed, bind the layers."""

@@ -23,6 +23,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from worker.guard import Guard
+
 SUM_BITS = 51
 """Sums stay below ``2**SUM_BITS``: what fits on both sides of ``_BASE``."""
 
@@ -48,10 +50,18 @@ _GPU_CHUNK = 1 << 24
 class Sum:
     """The sum of one use of one bucket on one device, by key: float64 integers (exact) or float32.
 
-    Lies in regions: the first holds all small keys, one behind the other, each other one a large key (``_large``).
+    Lies in regions: the first holds all small keys, one behind the other, each other one a large key (``_large``). ``guarded``: what
+    changes in its memory besides additions is found when the sums are taken.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], exact: bool, device: torch.device) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        exact: bool,
+        device: torch.device,
+        *,
+        guarded: bool = False,
+    ) -> None:
         self.exact = exact
         sizes = [math.prod(shape) for shape in shapes]
         self._small = [key for key, size in enumerate(sizes) if exact and size <= _SMALL]
@@ -64,19 +74,27 @@ class Sum:
         self._tensors = self._by_key(self._regions)
         self._empty = [True] * len(lengths)
         self._gathers = [False] * len(lengths)  # _BASE is in it
+        self._guard = Guard(len(lengths), device) if guarded else None
         size = min(max(lengths[1:], default=0), _chunk(device)) if exact else 0
         self._wide = torch.empty(size, dtype=torch.float64, device=device)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The sums by key; zeros where nothing was added."""
+        """The sums by key; zeros where nothing was added. Raises SumsChanged."""
+        self._check()
         for number, region in enumerate(self._regions):
             if self._empty[number]:
                 region.zero_()
             elif self._gathers[number]:
                 region.sub_(_BASE)
             self._empty[number] = self._gathers[number] = False
+        self._accept()
         return self._tensors
+
+    def memory(self) -> Tensor | None:
+        """Some of the memory in which something has been added up, as it is; None where nothing was."""
+        filled = (region for region, empty in zip(self._regions, self._empty, strict=True) if not empty)
+        return next((region for region in filled if region.numel()), None)
 
     def copy(self) -> list[Tensor]:
         """The sums by key, out of place and in the memory of the host."""
@@ -92,9 +110,10 @@ class Sum:
         return self._by_key(copies)
 
     def merge(self, others: Sequence[Tensor]) -> None:
-        """Add sums of other contributions, by key."""
+        """Add sums of other contributions, by key. Raises SumsChanged."""
         for into, tensor in zip(self.tensors, others, strict=True):
             into.add_(tensor.to(into.device))
+        self._accept()
 
     def zero_(self) -> None:
         """Forget all contributions. Costs nothing: the first one overwrites."""
@@ -131,11 +150,43 @@ class Sum:
         cut |= {key: regions[1 + i].view(self._shapes[key]) for i, key in enumerate(self._large)}
         return [cut[key] for key in range(len(self._shapes))]
 
+    def _check(self) -> None:
+        """That nothing but additions has changed the sums. Raises SumsChanged."""
+        if self._guard is not None:
+            filled = {n: region for n, region in enumerate(self._regions) if not self._empty[n]}
+            self._guard.check(filled)
+
+    def _accept(self) -> None:
+        """The sums are right as they are now."""
+        if self._guard is not None:
+            for number, region in enumerate(self._regions):
+                self._guard.clear(number)
+                self._guard.wrote(number, region)
+
+    def _reads(self, number: int, part: Tensor) -> None:
+        """Before ``part`` of a region is changed."""
+        if self._guard is not None and not self._empty[number]:
+            self._guard.reads(number, part)
+
+    def _wrote(self, number: int, part: Tensor) -> None:
+        """After it."""
+        if self._guard is not None:
+            self._guard.wrote(number, part)
+
+    def _begins(self, number: int) -> None:
+        """Before the first part of a region is changed."""
+        if self._guard is not None and self._empty[number]:
+            self._guard.clear(number)
+
     def _add_float(self, number: int, grad: Tensor) -> None:
+        region = self._regions[number]
+        self._begins(number)
+        self._reads(number, region)
         if self._empty[number]:
-            self._regions[number].copy_(grad)
+            region.copy_(grad)
         else:
-            self._regions[number].add_(grad)
+            region.add_(grad)
+        self._wrote(number, region)
         self._empty[number] = False
 
     def _add_small(
@@ -145,12 +196,15 @@ class Sum:
         nan = overflow = False
         if not _largest(scaled) < limit:  # or NaN; a hair below the limit none has failed yet
             nan, overflow = self._terms.leave_out(grads, exponents, limit)
+        self._begins(0)
+        self._reads(0, into)
         if self._empty[0]:
             torch.add(scaled, _BASE, out=into)
         else:
             if not self._gathers[0]:
                 into.add_(_BASE)
             into.add_(scaled)
+        self._wrote(0, into)
         self._empty[0], self._gathers[0] = False, True
         return nan, overflow
 
@@ -158,13 +212,16 @@ class Sum:
         # One chunk at a time stays in the cache. The product is exact but for bits far below a half.
         factor, chunk = math.ldexp(_NO_TIES, exponent), self._wide.numel()
         empty, rises = self._empty[number], not self._gathers[number]
+        self._begins(number)
         for part, into in zip(_pieces(grad, chunk), _pieces(self._regions[number], chunk), strict=True):
             wide = self._wide[: part.numel()].copy_(part)
+            self._reads(number, into)
             if empty:
                 into.fill_(_BASE)
             elif rises:
                 into.add_(_BASE)
             into.add_(wide, alpha=factor)
+            self._wrote(number, into)
         self._empty[number], self._gathers[number] = False, True
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, Vote
 from worker import optimizer
 from worker.faults import Faults
 from worker.reduce import Reduced
-from worker.store import Store
+from worker.store import BucketState, Store
 
 
 def global_norm(vote: Vote) -> float:
@@ -29,23 +30,30 @@ def apply_update(
     faults: Faults,
 ) -> None:
     """Update every bucket of ``store`` in place with ``scale`` times its gradients, which are scaled in place, too."""
-    lr = optimizer.lr_at(counters.step, job)
     for bucket, state in store.buckets.items():
         part = reduced[bucket]
         if not part.grads:
             continue
         if scale != 1.0:
             torch._foreach_mul_(part.grads, scale)  # torch's only in-place list multiply
-        optimizer.adamw_(
-            state.params,
-            part.grads,
-            state.exp_avgs,
-            state.exp_avg_sqs,
-            applied=counters.applied,
-            lr=lr,
-            betas=job.optimizer.betas,
-            eps=job.optimizer.eps,
-            weight_decay=job.optimizer.weight_decay,
-        )
+        update_bucket(job, state, part.grads, counters)
         state.exponents = part.exponents
         faults.reach("update", counters.round)
+
+
+def update_bucket(job: Job, state: BucketState, grads: Sequence[Tensor], counters: Counters) -> None:
+    """Make the update of the round that ``counters`` begin on one bucket, in place, of its mean gradients as they are after clipping.
+
+    A pure function: whoever has the state before it and these gradients has the state after it, to the bit.
+    """
+    optimizer.adamw_(
+        state.params,
+        grads,
+        state.exp_avgs,
+        state.exp_avg_sqs,
+        applied=counters.applied,
+        lr=optimizer.lr_at(counters.step, job),
+        betas=job.optimizer.betas,
+        eps=job.optimizer.eps,
+        weight_decay=job.optimizer.weight_decay,
+    )

@@ -79,6 +79,12 @@ class Uplink:
         self._socket.connect(self._endpoint)
         self._loop.call_soon(self._on_event)
 
+    def rekey(self, keys: CurveKeys) -> None:
+        """Speak with these keys from now on: the connection is made anew. Training does not notice."""
+        self._socket.disconnect(self._endpoint)
+        self._set_keys(keys)
+        self._socket.connect(self._endpoint)
+
     def send(self, data: bytes) -> bool:
         """Send one message; False when there is no connection (then it is dropped)."""
         if self._blocked:
@@ -123,10 +129,14 @@ class Uplink:
         sock.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        self._set_keys(keys)
+
+    def _set_keys(self, keys: CurveKeys | None) -> None:
+        """For connections that are made from now on."""
         if keys is not None:
-            sock.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
-            sock.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-            sock.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
 
     def _on_readable(self) -> None:
         for _ in range(_BURST):

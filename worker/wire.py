@@ -18,6 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from oobleckd.protocol.unreadable import UNREADABLE
 from worker.mailbox import Key, Letter
 
 _MAGIC = b"OBLK"
@@ -197,7 +198,7 @@ class LetterReader:
 def _decode(data: memoryview) -> _Body:
     try:
         return _body_decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise WireError(f"damaged frame: {error}") from error
 
 

@@ -1,37 +1,82 @@
-"""What the keys do and what the signs mean."""
+"""What the keys do here and what the signs mean, from the registry."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from console import keys, themes
+from console.keys import Key, ScreenName
 from console.widgets.nodes import STATES
 
-_KEYS = (
-    ("q", "quit"),
-    ("space", "freeze the picture, and let it go on"),
-    ("?", "this help; any of ? q esc closes it"),
-)
-_LINKS = (
+LINKS = (
     ("● live", "the daemon answers"),
     (
         "◌ STALE",
         "the daemon is away and training goes on; shown is what was last known, greyed, with its age",
     ),
     ("○ no daemon", "none has answered yet; it is looked for until there is one"),
+    ("◀ PAST", "a moment of the daemon's history, or of a file"),
 )
+SIGNS: dict[str, tuple[tuple[str, str], ...]] = {
+    "overview": (("▸", "a template in use"), ("✗ ! ?", "lost, warning, silent")),
+    "nodes": (
+        ("█ ▓ ▒ ✗ ·", "both nodes of a cell: at work, waiting, in trouble, lost, gone"),
+        ("▀ ▄", "one of the two is not at work"),
+        ("◆", "marked for the what-if screen"),
+    ),
+    "pipelines": (
+        ("F B I W", "forward, backward, input gradients, weight gradients; then the micro-batch"),
+        ("U »", "update; » before all votes are in"),
+        ("S", "a forward pass run ahead for another device"),
+        ("·", "waiting"),
+        ("✗", "not done any more: the device is lost"),
+        ("↪", "runs what another device was meant to run"),
+        ("▂ ▄ ▆ █", "a pipeline that waits little, …, much"),
+        ("─", "in the difference: as modelled"),
+    ),
+    "templates": (
+        ("modelled", "a step of such a pipeline, with the share of the micro-batches that they have now"),
+        ("measured", "how long such pipelines worked at the newest step with known op times"),
+        ("first", "modelled: one micro-batch through all stages, and back"),
+        ("further", "modelled: each one more"),
+    ),
+    "job": (("▲", "an incident began"), ("✓", "no step was given up")),
+    "incidents": (("✓ ! ✗", "over, over with steps lost, open"),),
+    "events": (("! ✗", "a warning, an error"),),
+}  # fmt: skip
+_WIDTH = 12
 
 
-def text() -> str:
-    """The help, a line for each thing."""
-    lines = ["Keys", *(f"  {key:<12} {what}" for key, what in _KEYS), "", "The picture"]
-    lines += [f"  {sign:<12} {what}" for sign, what in _LINKS]
-    lines += ["", "Nodes", *(f"  {glyph:<12} {state}" for state, (glyph, _) in STATES.items())]
+def text(screen: ScreenName = "overview") -> str:
+    """The help of a screen, a line for each thing."""
+    lines = [f"{keys.TITLES[screen]}: {keys.SUBJECTS[screen]}", ""]
+    lines += _keys(keys.of(screen))
+    if screen in keys.LISTS:
+        lines += _keys(keys.of("list"))
+    lines += _signs(SIGNS.get(screen, ()))
+    lines += ["", "Everywhere", *_keys(keys.of("everywhere")), "", "The picture", *_signs(LINKS)]
+    lines += ["", "Nodes", *(f"  {glyph:<{_WIDTH}} {state}" for state, (glyph, _) in STATES.items())]
     return "\n".join(lines)
+
+
+def _keys(found: Iterable[Key]) -> list[str]:
+    lines = []
+    for key in found:
+        lines.append(f"  {key.shown:<{_WIDTH}} {key.help}")
+        if key.command:
+            lines.append(f"  {'':<{_WIDTH}} = {key.command}")
+    return lines
+
+
+def _signs(found: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"  {sign:<{_WIDTH}} {what}" for sign, what in found]
 
 
 class Help(ModalScreen[None]):
@@ -40,11 +85,19 @@ class Help(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [("escape,question_mark,q", "dismiss", "Close")]
     DEFAULT_CSS = """
     Help { align: center middle; }
-    Help Static { width: auto; max-width: 90%; height: auto; border: round $accent; padding: 0 2; background: $surface; }
+    Help VerticalScroll { width: 96%; max-width: 120; height: auto; max-height: 96%; border: round $accent; padding: 0 2; background: $surface; }
+    Help Static { width: 1fr; height: auto; }
     """
 
+    def __init__(self, screen: ScreenName = "overview") -> None:
+        super().__init__()
+        self._of = screen
+
     def compose(self) -> ComposeResult:
-        """One text."""
-        box = Static(text(), markup=False)
-        box.border_title = "Help"
-        yield box
+        """One text, that scrolls where it has no room."""
+        with VerticalScroll() as box:
+            box.border_title = "Help"
+            said = text(self._of)
+            yield Static(
+                themes.ascii_text(said) if getattr(self.app, "ascii_only", False) else said, markup=False
+            )

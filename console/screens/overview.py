@@ -1,75 +1,184 @@
-"""The overview: one live picture of the job, its nodes, its pipelines and its last incident."""
+"""1 Overview: the job, its nodes, its pipelines and its last incident in one live picture."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
+from typing import ClassVar
 
-from textual import events
-from textual.app import ComposeResult
-from textual.containers import Container
-from textual.screen import Screen
-from textual.widgets import Footer
+from textual.binding import BindingType
 
+from console.facts import Wants
+from console.keys import SCREENS, ScreenName
 from console.model import View
-from console.screens.places import Place, places
+from console.screens import places
+from console.screens.page import Host, Page, bindings
+from console.screens.places import Places
+from console.screens.risk import Risk
+from console.screens.steps import StepCursor, moment_of
+from console.widgets import blast, fleet, grid, nodes, pipelines, recovery, shares, timeline, training
 from console.widgets import events as events_panel
-from console.widgets import nodes, pipelines, recovery, templates, training, verdict
 from console.widgets.panel import Panel
-from oobleckd.draw.lines import Line
+from oobleckd.draw.lines import Line, plain
+from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.watch import ScheduleView
 
-FOOTER_ROWS = 1
-
-
-class Overview(Screen[None]):
-    """Eight panels without focus: everything is seen at once, nothing has to be opened."""
-
-    DEFAULT_CSS = """
-    Overview { layout: vertical; overflow: hidden; }
-    #body { height: 1fr; width: 1fr; overflow: hidden; }
-    #body Panel { position: absolute; }
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen_at: float | None = None
-
-    def compose(self) -> ComposeResult:
-        """The panels; where they lie is decided when the size is known."""
-        with Container(id="body"):
-            yield Panel(self._verdict, id="verdict", keeps_warnings=True)
-            yield Panel(nodes.paint, "Nodes", id="nodes", depends=nodes.DEPENDS)
-            yield Panel(templates.paint, "Templates", id="templates", depends=templates.DEPENDS)
-            yield Panel(training.paint, "Training", id="training")
-            yield Panel(pipelines.paint, "Pipelines", id="pipelines", depends=pipelines.DEPENDS)
-            yield Panel(recovery.paint, "Last incident", id="recovery")
-            yield Panel(events_panel.paint, "Events", id="events", depends=events_panel.DEPENDS)
-        yield Footer(show_command_palette=False)
-
-    def panels(self) -> Iterator[Panel]:
-        """All panels."""
-        yield from self.query(Panel)
-
-    def show(self, view: View, now: float) -> None:
-        """Paint ``view`` as it is at ``now``."""
-        for panel in self.panels():
-            if panel.display:
-                panel.show(view, now)
-
-    def on_resize(self, event: events.Resize) -> None:
-        """Put every panel in its place; one without a place is not shown."""
-        where = places(event.size.width, event.size.height - FOOTER_ROWS)
-        for panel in self.panels():
-            place = where.get(panel.id or "")
-            panel.display = place is not None
-            if place is not None:
-                _put(panel, place)
-
-    def _verdict(self, view: View, now: float, width: int, height: int) -> list[Line]:
-        lines = verdict.paint(view, now, width, height)
-        return lines if self.frozen_at is None else [*lines[:-1], verdict.frozen(self.frozen_at)]
+# Up to so many nodes are named one by one; more are a picture.
+FEW_NODES = 60
+_ROOM_FOR_LEGEND = 12
 
 
-def _put(panel: Panel, place: Place) -> None:
-    panel.styles.offset = (place.x, place.y)
-    panel.styles.width = place.width
-    panel.styles.height = place.height
+class Overview(Page):
+    """Eight panels: everything is seen at once; the marked one opens the screen that has more of it."""
+
+    TAG: ClassVar[ScreenName] = "overview"
+    BINDINGS: ClassVar[list[BindingType]] = bindings("overview")
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.steps = StepCursor()
+        self.marked = -1
+        self.incident = ""
+        self._risk = Risk()
+        self._drawn: tuple[ScheduleView | None, tuple[int, int], list[Line]] = (None, (0, 0), [])
+
+    def body(self) -> Iterable[Panel]:
+        """The panels; the marked one opens its screen."""
+        yield Panel(_nodes, "Nodes", id="nodes", depends=("nodes", "pipelines"), opens="nodes")
+        yield Panel(shares.paint, "Templates", id="templates", depends=shares.DEPENDS, opens="templates")
+        yield Panel(training.paint, "Training", id="training", opens="job")
+        yield Panel(
+            self._pipelines, "Pipelines", id="pipelines",
+            depends=("pipelines", "nodes", "schedule", "refused"), opens="pipelines",
+        )  # fmt: skip
+        yield Panel(self._recovery, "Last incident", id="recovery", opens="incidents")
+        yield Panel(events_panel.paint, "Events", id="events", depends=events_panel.DEPENDS, opens="events")
+
+    def places(self, width: int, height: int) -> Places:
+        """The mock's places."""
+        return places.overview(width, height)
+
+    def wants(self) -> Wants:
+        """Op times, layers, goodput, and what a failure of the nodes most at risk would cost."""
+        asked = self._risk.candidates(self.view)
+        return Wants(schedule=True, layers=True, goodput=True, step=self.steps.step, blasts=asked)
+
+    def titles(self) -> None:
+        """Which step, and which of how many incidents."""
+        if self.view.schedule is None:
+            self.entitle("pipelines", "Pipelines")
+        else:
+            step = plain(timeline.headline(self.view, timeline.Look()))
+            self.entitle("pipelines", f"Pipelines, {step}", "←→ scrub")
+        incident = self._shown()
+        last = incident is not None and incident is self.view.incident
+        count = len(self.view.incidents)
+        number = self.view.incidents.index(incident) + 1 if incident is not None else 0
+        self.entitle(
+            "recovery",
+            "Last incident" if last or not count else "Incident",
+            f"{number} of {count}" if count else "",
+        )
+
+    def command(self) -> str:
+        """The job in words."""
+        return (
+            f"oobleckctl describe job {self.view.job.id}"
+            if self.view.job is not None
+            else "oobleckctl status"
+        )
+
+    # ------------------------------------------------------------------ keys
+
+    def action_mark(self, by: int) -> None:
+        """Mark another panel."""
+        found = [panel for panel in self.panels() if panel.opens and panel.display]
+        if not found:
+            return
+        self.marked = (
+            (self.marked + by) % len(found) if self.marked >= 0 else (0 if by > 0 else len(found) - 1)
+        )
+        for index, panel in enumerate(found):
+            panel.set_class(index == self.marked, "marked")
+
+    def action_open(self) -> None:
+        """Go where there is more of the marked panel."""
+        for panel in self.query(".marked").results(Panel):
+            self.host.goto(_screen(panel.opens))
+
+    def action_incident(self, by: int) -> None:
+        """Look at an earlier incident, or a later one."""
+        ids = [incident.id for incident in self.view.incidents]
+        shown = self._shown()
+        if shown is not None:
+            at = min(max(0, ids.index(shown.id) + by), len(ids) - 1)
+            self.incident = "" if at == len(ids) - 1 else ids[at]
+            self.changed()
+
+    def action_scrub(self, by: int) -> None:
+        """Another step; in the past its moment."""
+        at = moment_of(self.view, by)
+        if at is not None:
+            self.host.visit(at)
+        else:
+            self.steps.move(self.view.schedules, by)
+            self.changed()
+
+    # ------------------------------------------------------------------ panels
+
+    def _pipelines(self, view: View, now: float, width: int, height: int) -> list[Line]:
+        """Who computes what when, where that is known; else who holds what."""
+        if view.schedule is None:
+            return pipelines.paint(view, now, width, height)
+        if height < _ROOM_FOR_LEGEND:
+            return timeline.paint(view, now, width, height, _look(view, height))
+        # A thousand lanes, of a step that stays the same while nodes change in every frame.
+        of, size, drawn = self._drawn
+        if of is not view.schedule or size != (width, height):
+            drawn = _timeline(view, now, width, height)
+            self._drawn = view.schedule, (width, height), drawn
+        return [*drawn, *_holders(view, now, width, height - len(drawn))]
+
+    def _shown(self) -> IncidentView | None:
+        found = [incident for incident in self.view.incidents if incident.id == self.incident]
+        return found[0] if found else self.view.incident
+
+    def _recovery(self, view: View, now: float, width: int, height: int) -> list[Line]:
+        cost = blast.line(view, width, self._risk.candidates(view))
+        incident = self._shown()
+        room = height - bool(cost and height > 7)
+        lines = (
+            recovery.one(view, incident, now, width, room)
+            if incident
+            else recovery.paint(view, now, width, room)
+        )
+        return [*lines, cost] if cost and room < height else lines
+
+
+def _screen(name: str) -> ScreenName:
+    return next(screen for screen in SCREENS if screen == name)
+
+
+def _nodes(view: View, now: float, width: int, height: int) -> list[Line]:
+    paint = nodes.paint if len(view.nodes) <= FEW_NODES else grid.paint
+    return paint(view, now, width, height)
+
+
+def _timeline(view: View, now: float, width: int, height: int) -> list[Line]:
+    """Lanes, what their signs mean, and all pipelines in a strip."""
+    strip = fleet.paint(view, now, width, 2)
+    room = height - 1 - len(strip)
+    return [*timeline.paint(view, now, width, room, _look(view, room)), timeline.legend(width), *strip]
+
+
+def _look(view: View, height: int) -> timeline.Look:
+    """Where not all pipelines have room, those that a loss touches are what one looks for."""
+    lanes = view.schedule.lanes if view.schedule is not None else ()
+    needed = len(lanes) + len({lane.pipeline for lane in lanes})
+    return timeline.Look(order="hurt" if needed > height else "number")
+
+
+def _holders(view: View, now: float, width: int, height: int) -> list[Line]:
+    """Who holds which layers, where all of it has room below the timeline."""
+    if not view.pipelines or len(view.pipelines) >= height:
+        return []
+    return [(), *pipelines.paint(view, now, width, height - 1)]

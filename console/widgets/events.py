@@ -21,10 +21,11 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     if not view.events:
         return [(("nothing yet", "dim"),)]
     job = view.job.id if view.job is not None else ""
-    return [_row(change, job, width) for change in view.events[-height:]] if height > 0 else []
+    return [row(change, job, width) for change in view.events[-height:]] if height > 0 else []
 
 
-def _row(change: Change, job: str, width: int) -> Line:
+def row(change: Change, job: str, width: int) -> Line:
+    """One change: when, how bad, of which kind where there is room, and its text without the job's own name."""
     mark, role = _MARKS[change.level]
     roomy = width >= _WITH_KIND
     kind = f"{change.kind:<10} " if roomy else ""

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from console.model import View
 from oobleckd.draw.lines import Line, Role, Span, clipped, cut, layers, seconds
@@ -37,11 +38,12 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
         body = [_row(node, name, state, width) for node in nodes]
     else:
         body = _named_grid(nodes, width, height - 1) or _grid(nodes, width, height - 1)
-    return [*body, _counts(nodes, width)][:height]
+    return [*body, counts(nodes, width)][:height]
 
 
+@lru_cache(maxsize=1 << 17)
 def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Sorts node-2 before node-10."""
+    """Sorts node-2 before node-10. Kept: in every frame thousands of names are sorted that were sorted before."""
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))
 
 
@@ -93,7 +95,8 @@ def _run_lengths(states: Sequence[NodeState]) -> Line:
     return tuple(spans)
 
 
-def _counts(nodes: Sequence[NodeView], width: int) -> Line:
+def counts(nodes: Sequence[NodeView], width: int) -> Line:
+    """How many nodes are in which state, the worst first."""
     found = Counter(node.state for node in nodes)
     spans: list[Span] = []
     for state, (glyph, role) in STATES.items():

@@ -1,33 +1,66 @@
-"""The last incident: what died, five phases on one axis, what it cost, and why the plan is what it is."""
+"""An incident: what died, five phases on one axis beside the median of earlier ones, what it cost, why the plan is what it is.
+
+Its choices in full (``choices``) have a panel of their own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import median
 from typing import get_args
 
 from console.model import View
+from console.widgets.pipelines import node_of
 from oobleckd.draw.lines import Line, Role, Span, bar, clipped, count, ms, seconds, size, wrapped
 from oobleckd.protocol.api import IncidentView, Phase
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 _LABEL = 13
 _VALUE = 11
+_MEDIAN = 14
+# What a recovery may take before somebody should look into it. Shown, never enforced.
+BUDGET_S = 10.0
 
 
 def paint(view: View, now: float, width: int, height: int) -> list[Line]:
-    """Headline, a bar for each phase, the price, the reason."""
+    """Of the newest incident: headline, a bar for each phase, the price, the reason."""
     incident = view.incident
     if incident is None:
         return [(("nothing has failed", "dim"),)]
+    return one(view, incident, now, width, height)
+
+
+def one(view: View, incident: IncidentView, now: float, width: int, height: int) -> list[Line]:
+    """Of any incident the same."""
     total_s = _total_s(incident, view.clock(now))
+    usual = medians(view.incidents, incident)
     lines = [_headline(incident, total_s, width)]
-    lines += [_phase(incident, phase, total_s, width) for phase in PHASES]
+    if incident.open and not incident.phases:
+        return [
+            *lines,
+            clipped((("its phases are told when it is over, or known in a moment", "dim"),), width),
+        ][:height]
+    lines += [clipped(_phase(incident, phase, total_s, usual.get(phase), width), width) for phase in PHASES]
     rest = height - len(lines)
     price = _price(incident)
     if rest >= 2 or not incident.reason:
-        lines.append(clipped(price, width))
-        rest -= 1
+        told = wrapped(price, width, 2 if rest >= 4 else 1)
+        lines += [((text, "dim"),) for text in told]
+        rest -= len(told)
     lines += [((text, ""),) for text in wrapped(incident.reason, width, rest)]
     return lines[:height]
+
+
+def medians(incidents: Sequence[IncidentView], but: IncidentView) -> dict[Phase, float]:
+    """Phase -> the median of its times in the incidents before ``but`` that are over, in seconds."""
+    before = [each for each in incidents if not each.open and each.id != but.id and each.at <= but.at]
+    spent = {phase: [s for each in before if (s := _spent_s(each, phase)) is not None] for phase in PHASES}
+    return {phase: median(times) for phase, times in spent.items() if times}
+
+
+def _spent_s(incident: IncidentView, phase: Phase) -> float | None:
+    parts = [part.duration_s for part in incident.phases if part.phase == phase]
+    return sum(parts) if parts else None
 
 
 def _total_s(incident: IncidentView, now: float) -> float:
@@ -38,7 +71,8 @@ def _total_s(incident: IncidentView, now: float) -> float:
 def _headline(incident: IncidentView, total_s: float, width: int) -> Line:
     nodes = ", ".join(incident.nodes)
     lost = f", {count(incident.steps_lost, 'step')} lost"
-    took = f"open for {seconds(total_s)}" if incident.open else f"total {ms(total_s)}{lost}"
+    over = f" (budget {seconds(BUDGET_S)})" if width >= 100 or total_s > BUDGET_S else ""
+    took = f"open for {seconds(total_s)}{over}" if incident.open else f"total {ms(total_s)}{over}{lost}"
     role: Role = "bad" if incident.open else "strong"
     head: list[Span] = [(incident.id, role), (f" {nodes} ", "")]
     tail = f" {took}"
@@ -47,18 +81,24 @@ def _headline(incident: IncidentView, total_s: float, width: int) -> Line:
     if len(cause) > room:
         cause = cause[: room - 2] + "…)"
     return clipped(
-        (*head, (cause, "dim"), (tail, "warn" if incident.open or incident.steps_lost else "")), width
+        (
+            *head,
+            (cause, "dim"),
+            (tail, "warn" if incident.open or incident.steps_lost or total_s > BUDGET_S else ""),
+        ),
+        width,
     )
 
 
-def _phase(incident: IncidentView, phase: Phase, total_s: float, width: int) -> Line:
+def _phase(incident: IncidentView, phase: Phase, total_s: float, usual_s: float | None, width: int) -> Line:
     """All times of one phase (a second loss begins with detect again), drawn where they were."""
     parts = [part for part in incident.phases if part.phase == phase]
     label: Span = (f" {phase:<{_LABEL - 1}}", "")
     if not parts:
         return (label, ("-", "dim"))
     running = incident.open and incident.phases[-1].phase == phase
-    room = max(4, width - _LABEL - _VALUE)
+    told = f"  p50 {ms(usual_s)}" if usual_s is not None and width >= 60 else ""
+    room = max(4, width - _LABEL - _VALUE - (_MEDIAN if told else 0))
     drawn = ""
     spent_s = 0.0
     for part in parts:
@@ -67,10 +107,16 @@ def _phase(incident: IncidentView, phase: Phase, total_s: float, width: int) -> 
         spent_s += stop_s - part.start_s
         piece = bar(part.start_s / (total_s or 1.0), stop_s / (total_s or 1.0), room)
         drawn += piece[len(drawn) :]
-    return (label, (drawn, phase), (f" {ms(spent_s)}", "strong"), (" …" if running else "", "warn"))
+    return (
+        label,
+        (drawn, phase),
+        (f" {ms(spent_s)}", "strong"),
+        (" …" if running else "", "warn"),
+        (told, "dim"),
+    )
 
 
-def _price(incident: IncidentView) -> Line:
+def _price(incident: IncidentView) -> str:
     words = []
     if incident.committed_s:
         words.append(f"the step committed after {ms(incident.committed_s)}")
@@ -79,5 +125,6 @@ def _price(incident: IncidentView) -> Line:
             f"{incident.layer_gradients} of {incident.step_layer_gradients} layer gradients computed again"
         )
     if incident.copied_bytes:
-        words.append(f"{size(incident.copied_bytes)} copied")
-    return ((", ".join(words) or "nothing computed again, nothing copied", "dim"),)
+        nodes = ", ".join(dict.fromkeys(node_of(each.device) for each in incident.sources))
+        words.append(f"{size(incident.copied_bytes)} copied" + (f" from {nodes}" if nodes else ""))
+    return ", ".join(words) or "nothing computed again, nothing copied"

@@ -13,6 +13,7 @@ from oobleckd.protocol.api import JobView
 
 SPAN_S = 60.0
 _SPAN_STEPS = 60
+_ROOMY = 64
 
 
 def paint(view: View, now: float, width: int, height: int) -> list[Line]:
@@ -22,12 +23,14 @@ def paint(view: View, now: float, width: int, height: int) -> list[Line]:
         return [(("no step is committed yet", "dim"),)]
     if height < 4:
         return _beside(view, job, now, width)[:height]
-    rows = (height - 2) // 2
-    upper, lower = height - 2 - rows, rows
+    marks = [_marks(view, job, now, width)] if height >= 8 else []
+    rows = (height - 2 - len(marks)) // 2
+    upper, lower = height - 2 - len(marks) - rows, rows
     rates, losses = _rates(view, job, now, width), _losses(view.points, width)
     return [
         _throughput_head(view, job, rates, width),
-        *_curve(rates, 0.0, _most(rates), upper, "good"),
+        *_curve(rates, 0.0, _ceiling(view, job, rates), upper, "good"),
+        *marks,
         _loss_head(view, width),
         *_curve(losses, *_limits(losses), lower, "note"),
     ]
@@ -40,7 +43,10 @@ def _beside(view: View, job: JobView, now: float, width: int) -> list[Line]:
     rates, losses = _rates(view, job, now, room), _losses(view.points, room)
     steps = f"{_span(job)}, steps {view.points[0].step:,} to {view.points[-1].step:,}"
     return [
-        ((labels[0].ljust(width - room), "strong"), *_curve(rates, 0.0, _most(rates), 1, "good")[0]),
+        (
+            (labels[0].ljust(width - room), "strong"),
+            *_curve(rates, 0.0, _ceiling(view, job, rates), 1, "good")[0],
+        ),
         (
             (labels[1].ljust(width - room), "strong" if math.isfinite(loss) else "bad"),
             *_curve(losses, *_limits(losses), 1, "note")[0],
@@ -52,7 +58,15 @@ def _beside(view: View, job: JobView, now: float, width: int) -> list[Line]:
 def _throughput_head(view: View, job: JobView, rates: Sequence[float | None], width: int) -> Line:
     at_work = view.link == "live" and job.state in {"running", "recovering"}
     spans: list[Span] = [(rate(job.samples_per_s), "strong"), (" samples/s", "")]
-    spans.append((f"   peak {rate(_most(rates))}, {_span(job)}", "dim"))
+    whole = fault_free(view, job)
+    if whole and width >= _ROOMY:
+        spans.append((f" = {job.samples_per_s / whole:.1%} of fault-free", "strong"))
+        spans.append((f"   0 to {rate(whole)}, {_span(job)}", "dim"))
+    elif whole:
+        spans.append((f" = {job.samples_per_s / whole:.1%}", "strong"))
+        spans.append((f"   0 to {rate(whole)}, {_minutes(job)} min", "dim"))
+    else:
+        spans.append((f"   peak {rate(_most(rates))}, {_span(job)}", "dim"))
     if not at_work:
         spans.append((f"   {job.state}", "dim"))
     return clipped(tuple(spans), width)
@@ -77,16 +91,43 @@ def _most(values: Sequence[float | None]) -> float:
     return max((value for value in values if value is not None), default=0.0)
 
 
+def fault_free(view: View, job: JobView) -> float:
+    """Samples per second of the best plan on all nodes there ever were; 0 where that is not known."""
+    if view.goodput is None or view.goodput.of_fault_free <= 0:
+        return 0.0
+    return job.samples_per_s / view.goodput.of_fault_free
+
+
+def _ceiling(view: View, job: JobView, rates: Sequence[float | None]) -> float:
+    """The top of the axis: fault-free throughput, so that the curve's height is its share; else the highest seen."""
+    return max(fault_free(view, job), _most(rates)) if fault_free(view, job) else _most(rates)
+
+
 def _limits(values: Sequence[float | None]) -> tuple[float, float]:
     known = [value for value in values if value is not None]
     return (min(known, default=0.0), max(known, default=1.0))
 
 
+def _marks(view: View, job: JobView, now: float, width: int) -> Line:
+    """A sign under the throughput where an incident began."""
+    end = _edge(view, job, now, width)
+    begin = end - _span_s(job)
+    cells = [" "] * width
+    for incident in view.incidents:
+        if begin <= incident.at <= end:
+            cells[min(width - 1, int((incident.at - begin) / (end - begin) * width))] = "▲"
+    return (("".join(cells), "warn"),)
+
+
 # --------------------------------------------------------------------------- throughput
 
 
+def _minutes(job: JobView) -> int:
+    return round(_span_s(job) / 60)
+
+
 def _span(job: JobView) -> str:
-    return f"last {round(_span_s(job) / 60)} min"
+    return f"last {_minutes(job)} min"
 
 
 def _span_s(job: JobView) -> float:
@@ -94,7 +135,7 @@ def _span_s(job: JobView) -> float:
 
 
 def _rates(view: View, job: JobView, now: float, width: int) -> list[float | None]:
-    end = _end(view, job, now)
+    end = _edge(view, job, now, width)
     begin = end - _span_s(job)
     return rates(view.points, job.spec.train.global_batch, begin, end, width)
 
@@ -105,6 +146,12 @@ def _end(view: View, job: JobView, now: float) -> float:
     at_work = job.state in {"running", "recovering", "deploying"}
     clock = view.clock(now)
     return clock if at_work and clock > last + 0.5 + 2 * job.step_s else last
+
+
+def _edge(view: View, job: JobView, now: float, width: int) -> float:
+    """``_end`` as it was when the last column was full: a column stays what it is as it moves to the left, and nothing is drawn anew until one is full."""
+    column_s = _span_s(job) / width
+    return math.floor(_end(view, job, now) / column_s) * column_s
 
 
 def rates(points: Sequence[Point], batch: int, begin: float, end: float, width: int) -> list[float | None]:
@@ -136,11 +183,16 @@ def _done(times: Sequence[float], at: float) -> float | None:
 
 
 def _losses(points: Sequence[Point], width: int) -> list[float | None]:
-    """Mean loss in ``width`` equal parts of the steps; None where none of a part is a number."""
-    width = min(width, len(points))
-    columns: list[float | None] = []
-    for column in range(width):
-        part = points[column * len(points) // width : (column + 1) * len(points) // width]
-        known = [point.loss for point in part if math.isfinite(point.loss)]
-        columns.append(sum(known) / len(known) if known else None)
-    return columns
+    """Mean loss of as many steps a column as it takes for all to have room; None where none of them is a number. Of step numbers, so that a column
+    stays what it is.
+    """
+    most = max(1, math.ceil(len(points) / width))
+    columns: dict[int, list[float]] = {}
+    for point in points:
+        columns.setdefault(point.step // most, []).append(point.loss)
+    return [_mean(losses) for losses in columns.values()][-width:]
+
+
+def _mean(losses: Sequence[float]) -> float | None:
+    known = [loss for loss in losses if math.isfinite(loss)]
+    return sum(known) / len(known) if known else None

@@ -7,11 +7,13 @@ that waits or failed.
 from __future__ import annotations
 
 from console.model import View
-from oobleckd.draw.lines import Line, Role, age, clipped, clock, count, flow, rate, seconds
+from oobleckd import __version__
+from oobleckd.draw.lines import Line, Role, Span, age, clipped, clock, count, flow, length, rate, seconds
 from oobleckd.protocol.api import JobView
 
 HEIGHT = 3
 AWAY = "daemon away, training goes on"
+ODD = "the daemon answers what this console cannot read"
 
 _JOB_ROLES: dict[str, Role] = {
     "running": "good", "done": "good", "failed": "bad", "recovering": "warn", "waiting": "warn",
@@ -23,9 +25,28 @@ def paint(view: View, now: float, width: int, height: int = HEIGHT) -> list[Line
     head, numbers = [_link(view, now), *_job_fields(view)], _number_fields(view)
     lines = flow(head, width)
     lines = [*lines, *flow(numbers, width)] if len(lines) == 1 else flow([*head, *numbers], width)
+    lines[0] = _with_clock(lines[0], view, now, width)
+    if height < 2 or (len(lines) >= height and not _pressing(view)):
+        return lines[:height]
     lines = lines[: height - 1]
     lines += [()] * (height - 1 - len(lines))
     return [*lines, clipped(_banner(view, now), width)]
+
+
+def _pressing(view: View) -> bool:
+    """Whether the banner has more to say than who the daemon is; else its line is for numbers that have no room."""
+    quiet = view.link == "live" and view.status is not None and view.status.version == __version__
+    at_peace = view.incident is None or not view.incident.open
+    return not (quiet and at_peace and view.job is not None and not view.job.reason)
+
+
+def _with_clock(line: Line, view: View, now: float, width: int) -> Line:
+    """The time of the picture at the right edge, where there is room; the past has it on the left."""
+    told = clock(view.clock(now))
+    gap = width - length(line) - len(told)
+    if view.link == "replay" or not view.heard_at or gap < 3:
+        return line
+    return (*line, (" " * gap, ""), (told, "dim"))
 
 
 def frozen(now: float) -> Line:
@@ -37,6 +58,8 @@ def _link(view: View, now: float) -> Line:
     match view.link:
         case "live":
             return (("● live", "good"),)
+        case "replay":
+            return ((f"◀ PAST {clock(view.heard_at)}", "warn"),)
         case "stale":
             return ((f"◌ STALE {age(view.age_s(now))}", "warn"),)
         case _:
@@ -60,8 +83,11 @@ def can_lose(job: JobView) -> Line:
     """How many nodes can die at once with nothing lost, of how many were asked for."""
     if job.tolerance < 0:
         return (("not deployed", "dim"),)
-    role: Role = "good" if job.tolerance >= job.f else "warn" if job.tolerance else "bad"
-    return (("can still lose ", "dim"), (str(job.tolerance), role), (f" of {job.f} nodes", "dim"))
+    if job.tolerance >= job.f:
+        return (("can still lose ", "dim"), (str(job.tolerance), "good"), (f" of {job.f} nodes", "dim"))
+    # Less than was asked for is what an operator has to see from the other end of the room.
+    role: Role = "banner-warn" if job.tolerance else "banner-bad"
+    return ((f" can still lose {job.tolerance} of {job.f} nodes ", role),)
 
 
 def _number_fields(view: View) -> list[Line]:
@@ -75,33 +101,75 @@ def _number_fields(view: View) -> list[Line]:
     job = view.job
     if job is not None:
         if job.samples_per_s:
-            fields.append(((rate(job.samples_per_s), "strong"), (" samples/s", "dim")))
+            fields.append(((rate(job.samples_per_s), "strong"), (" samples/s", "dim"), *_of_fault_free(view)))
             fields.append((("step ", "dim"), (seconds(job.step_s), "")))
         incidents = f"{count(job.incidents, 'incident')}, {count(job.steps_lost, 'step')} lost"
         fields.append(((incidents, "warn" if job.steps_lost else "dim"),))
     return fields
 
 
+def _of_fault_free(view: View) -> Line:
+    if view.goodput is None or view.goodput.of_fault_free <= 0:
+        return ()
+    share = view.goodput.of_fault_free
+    return ((" = ", "dim"), (f"{share:.1%}", "good" if share >= 0.95 else "warn"), (" of fault-free", "dim"))
+
+
 # --------------------------------------------------------------------------- the banner
+
+_REASON_ROLES: dict[str, Role] = {"failed": "banner-bad", "waiting": "banner-warn"}
 
 
 def _banner(view: View, now: float) -> Line:
-    if view.link == "stale":
-        text = f" last word {age(view.age_s(now))} ago, at {clock(view.heard_at)}; trying again"
-        return ((f" {AWAY} ", "banner-warn"), (f"{text}: {view.problem}", "warn"))
-    if view.link == "waiting":
-        return _no_daemon(view)
+    match view.link:
+        case "replay":
+            return _past(view)
+        case "stale":
+            return _stale(view, now)
+        case "waiting":
+            return _no_daemon(view)
+        case _:
+            return _of_job(view, now)
+
+
+def _stale(view: View, now: float) -> Line:
+    head = ODD if view.answers else AWAY
+    text = f" last word {age(view.age_s(now))} ago, at {clock(view.heard_at)}; trying again"
+    return ((f" {head} ", "banner-warn"), (f"{text}: {view.problem}", "warn"))
+
+
+def _of_job(view: View, now: float) -> Line:
     incident = view.incident
     if incident is not None and incident.open:
         phase = incident.phases[-1].phase if incident.phases else "detect"
-        text = f" {phase}, {seconds(max(0.0, now - incident.at))} so far: {incident.cause}"
+        text = f" {phase}, {seconds(max(0.0, view.clock(now) - incident.at))} so far: {incident.cause}"
         return ((f" {incident.id} open ", "banner-bad"), (text, "bad"))
     if view.job is not None and view.job.reason:
-        role: Role = "banner-bad" if view.job.state == "failed" else "banner-dim"
+        role = _REASON_ROLES.get(view.job.state, "banner-dim")
         return ((f" {view.job.state} ", role), (f" {view.job.reason}", ""))
     if view.job is None:
         return (("no job yet: `oobleckctl submit job.toml` hands one in", "dim"),)
-    return ((f"oobleckd {view.status.version}, {view.status.endpoint}", "dim"),) if view.status else ()
+    return _daemon(view)
+
+
+def _daemon(view: View) -> Line:
+    if view.status is None:
+        return ()
+    said: Span = (f"oobleckd {view.status.version}, {view.status.endpoint}", "dim")
+    if view.status.version == __version__:
+        return (said,)
+    return (said, (f"   ! this console is {__version__}: some of its questions may have no answer", "warn"))
+
+
+def _past(view: View) -> Line:
+    incident = view.incident
+    spans: list[Span] = [(f" PAST {clock(view.heard_at, digits=1)} ", "banner-warn")]
+    if view.tape is not None:
+        spans.append((" playing" if view.tape.playing else " standing still", "warn"))
+        spans.append((f", known from {clock(view.tape.begins)} to {clock(view.tape.until)}", "dim"))
+    if incident is not None and incident.open:
+        spans.append((f"   {incident.id} open: {incident.cause}", "bad"))
+    return tuple(spans)
 
 
 def _no_daemon(view: View) -> Line:

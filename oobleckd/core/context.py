@@ -7,8 +7,9 @@ Owns how facts, messages and changes leave the machine, and nothing about when. 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Literal
 
 import msgspec
@@ -18,10 +19,13 @@ from oobleckd.core.entries import AnyEntry, JobStateChanged, apply, note
 from oobleckd.core.events import Announce, Command, MakePlan, Record, Tell
 from oobleckd.core.membership import Membership, Node
 from oobleckd.core.run import Run
+from oobleckd.core.samples import Samples
 from oobleckd.core.state import JobRecord, State
 from oobleckd.core.states import Trigger, after
 from oobleckd.protocol.api import Change
+from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, Release, ToWorker
+from oobleckd.protocol.parts import Peer
 from planner.plan import node_of
 from planner.policy import Setup, Situation
 
@@ -40,6 +44,7 @@ class Core:
     run: Run | None = None
     tickets: int = 0
     joined_at: float = float("-inf")
+    samples: Samples = field(default_factory=Samples)
     outbox: list[Command] = field(default_factory=list)
 
     # ------------------------------------------------------------------ what leaves the machine
@@ -95,16 +100,16 @@ class Core:
         heard = [device.epoch for node in self.members.nodes.values() for device in node.devices]
         return max(self.state.epoch, *heard, 0) + 1
 
-    def candidates(self, job: JobRecord) -> tuple[str, ...]:
-        """The nodes that a plan for ``job`` should use now, in name order.
+    def candidates(self, job: JobRecord, without: Collection[str] = ()) -> tuple[str, ...]:
+        """The nodes that a plan for ``job`` should use now, in name order, were it not for those ``without``.
 
-        Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them.
+        Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them. None that has notice of its end.
         """
         inside = {node_of(device) for device in job.survivors()}
         fit = [
             name
             for name, node in sorted(self.members.nodes.items())
-            if self._fits(job, node, inside) and name not in self.state.drained
+            if self._fits(job, node, inside) and name not in self.state.drained and name not in without
         ]
         most = job.spec.resources.max_nodes
         if most and len(fit) > most:
@@ -115,9 +120,39 @@ class Core:
     def _fits(job: JobRecord, node: Node, inside: Iterable[str]) -> bool:
         if job.setup is not None and len(node.devices) < job.setup.devices_per_node:
             return False
-        return node.alive and (node.present or node.name in inside)
+        return node.alive and not node.notice and (node.present or node.name in inside)
+
+    def needs(self, name: str) -> bool:
+        """Whether a device of the node holds state that counts, or is about to: of the layout in force, or of the one being deployed."""
+        if self.run is None:
+            return False
+        candidate = self.run.candidate
+        deployed = candidate.deploys if candidate is not None else ()
+        return any(node_of(device) == name for device in (*self.run.job.survivors(), *deployed))
 
     def secret(self, epoch: int) -> str:
         """The secret that opens transport links of the layout of ``epoch`` (hex, 256 bits)."""
         key = hashlib.blake2b(self.config.secret.encode(), digest_size=32).digest()
         return hashlib.blake2b(f"transport:{epoch}".encode(), key=key, digest_size=32).hexdigest()
+
+    def peers(self, devices: Iterable[str]) -> dict[str, Peer]:
+        """How to reach ``devices``."""
+        peers = {}
+        for device in devices:
+            info = self.members.device(device)
+            assert info is not None, f"{device} is in a plan but unknown"
+            peers[device] = Peer(info.address, info.local, self.members.nodes[node_of(device)].host)
+        return peers
+
+    def spec_of(self, job: JobRecord) -> Job:
+        """The job as devices are told of it, with the folder of its checkpoints. Devices of different kinds do not come to the same bits, so
+        they are not compared.
+        """
+        checkpoint = job.spec.checkpoint
+        folder = checkpoint.dir or self.config.checkpoint_dir or f"{self.config.state_dir}/checkpoints"
+        checkpoint = msgspec.structs.replace(checkpoint, dir=str(PurePosixPath(folder)))
+        tolerance = job.spec.fault_tolerance
+        alive = (node for node in self.members.nodes.values() if node.alive)
+        if len({(info.kind, info.name) for node in alive for info in node.devices}) > 1:
+            tolerance = msgspec.structs.replace(tolerance, check_every=0)
+        return msgspec.structs.replace(job.spec, checkpoint=checkpoint, fault_tolerance=tolerance)

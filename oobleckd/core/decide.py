@@ -12,8 +12,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from oobleckd.protocol import corruption
+from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.messages import Progress
-from oobleckd.protocol.parts import Flags, Vote
+from oobleckd.protocol.parts import Counters, Flags, Vote
 from planner.plan import NOTHING, Detours, HopState, Layout, Route, standing_routes
 from planner.reroute import Rerouting, detour
 from planner.splice import spliced
@@ -37,7 +39,14 @@ class Decision(msgspec.Struct, frozen=True):
     detours: Detours | None = None
 
 
-Verdict = LostLayers | Decision
+class Disagreement(msgspec.Struct, frozen=True):
+    """Survivors have different bits where they must not: the round of ``counters`` cannot be trusted."""
+
+    counters: Counters
+    odds: tuple[Odd, ...]
+
+
+Verdict = LostLayers | Disagreement | Decision
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -82,9 +91,27 @@ def decide(
         stop = any(answer.holding for answer in ahead.values())
         return case.decision(lowest + 1, commit, ahead, stop=stop)
     if all(answer.vote is not None for answer in here.values()):
+        votes = _own_votes(here, layout, buckets)
+        if not corruption.agree(votes):
+            return Disagreement(next(iter(here.values())).counters, corruption.odds(votes))
         commit = _union(answer.vote for answer in here.values())
         return case.decision(lowest + 1, commit, {}, stop=not standing.go_on or commit.flags.hold)
     return case.decision(lowest, None, here, stop=_stays_held(here, case.fresh))
+
+
+def _own_votes(
+    here: Mapping[str, Progress], layout: Layout, buckets: Sequence[tuple[int, ...]]
+) -> dict[str, Vote]:
+    """What each device says of the buckets that it holds itself. Its answer has more, which it has heard of others."""
+    own = {}
+    for device, answer in here.items():
+        held = frozenset(layout.holdings[device].layers())
+        mine = {bucket for bucket, uses in enumerate(buckets) if not held.isdisjoint(uses)}
+        assert answer.vote is not None, "asked where all have voted"
+        norms = {bucket: values for bucket, values in answer.vote.norms.items() if bucket in mine}
+        digests = {bucket: digest for bucket, digest in answer.vote.digests.items() if bucket in mine}
+        own[device] = msgspec.structs.replace(answer.vote, norms=norms, digests=digests)
+    return own
 
 
 def _stays_held(here: Mapping[str, Progress], fresh: Collection[str]) -> bool:
@@ -184,13 +211,21 @@ def _union(votes: Iterable[Vote | None]) -> Vote:
     losses: dict[int, float] = {}
     nan = overflow = False
     flags = Flags()
+    digests: dict[int, int] = {}
     for vote in votes:
         assert vote is not None, "a device past a round knows the votes that it committed with"
         for bucket, values in vote.norms.items():
             norms.setdefault(bucket, values)
+        for bucket, digest in vote.digests.items():
+            digests.setdefault(bucket, digest)
         for micro_batch, loss in vote.losses.items():
             losses.setdefault(micro_batch, loss)
         nan |= vote.nan
         overflow |= vote.overflow
         flags |= vote.flags
-    return Vote(dict(sorted(norms.items())), dict(sorted(losses.items())), nan, overflow, flags)
+    norms, losses, digests = (
+        dict(sorted(norms.items())),
+        dict(sorted(losses.items())),
+        dict(sorted(digests.items())),
+    )
+    return Vote(norms, losses, nan, overflow, flags, digests)

@@ -5,18 +5,11 @@ Owns the road from a proposal to ``Resume``. A failure on the way is ``recovery`
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
-
-import msgspec
-
-from oobleckd.core import incidents
+from oobleckd.core import corruption, incidents, prepare, samples
 from oobleckd.core.context import Core
 from oobleckd.core.entries import EpochRaised, LayoutDeployed
 from oobleckd.core.run import Candidate, Run
-from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, Ready, Resume
-from oobleckd.protocol.parts import Peer
-from planner.plan import node_of
 from planner.policy import Proposal, Situation
 from planner.reroute import layout_of
 
@@ -32,9 +25,12 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
     layout = layout_of(proposal.plan, epoch, len(job.setup.profile.layers))
     devices = sorted(set(layout.holdings) | set(job.survivors()))
     source = "copy" if job.layout is not None else job.source
-    spec = _with_checkpoint_dir(core, job.spec)
-    peers = _peers(core, devices)
+    spec, peers = core.spec_of(job), core.peers(devices)
+    found = run.preparation
+    prepared = found.number if found is not None and found.transfers == proposal.transfers else 0
+    prepare.forget(core, run, besides=devices)
     secret = core.secret(epoch)
+    sample_every, recheck = samples.every(job, proposal.plan), corruption.to_recheck(job)
     deploys = {
         device: Deploy(
             device=device,
@@ -48,6 +44,9 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
             peers=peers,
             ops=proposal.ops.get(device, ""),
             secret=secret,
+            prepared=prepared,
+            sample_every=sample_every,
+            recheck=recheck,
         )
         for device in devices
     }
@@ -59,22 +58,6 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
         core.move(job, "replan" if job.state == "running" else "planned")
     for device in devices:
         core.tell(device, deploys[device])
-
-
-def _with_checkpoint_dir(core: Core, spec: Job) -> Job:
-    folder = spec.checkpoint.dir or core.config.checkpoint_dir or f"{core.config.state_dir}/checkpoints"
-    checkpoint = msgspec.structs.replace(spec.checkpoint, dir=str(PurePosixPath(folder)))
-    return msgspec.structs.replace(spec, checkpoint=checkpoint)
-
-
-def _peers(core: Core, devices: list[str]) -> dict[str, Peer]:
-    peers = {}
-    for device in devices:
-        info = core.members.device(device)
-        assert info is not None, f"{device} is in a plan but unknown"
-        host = core.members.nodes[node_of(device)].host
-        peers[device] = Peer(info.address, info.local, host)
-    return peers
 
 
 def on_ready(core: Core, message: Ready) -> None:
@@ -93,6 +76,8 @@ def on_ready(core: Core, message: Ready) -> None:
 def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
     job = run.job
     copied = sum(ready.copied_bytes for ready in candidate.ready.values())
+    staged = sum(ready.staged_bytes for ready in candidate.ready.values())
+    beforehand = f"; {prepare.size_of(staged)} had been copied beforehand" if staged else ""
     lives = {device: candidate.lives[device] for device in candidate.layout.holdings}
     core.record(
         LayoutDeployed(
@@ -107,12 +92,16 @@ def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
     )
     if run.incident is not None:
         run.incident.copied_bytes += copied
+        for copy in next(iter(candidate.deploys.values())).transfers:  # all are told of all
+            run.incident.sent_bytes[copy.source] += copy.num_bytes
+        run.incident.reason += beforehand
     run.satisfied = None
     run.stumbled.clear()
     incidents.enter(core, run, "resume")
     core.move(job, "deployed")
     pipelines = [list(pipeline.nodes) for pipeline in candidate.plan.pipelines]
-    text = f"{job.id}: epoch {candidate.epoch}, " + ", ".join("+".join(p) for p in pipelines)
+    names = ", ".join("+".join(nodes) for nodes in pipelines)
+    text = f"{job.id}: epoch {candidate.epoch}, {names}{beforehand}"
     core.announce(
         "plan",
         text,
@@ -121,6 +110,7 @@ def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
         epoch=candidate.epoch,
         pipelines=pipelines,
         copied_bytes=copied,
+        staged_bytes=staged,
     )
     resume(core, run, tuple(candidate.deploys))
 

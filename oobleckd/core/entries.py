@@ -11,9 +11,11 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from oobleckd.core.state import RECENT_STEPS, JobRecord, State, Step, Written
+from oobleckd.core.blame import Dispute
+from oobleckd.core.state import LEAST_KEPT, RECENT_STEPS, JobRecord, Kept, State, Step, Written
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
+from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters
 from planner.plan import Detours, Layout, Plan, Template
@@ -175,6 +177,25 @@ class NodeDrained(Entry, frozen=True):
     at: float
 
 
+class CorruptionFound(Entry, frozen=True):
+    """Bits were wrong at the boundary before ``step``: holders did not agree (``odds``); these devices are to blame, or nobody could tell."""
+
+    job: str
+    step: int
+    odds: tuple[Odd, ...]
+    named: tuple[str, ...]
+    at: float
+
+
+class CorruptionSettled(Entry, frozen=True):
+    """``step`` was computed again: these devices had been wrong, or (none) all who had disagreed."""
+
+    job: str
+    step: int
+    named: tuple[str, ...]
+    at: float
+
+
 class Noted(Entry, frozen=True):
     """A change that was announced, for ``story`` and for sequence numbers that go on after a restart.
 
@@ -213,6 +234,8 @@ AnyEntry = (
     | IncidentOpened
     | IncidentClosed
     | NodeDrained
+    | CorruptionFound
+    | CorruptionSettled
     | Noted
 )
 
@@ -222,7 +245,13 @@ def apply(state: State, entry: AnyEntry) -> None:
     match entry:
         case JobSubmitted():
             state.jobs[entry.job] = JobRecord(
-                entry.job, entry.spec, entry.at, entry.source, entry.counters, entry.counters
+                entry.job,
+                entry.spec,
+                entry.at,
+                entry.source,
+                entry.counters,
+                entry.counters,
+                origin=entry.source,
             )
         case ProfileMeasured():
             state.profiles[entry.key] = entry.profile
@@ -233,6 +262,7 @@ def apply(state: State, entry: AnyEntry) -> None:
                 state.drained[entry.node] = entry.reason
         case IncidentOpened() | IncidentClosed():
             state.incidents[entry.incident.id] = entry.incident
+            _incident(state, entry)
         case Noted():
             state.seq = max(state.seq, entry.seq)
             data = {key: msgspec.Raw(raw) for key, raw in entry.data.items()}
@@ -242,6 +272,7 @@ def apply(state: State, entry: AnyEntry) -> None:
             state.epoch = max(state.epoch, entry.epoch)
             state.jobs[entry.job].epoch = entry.epoch
             state.jobs[entry.job].dead = entry.dead
+            _count_devices(state.jobs[entry.job], entry.at)
         case Restarted():
             state.epoch = max(state.epoch, entry.epoch)
         case StepEntry():
@@ -260,13 +291,31 @@ _OfJob = (
     | RolledBack
     | Released
     | CheckpointWritten
+    | CorruptionFound
+    | CorruptionSettled
 )
+
+
+def _incident(state: State, entry: IncidentOpened | IncidentClosed) -> None:
+    job = state.jobs.get(entry.incident.job)
+    if job is None:
+        return
+    if isinstance(entry, IncidentOpened):
+        job.book.opened()
+    else:
+        job.book.closed(entry.incident, job.counters.step - 1)
+
+
+def _count_devices(job: JobRecord, at: float) -> None:
+    if job.layout is not None:
+        job.book.devices(at, len(job.survivors()))
 
 
 def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
     match entry:
         case JobStateChanged():
             job.state, job.reason = entry.state, entry.reason
+            job.book.state(entry.at, entry.state)
             if entry.state in FINAL:
                 job.finished_at = entry.at
         case PauseAsked():
@@ -278,8 +327,10 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             job.dead, job.settled, job.detours = (), (), None
             job.offered, job.counters = entry.offered, entry.counters
             job.deployed_at = entry.at if job.deployed_at is None else job.deployed_at
+            job.book.deployed(entry.at, len(entry.layout.holdings))
         case Detoured():
             job.settled, job.detours, job.offered = job.dead, entry.detours, ()
+            job.book.rerouted()
         case RolledBack():
             job.undeploy(entry.source)
             job.counters = entry.counters
@@ -288,13 +339,37 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             job.rolled_back_at.append(entry.at)
             job.written = [each for each in job.written if each.until <= entry.counters.step]
             job.steps = [step for step in job.steps if step.step < entry.counters.step]
+            _way_back(job, entry.counters.step)
+            job.book.rolled_back(entry.at, entry.counters.step)
         case Released():
             job.undeploy(entry.source)
         case CheckpointWritten():
             job.checkpoint, job.checkpoint_counters = entry.directory, entry.counters
+            kept = [*job.kept, Kept(entry.directory, entry.counters)]
+            job.kept = kept[-max(LEAST_KEPT, job.spec.checkpoint.keep) :]
+            job.book.safe(entry.counters.step)
             _written(job, entry)
+        case CorruptionFound() | CorruptionSettled():
+            _dispute(job, entry)
         case _:
             assert_never(entry)
+
+
+def _dispute(job: JobRecord, entry: CorruptionFound | CorruptionSettled) -> None:
+    if isinstance(entry, CorruptionSettled):
+        job.disputes = tuple(each for each in job.disputes if each.step != entry.step)
+    elif entry.named:
+        blamed = frozenset(entry.named)
+        job.disputes = tuple(each for each in job.disputes if not blamed & each.devices())
+    else:
+        job.disputes = (*job.disputes, Dispute(entry.step, entry.odds))
+
+
+def _way_back(job: JobRecord, step: int) -> None:
+    """Of checkpoints only those count whose state the history that goes on comes from."""
+    job.kept = [kept for kept in job.kept if kept.counters.step <= step]
+    newest = job.kept[-1] if job.kept else Kept("", Counters())
+    job.checkpoint, job.checkpoint_counters = newest.directory, newest.counters
 
 
 def _written(job: JobRecord, entry: CheckpointWritten) -> None:
@@ -312,6 +387,7 @@ def _step(job: JobRecord, entry: StepEntry) -> None:
     job.counters = Counters(was.round + 1, was.step + (not repeated), was.applied + applied)
     job.step_s.append(entry.step_s)
     if not repeated:
+        job.book.step(entry.at, was.step)
         job.steps.append(
             Step(
                 was.step,

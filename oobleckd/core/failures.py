@@ -42,17 +42,17 @@ def began_at(job: JobRecord) -> float:
 
 def horizon_steps(state: State, job: JobRecord, now: float) -> float:
     """Steps that are expected until the next loss, roughly: what is compared with it must not change with every step."""
-    step_s = _step_s(job)
-    if not step_s:
+    length_s = step_s(job)
+    if not length_s:
         return HORIZON_STEPS
     losses_at = sorted(view.at for view in state.incidents.values() if view.job == job.id)
-    return max(1.0, rough(mean_between_s(losses_at, began_at(job), now) / step_s))
+    return max(1.0, rough(mean_between_s(losses_at, began_at(job), now) / length_s))
 
 
 def redo_s(job: JobRecord) -> float:
     """Seconds of training since the last checkpoint, or since the start, roughly."""
     since = job.checkpoint_counters.step if job.checkpoint else job.start.step
-    return rough((job.counters.step - since) * _step_s(job))
+    return rough((job.counters.step - since) * step_s(job))
 
 
 def rough(value: float) -> float:
@@ -63,8 +63,8 @@ def rough(value: float) -> float:
     return min((power * digit for digit in (1, 2, 5, 10)), key=lambda near: abs(math.log(near / value)))
 
 
-def _step_s(job: JobRecord) -> float:
-    """Of a normal step: as measured lately, else as modelled."""
+def step_s(job: JobRecord) -> float:
+    """Seconds of a normal step: as measured lately, else as modelled."""
     if job.step_s:
         ordered = sorted(job.step_s)
         return ordered[len(ordered) // 2]

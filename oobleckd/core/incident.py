@@ -7,15 +7,16 @@ first step of the new layout. A second loss begins with *detect* again. Owns the
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
-from oobleckd.protocol.api import IncidentView, Phase, PhaseView, RejectedView
+from oobleckd.protocol.api import IncidentView, Phase, PhaseView, RejectedView, SourceView
 
 
 @dataclass(slots=True)
 class Incident:
     """An open incident. ``round`` is the first one not known to be committed at the loss, ``last_round`` the one with whose
-    commit it is over (-1: not known yet).
+    commit it is over (-1: not known yet). ``sent_bytes``: by devices, of the layers that others hold by the new plan.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Incident:
     last_round: int = -1
     cost_s: float = 0.0
     rejected: tuple[RejectedView, ...] = ()
+    sent_bytes: Counter[str] = field(default_factory=Counter)
 
     def enter(self, phase: Phase, now: float) -> None:
         """The present phase is over and ``phase`` begins; nothing if it is the present one."""
@@ -76,7 +78,11 @@ class Incident:
             layer_forwards=self.layer_forwards,
             cost_s=self.cost_s,
             rejected=self.rejected,
+            sources=tuple(SourceView(device, sent) for device, sent in self._most_first()),
         )
+
+    def _most_first(self) -> list[tuple[str, int]]:
+        return sorted(self.sent_bytes.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 def reopened(view: IncidentView, round_: int, now: float) -> Incident:

@@ -53,7 +53,7 @@ def _run(core: Core, run: Run) -> None:
     job = run.job
     assert (run.phase == "deploy") == (run.candidate is not None)
     assert run.phase != "off" or job.layout is None
-    assert run.phase not in {"adrift", "report", "run"} or job.layout is not None
+    assert run.phase not in {"adrift", "report", "run"} or job.layout is not None or run.forgotten
     if job.state in {"running", "paused"}:
         assert job.layout is not None
     if run.phase == "report":
@@ -68,6 +68,9 @@ def _run(core: Core, run: Run) -> None:
         assert candidate.ready.keys() < candidate.deploys.keys()
         assert all(ready.epoch == candidate.epoch for ready in candidate.ready.values())
         assert all(core.members.living(device, life) for device, life in candidate.lives.items())
+    if run.preparation is not None:
+        assert run.phase == "run", f"copies beforehand while in phase {run.phase}"
+        assert all(core.members.living(device, life) for device, life in run.preparation.lives.items())
     if job.layout is not None and run.phase != "adrift":
         assert min(job.layout.copies(job.dead)) > 0, "a lost layer without a way back"
 

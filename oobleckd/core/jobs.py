@@ -122,6 +122,8 @@ def release(core: Core, run: Run) -> None:
     devices = set(run.job.survivors())
     if run.candidate is not None:
         devices |= set(run.candidate.deploys)
+    devices |= run.guests
+    run.guests, run.preparation = set(), None
     known = (info for node in core.members.nodes.values() for info in node.devices)
     devices |= {info.device for info in known if info.job == run.job.id}
     for device in sorted(devices):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
-from oobleckd.core import checkpoints, deploy, jobs, recovery, requests, steer, steps
+from oobleckd.core import checkpoints, deploy, jobs, prepare, recovery, requests, steer, steps
 from oobleckd.core.config import Config
 from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import AnyEntry, NodeDrained, Restarted, apply
@@ -17,17 +17,22 @@ from oobleckd.core.events import Asked, Command, Event, Heard, LinkLost, Manifes
 from oobleckd.core.membership import ROUNDING_S, Membership
 from oobleckd.core.run import Run
 from oobleckd.core.state import State
+from oobleckd.protocol import versions
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Beat,
     CheckpointPart,
+    Corrupted,
     DeviceFailed,
     DeviceLost,
+    Dismiss,
     Goodbye,
     Held,
     Hello,
     LinkDown,
     Measured,
+    OpTimes,
+    Prepared,
     Progress,
     Ready,
     Refused,
@@ -38,7 +43,18 @@ from oobleckd.protocol.messages import (
 from planner.plan import node_of
 
 _BEAT_OF_NODE_S = 1e-4  # 10,000 nodes beat once a second, which is a third of a core (docs/decisions.md)
-OfJob = Measured | Ready | Progress | Held | StepDone | CheckpointPart | DeviceFailed
+OfJob = (
+    Measured
+    | Prepared
+    | Ready
+    | Progress
+    | Held
+    | StepDone
+    | OpTimes
+    | CheckpointPart
+    | DeviceFailed
+    | Corrupted
+)
 
 
 class Machine:
@@ -54,15 +70,19 @@ class Machine:
         self.due: float | None = None
 
     @classmethod
-    def restore(cls, entries: Iterable[AnyEntry], now: float, config: Config) -> Machine:
-        """The machine after a restart of the daemon: state from the journal, nobody dead for a grace."""
+    def restore(
+        cls, entries: Iterable[AnyEntry], now: float, config: Config, *, forgotten: bool = False
+    ) -> Machine:
+        """The machine after a restart of the daemon: state from the journal, nobody dead for a grace. ``forgotten``: entries at the journal's end
+        are lost, so what workers hold may be anything that came after.
+        """
         machine = cls(config, now)
         core = machine.core
         for entry in entries:
             apply(core.state, entry)
         for job in core.state.jobs.values():
             if not job.final and job.state != "queued":
-                core.run = recovery.adrift(core, job)
+                core.run = recovery.adrift(core, job, forgotten=forgotten)
                 if core.run.phase == "adrift":
                     machine.grace_until = now + config.grace_s
                     core.record(Restarted(core.state.epoch + 1, now))
@@ -118,7 +138,7 @@ class Machine:
         if not isinstance(event, Heard) or not all(isinstance(command, Tell) for command in self.core.outbox):
             return False
         match event.message:
-            case Beat() | StepDone():
+            case Beat() | StepDone() | OpTimes():
                 return True
             case Progress() | Ready():
                 return not self.core.outbox  # the last one leads to a decision, or to a new layout
@@ -135,7 +155,7 @@ class Machine:
         run = core.run
         if run is not None and run.phase == "adrift":
             grace_over = self.grace_until is None or core.now >= self.grace_until - ROUNDING_S
-            if grace_over or not recovery.awaited(core, run):
+            if grace_over or not (run.forgotten or recovery.awaited(core, run)):
                 self.grace_until = None
                 recovery.look_again(core, run)
                 broken, run.broken = run.broken, []
@@ -144,6 +164,7 @@ class Machine:
         if run is not None:
             recovery.check_lives(core, run)
         steer.steer(core)
+        self._dismiss()
 
     def _evict(self) -> None:
         core = self.core
@@ -161,6 +182,20 @@ class Machine:
         core.record(NodeDrained(name, f"evicted: {cause}", undo=False, at=core.now))
         core.members.evict(name, cause, core.now)
         self._drop_state(name)
+
+    def _dismiss(self) -> None:
+        """Nodes that have notice of their end may leave as soon as nothing of them is needed."""
+        core = self.core
+        for name in sorted(core.members.leaving):
+            node = core.members.nodes[name]
+            if not node.alive:
+                core.members.leaving.discard(name)
+            elif node.connected and not node.dismissed and not core.needs(name):
+                node.dismissed = True
+                core.tell(name, Dismiss())
+                core.announce(
+                    "node", f"{name} may leave: nothing of it is needed", (f"node:{name}",), node=name
+                )
 
     def _announce_deaths(self) -> None:
         core = self.core
@@ -196,6 +231,8 @@ class Machine:
         match message:
             case Measured():
                 jobs.on_measured(core, message)
+            case Prepared():
+                prepare.on_prepared(core, message)
             case Ready():
                 deploy.on_ready(core, message)
             case Progress():
@@ -204,32 +241,45 @@ class Machine:
                 steps.on_held(core, message)
             case StepDone():
                 steps.on_step_done(core, message)
+            case OpTimes():
+                steps.on_op_times(core, message)
             case CheckpointPart():
                 checkpoints.on_part(core, message)
             case DeviceFailed():
                 self._device_failed(message)
+            case Corrupted():
+                recovery.on_corrupted(core, message)
             case _:
                 assert_never(message)
 
     def _hello(self, message: Hello) -> None:
         core = self.core
-        if message.protocol != PROTOCOL:
-            reason = f"the daemon speaks protocol {PROTOCOL} and this worker {message.protocol}"
+        protocol = versions.spoken(message.protocol, message.oldest)
+        if protocol is None:
+            theirs, ours = (
+                versions.words(message.protocol, message.oldest),
+                versions.words(PROTOCOL, versions.OLDEST),
+            )
+            reason = f"the daemon speaks protocol {ours} and this worker {theirs}"
             core.tell(message.node, Refused(reason, "install the same version of oobleckd on both"))
             return
         before = core.members.nodes.get(message.node)
         known = before is not None and before.incarnation == message.incarnation
+        noticed = before.notice if before is not None and known else ""
         was_counted = before is not None and known and (before.ready or before.mending)
         had_spare = before is not None and known and before.spare is not None and before.spare.ready
         change = core.members.hello(message, core.now)
         config, lives = core.config, tuple(info.life for info in message.devices)
         beat_s = max(config.beat_s, len(core.members.nodes) * _BEAT_OF_NODE_S)
-        core.tell(message.node, Welcome(PROTOCOL, config.daemon, beat_s, config.lease_s, lives))
+        core.tell(message.node, Welcome(protocol, config.daemon, beat_s, config.lease_s, lives))
         if message.ready and not was_counted:
             core.joined_at = core.now
         if change != "same":
             text = f"{message.node} is {'here' if change == 'new' else 'back'} on {message.host}"
             core.announce("node", text, (f"node:{message.node}",), node=message.node)
+        if message.notice is not None and message.notice.reason != noticed:
+            text = f"{message.node} is to end in {message.notice.left_s:.0f} s: {message.notice.reason}"
+            core.announce("node", text, (f"node:{message.node}",), level="warn", node=message.node)
         if message.spare is not None and message.spare.ready and not had_spare:
             core.announce(
                 "node", f"{message.node} has a spare ready", (f"node:{message.node}",), node=message.node

@@ -39,7 +39,8 @@ class Node:
     """A node. ``devices`` with their last known lives, of which those in ``fallen`` (by name) are over.
 
     ``accused``: (accuser, accused device) -> when their link broke (waking clock); ``suspect_at``: the first evidence. ``exited``: it
-    is over at the agent's word that a device process ended.
+    is over at the agent's word that a device process ended. ``notice``: why it is about to be ended by
+    others, at ``ends_at``; ``dismissed``: it was told that it may leave.
     """
 
     name: str
@@ -59,6 +60,9 @@ class Node:
     suspect_at: float | None = None
     cause: str = ""
     accused: dict[tuple[str, str], float] = field(default_factory=dict)
+    notice: str = ""
+    ends_at: float = 0.0
+    dismissed: bool = False
 
     @property
     def present(self) -> bool:
@@ -80,7 +84,7 @@ class Membership:
     """All nodes ever seen in this life of the daemon. ``obituaries``: lives that ended, not yet announced.
 
     ``lease_s``: the longest lease. ``beat_s``: the least distance of beats. ``asleep_s``: how long this daemon did not run although it was due; leases
-    do not run meanwhile. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused.
+    do not run meanwhile. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused. ``leaving``: nobody else has a notice.
     """
 
     lease_s: float
@@ -91,6 +95,7 @@ class Membership:
     asleep_s: float = 0.0
     look_at: float = float("inf")
     at_odds: set[str] = field(default_factory=set)
+    leaving: set[str] = field(default_factory=set)
 
     def attend(self, now: float, due: float | None) -> float:
         """An event is at hand that should have come at ``due`` at the latest: the seconds that we slept through."""
@@ -115,6 +120,7 @@ class Membership:
             message.spare,
         )
         self._forgive_ended(message, change)
+        self._take_notice(node, message, now)
         self._take_devices(node, message, now)
         node.connected, node.heard_at = True, now
         node.suspect_at = None
@@ -309,6 +315,14 @@ class Membership:
             for other in self.nodes.values()
             if other is not node
         )
+
+    def _take_notice(self, node: Node, message: Hello, now: float) -> None:
+        """The word that it is about to end; a dismissal may have been lost with the connection before this one."""
+        node.notice, node.dismissed = "", False
+        self.leaving.discard(node.name)
+        if message.notice is not None:
+            node.notice, node.ends_at = message.notice.reason, now + message.notice.left_s
+            self.leaving.add(node.name)
 
     @staticmethod
     def _take_devices(node: Node, message: Hello, now: float) -> None:

@@ -1,6 +1,6 @@
-"""Which devices are slow: they take much longer for their work than their peers do for theirs. Reported, never evicted.
+"""Which devices are slow: they take much longer for their work than their peers do for theirs.
 
-Pure. Owns the comparison, not what is said of it (``steps``). Work is measured by the profile: what a device
+Pure. Owns the comparison, not what follows from it (``slow``). Work is measured by the profile: what a device
 computes in a round by its routes, in modelled seconds. Busy time over that is its pace; only paces in one layout
 are compared, so that a slow host of all, or a model that errs for all, makes nobody slow.
 """
@@ -68,6 +68,6 @@ class Paces:
         factor, was_slow = typical[device] / statistics.median(peers), device in self.slow
         if factor >= (_WELL if was_slow else _SLOW):
             self.slow[device] = factor
-            return "" if was_slow else f"is slow: {factor:.1f} times its peers; it stays in the plan"
+            return "" if was_slow else f"is slow: {factor:.1f} times its peers"
         self.slow.pop(device, None)
         return "is as fast as its peers again" if was_slow else ""

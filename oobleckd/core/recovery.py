@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from oobleckd.core import incidents, jobs
+from oobleckd.core import corruption, incidents, jobs, prepare
 from oobleckd.core.context import Core
-from oobleckd.core.decide import Decision, Standing, decide
+from oobleckd.core.corruption import Finding
+from oobleckd.core.decide import Decision, Disagreement, Standing, decide
 from oobleckd.core.entries import Detoured, EpochRaised, RolledBack
 from oobleckd.core.incident import reopened
 from oobleckd.core.run import Run
-from oobleckd.core.state import JobRecord
-from oobleckd.protocol.messages import Decide, Progress, Release, Report, Resume
+from oobleckd.core.state import JobRecord, Kept
+from oobleckd.protocol.messages import Corrupted, Decide, Progress, Release, Report, Resume
 from oobleckd.protocol.parts import Counters
 from planner.plan import Detours, node_of
 from planner.policy import REROUTING, ROLLING_BACK
@@ -26,6 +27,7 @@ def check_lives(core: Core, run: Run) -> None:
     """Act on every device of the layout, or of the one being deployed, whose life is over."""
     if run.phase == "adrift":
         return
+    prepare.check_lives(core, run)
     lost = _ended(core, {device: run.job.lives[device] for device in run.job.survivors()})
     joining = run.candidate.lives if run.candidate is not None else {}
     failed = [device for device in _ended(core, joining) if device not in lost]
@@ -73,6 +75,7 @@ def restart_deployment(core: Core, run: Run, device: str, why: str) -> None:
 
 
 def _raise(core: Core, run: Run, dead: tuple[str, ...], devices: Collection[str]) -> None:
+    prepare.forget(core, run)
     epoch, names = core.next_epoch(), _whole(core, devices)
     cause = "; ".join(f"{name}: {_cause(core, name)}" for name in names)
     core.record(EpochRaised(run.job.id, epoch, dead, cause, core.now))
@@ -88,6 +91,7 @@ def _whole(core: Core, devices: Collection[str]) -> list[str]:
 
 
 def _raise_quietly(core: Core, run: Run, why: str) -> None:
+    prepare.forget(core, run)
     core.record(EpochRaised(run.job.id, core.next_epoch(), run.job.dead, why, core.now))
 
 
@@ -156,6 +160,9 @@ def _decide(core: Core, run: Run) -> None:
     standing = Standing(job.detours, job.settled, _goes_on(core, job))
     count = job.spec.num_micro_batches
     verdict = decide(job.epoch, run.answers, job.layout, job.dead, buckets, count, standing)
+    if isinstance(verdict, Disagreement):
+        distrust(core, run, corruption.found(core, run, verdict.counters, verdict.odds))
+        return
     assert isinstance(verdict, Decision), "lost layers are seen before anybody is asked"
     run.phase, run.decision, run.held = "run", verdict, {}
     run.resumed_round = -1
@@ -208,19 +215,25 @@ def decision(run: Run, device: str) -> Decide:
     )
 
 
-def go_back(core: Core, run: Run, why: str) -> None:
-    """On from the last checkpoint, or from the start when there is none: a layer has no copy left, or the policy rolls back."""
+def go_back(core: Core, run: Run, why: str, kept: Kept | None = None) -> None:
+    """On from ``kept``, or else the last checkpoint, or the start when there is none: a layer has no copy left, the policy rolls back, or the
+    state cannot be trusted.
+    """
     job = run.job
     target, source = job.start, job.source
-    if job.checkpoint:
+    if kept is not None:
+        target, source = kept.counters, kept.directory
+    elif job.checkpoint:
         target, source = job.checkpoint_counters, job.checkpoint
     infos = [info for device in job.survivors() if (info := core.members.device(device)) is not None]
     # What an agent said of its devices may be of another job, or of a history that was given up before.
     steps = [info.step for info in infos if job.layout is not None and info.layout == job.layout.epoch]
     steps_lost = max(job.counters.step, *steps, 0) - target.step
     # Rounds are not used twice: the dead may have been a round ahead of what anybody else reached.
-    reached = max(job.counters.round, *(info.round for info in infos), 0)
+    known = (info for node in core.members.nodes.values() for info in node.devices if info.job == job.id)
+    reached = max(job.counters.round, *(info.round for info in known), 0)
     counters = Counters(reached + 2, target.step, target.applied)
+    trusted = "that can be trusted" if job.checkpoint else "yet"
     jobs.release(core, run)
     run.forget("off")
     run.parts.clear()
@@ -228,7 +241,9 @@ def go_back(core: Core, run: Run, why: str) -> None:
     run.early.clear()
     core.record(RolledBack(job.id, source, counters, steps_lost, core.now))
     where = (
-        f"the checkpoint of step {target.step}" if source != "init" else "fresh weights: no checkpoint yet"
+        f"the checkpoint of step {target.step}"
+        if source != "init"
+        else f"fresh weights: no checkpoint {trusted}"
     )
     far = f"{steps_lost} step{'' if steps_lost == 1 else 's'}"
     text = f"{job.id}: {why}; back {far} to {where}"
@@ -241,12 +256,30 @@ def go_back(core: Core, run: Run, why: str) -> None:
     incidents.enter(core, run, "reconfigure")
 
 
+def on_corrupted(core: Core, message: Corrupted) -> None:
+    """A device does not trust what it or another one has."""
+    finding = corruption.heard(core, message)
+    if finding is not None and core.run is not None:
+        distrust(core, core.run, finding)
+
+
+def distrust(core: Core, run: Run, finding: Finding) -> None:
+    """Nobody is lost, and what devices have cannot be trusted: back to what can."""
+    prepare.forget(core, run)
+    epoch = core.next_epoch()
+    core.record(EpochRaised(run.job.id, epoch, run.job.dead, finding.cause, core.now))
+    incidents.loss(core, run, finding.nodes, finding.cause, core.now, epoch)
+    if run.job.state != "profiling":  # a job that had a layout, but not as far as the journal goes
+        core.move(run.job, "loss", finding.cause)
+    go_back(core, run, finding.cause, finding.target)
+
+
 # ---------------------------------------------------------------------- after a restart of the daemon
 
 
-def adrift(core: Core, job: JobRecord) -> Run:
+def adrift(core: Core, job: JobRecord, *, forgotten: bool = False) -> Run:
     """The run of a job that was active when the daemon stopped."""
-    run = Run(job, "adrift" if job.layout is not None else "off")
+    run = Run(job, "adrift" if job.layout is not None or forgotten else "off", forgotten=forgotten)
     for view in core.state.incidents.values():
         if view.open and view.job == job.id:
             run.incident = reopened(view, job.counters.round, core.now)
@@ -260,6 +293,10 @@ def awaited(core: Core, run: Run) -> list[str]:
 
 def look_again(core: Core, run: Run) -> None:
     """All have said Hello, or the grace has passed: go on, ask again, or mourn."""
+    if run.forgotten:
+        run.forgotten = False
+        distrust(core, run, corruption.forgotten(run.job))
+        return
     job = run.job
     assert job.layout is not None
     run.phase = "run"

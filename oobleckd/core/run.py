@@ -14,7 +14,7 @@ from oobleckd.core.pace import Paces
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.messages import CheckpointPart, Deploy, Held, LinkDown, Progress, Ready, StepDone
 from oobleckd.protocol.parts import Counters, Flags
-from planner.plan import Layout, Plan
+from planner.plan import Layout, Plan, Transfer
 from planner.policy import Proposal, Setup, Situation
 
 # off: no device holds the job. adrift: the daemon restarted and waits for Hellos. report: progress is
@@ -36,6 +36,25 @@ class Candidate:
 
 
 @dataclass(slots=True)
+class Preparation:
+    """What is copied beforehand: ``transfers``, by the ``lives`` of their sources and targets, waited for until ``until_step``. ``prepared``: targets
+    that have said so.
+    """
+
+    number: int
+    transfers: tuple[Transfer, ...]
+    lives: dict[str, str]
+    targets: frozenset[str]
+    until_step: int
+    prepared: set[str] = field(default_factory=set)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all targets keep up."""
+        return self.targets <= self.prepared
+
+
+@dataclass(slots=True)
 class Asked:
     """A question to the planner. ``situation`` is None for ``prepare``."""
 
@@ -54,8 +73,8 @@ class Run:
     ``skipped_for``: the step of one because of which another was skipped, once people were told. ``early``: round -> a step told before the ones in front of it.
     ``told``: device -> the last round that it told of. ``updates_early``: rounds of devices that were updated before all votes were in, ``updates_taken_back`` those in vain. ``flags``: what
     was last put into the votes. ``stumbled``: joining devices a link of which broke in the
-    deployment before this one. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps the policy
-    made the plan that is in force, or left it as it is.
+    deployment before this one. ``guests``: devices that were ever told to prepare. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps the policy
+    made the plan that is in force, or left it as it is. ``forgotten``: the journal has lost its end, so nothing that devices hold is known.
     """
 
     job: JobRecord
@@ -67,6 +86,8 @@ class Run:
     measuring: str = ""
     asked: Asked | None = None
     proposal: tuple[Situation, Proposal] | None = None
+    preparation: Preparation | None = None
+    guests: set[str] = field(default_factory=set)
     refused: Situation | None = None
     refusal: str = ""
     satisfied: tuple[str, ...] | None = None
@@ -87,6 +108,7 @@ class Run:
     weighed_steps: float = 0.0
     updates_early: int = 0
     updates_taken_back: int = 0
+    forgotten: bool = False
 
     def all_held(self) -> bool:
         """Whether every survivor stopped at the same boundary."""
@@ -103,5 +125,5 @@ class Run:
         """Nothing that was asked before counts any more; go on in ``phase``."""
         self.phase = phase
         self.answers, self.held = {}, {}
-        self.decision, self.candidate = None, None
+        self.decision, self.candidate, self.preparation = None, None, None
         self.flags, self.flagged_round, self.begun = Flags(), -1, None

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from oobleckd.core.blame import Dispute
+from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.job import Job
@@ -17,6 +19,8 @@ from planner.profile import Profile
 
 HISTORY = 5000
 RECENT_STEPS = 20
+LEAST_KEPT = 2
+"""Complete checkpoints that are on the disk whatever ``checkpoint.keep`` says: the newest, and the one that was it before."""
 
 
 class Written(msgspec.Struct, frozen=True, gc=False):
@@ -27,6 +31,13 @@ class Written(msgspec.Struct, frozen=True, gc=False):
     step: int
     until: int
     took_s: float
+
+
+class Kept(msgspec.Struct, frozen=True, gc=False):
+    """A state that the job can go back to: a complete checkpoint, or where it began ("init", or a folder)."""
+
+    directory: str
+    counters: Counters
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -54,7 +65,9 @@ class JobRecord:
     ``losses``: round -> loss, of every round ever committed, for the check of late and double reports.
     ``fence``: rounds told under an epoch up to it are of a history that was given up.
     ``began``: the round in which the present one began. ``rolled_back_at``: when it went back to a checkpoint, or to the start.
-    ``deployed_at``: when the first layout was in force. ``written``: checkpoints, oldest first.
+    ``deployed_at``: when the first layout was in force. ``written``: checkpoints, oldest first. ``book``: where
+    the time of its devices went. ``origin``: the ``source`` that it was submitted with. ``kept``: the newest complete checkpoints, oldest
+    first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong.
     """
 
     id: str
@@ -88,6 +101,10 @@ class JobRecord:
     written: list[Written] = field(default_factory=list)
     checkpoint: str = ""
     checkpoint_counters: Counters = field(default_factory=Counters)
+    book: Book = field(default_factory=Book)
+    origin: str = "init"
+    kept: list[Kept] = field(default_factory=list)
+    disputes: tuple[Dispute, ...] = ()
     _survivors: tuple[Layout | None, tuple[str, ...], tuple[str, ...]] = field(
         default=(None, (), ()), repr=False, compare=False
     )

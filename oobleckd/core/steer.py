@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from oobleckd.core import checkpoints, deploy, failures, incidents, jobs
+from oobleckd.core import checkpoints, corruption, deploy, failures, incidents, jobs, prepare, recovery
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Released
 from oobleckd.core.events import Planned
@@ -102,14 +102,18 @@ def _while_running(core: Core, run: Run) -> None:
         if len(core.candidates(job)) >= job.n0 and not job.paused:
             _proposal(core, run, situation(core, run))
         return  # the decision already holds everybody at the boundary
+    found = None
     if _wants_change(core, run):
         nodes = core.candidates(job)
         if len(nodes) >= job.n0:
-            moves = _has_use_for(core, run)
+            found = _has_use_for(core, run)
+            moves = found is not None and prepare.over(core, run, found)
             hold |= moves
             checkpoint |= moves and _rolls_back(run)
         elif _leaving(core, run):
             hold = checkpoint = True
+    if found is None:
+        prepare.forget(core, run)
     _flag(core, run, Flags(hold, checkpoint))
 
 
@@ -130,7 +134,7 @@ def _wants_change(core: Core, run: Run) -> bool:
     if nodes in {run.job.offered, run.satisfied}:
         return _calmer(core, run)
     joining = set(nodes) - set(run.job.offered)
-    return not joining or core.now >= core.joined_at + core.config.batch_s
+    return not joining or run.preparation is not None or core.now >= core.joined_at + core.config.batch_s
 
 
 def _calmer(core: Core, run: Run) -> bool:
@@ -143,13 +147,13 @@ def _calmer(core: Core, run: Run) -> bool:
     return steps >= 2 * run.weighed_steps
 
 
-def _has_use_for(core: Core, run: Run) -> bool:
-    """Whether a plan for the present nodes is here and differs from the one in force."""
+def _has_use_for(core: Core, run: Run) -> Proposal | None:
+    """A plan for the present nodes that differs from the one in force, if it is here."""
     found = _proposal(core, run, situation(core, run))
     if found is not None and _changes_nothing(run, found[1]):
         _stay(core, run, *found)
-        return False
-    return found is not None
+        return None
+    return found[1] if found is not None else None
 
 
 def _stay(core: Core, run: Run, asked: Situation, proposal: Proposal) -> None:
@@ -170,6 +174,10 @@ def _leaving(core: Core, run: Run) -> list[str]:
 
 def _at_boundary(core: Core, run: Run) -> None:
     job = run.job
+    finding = corruption.at_boundary(core, run)
+    if finding is not None:
+        recovery.distrust(core, run, finding)
+        return
     if run.finished():
         steps = job.spec.train.steps
         if min(job.counters.step, job.checkpoint_counters.step) >= steps and job.checkpoint:
@@ -189,6 +197,7 @@ def _at_boundary(core: Core, run: Run) -> None:
 
 def _go_on(core: Core, run: Run) -> None:
     """Run the layout in force from this boundary."""
+    prepare.forget(core, run)
     if run.job.state in {"waiting", "planning"}:
         if run.job.state == "waiting":
             core.move(run.job, "feed")

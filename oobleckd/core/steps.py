@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import msgspec
 
-from oobleckd.core import checkpoints, incidents
+from oobleckd.core import checkpoints, corruption, incidents, slow
 from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import StepEntry
 from oobleckd.core.events import Announce
 from oobleckd.core.pace import Paces
 from oobleckd.core.run import Run
+from oobleckd.core.samples import Sample
 from oobleckd.core.state import JobRecord
-from oobleckd.protocol.messages import Ack, Held, StepDone
+from oobleckd.protocol.api import Change
+from oobleckd.protocol.messages import Ack, Held, OpTimes, StepDone
 from planner.plan import node_of, standing_routes
 
 
@@ -26,9 +28,10 @@ def on_step_done(core: Core, message: StepDone) -> None:
         core.tell(message.device, Ack(message.job, message.counters.round))
         return
     known = job.losses.get(message.counters.round)
-    if message.epoch <= job.fence:
+    if message.epoch <= job.fence or job.layout is None:
         checkpoints.ack(core, job, message.device)
         return
+    corruption.settle(core, job, message)
     if message.counters.round >= job.counters.round:
         _in_order(core, job, message)
     elif known is not None and known != message.loss and not both_nan(known, message.loss):
@@ -61,11 +64,10 @@ def _note_pace(core: Core, run: Run, message: StepDone) -> None:
         if detours is not None:
             routes = standing_routes(layout, detours, detours.round)
             layout = msgspec.structs.replace(layout, epoch=run.job.epoch, routes=routes)
-        run.paces = Paces.of(layout, setup.profile.layers)
-    for device, news in run.paces.note(message.device, message.counters.round, message.busy_s).items():
-        node = node_of(device)
-        level: Level = "warn" if device in run.paces.slow else "info"
-        core.announce("node", f"{device} {news}", (f"node:{node}",), level=level, node=node, device=device)
+        found = Paces.of(layout, setup.profile.layers)
+        found.slow = {d: factor for d, factor in run.paces.slow.items() if d in found.work_s}  # said once
+        run.paces = found
+    slow.tell(core, run, run.paces.note(message.device, message.counters.round, message.busy_s))
 
 
 def _in_order(core: Core, job: JobRecord, message: StepDone) -> None:
@@ -86,32 +88,22 @@ def both_nan(a: float, b: float) -> bool:
 
 
 def _record(core: Core, job: JobRecord, message: StepDone) -> None:
-    data = {
-        "job": job.id,
-        "step": message.counters.step + 1,
-        "loss": message.loss,
-        "outcome": message.outcome,
-        "epoch": message.epoch,
-    }
-    text = f"{job.id}: step {message.counters.step + 1} {message.outcome}, loss {message.loss:.6g}"
-    change = core.change("step", text, (), "info" if message.outcome == "applied" else "warn", data)
-    core.record(
-        StepEntry(
-            job.id,
-            message.counters,
-            message.outcome,
-            message.epoch,
-            message.loss,
-            message.grad_norm,
-            message.lr,
-            message.samples,
-            message.ledger,
-            message.step_s,
-            core.now,
-            change.seq,
-        )
+    entry = StepEntry(
+        job.id,
+        message.counters,
+        message.outcome,
+        message.epoch,
+        message.loss,
+        message.grad_norm,
+        message.lr,
+        message.samples,
+        message.ledger,
+        message.step_s,
+        core.now,
+        core.state.seq + 1,
     )
-    core.outbox.append(Announce(change))
+    core.record(entry)
+    core.outbox.append(Announce(change_of(entry)))
     if core.run is not None and core.run.job is job:
         if message.epoch == job.epoch:
             core.members.witness({node_of(device) for device in job.survivors()}, core.now)
@@ -120,6 +112,22 @@ def _record(core: Core, job: JobRecord, message: StepDone) -> None:
         if message.skipped:
             checkpoints.skipped(core, core.run, job.counters)
         incidents.committed(core, core.run)
+
+
+def change_of(entry: StepEntry) -> Change:
+    """What announces a committed round, now or in a later life of the daemon."""
+    step = entry.counters.step + 1
+    data = {
+        "job": entry.job,
+        "step": step,
+        "loss": entry.loss,
+        "outcome": entry.outcome,
+        "epoch": entry.epoch,
+    }
+    raw = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in data.items()}
+    text = f"{entry.job}: step {step} {entry.outcome}, loss {entry.loss:.6g}"
+    level: Level = "info" if entry.outcome == "applied" else "warn"
+    return Change(entry.seq, entry.at, "step", level, text, (), raw)
 
 
 def _conflict(core: Core, job: JobRecord, message: StepDone, known: float) -> None:
@@ -138,3 +146,15 @@ def on_held(core: Core, message: Held) -> None:
         return
     if message.device in run.job.survivors():
         run.held[message.device] = message
+
+
+def on_op_times(core: Core, message: OpTimes) -> None:
+    """A device told when it did what in a round. Of another layout than the one in force nobody knows any more what was to run."""
+    job = core.state.jobs.get(message.job)
+    if job is None or job.layout is None or job.plan is None or job.layout.epoch != message.layout:
+        return
+    if message.device in job.layout.holdings:
+        new = Sample(
+            job.id, message.counters, message.epoch, job.layout, job.plan, job.detours, job.dead, core.now
+        )
+        core.samples.add(message, new)

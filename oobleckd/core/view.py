@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import statistics
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,7 +15,7 @@ from oobleckd.core.cadence import cadence
 from oobleckd.core.context import Core
 from oobleckd.core.membership import Node
 from oobleckd.core.run import Run
-from oobleckd.core.state import JobRecord
+from oobleckd.core.state import JobRecord, Step
 from oobleckd.protocol.api import (
     Change,
     IncidentView,
@@ -46,16 +48,15 @@ def in_layout(core: Core, name: str) -> bool:
 # ---------------------------------------------------------------------- nodes
 
 
-def node_state(core: Core, node: Node) -> NodeState:
-    """The one word for a node."""
-    inside = in_layout(core, node.name)
+def node_state(core: Core, node: Node, *, inside: bool) -> NodeState:
+    """The one word for a node. ``inside``: a live life of it holds layers of the active job."""
     if node.left:
         return "left"
     if not node.alive:
         return "lost"
     if not node.connected or core.members.silent_s(node, core.now):
         return "disconnected"
-    if node.name in core.state.drained:
+    if node.notice or node.name in core.state.drained:
         return "draining" if inside else "drained"
     if inside:
         return "active"
@@ -64,8 +65,12 @@ def node_state(core: Core, node: Node) -> NodeState:
 
 def node_views(core: Core) -> list[NodeView]:
     """Every node, in name order; after a restart also those of the plan that have not said Hello yet."""
-    found = [_node_view(core, node) for _, node in sorted(core.members.nodes.items())]
     inside = {node_of(d) for d in core.run.job.survivors()} if core.run is not None else set()
+    held = _by_node(core)
+    found = [
+        _node_view(core, node, held.get(name), inside=name in inside)
+        for name, node in sorted(core.members.nodes.items())
+    ]
     missing = sorted(inside - core.members.nodes.keys())
     found += [
         NodeView(name, "disconnected", "", "", (), (), (), 0.0, (), "not heard since the daemon's restart")
@@ -74,15 +79,37 @@ def node_views(core: Core) -> list[NodeView]:
     return sorted(found, key=lambda view: view.name)
 
 
-def _node_view(core: Core, node: Node) -> NodeView:
-    state = node_state(core, node)
+class _Held(NamedTuple):
+    """What live devices of a node have: all, and what of it is for others."""
+
+    layers: list[LayerRange]
+    shadows: list[LayerRange]
+
+
+def _by_node(core: Core) -> dict[str, _Held]:
+    """Node -> what its live devices hold of the active job: gathered once, as there may be thousands of both."""
     job = core.run.job if core.run is not None else None
+    found: dict[str, _Held] = {}
+    if job is None or job.layout is None:
+        return found
+    for device in job.survivors():
+        held = found.setdefault(node_of(device), _Held([], []))
+        held.layers.extend(_ranges(device, job.layout.holdings[device]))
+        held.shadows.extend(_ranges(device, job.layout.shadows.get(device, Layers())))
+    return found
+
+
+def _ranges(device: str, held: Layers) -> Iterator[LayerRange]:
+    return (LayerRange(device, part.start, part.stop) for part in held.ranges)
+
+
+def _node_view(core: Core, node: Node, held: _Held | None, *, inside: bool) -> NodeView:
+    state = node_state(core, node, inside=inside)
     layers: tuple[LayerRange, ...] = ()
     shadows: tuple[LayerRange, ...] = ()
-    if job is not None and job.layout is not None and state in {"active", "draining", "disconnected"}:
-        held = _ranges(job, node.name, job.layout.holdings)
-        shadows = _ranges(job, node.name, job.layout.shadows)
-        layers = tuple(each for each in held if each not in shadows)
+    if held is not None and state in {"active", "draining", "disconnected"}:
+        shadows = tuple(held.shadows)
+        layers = tuple(each for each in held.layers if each not in shadows)
     spare = node.spare or Spare(0)
     return NodeView(
         name=node.name,
@@ -103,21 +130,11 @@ def _node_view(core: Core, node: Node) -> NodeView:
     )
 
 
-def _ranges(job: JobRecord, node: str, held: Mapping[str, Layers]) -> tuple[LayerRange, ...]:
-    """What live devices of ``node`` have of ``held``."""
-    return tuple(
-        LayerRange(device, part.start, part.stop)
-        for device, layers in sorted(held.items())
-        for part in layers.ranges
-        if node_of(device) == node and device not in job.dead
-    )
-
-
 def _node_reason(core: Core, node: Node, state: NodeState) -> str:
     if state in {"lost", "left"}:
         return node.cause
     if state in {"draining", "drained"}:
-        return core.state.drained[node.name]
+        return core.state.drained.get(node.name) or _why_leaving(core, node)
     if state == "disconnected":
         return _why_disconnected(core, node)
     run = core.run
@@ -132,6 +149,10 @@ def _pace(run: Run, node: Node) -> str:
         (device.device, factor) for device in node.devices if (factor := run.paces.slow.get(device.device))
     ]
     return "; ".join(f"{device} is slow: {factor:.1f} times its peers" for device, factor in slow)
+
+
+def _why_leaving(core: Core, node: Node) -> str:
+    return f"{node.notice}, which ends it in {max(0.0, node.ends_at - core.now):.0f} s"
 
 
 def _why_disconnected(core: Core, node: Node) -> str:
@@ -261,23 +282,29 @@ def template_views(job: JobRecord) -> list[TemplateView]:
 
 def step_views(job: JobRecord, since: int = 0) -> list[StepView]:
     """Committed steps from number ``since`` (the first is 1) on, one each: tries that were repeated do not count."""
-    return [
-        StepView(
-            s.step + 1,
-            s.loss,
-            s.loss.hex(),
-            s.grad_norm,
-            s.lr,
-            s.samples,
-            s.ledger,
-            s.outcome,
-            s.epoch,
-            s.at,
-            s.step_s,
-        )
-        for s in job.steps
-        if s.step + 1 >= since
-    ]
+    return [_step_view(step) for step in job.steps if step.step + 1 >= since]
+
+
+def steps_by(job: JobRecord, at: float, most: int) -> list[StepView]:
+    """The newest ``most`` steps that were committed by ``at``, in POSIX seconds; what a way back took is not among them."""
+    end = bisect_right(job.steps, at, key=lambda step: step.at)
+    return [_step_view(step) for step in job.steps[max(0, end - most) : end]]
+
+
+def _step_view(s: Step) -> StepView:
+    return StepView(
+        s.step + 1,
+        s.loss,
+        s.loss.hex(),
+        s.grad_norm,
+        s.lr,
+        s.samples,
+        s.ledger,
+        s.outcome,
+        s.epoch,
+        s.at,
+        s.step_s,
+    )
 
 
 # ---------------------------------------------------------------------- the rest
@@ -318,6 +345,7 @@ def _line(core: Core) -> str:
         return f"{nodes} nodes, no job"
     job = core.run.job
     words = [f"{nodes} nodes", f"{job.id} {job.state}", f"step {job.counters.step}/{job.spec.train.steps}"]
+    words.append(f"epoch {job.epoch}")
     tolerance = node_tolerance(job)
     if tolerance >= 0:
         words.append(f"can lose {tolerance}")

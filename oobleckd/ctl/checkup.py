@@ -23,6 +23,7 @@ from typing import Literal
 import msgspec
 
 from oobleckd.draw.lines import size
+from oobleckd.protocol.unreadable import UNREADABLE
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -201,7 +202,7 @@ def gpus(driver: Path = _DRIVER) -> Check:
             [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=True, timeout=_TORCH_S
         )
         told = msgspec.json.decode(asked.stdout, type=_Torch)
-    except (subprocess.SubprocessError, msgspec.DecodeError) as error:
+    except (subprocess.SubprocessError, *UNREADABLE) as error:
         return Check(
             "gpu", "fail", f"{named}; torch cannot be asked: {error}", "try `python -c 'import torch'`"
         )

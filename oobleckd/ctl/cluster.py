@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -323,14 +324,23 @@ class _Tail:
 # --------------------------------------------------------------------------- keys
 
 
-def make_keys(keys: Path, nodes: Sequence[str]) -> None:
-    """The daemon's key pair and one for each node; what is there stays."""
-    from oobleckd.daemon.keys import KeyFileError, make_node_keys, make_server_keys
+def make_keys(keys: Path, nodes: Sequence[str], how: Literal["make", "rotate", "retire"] = "make") -> None:
+    """The daemon's key pair and one for each node, where what is there stays; or ``rotate`` or ``retire`` those of the nodes."""
+    from oobleckd.daemon.keys import (
+        KeyFileError,
+        has_server_keys,
+        make_node_keys,
+        make_server_keys,
+        retire_node_key,
+        rotate_node_keys,
+    )
 
+    act = {"make": make_node_keys, "rotate": rotate_node_keys, "retire": retire_node_key}[how]
     try:
-        make_server_keys(keys)
+        if not has_server_keys(keys):
+            make_server_keys(keys)
         for node in nodes:
-            make_node_keys(keys, node)
+            act(keys, node)
     except KeyFileError as error:
         fail(error.problem, error.hint, USAGE)
     except OSError as error:
@@ -345,25 +355,32 @@ def make_keys(keys: Path, nodes: Sequence[str]) -> None:
     type=click.Path(path_type=Path),
     help="Key folder; if not given, the service's for root where one is installed, else the local cluster's.",
 )
+@click.option("--rotate", is_flag=True, help="A new key for each NODE, beside the present one.")
+@click.option("--retire", is_flag=True, help="End a rotation: the key before lets nobody in any more.")
 @output_option
-def keygen(nodes: tuple[str, ...], directory: Path | None) -> None:
+def keygen(nodes: tuple[str, ...], directory: Path | None, rotate: bool, retire: bool) -> None:
     """Make the daemon's key pair and one for each NODE, and let these nodes join.
 
-    Carry nodes/NODE.key_secret and server.key to the node; the daemon keeps the rest.
+    Carry nodes/NODE.key_secret and server.key to the node; the daemon keeps the rest. To change a key while all runs: --rotate, reload the
+    daemon, carry the new file to the node, reload its worker, --retire, reload the daemon.
     """
-    keys = directory or _usual_keys()
-    make_keys(keys, nodes)
+    if rotate and retire:
+        fail("--rotate and --retire are two steps", "the node gets its new key between them", USAGE)
+    keys = directory or usual_keys()
+    make_keys(keys, nodes, "rotate" if rotate else "retire" if retire else "make")
     files = [keys / "server.key", *(keys / "nodes" / f"{node}.key_secret" for node in nodes)]
     if wants_json():
         emit_json("Keys", {"dir": str(keys), "files": [str(file) for file in files]})
         return
     for file in files:
         click.echo(str(file))
-    if keys == _service_keys():
+    if rotate or retire:
+        note("reload the daemon (SIGHUP): it then knows")
+    elif keys == _service_keys():
         note("if the daemon runs: `systemctl reload oobleckd` lets these nodes join")
 
 
-def _usual_keys() -> Path:
+def usual_keys() -> Path:
     """The key folder that the daemon of this user and machine looks into."""
     if os.geteuid() == 0 and "OOBLECK_STATE" not in os.environ and _service_keys().exists():
         return _service_keys()

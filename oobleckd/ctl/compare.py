@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from oobleckd.protocol.unreadable import UNREADABLE
+
 _CHUNK = 1 << 20
 _WEIGHT = "param/"
 _MOST_FINDINGS = 10
@@ -247,7 +249,7 @@ def read_steps(lines: Path) -> tuple[StepFact, ...]:
         return tuple(
             msgspec.json.decode(line, type=StepFact) for line in lines.read_bytes().splitlines() if line
         )
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise CompareError(f"{lines}: cannot be read: {error}") from error
 
 
@@ -286,7 +288,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError as error:
         raise CompareError(f"{directory}: is no complete checkpoint: it has no manifest.json") from error
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise CompareError(f"{path}: cannot be read: {error}") from error
 
 
@@ -322,7 +324,7 @@ def read_file(file: Path) -> tuple[dict[str, TensorPlace], dict[str, str]]:
 def _decode_header(file: Path, data: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CompareError(f"{file}: its header cannot be read: {error}") from error
 
 

@@ -42,13 +42,18 @@ def config() -> None:
 @output_option
 def show(origin: bool) -> None:
     """Show the settings of oobleckctl and of a daemon that would be started here."""
-    found = [*_of_ctl(connect.settings()), *_of_daemon(_daemon())]
+    found = found_here()
     if wants_json():
         emit_json("Config", {"items": found})
         return
     columns = ("PROGRAM", "KEY", "VALUE", "ORIGIN")[: 4 if origin else 3]
     rows = [(each.program, each.key, _word(each.value), each.origin)[: len(columns)] for each in found]
     emit_table(columns, rows)
+
+
+def found_here() -> list[Setting]:
+    """All settings, and where each comes from. Raises Failure where they cannot be used."""
+    return [*_of_ctl(connect.settings()), *_of_daemon(_daemon())]
 
 
 def _daemon() -> Loaded[Config]:

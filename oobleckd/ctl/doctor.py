@@ -32,16 +32,21 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.pass_context
 def doctor(ctx: click.Context) -> None:
     """Check this machine and its cluster: versions, limits, keys, daemon, nodes, disks. Exit 1 if one fails."""
-    checks = [*_machine(), *_cluster(client())]
-    failed = sum(check.level == "fail" for check in checks)
-    warned = sum(check.level == "warn" for check in checks)
+    made = checks(client())
+    failed = sum(check.level == "fail" for check in made)
+    warned = sum(check.level == "warn" for check in made)
     if wants_json():
-        emit_json("Checkup", {"failed": failed, "warned": warned, "checks": checks})
+        emit_json("Checkup", {"failed": failed, "warned": warned, "checks": made})
     else:
-        _show(checks)
-        note(f"{len(checks)} checks: {failed} failed, {warned} warnings")
+        _show(made)
+        note(f"{len(made)} checks: {failed} failed, {warned} warnings")
     if failed:
         ctx.exit(FAILED)
+
+
+def checks(asked: Client) -> list[Check]:
+    """All of them, in the order in which they are shown."""
+    return [*_machine(), *_cluster(asked)]
 
 
 def _machine() -> list[Check]:

@@ -17,6 +17,7 @@ from oobleckd.client import socket_of
 from oobleckd.ctl import processes
 from oobleckd.ctl.output import FAILED, USAGE, fail
 from oobleckd.ctl.processes import Process
+from oobleckd.protocol.unreadable import UNREADABLE
 
 DAEMON = "oobleckd"
 _SOCKET_PATH_MOST = 100  # the kernel's limit is 108, with the terminating zero
@@ -80,7 +81,7 @@ class Home:
             return msgspec.json.decode((self.state / "cluster.json").read_bytes(), type=Cluster)
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             fail(
                 f"{self.state / 'cluster.json'}: cannot be read: {error}", "remove it after `oobleckctl down`"
             )

@@ -28,9 +28,14 @@ def node_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str)
     return _completed(ctx, incomplete, _nodes)
 
 
+def incident_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Incidents; what happened is the explanation."""
+    return _completed(ctx, incomplete, _incidents)
+
+
 def described_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """What ``describe`` takes behind its first word."""
-    kinds = {"job": _jobs, "node": _nodes, "incident": _incidents}
+    kinds = {"job": _jobs, "node": _nodes, "incident": _incidents, "schedule": _jobs}
     return _completed(ctx, incomplete, kinds.get(ctx.params.get("what", ""), lambda _client: ()))
 
 

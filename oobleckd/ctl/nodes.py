@@ -29,7 +29,8 @@ def told(answer: Accepted) -> None:
     type=click.Choice(get_args(How)),
     default="sigkill",
     show_default=True,
-    help="sigkill, sigstop: agent and devices; sigterm: an orderly leave; hang: a device process, its interpreter "
+    help="sigkill, sigstop: agent and devices; sigterm: an orderly leave; flip-weight, flip-moment, flip-sum: one bit of a device's "
+    "memory; hang: a device process, its interpreter "
     "locked; net-drop: nothing leaves or arrives; agent-only, device: SIGKILL of that process; host: sigkill "
     "of every node on the host of NODE.",
 )

@@ -21,6 +21,7 @@ from oobleckd.ctl.output import USAGE, Failure
 from oobleckd.ctl.shapes import shape_of
 from oobleckd.protocol.job import Job, JobError, parse_size
 from oobleckd.protocol.parts import DeviceInfo
+from oobleckd.protocol.unreadable import UNREADABLE
 from planner.analytic import Workload, analytic_profile
 from planner.devices import SHEETS, DeviceSheet
 from planner.profile import Profile
@@ -119,7 +120,7 @@ def measured(path: Path, job: Job) -> Profile:
         raise Failure(f"{path}: {error.strerror}", _HOW, USAGE) from error
     except sqlite3.Error as error:
         raise Failure(f"{path}: cannot be read: {error}", _HOW, USAGE) from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise Failure(f"{path}: no profile: {error}", _HOW, USAGE) from error
     if not profile.layers:
         raise Failure(f"{path}: a profile without layers", _HOW, USAGE)

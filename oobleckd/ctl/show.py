@@ -1,4 +1,4 @@
-"""Verbs that show what is: ``status``, ``get`` and ``describe``."""
+"""Verbs that show what is: ``status``, ``get`` and ``describe``; layers, goodput and schedules are ``watch``'s."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import msgspec
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import described_names
-from oobleckd.ctl.output import NOT_FOUND, emit_fields, emit_item, emit_items, emit_table, fail, tolerance
+from oobleckd.ctl.output import (
+    NOT_FOUND,
+    USAGE,
+    emit_fields,
+    emit_item,
+    emit_items,
+    emit_table,
+    fail,
+    tolerance,
+)
+from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers
 from oobleckd.draw.lines import clock, count, layers, seconds, size
 from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, TemplateView
 
@@ -135,6 +145,8 @@ _LISTS: dict[str, Callable[[Client], None]] = {
     "pipelines": _pipelines,
     "templates": _templates,
     "incidents": _incidents,
+    "layers": get_layers,
+    "goodput": get_goodput,
 }
 
 
@@ -142,7 +154,7 @@ _LISTS: dict[str, Callable[[Client], None]] = {
 @click.argument("what", type=click.Choice(list(_LISTS)))
 @connected
 def get(client: Client, what: str) -> None:
-    """List jobs, nodes, pipelines, templates or incidents."""
+    """List jobs, nodes, pipelines, templates, incidents or copies of layers, or where the time went (goodput)."""
     _LISTS[what](client)
 
 
@@ -150,14 +162,22 @@ def get(client: Client, what: str) -> None:
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["job", "node", "incident"]))
+@click.argument("what", type=click.Choice(["job", "node", "incident", "schedule"]))
 @click.argument("name", shell_complete=described_names)
+@click.option(
+    "--step", type=click.IntRange(min=1), metavar="N", help="Of a schedule: that step, not the newest."
+)
+@click.option("--modelled", is_flag=True, help="Of a schedule: as the planner has it, not as it was.")
 @connected
-def describe(client: Client, what: str, name: str) -> None:
-    """Show everything about one job, node or incident."""
+def describe(client: Client, what: str, name: str, step: int | None, modelled: bool) -> None:
+    """Show everything about one job, node or incident, or the schedule of a job: who did what when in a step."""
+    if what != "schedule" and (step is not None or modelled):
+        fail(f"--step and --modelled are of a schedule, not of a {what}", "leave them out", USAGE)
     match what:
         case "job":
             _describe_job(client, client.job(name))
+        case "schedule":
+            describe_schedule(client, name, step or 0, modelled=modelled)
         case "node":
             _describe_node(_one("node", name, {node.name: node for node in client.nodes()}))
         case _:
@@ -255,6 +275,12 @@ def _spare(node: NodeView) -> str:
     return f"{node.spare} (pid {node.spare_pid}{memory})"
 
 
+def _from(incident: IncidentView) -> str:
+    """Who sent how much, where anybody did."""
+    sent = ", ".join(f"{source.device} ({size(source.num_bytes)})" for source in incident.sources)
+    return f" from {sent}" if sent else ""
+
+
 def _describe_incident(incident: IncidentView) -> None:
     if wants_json():
         emit_item("Incident", incident)
@@ -269,7 +295,7 @@ def _describe_incident(incident: IncidentView) -> None:
         "took": "still open" if incident.open else seconds(incident.total_s),
         "step committed": f"after {seconds(incident.committed_s)}" if incident.committed_s else "",
         "computed again": redone if incident.step_layer_gradients else "",
-        "copied": size(incident.copied_bytes),
+        "copied": size(incident.copied_bytes) + _from(incident),
         "steps lost": str(incident.steps_lost),
         "reason": incident.reason,
     })  # fmt: skip

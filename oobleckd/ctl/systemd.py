@@ -19,7 +19,7 @@ from oobleckd.client import SERVICE_STATE
 from oobleckd.ctl import units
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.output import FAILED, REFUSED, USAGE, emit_json, emit_table, fail, note
-from oobleckd.ctl.units import DAEMON_UNIT, TARGET, WORKER_UNIT, Account
+from oobleckd.ctl.units import DAEMON_UNIT, SOCKET_UNIT, TARGET, WORKER_UNIT, Account
 
 _PATH = click.Path(path_type=Path)
 _PROGRAMS = ("oobleckd", "oobleck-worker")
@@ -30,7 +30,9 @@ _INSTALL_HINT = "install into a folder for all: `python3 -m venv /opt/oobleck`, 
 @click.command("install-systemd")
 @click.option("--root", type=_PATH, help="Write below this folder and run nothing: for images and packages.")
 @click.option(
-    "--bin", "programs", type=_PATH, help="Folder of the commands; this installation's if not given."
+    "--prefix",
+    type=_PATH,
+    help="Where oobleckd is installed: its commands are in PREFIX/bin. If not given, this installation.",
 )
 @click.option("--user", default=units.USER, show_default=True, help="Whom the services run as.")
 @click.option("--now", is_flag=True, help="Start the daemon, and at every boot.")
@@ -38,9 +40,9 @@ _INSTALL_HINT = "install into a folder for all: `python3 -m venv /opt/oobleck`, 
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @output_option
 def install_systemd(
-    root: Path | None, programs: Path | None, user: str, now: bool, uninstall: bool, dry_run: bool
+    root: Path | None, prefix: Path | None, user: str, now: bool, uninstall: bool, dry_run: bool
 ) -> None:
-    """Install oobleckd.service, oobleck-worker@.service and oobleck-workers.target.
+    """Install oobleckd.service and .socket, oobleck-worker@.service and oobleck-workers.target.
 
     May be run again at any time: only what differs is written.
     """
@@ -51,7 +53,7 @@ def install_systemd(
     if uninstall:
         _uninstall(root, dry_run)
         return
-    programs = (programs or Path(sysconfig.get_path("scripts"))).absolute()
+    programs = (prefix / "bin" if prefix else Path(sysconfig.get_path("scripts"))).absolute()
     account = _account(user, root)
     if root is None:
         _check_programs(programs, account)
@@ -95,7 +97,9 @@ def _check_programs(programs: Path, account: Account) -> None:
     for name in _PROGRAMS:
         if not os.access(programs / name, os.X_OK):
             fail(
-                f"there is no command {programs / name}", "name the folder of the commands with --bin", USAGE
+                f"there is no command {programs / name}",
+                "name with --prefix where oobleckd is installed",
+                USAGE,
             )
     if account.user == "root":
         return
@@ -129,7 +133,7 @@ def _install(root: Path | None, programs: Path, account: Account, now: bool, dry
 
 def _install_commands(account: Account, now: bool) -> list[list[str]]:
     sysusers = [["systemd-sysusers", f"/{units.SYSUSERS}"]] if account.user == units.USER else []
-    start = [["systemctl", "enable", "--now", DAEMON_UNIT, TARGET]] if now else []
+    start = [["systemctl", "enable", "--now", SOCKET_UNIT, DAEMON_UNIT, TARGET]] if now else []
     return [
         *sysusers,
         ["systemd-tmpfiles", "--create", f"/{units.TMPFILES}"],
@@ -157,7 +161,7 @@ def _uninstall_commands(paths: Sequence[Path]) -> tuple[list[list[str]], list[li
     """What comes before the files go, and after. Workers end first, so that they take leave of their daemon."""
     names = {path.name for path in paths}
     before = [["systemctl", "stop", WORKER_UNIT.replace("@.", "@*.")]]
-    if kept := [unit for unit in (TARGET, DAEMON_UNIT) if unit in names]:
+    if kept := [unit for unit in (TARGET, SOCKET_UNIT, DAEMON_UNIT) if unit in names]:
         before.append(["systemctl", "disable", "--now", *kept])
     if WORKER_UNIT in names:
         before.append(["systemctl", "disable", WORKER_UNIT])

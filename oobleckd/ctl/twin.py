@@ -21,6 +21,7 @@ from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import until_final
 from oobleckd.protocol.api import JobView, StepView
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.unreadable import UNREADABLE
 
 _TRIES = 3
 Watcher = Callable[[JobView], None]
@@ -69,7 +70,7 @@ def recall(file: Path) -> Kept | None:
     """A twin that was kept and is still whole enough to be read; None otherwise."""
     try:
         kept = msgspec.json.decode(file.read_bytes(), type=Kept)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         return None
     return kept if (Path(kept.checkpoint) / "manifest.json").exists() else None
 

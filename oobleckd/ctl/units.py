@@ -15,11 +15,12 @@ from typing import Literal
 
 USER = "oobleck"
 DAEMON_UNIT = "oobleckd.service"
+SOCKET_UNIT = "oobleckd.socket"
 WORKER_UNIT = "oobleck-worker@.service"
 TARGET = "oobleck-workers.target"
 
 # Where a file goes below the root folder -> its template.
-_UNITS = {f"etc/systemd/system/{name}": name for name in (DAEMON_UNIT, WORKER_UNIT, TARGET)}
+_UNITS = {f"etc/systemd/system/{name}": name for name in (SOCKET_UNIT, DAEMON_UNIT, WORKER_UNIT, TARGET)}
 SYSUSERS = "etc/sysusers.d/oobleck.conf"
 TMPFILES = "etc/tmpfiles.d/oobleck.conf"
 _TEMPLATES = {**_UNITS, SYSUSERS: "sysusers.conf", TMPFILES: "tmpfiles.conf"}

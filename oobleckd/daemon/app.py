@@ -8,28 +8,32 @@ end it (workers go on training), SIGHUP reads configuration and allow-list anew.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import resource
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import click
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from oobleckd import __version__
-from oobleckd.daemon import sd
+from oobleckd import __version__, journald, sd
 from oobleckd.daemon.config import Config, load_config
-from oobleckd.daemon.http import Api, status_of
+from oobleckd.daemon.http import Api
 from oobleckd.daemon.hub import HubError
 from oobleckd.daemon.journal import JournalError, JournalLocked
 from oobleckd.daemon.keys import KeyFileError
-from oobleckd.daemon.service import Service, open_service
+from oobleckd.daemon.service import Service, open_service, status_of
+from oobleckd.daemon.tls import context_of
+from oobleckd.daemon.tokens import TokenError
+from oobleckd.daemon.traces import TracesMissing
 from oobleckd.protocol import urgency
 from oobleckd.protocol.program import Program, end
 from oobleckd.protocol.settings import ConfigError, Loaded, config_files
@@ -37,7 +41,11 @@ from oobleckd.protocol.settings import ConfigError, Loaded, config_files
 FAILED, USAGE, REFUSED = 1, 2, 5
 _STATUS_EVERY_S = 1.0
 _STREAMS_END_S = 1.0
-_PLACES_HINT = "choose places that this user may use with --state-dir, --keys-dir, --socket and --endpoint"
+_LAST_REQUESTS_S = 0.05
+"""What a request may need from its connection to us: there is nothing that would tell that none is on its way."""
+_PLACES_HINT = (
+    "choose places that this user may use with --state-dir, --keys-dir, --socket, --endpoint and --metrics"
+)
 _log = logging.getLogger("oobleckd")
 
 
@@ -89,6 +97,8 @@ def main(**flags: Any) -> None:
 
     try:
         loaded = load()
+        # A daemon that hangs is ended by SIGABRT: then its log has where it stood.
+        faulthandler.enable()
         _set_up_logging(loaded.config.log_level)
         _raise_file_limit()
         if loaded.config.realtime and not urgency.hurry():
@@ -98,7 +108,9 @@ def main(**flags: Any) -> None:
         end(str(error), error.hint, USAGE)
     except (JournalLocked, SocketTaken) as error:
         end(error.problem, error.hint, REFUSED)
-    except (JournalError, KeyFileError, HubError) as error:
+    except TracesMissing as error:
+        end(error.problem, error.hint, USAGE)
+    except (JournalError, KeyFileError, TokenError, HubError) as error:
         end(error.problem, error.hint, FAILED)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -106,14 +118,12 @@ def main(**flags: Any) -> None:
 
 
 def _set_up_logging(level: str) -> None:
-    """One line an entry on stderr: time (UTC), level, who, what."""
+    """One line an entry on stderr: time (UTC), level, who, what. Where that is the journal, it has fields instead."""
     formatter = logging.Formatter(
         "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
     )
     formatter.converter = time.gmtime
-    handler = logging.StreamHandler()
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    journald.set_up(level, formatter)
 
 
 def _raise_file_limit() -> None:
@@ -125,14 +135,16 @@ def _raise_file_limit() -> None:
 async def _serve(config: Config, load: Callable[[], Loaded[Config]]) -> None:
     """One life."""
     service = open_service(config)
+    runners: list[web.AppRunner] = []
     try:
-        runner = await _open_api(service)
         try:
+            runners.append(await _open_api(service))
+            if config.metrics:
+                runners.append(await _open_metrics(service))
             await _live(service, load)
         finally:
             sd.notify("STOPPING=1")
-            service.history.close()
-            await runner.cleanup()
+            await _close_apis(service, runners)
     finally:
         await service.close()
     _log.info("ended; workers go on training")
@@ -159,7 +171,7 @@ def _reload(service: Service, load: Callable[[], Loaded[Config]]) -> None:
     sd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
     try:
         service.reload(load().config)
-    except (ConfigError, KeyFileError) as error:
+    except (ConfigError, KeyFileError, TokenError) as error:
         _log.error("not reloaded: %s; %s", error, error.hint)
     else:
         _log.info("reloaded")
@@ -177,11 +189,21 @@ async def _tell_systemd(service: Service) -> None:
         await asyncio.sleep(every_s)
 
 
+def _of_daemon(record: logging.LogRecord) -> bool:
+    """Whether it is the daemon's business: what is no HTTP at all gets its 400, and no page of traceback in the log."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
 async def _open_api(service: Service) -> web.AppRunner:
-    """Serve on systemd's socket, or on our own. Raises SocketTaken, OSError."""
+    """Serve on systemd's socket, or on our own, and where it is asked for on TCP. Raises SocketTaken, ConfigError, OSError."""
+    logging.getLogger("aiohttp.server").addFilter(_of_daemon)
     app = Api(service).application()
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_STREAMS_END_S)
     await runner.setup()
+    if service.config.api:
+        host, _, port = service.config.api.rpartition(":")
+        site = web.TCPSite(runner, host.strip("[]"), int(port), ssl_context=context_of(service.config))
+        await site.start()
     given = sd.listen_sockets()
     if given:
         for sock in given:
@@ -194,6 +216,28 @@ async def _open_api(service: Service) -> web.AppRunner:
     # Everybody may connect and read; who may act is decided by the kernel's word on the peer.
     path.chmod(0o666)
     return runner
+
+
+async def _open_metrics(service: Service) -> web.AppRunner:
+    """Metrics over TCP, for a Prometheus on this machine. Raises OSError."""
+    host, _, port = service.config.metrics.rpartition(":")
+    runner = web.AppRunner(Api(service).scraped(), access_log=None, shutdown_timeout=_STREAMS_END_S)
+    await runner.setup()
+    await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+    _log.info("metrics on http://%s/metrics", service.config.metrics)
+    return runner
+
+
+async def _close_apis(service: Service, runners: Sequence[web.AppRunner]) -> None:
+    """Nobody new; who has connected already is heard and answered. systemd's socket stays, and has the next life's callers wait."""
+    for runner in runners:
+        for site in runner.sites:
+            await site.stop()
+    if runners:
+        await asyncio.sleep(_LAST_REQUESTS_S)
+    service.history.close()
+    for runner in runners:
+        await runner.cleanup()
 
 
 def _check_free(path: Path) -> None:

@@ -33,6 +33,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     )
     curve: Annotated[bool, Meta(description="Encrypt and authenticate the links of agents.")] = True
     keys_dir: Annotated[str, Meta(description="Key folder, as made by oobleckctl keygen.")] = ""
+    api: Annotated[
+        str,
+        Meta(
+            description="ADDRESS:PORT on which the API is served over HTTPS, to whoever has a token; empty: on the unix socket alone."
+        ),
+    ] = ""
+    tls_cert: Annotated[str, Meta(description="Certificate chain (PEM) for api.")] = ""
+    tls_key: Annotated[str, Meta(description="Private key (PEM) of tls_cert.")] = ""
     group: Annotated[str, Meta(description="Unix group whose members may act.")] = "oobleck"
     realtime: Annotated[
         bool, Meta(description="Answer before ordinary programs have their turn, where the system allows it.")
@@ -44,6 +52,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = 10.0
     grace_s: Annotated[Seconds, Meta(description="Seconds after a restart in which no node is lost.")] = 5.0
     history: Annotated[int, Meta(ge=100, description="Changes kept for the event stream.")] = 10_000
+    replay_mb: Annotated[
+        int, Meta(ge=0, description="MiB of the past kept on disk for replay; 0 keeps none.")
+    ] = 64
+    replay_h: Annotated[Seconds, Meta(description="Hours of the past kept at most.")] = 24.0
+    metrics: Annotated[
+        str, Meta(description="Address of this machine for a Prometheus, such as 127.0.0.1:9464.")
+    ] = ""
+    traces: Annotated[
+        str, Meta(description="OpenTelemetry collector (OTLP over HTTP) that gets a trace of every recovery.")
+    ] = ""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Log level.")] = (
         "info"
     )
@@ -117,9 +135,43 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
             f"{config.endpoint} reaches beyond this machine, and curve is off",
             "switch curve on and make keys with `oobleckctl keygen`, or bind to 127.0.0.1",
         )
+    _check_metrics(config, origins["metrics"])
+    if config.traces and not config.traces.startswith(("http://", "https://")):
+        raise ConfigError(
+            origins["traces"], f"traces = {config.traces!r} is no URL", "write http://127.0.0.1:4318"
+        )
+    _check_api(config, origins["api"])
     if config.lease_s < 2 * config.beat_s:
         raise ConfigError(
             origins["lease_s"],
             f"lease_s = {config.lease_s:g} is shorter than two beats of {config.beat_s:g} s",
             "a lost packet would cost a node: make lease_s at least 2 * beat_s",
+        )
+
+
+def _check_api(config: Config, origin: str) -> None:
+    """Beyond this machine it wants a port, and TLS."""
+    if config.api and not config.api.rpartition(":")[2].isdigit():
+        raise ConfigError(
+            origin, f"api = {config.api!r} has no port", "write ADDRESS:PORT, such as 10.0.0.1:7078"
+        )
+    if config.api and not (config.tls_cert and config.tls_key):
+        raise ConfigError(
+            origin,
+            "the API is served beyond this machine over TLS alone, and tls_cert or tls_key is missing",
+            "name the PEM files of a certificate, or leave api away",
+        )
+
+
+def _check_metrics(config: Config, origin: str) -> None:
+    """It has neither keys nor encryption: what it shows is for this machine."""
+    if not config.metrics:
+        return
+    if not config.metrics.rpartition(":")[2].isdigit():
+        raise ConfigError(origin, f"metrics = {config.metrics!r} has no port", "write 127.0.0.1:9464")
+    if not is_loopback(f"tcp://{config.metrics}"):
+        raise ConfigError(
+            origin,
+            f"metrics = {config.metrics!r} would be read by everybody, beyond this machine too",
+            "bind to 127.0.0.1, and scrape it from an agent here (docs/observability.md)",
         )

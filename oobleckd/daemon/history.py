@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from oobleckd.protocol.api import Change
+
+Listener = Callable[[Change], None]
 
 
 class History:
     """The newest ``size`` changes, for the event loop alone. ``last``: the newest number; ``closed``: no more.
 
-    ``ring`` holds (position, change); ``position`` is that of the next one, which sets ``news``.
+    ``ring`` holds (position, change); ``position`` is that of the next one, which sets ``news``. ``listeners`` hear
+    each that is new.
     """
 
     def __init__(self, size: int) -> None:
@@ -28,6 +31,7 @@ class History:
         self.ring: deque[tuple[int, Change]] = deque(maxlen=size)
         self.position = 0
         self.news = asyncio.Event()
+        self.listeners: list[Listener] = []
 
     def restore(self, changes: Iterable[Change], last: int) -> None:
         """Begin with changes of an earlier life, whose newest number was ``last``."""
@@ -39,11 +43,13 @@ class History:
         """Add a numbered change."""
         self._push(change)
         self.last = change.seq
+        self._tell(change)
 
     def notice(self, text: str, level: Literal["info", "warn", "error"]) -> Change:
         """Add a notice of the shell; it is not durable and cannot be asked for by number."""
         change = Change(self.last, time.time(), "daemon", level, text, ())
         self._push(change)
+        self._tell(change)
         return change
 
     def cursor(self, since: int | None) -> Cursor:
@@ -65,6 +71,10 @@ class History:
         """Wake every reader: nothing comes any more."""
         self.closed = True
         self.news.set()
+
+    def _tell(self, change: Change) -> None:
+        for listener in self.listeners:
+            listener(change)
 
     def _push(self, change: Change) -> None:
         self.ring.append((self.position, change))

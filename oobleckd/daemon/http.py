@@ -1,6 +1,6 @@
 """The HTTP API on the unix socket: views out, requests in, and the stream of changes.
 
-Owns routes, rights, and the shape of answers (JSON with ``apiVersion``, problem+json with ``hint``). Owns no
+Owns routes, rights, and errors (problem+json with ``hint``); what somebody who watches asks for is ``watchapi``'s. Owns no
 view and no decision: views are ``core.view``'s, requests go to the core and are answered when durable.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -18,26 +19,26 @@ from aiohttp import web
 
 from oobleckd.core import view
 from oobleckd.core.state import JobRecord
-from oobleckd.daemon import metrics
+from oobleckd.daemon import answers, openapi
+from oobleckd.daemon.bodies import DrainBody, KillBody, SubmitBody
+from oobleckd.daemon.debugapi import DebugApi
 from oobleckd.daemon.loop import Stopped
-from oobleckd.daemon.peers import may_act, peer_of
-from oobleckd.daemon.service import Service
+from oobleckd.daemon.refusal import Refusal
+from oobleckd.daemon.service import Service, status_of
+from oobleckd.daemon.watchapi import WatchApi
 from oobleckd.protocol.api import (
-    API_VERSION,
-    Accepted,
     AnyRequest,
     Change,
     Control,
     Denied,
     Drain,
-    Items,
     Kill,
     Problem,
-    Status,
     Submit,
 )
 from oobleckd.protocol.checkpoint import MANIFEST, Manifest
 from oobleckd.protocol.job import JobError, parse_job
+from oobleckd.protocol.unreadable import UNREADABLE
 
 HEARTBEAT_S = 10.0
 # Shorter than the client's patience, so that it hears why an act is not durable yet.
@@ -48,30 +49,6 @@ _log = logging.getLogger(__name__)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Refusal(Exception):
-    """An answer that is no success."""
-
-    def __init__(self, status: int, title: str, detail: str, hint: str = "") -> None:
-        super().__init__(detail)
-        self.problem = Problem(title, status, detail, hint)
-
-
-class _SubmitBody(msgspec.Struct, forbid_unknown_fields=True):
-    job: dict[str, Any]
-    resume: str = ""
-
-
-class _DrainBody(msgspec.Struct, forbid_unknown_fields=True):
-    reason: str = ""
-
-
-class _KillBody(msgspec.Struct, forbid_unknown_fields=True):
-    how: str = "sigkill"
-    at: str = ""
-    round: int = -1
-    seconds: float = 0.0
 
 
 class Api:
@@ -86,6 +63,7 @@ class Api:
         app.add_routes(
             [
                 web.get("/healthz", self.healthz),
+                web.get("/openapi.json", self.openapi),
                 web.get("/metrics", self.metrics),
                 web.get("/v1/status", self.status),
                 web.get("/v1/jobs", self.jobs),
@@ -101,8 +79,16 @@ class Api:
                 web.get("/v1/templates", self.templates),
                 web.get("/v1/story", self.story),
                 web.get("/v1/events", self.events),
+                *WatchApi(self._service).routes(),
+                *DebugApi(self._service).routes(),
             ]
         )
+        return app
+
+    def scraped(self) -> web.Application:
+        """What a Prometheus gets over TCP: metrics and health, and nothing besides."""
+        app = web.Application(middlewares=[_problems])
+        app.add_routes([web.get("/healthz", self.healthz), web.get("/metrics", self.metrics)])
         return app
 
     # ------------------------------------------------------------------- reading
@@ -112,60 +98,67 @@ class Api:
         trouble = self._service.journal.trouble
         return web.Response(status=503 if trouble else 200, text=f"{trouble or 'ok'}\n")
 
+    async def openapi(self, _request: web.Request) -> web.StreamResponse:
+        """What this API is, for programs."""
+        return web.Response(body=openapi.document(), content_type="application/json")
+
     async def metrics(self, _request: web.Request) -> web.StreamResponse:
         """Prometheus text."""
-        text = metrics.render(self._service).encode()
-        return web.Response(body=text, headers={"Content-Type": metrics.CONTENT_TYPE})
+        from oobleckd.daemon import metrics  # a daemon that restarts need not wait for its library
+
+        return web.Response(
+            body=metrics.render(self._service), headers={"Content-Type": metrics.CONTENT_TYPE}
+        )
 
     async def status(self, _request: web.Request) -> web.StreamResponse:
         """Headline."""
-        return _json(status_of(self._service))
+        return answers.one(status_of(self._service))
 
     async def jobs(self, _request: web.Request) -> web.StreamResponse:
         """All jobs."""
-        return _items(view.job_views(self._service.core))
+        return answers.items(view.job_views(self._service.core))
 
     async def job(self, request: web.Request) -> web.StreamResponse:
         """One job, by id or by name."""
-        return _json(view.job_view(self._service.core, self._find(request.match_info["job"])))
+        return answers.one(view.job_view(self._service.core, self._find(request.match_info["job"])))
 
     async def steps(self, request: web.Request) -> web.StreamResponse:
         """Committed steps from ``since`` on."""
         job = self._find(request.match_info["job"])
-        return _items(view.step_views(job, _number(request, "since") or 0))
+        return answers.items(view.step_views(job, answers.number(request, "since") or 0))
 
     async def nodes(self, _request: web.Request) -> web.StreamResponse:
         """All nodes, with ages as of now."""
         core, now = self._service.core, self._service.clock.now()
-        return _items(
+        return answers.items(
             msgspec.structs.replace(node, beat_age_s=node.beat_age_s + now - core.now)
             for node in view.node_views(core)
         )
 
     async def incidents(self, _request: web.Request) -> web.StreamResponse:
         """All incidents."""
-        return _items(view.incident_views(self._service.core))
+        return answers.items(view.incident_views(self._service.core))
 
     async def pipelines(self, request: web.Request) -> web.StreamResponse:
         """Pipelines of ``job``, or of the active one."""
         job = self._asked_or_active(request)
-        return _items(view.pipeline_views(job) if job is not None else ())
+        return answers.items(view.pipeline_views(job) if job is not None else ())
 
     async def templates(self, request: web.Request) -> web.StreamResponse:
         """Templates of ``job``, or of the active one."""
         job = self._asked_or_active(request)
-        return _items(view.template_views(job) if job is not None else ())
+        return answers.items(view.template_views(job) if job is not None else ())
 
     async def story(self, request: web.Request) -> web.StreamResponse:
         """Changes that concern ``key``."""
         key = request.query.get("key", "")
         if not key:
             raise Refusal(422, "invalid", "key is missing", "ask for ?key=node:NAME, incident:ID or job:ID")
-        return _items(view.story(self._service.core, key))
+        return answers.items(view.story(self._service.core, key))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Changes as server-sent events, after ``since`` or Last-Event-ID; ``follow=0`` ends with the newest."""
-        since = _number(request, "since")
+        since = answers.number(request, "since")
         if since is None:
             since = _header_number(request, "Last-Event-ID")
         history = self._service.history
@@ -187,7 +180,7 @@ class Api:
 
     async def submit(self, request: web.Request) -> web.StreamResponse:
         """Queue a job."""
-        body = await _body(request, _SubmitBody)
+        body = await _body(request, SubmitBody)
         job = parse_job(body.job)
         counters = await asyncio.to_thread(_counters_of, body.resume)
         return await self._ask(Submit(job, body.resume, _who(request), counters))
@@ -200,13 +193,13 @@ class Api:
 
     async def drain(self, request: web.Request) -> web.StreamResponse:
         """Drain and undrain."""
-        body = await _body(request, _DrainBody)
+        body = await _body(request, DrainBody)
         undo = request.match_info["act"] == "undrain"
         return await self._ask(Drain(request.match_info["node"], body.reason, undo, _who(request)))
 
     async def kill(self, request: web.Request) -> web.StreamResponse:
         """Failure injection."""
-        body = await _body(request, _KillBody)
+        body = await _body(request, KillBody)
         fields = {"node": request.match_info["node"], "who": _who(request), **msgspec.structs.asdict(body)}
         return await self._ask(msgspec.convert({"type": "Kill", **fields}, Kill))
 
@@ -214,18 +207,9 @@ class Api:
 
     @web.middleware
     async def _rights(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method not in {"GET", "HEAD"}:
-            assert request.transport is not None
-            peer = peer_of(request.transport.get_extra_info("socket"))
-            group = self._service.config.group
-            if not may_act(peer, group):
-                raise Refusal(
-                    403,
-                    "forbidden",
-                    f"{peer} may read, but not act",
-                    f"ask to be added to the group {group}, or use sudo",
-                )
-            request["who"] = str(peer)
+        service = self._service
+        caller = service.callers.admit(request, service.clock.now(), time.monotonic())
+        request["who"] = caller.name
         return await handler(request)
 
     async def _ask(self, asked: AnyRequest) -> web.StreamResponse:
@@ -240,50 +224,34 @@ class Api:
             raise Refusal(503, "not durable yet", trouble, hint) from error
         if isinstance(answer, Denied):
             raise Refusal(_STATUS_OF[answer.kind], answer.kind, answer.problem, answer.hint)
-        return _json(answer)
+        return answers.one(answer)
 
     def _find(self, name: str) -> JobRecord:
-        jobs = self._service.core.state.jobs
-        named = [job for job in jobs.values() if job.spec.name == name]
-        found = jobs.get(name) or (named[-1] if named else None)
-        if found is None:
-            raise Refusal(404, "not-found", f"no job {name}", "`oobleckctl get jobs` lists them")
-        return found
+        return answers.find_job(self._service, name)
 
     def _asked_or_active(self, request: web.Request) -> JobRecord | None:
-        if name := request.query.get("job", ""):
-            return self._find(name)
-        run = self._service.core.run
-        return run.job if run is not None else None
-
-
-def status_of(service: Service) -> Status:
-    """The headline as of now, with the shell's own troubles in its line."""
-    status = view.status(service.core)
-    trouble = service.journal.trouble
-    return msgspec.structs.replace(
-        status,
-        up_s=service.clock.now() - service.started_at,
-        line=f"{status.line}; {trouble}" if trouble else status.line,
-    )
+        return answers.asked_or_active(self._service, request)
 
 
 @web.middleware
 async def _problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error as problem+json."""
+    headers: dict[str, str] = {}
     try:
         return await handler(request)
     except Refusal as refusal:
-        problem = refusal.problem
+        problem, headers = refusal.problem, refusal.headers
     except JobError as error:
         problem = Problem("invalid", 422, str(error), error.hint)
-    except msgspec.DecodeError as error:
+    except (*UNREADABLE, RecursionError) as error:
         problem = Problem(
             "invalid",
             422,
             f"the request cannot be read: {error}",
             "its fields are those of oobleckd.protocol.api",
         )
+    except ConnectionError:
+        problem = Problem("gone", 400, "who asked has gone", "nobody reads this")
     except Stopped:
         problem = Problem("stopping", 503, "the daemon stops", "ask again when it is back")
     except web.HTTPException as error:
@@ -292,21 +260,22 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
         detail = f"{request.method} {request.path}: {error.reason}"
         problem = Problem(error.reason, error.status, detail, "is the client of this daemon's version?")
     except Exception:  # noqa: BLE001 - a request's boundary, logged with the request
-        _log.exception("%s %s", request.method, request.path)
+        _log.exception("%s %s", request.method, request.raw_path)
         problem = Problem("fault", 500, "a fault of oobleckd", "its log has more: please report it")
     return web.Response(
-        body=msgspec.json.encode(problem), status=problem.status, content_type="application/problem+json"
+        body=msgspec.json.encode(_readable(problem)),
+        status=problem.status,
+        content_type="application/problem+json",
+        headers=headers,
     )
 
 
-def _json(answer: Accepted | msgspec.Struct) -> web.Response:
-    data = msgspec.to_builtins(answer) | {"apiVersion": API_VERSION}
-    return web.Response(body=msgspec.json.encode(data), content_type="application/json")
-
-
-def _items(items: Iterable[msgspec.Struct]) -> web.Response:
-    body = msgspec.json.encode(Items(tuple(items)))
-    return web.Response(body=body, content_type="application/json")
+def _readable(problem: Problem) -> Problem:
+    """What a request had in its path may be no text at all."""
+    texts = {
+        name: getattr(problem, name).encode(errors="replace").decode() for name in ("title", "detail", "hint")
+    }
+    return msgspec.structs.replace(problem, **texts)
 
 
 def _sse(change: Change) -> bytes:
@@ -325,18 +294,9 @@ def _who(request: web.Request) -> str:
     return str(request["who"])
 
 
-def _number(request: web.Request, name: str) -> int | None:
-    text = request.query.get(name)
-    if text is None:
-        return None
-    if not text.isdigit():
-        raise Refusal(422, "invalid", f"{name} = {text!r} is no number", "write digits alone")
-    return int(text)
-
-
 def _header_number(request: web.Request, name: str) -> int | None:
     text = request.headers.get(name, "")
-    return int(text) if text.isdigit() else None
+    return int(text) if answers.is_number(text) else None
 
 
 def _counters_of(resume: str) -> tuple[int, int] | None:
@@ -345,7 +305,7 @@ def _counters_of(resume: str) -> tuple[int, int] | None:
         return None
     try:
         manifest = msgspec.json.decode((Path(resume) / MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, *UNREADABLE):  # no such file, no path at all, or no manifest
         return None
     return manifest.counters.step, manifest.counters.applied
 

@@ -28,11 +28,15 @@ from oobleckd.daemon.readiness import Readiness
 from oobleckd.daemon.zap import DOMAIN, Door
 from oobleckd.protocol import codec, urgency
 from oobleckd.protocol.messages import PROTOCOL, FromWorker, Hello, Refused, ToWorker
+from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.versions import OLDEST, spoken, words
+from planner.plan import node_of
 
 _MAX_MESSAGE_BYTES = 64 * 2**20
 _BACKLOG = 4096
 _HEARTBEAT_MS = 1000
 _LINGER_MS = 200
+_MOST_BAD = 64
 _log = logging.getLogger(__name__)
 
 
@@ -59,10 +63,11 @@ class Counters:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Peer(Connection):
-    """One connection. ``key``: its CURVE key."""
+    """One connection. ``key``: its CURVE key. ``num_bad``: messages of it that could not be read."""
 
     identity: bytes
     key: str
+    num_bad: int = 0
 
 
 class Hub:
@@ -109,7 +114,17 @@ class Hub:
 
     def start(self, on_heard: Callable[[str, FromWorker], None], on_lost: Callable[[str], None]) -> None:
         """Begin to listen, on the running event loop, where both are called with a node's name."""
-        self._connections.listen(on_heard, on_lost)
+
+        def heard(node: str, message: FromWorker) -> None:
+            if _speaks_for(node, message):
+                on_heard(node, message)
+            else:
+                self.counters.refused += 1
+                _log.warning(
+                    "refused %s of %s: it speaks for a device of another node", type(message).__name__, node
+                )
+
+        self._connections.listen(heard, on_lost)
         self._door.open()
         self._messages.start()
         self._closings.start()
@@ -168,6 +183,11 @@ class Hub:
         if self._curve and peer.key not in self._allowed:
             self._refuse(peer, "its key is no longer in the allow-list", "make a new one: oobleckctl keygen")
             return
+        if peer.num_bad >= _MOST_BAD:
+            self.counters.damaged += (
+                1  # it was said often enough: nothing of this connection is looked at any more
+            )
+            return
         try:
             message = codec.decode_from_worker(data)
         except codec.UnknownTagError as error:
@@ -180,11 +200,12 @@ class Hub:
 
     def _receive_damaged(self, peer: _Peer, data: bytes, error: codec.CodecError) -> None:
         # Another protocol's Hello may have other fields: say what is wrong instead of counting damage.
-        protocol = _protocol_of_hello(data)
-        if protocol is not None and protocol != PROTOCOL:
-            self._refuse_protocol(peer, protocol)
+        speaks = _protocols_of_hello(data)
+        if speaks is not None and spoken(*speaks) is None:
+            self._refuse_protocol(peer, *speaks)
             return
         self.counters.damaged += 1
+        peer.num_bad += 1
         _log.warning("ignored a damaged message of %s: %s", peer.node or "a newcomer", error)
 
     def _heard(self, peer: _Peer, message: FromWorker) -> None:
@@ -198,8 +219,8 @@ class Hub:
         if not peer.identity.startswith(b"\0"):
             self._refuse(peer, "it chose a ZeroMQ identity", "leave ZMQ_ROUTING_ID unset")
             return ""
-        if hello.protocol != PROTOCOL:
-            self._refuse_protocol(peer, hello.protocol)
+        if spoken(hello.protocol, hello.oldest) is None:
+            self._refuse_protocol(peer, hello.protocol, hello.oldest)
             return ""
         owner = self._allowed[peer.key] if self._curve else peer.node or hello.node
         if hello.node != owner:
@@ -211,10 +232,10 @@ class Hub:
             return ""
         return owner
 
-    def _refuse_protocol(self, peer: _Peer, protocol: int) -> None:
+    def _refuse_protocol(self, peer: _Peer, newest: int, oldest: int) -> None:
         self._refuse(
             peer,
-            f"it speaks protocol {protocol}, the daemon {PROTOCOL}",
+            f"it speaks protocol {words(newest, oldest)}, the daemon {words(PROTOCOL, OLDEST)}",
             "install the same version of oobleckd on every machine",
         )
 
@@ -275,18 +296,27 @@ class Hub:
         return router
 
 
+def _speaks_for(node: str, message: FromWorker) -> bool:
+    """Whether ``message`` is about devices of ``node``, whose connection it came on, and of nobody else's."""
+    if isinstance(message, Hello):
+        return all(node_of(info.device) == node for info in message.devices)
+    device = getattr(message, "device", None)
+    return device is None or node_of(device) == node
+
+
 class _AnyHello(msgspec.Struct):
     type: str
     protocol: int
+    oldest: int = 0
 
 
 _any_hello = msgspec.msgpack.Decoder(_AnyHello)
 
 
-def _protocol_of_hello(data: bytes) -> int | None:
-    """The protocol version of a Hello of any version, None for anything else."""
+def _protocols_of_hello(data: bytes) -> tuple[int, int] | None:
+    """The newest and the oldest protocol of a Hello of any version, None for anything else."""
     try:
         hello = _any_hello.decode(data)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
-    return hello.protocol if hello.type == "Hello" else None
+    return (hello.protocol, hello.oldest) if hello.type == "Hello" else None

@@ -1,8 +1,9 @@
 """The journal: what the core has decided, durable in one SQLite file (WAL) before anybody is told.
 
-Owns the state folder's lock, the file, its one writer thread, and the behaviour on a disk that fails: the
+Owns the state folder's lock, the file, its one writer thread, the way from older formats, and the behaviour on a disk that fails: the
 thread keeps what it could not write, says so once, tries again until it succeeds, and no future resolves
-before its entries are on disk. Owns no meaning: entries are tagged structs of ``core.entries``. Steps have
+before its entries are on disk. Every record has a seal and is in a second file once more (``records``), by which what has changed since is found
+and mended at the start (``mend``). Owns no meaning: entries are tagged structs of ``core.entries``. Steps have
 a table with columns of their own, so that curves are cheap to query.
 
 Errors::
@@ -16,7 +17,9 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -28,25 +31,17 @@ from typing import Any
 
 import msgspec
 
+from oobleckd.daemon.mend import INSERT, mend, write_copy, write_database
+from oobleckd.daemon.records import Copy, Row, seal
+from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.protocol.urgency import as_urgent
 
-FORMAT = 3
+FORMAT = 4
 _RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _log = logging.getLogger(__name__)
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, data BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS steps (
-    seq INTEGER PRIMARY KEY, job TEXT NOT NULL, round INTEGER NOT NULL, step INTEGER NOT NULL,
-    outcome TEXT NOT NULL, loss REAL, data BLOB NOT NULL
-);
-CREATE INDEX IF NOT EXISTS steps_of_job ON steps (job, step);
-"""
 _IN_ORDER = "SELECT seq, data FROM entries UNION ALL SELECT seq, data FROM steps ORDER BY seq"
 _NEWEST = "SELECT max(seq) FROM (SELECT max(seq) AS seq FROM entries UNION ALL SELECT max(seq) FROM steps)"
-_ENTRY = "INSERT INTO entries VALUES (?, ?, ?)"
-_STEP = "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
 class JournalError(Exception):
@@ -79,9 +74,9 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Rows of one transaction as (sql, values), and who waits for it."""
+    """Rows of one transaction, and who waits for it."""
 
-    rows: tuple[tuple[str, tuple[Any, ...]], ...]
+    rows: tuple[Row, ...]
     done: Future[None]
 
 
@@ -107,7 +102,10 @@ class Journal:
         self._on_trouble = on_trouble
         self._lock_fd = _lock(folder)
         try:
-            self._database = _open(self.path)
+            copy = self.path.with_suffix(".copy")
+            self.damage = mend(self.path, copy, FORMAT)
+            self._database = _open(self.path, copy)
+            self._copy = Copy(copy, FORMAT)
             self._next_seq = int(self._database.execute(_NEWEST).fetchone()[0] or 0) + 1
             self._inode = self.path.stat().st_ino
         except (OSError, sqlite3.Error, JournalError) as error:
@@ -125,7 +123,7 @@ class Journal:
         try:
             with closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)) as database:
                 return [decoder.decode(data) for _, data in database.execute(_IN_ORDER)]
-        except (sqlite3.Error, msgspec.DecodeError) as error:
+        except (sqlite3.Error, *UNREADABLE) as error:
             raise _unusable(self.path, error) from error
 
     def append(self, entries: Sequence[msgspec.Struct]) -> Future[None]:
@@ -150,14 +148,16 @@ class Journal:
             self._condition.notify()
         self._thread.join()
         self._database.close()
+        self._copy.close()
         os.close(self._lock_fd)
 
-    def _row(self, seq: int, entry: msgspec.Struct) -> tuple[str, tuple[Any, ...]]:
+    def _row(self, seq: int, entry: msgspec.Struct) -> Row:
         data = msgspec.msgpack.encode(entry)
         step = self._step_of(entry)
         if step is None:
-            return _ENTRY, (seq, type(entry).__name__, data)
-        return _STEP, (seq, step.job, step.round, step.step, step.outcome, step.loss, data)
+            return "entries", seq, type(entry).__name__, data
+        loss = None if math.isnan(step.loss) else step.loss
+        return "steps", seq, step.job, step.round, step.step, step.outcome, loss, data
 
     # ------------------------------------------------------------------- the writer thread
 
@@ -200,8 +200,9 @@ class Journal:
         with self._database:
             self._database.execute("BEGIN IMMEDIATE")
             for batch in batches:
-                for sql, values in batch.rows:
-                    self._database.execute(sql, values)
+                for row in batch.rows:
+                    self._database.execute(INSERT[row[0]], (*row[1:], seal(row)))
+        self._copy.append(row for batch in batches for row in batch.rows)
 
     def _check_in_place(self) -> None:
         """A file that was removed under us still takes writes, and nobody would ever read them."""
@@ -252,23 +253,40 @@ def _lock(folder: Path) -> int:
     return fd
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640))
+def _open(path: Path, copy: Path) -> sqlite3.Connection:
+    if not path.exists():
+        write_database(path, [], FORMAT)
+    _upgrade(path, copy)
     # The constructor's thread opens it; from then on the writer thread has it, until it has ended.
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     database.execute("PRAGMA journal_mode = WAL")
     # FULL: in WAL mode the log is synced at every commit, which is the promise of ``append``.
     database.execute("PRAGMA synchronous = FULL")
-    database.executescript(_SCHEMA)
-    database.execute("INSERT OR IGNORE INTO meta VALUES ('format', ?)", (FORMAT,))
-    (found,) = database.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-    if found != FORMAT:
-        database.close()
-        raise JournalError(
-            f"{path} has format {found}, this version reads {FORMAT}",
-            "use the version of oobleckd that wrote it, or another state folder",
-        )
     return database
+
+
+def _upgrade(path: Path, copy: Path) -> None:
+    """Bring a journal of format 3, which had no seals, to the present one; the old file stays beside it. Raises JournalError for any other."""
+    with closing(sqlite3.connect(path)) as database:
+        (found,) = database.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+        if found == FORMAT:
+            return
+        if found != 3:
+            raise JournalError(
+                f"{path} has format {found}, this version reads {FORMAT} and 3",
+                "use the version of oobleckd that wrote it, or another state folder",
+            )
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        entries = database.execute("SELECT 'entries', seq, kind, data FROM entries").fetchall()
+        steps = database.execute(
+            "SELECT 'steps', seq, job, round, step, outcome, loss, data FROM steps"
+        ).fetchall()
+    before = path.with_name(f"{path.name}.format-3")
+    shutil.copyfile(path, before)
+    rows = sorted([*entries, *steps], key=lambda row: int(row[1]))
+    write_database(path, rows, FORMAT)
+    write_copy(copy, rows, FORMAT)
+    _log.warning("%s was brought from format 3 to %d; as it was it is %s", path, FORMAT, before)
 
 
 def _unusable(path: Path, error: Exception) -> JournalError:

@@ -6,6 +6,7 @@ Owns the transport secret of the state folder, and the key folder::
     server.key_secret   its secret (0600)
     nodes/<node>.key_secret   key pair of a node (0600), to be carried to that node and nowhere else
     authorized/<node>.key     public keys that may join, by the node they belong to
+    authorized/<node>@next.key     the node'"'"'s next key, beside the present one while it is being changed
 
 Files have the format of ``zmq.auth`` certificates, so ``zmq.auth.load_certificate`` reads them too. Who
 may speak as which node follows from ``authorized/`` alone: the key names the node.
@@ -26,6 +27,7 @@ import zmq.auth
 
 _NODE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _Z85_CHARS = 40
+_NEXT = "@next"
 
 
 class KeyFileError(ValueError):
@@ -68,11 +70,22 @@ def authorized_path(keys: Path, node: str) -> Path:
     return keys / "authorized" / f"{_checked(node)}.key"
 
 
-def make_server_keys(keys: Path) -> KeyPair:
-    """The daemon's key pair; made if it is not there yet, never overwritten."""
-    pair = _load_or_make(server_secret_path(keys))
-    _write(server_public_path(keys), pair, secret=False)
+def make_server_keys(keys: Path, given: Path | None = None) -> KeyPair:
+    """The daemon's key pair: that in the file ``given``, else the folder's; made if it is not there yet, never overwritten.
+
+    The public key lies in the folder afterwards, from where it is carried to nodes. A folder that cannot be written to is
+    fine where nothing is missing.
+    """
+    pair = load_pair(given) if given is not None else _load_or_make(server_secret_path(keys))
+    public = server_public_path(keys)
+    if not public.exists() or load_public(public) != pair.public:
+        _write(public, pair, secret=False)
     return pair
+
+
+def has_server_keys(keys: Path) -> bool:
+    """Whether the daemon has a pair already: its public key is there, the secret one may be kept elsewhere."""
+    return server_public_path(keys).exists()
 
 
 def make_node_keys(keys: Path, node: str) -> KeyPair:
@@ -80,6 +93,37 @@ def make_node_keys(keys: Path, node: str) -> KeyPair:
     pair = _load_or_make(node_secret_path(keys, node))
     _write(authorized_path(keys, node), pair, secret=False)
     return pair
+
+
+def rotate_node_keys(keys: Path, node: str) -> KeyPair:
+    """A new key pair for ``node``, whose present one stays allowed until ``retire_node_key``. Raises KeyFileError."""
+    secret = node_secret_path(keys, node)
+    if not authorized_path(keys, node).exists():
+        raise KeyFileError(
+            f"{node} has no key that could be changed", f"make one with `oobleckctl keygen {node}`"
+        )
+    if _next_path(keys, node).exists():
+        raise KeyFileError(
+            f"{node} is changing its key already", f"end that first: `oobleckctl keygen --retire {node}`"
+        )
+    pair = KeyPair(*zmq.curve_keypair())
+    _write(_next_path(keys, node), pair, secret=False)
+    _write(secret, pair, secret=True)
+    return pair
+
+
+def retire_node_key(keys: Path, node: str) -> None:
+    """The key that ``node`` had before ``rotate_node_keys`` lets nobody in any more. Raises KeyFileError."""
+    following = _next_path(keys, node)
+    if not following.exists():
+        raise KeyFileError(
+            f"{node} is not changing its key", f"begin with `oobleckctl keygen --rotate {node}`"
+        )
+    following.replace(authorized_path(keys, node))
+
+
+def _next_path(keys: Path, node: str) -> Path:
+    return keys / "authorized" / f"{_checked(node)}{_NEXT}.key"
 
 
 def job_secret(folder: Path) -> str:
@@ -110,7 +154,7 @@ def load_authorized(keys: Path) -> dict[str, str]:
     """
     allowed: dict[str, str] = {}
     for path in sorted((keys / "authorized").glob("*.key")):
-        node, public = _checked(path.stem), load_public(path).decode()
+        node, public = _checked(path.stem.removesuffix(_NEXT)), load_public(path).decode()
         if public in allowed:
             raise KeyFileError(
                 f"{path}: {allowed[public]} has the same key",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
+from oobleckd import journald
 from oobleckd.core.events import (
     Announce,
     Asked,
@@ -219,7 +220,8 @@ class Loop:
                 if answer is not None and not answer.done():
                     answer.set_result(response)
             case Announce(change):
-                _log.log(_LEVELS[change.level], "%s: %s", change.kind, change.text)
+                fields = {journald.FIELDS: journald.of_story(change.kind, change.story)}
+                _log.log(_LEVELS[change.level], "%s: %s", change.kind, change.text, extra=fields)
                 self._history.publish(change)
             case WriteManifest():
                 self._spawn(self._write_manifest(command))

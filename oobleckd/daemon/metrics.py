@@ -1,106 +1,165 @@
-"""Metrics in the Prometheus text format (version 0.0.4), computed from the views at every scrape.
+"""Metrics for Prometheus, computed from the views at every scrape.
 
-Owns names, types and help texts; no counter lives here.
+Owns names, types and help texts; no counter lives here. Names follow Prometheus's conventions: base units (seconds, bytes) in the name,
+``_total`` for what only grows, ``_info`` for what is always 1. The text is the client library's.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Literal, get_args
+from collections.abc import Iterator, Mapping
+from typing import get_args
 
-from oobleckd.core import view
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from oobleckd import __version__
+from oobleckd.core import view, watching
+from oobleckd.core.context import Core
 from oobleckd.daemon.service import Service
-from oobleckd.protocol.api import IncidentView, JobView, NodeState
+from oobleckd.protocol.api import IncidentView, JobView, NodeState, Phase
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 RECOVERY_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
-Kind = Literal["gauge", "counter", "histogram"]
-Sample = tuple[str, Mapping[str, str], float]
+Labelled = Mapping[tuple[str, ...], float]
 
 
-def render(service: Service) -> str:
-    """All metrics of the daemon."""
-    jobs = view.job_views(service.core)
-    incidents = view.incident_views(service.core)
-    lines = [*_of_nodes(service), *_of_jobs(jobs), *_of_incidents(incidents), *_of_shell(service)]
-    return "\n".join(lines) + "\n"
+def render(service: Service) -> bytes:
+    """All metrics of the daemon, in the text format (version 0.0.4)."""
+    registry = CollectorRegistry()
+    registry.register(_Daemon(service))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
 
 
-def _of_nodes(service: Service) -> Iterable[str]:
-    counts = Counter(node.state for node in view.node_views(service.core))
-    samples = [("", {"state": state}, float(counts[state])) for state in get_args(NodeState)]
-    yield from _metric("oobleck_nodes", "gauge", "Nodes by state.", samples)
+class _Daemon(Collector):
+    """What a registry asks."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric with its samples."""
+        core = self._service.core
+        jobs, incidents = view.job_views(core), view.incident_views(core)
+        yield InfoMetricFamily("oobleck_build", "What this daemon is.", {"version": __version__})
+        yield from _of_nodes(core)
+        yield from _of_jobs(jobs)
+        yield from _of_time(core, jobs)
+        yield from _of_incidents(incidents)
+        yield from _of_shell(self._service)
 
 
-def _of_jobs(jobs: list[JobView]) -> Iterable[str]:
-    open_jobs = [job for job in jobs if job.finished_at is None]
-    states = Counter(job.state for job in jobs)
-    counted = [("", {"state": state}, float(number)) for state, number in sorted(states.items())]
-    yield from _metric("oobleck_jobs", "gauge", "Jobs by state.", counted)
-    for name, help_text, values in (
+def _of_nodes(core: Core) -> Iterator[Metric]:
+    counts = Counter(node.state for node in view.node_views(core))
+    states: Labelled = {(state,): float(counts[state]) for state in get_args(NodeState)}
+    yield _gauge("oobleck_nodes", "Nodes by state.", states, "state")
+    leaving = sum(core.members.nodes[name].alive for name in core.members.leaving)
+    yield _gauge("oobleck_nodes_leaving", "Nodes that have notice of their end.", {(): float(leaving)})
+
+
+def _of_jobs(jobs: list[JobView]) -> Iterator[Metric]:
+    opened = [job for job in jobs if job.finished_at is None]
+    states: Labelled = {
+        (state,): float(number) for state, number in sorted(Counter(job.state for job in jobs).items())
+    }
+    yield _gauge("oobleck_jobs", "Jobs by state.", states, "state")
+    for name, text, values in (
         ("oobleck_job_step", "Committed steps.", {job.id: float(job.step) for job in jobs}),
         ("oobleck_job_steps", "Steps to do.", {job.id: float(job.steps) for job in jobs}),
         ("oobleck_job_loss", "Loss of the last step.", {j.id: j.loss for j in jobs if j.loss is not None}),
-        ("oobleck_job_epoch", "Epoch.", {job.id: float(job.epoch) for job in open_jobs}),
+        ("oobleck_job_epoch", "Epoch.", {job.id: float(job.epoch) for job in opened}),
         (
             "oobleck_job_tolerance",
             "Nodes that can still be lost at once; -1 when not deployed.",
-            {job.id: float(job.tolerance) for job in open_jobs},
+            {job.id: float(job.tolerance) for job in opened},
         ),
-        ("oobleck_job_step_seconds", "Median of the last steps.", {j.id: j.step_s for j in open_jobs}),
         (
-            "oobleck_job_samples_per_second",
-            "Samples per second.",
-            {job.id: job.samples_per_s for job in open_jobs},
+            "oobleck_job_tolerance_wanted",
+            "Nodes that the job asks to be able to lose (f).",
+            {j.id: float(j.f) for j in opened},
+        ),
+        ("oobleck_job_nodes", "Nodes that train it.", {job.id: float(len(job.nodes)) for job in opened}),
+        ("oobleck_job_step_seconds", "Median of the last steps.", {j.id: j.step_s for j in opened}),
+        ("oobleck_job_samples_per_second", "Samples per second.", {j.id: j.samples_per_s for j in opened}),
+        (
+            "oobleck_job_checkpoint_step",
+            "Steps in the last checkpoint.",
+            {j.id: float(j.checkpoint_step) for j in opened},
         ),
     ):
-        samples = [("", {"job": job}, value) for job, value in values.items()]
-        yield from _metric(name, "gauge", help_text, samples)
-    for name, help_text, counts in (
+        yield _gauge(name, text, {(job,): value for job, value in values.items()}, "job")
+    for name, text, values in (
         (
             "oobleck_job_updates_early_total",
             "Updates that a device made before all votes were in.",
-            {job.id: float(job.updates_early) for job in open_jobs},
+            {job.id: float(job.updates_early) for job in opened},
         ),
         (
             "oobleck_job_updates_taken_back_total",
             "Those of them that were in vain.",
-            {job.id: float(job.updates_taken_back) for job in open_jobs},
+            {job.id: float(job.updates_taken_back) for job in opened},
         ),
     ):
-        yield from _metric(name, "counter", help_text, [("", {"job": j}, n) for j, n in counts.items()])
+        yield _counter(name, text, {(job,): value for job, value in values.items()}, "job")
     lost = float(sum(job.steps_lost for job in jobs))
-    yield from _metric("oobleck_steps_lost_total", "counter", "Steps lost to dead layers.", [("", {}, lost)])
+    yield _counter("oobleck_steps_lost_total", "Steps lost to dead layers.", {(): lost})
 
 
-def _of_incidents(incidents: list[IncidentView]) -> Iterable[str]:
-    closed = [incident.total_s for incident in incidents if not incident.open]
-    samples: list[Sample] = [
-        ("_bucket", {"le": f"{limit:g}"}, float(sum(total <= limit for total in closed)))
-        for limit in RECOVERY_BUCKETS_S
-    ]
-    samples += [
-        ("_bucket", {"le": "+Inf"}, float(len(closed))),
-        ("_sum", {}, sum(closed)),
-        ("_count", {}, float(len(closed))),
-    ]
-    text = "Recoveries from the first evidence to the resumed step."
-    yield from _metric("oobleck_recovery_seconds", "histogram", text, samples)
-    still = float(len(incidents) - len(closed))
-    yield from _metric("oobleck_incidents_open", "gauge", "Recoveries under way.", [("", {}, still)])
+def _of_time(core: Core, jobs: list[JobView]) -> Iterator[Metric]:
+    """What is booked of an open incident may move to another cause when it is over, so these are gauges."""
+    spent: dict[tuple[str, ...], float] = {}
+    for job in jobs:
+        if job.finished_at is None:
+            goodput = watching.goodput_view(core, core.state.jobs[job.id])
+            spent[job.id, "useful"] = goodput.useful_s
+            for cause, seconds in goodput.lost_s.items():
+                spent[job.id, cause] = seconds
+    text = "Time of the job's live devices, by what it went into; only useful is training."
+    yield _gauge("oobleck_job_device_seconds", text, spent, "job", "spent")
 
 
-def _of_shell(service: Service) -> Iterable[str]:
+def _of_incidents(incidents: list[IncidentView]) -> Iterator[Metric]:
+    closed = [incident for incident in incidents if not incident.open]
+    took = [incident.total_s for incident in closed]
+    buckets = [(f"{limit:g}", float(sum(total <= limit for total in took))) for limit in RECOVERY_BUCKETS_S]
+    yield HistogramMetricFamily(
+        "oobleck_recovery_seconds",
+        "Recoveries from the first evidence to the resumed step.",
+        buckets=[*buckets, ("+Inf", float(len(took)))],
+        sum_value=sum(took),
+    )
+    of_phases: dict[tuple[str, ...], float] = {(phase,): 0.0 for phase in get_args(Phase)}
+    for each in (phase for incident in closed for phase in incident.phases):
+        of_phases[each.phase,] += each.duration_s
+    yield _counter(
+        "oobleck_recovery_phase_seconds_total", "Time in recoveries, by phase.", of_phases, "phase"
+    )
+    redone, copied = sum(i.layer_gradients for i in closed), sum(i.copied_bytes for i in closed)
+    yield _counter(
+        "oobleck_layer_gradients_redone_total", "Layer-gradients computed again.", {(): float(redone)}
+    )
+    yield _counter("oobleck_recovery_copied_bytes_total", "State copied in recoveries.", {(): float(copied)})
+    opened = float(len(incidents) - len(closed))
+    yield _gauge("oobleck_incidents_open", "Recoveries under way.", {(): opened})
+
+
+def _of_shell(service: Service) -> Iterator[Metric]:
     hub, loop = service.hub.counters, service.loop
     up_s = service.clock.now() - service.started_at
-    yield from _metric("oobleck_up_seconds", "gauge", "Age of this life of the daemon.", [("", {}, up_s)])
+    yield _gauge("oobleck_up_seconds", "Age of this life of the daemon.", {(): up_s})
     failing = float(bool(service.journal.trouble))
-    yield from _metric(
-        "oobleck_journal_failing", "gauge", "1 while the journal cannot be written.", [("", {}, failing)]
-    )
-    for name, help_text, number in (
+    yield _gauge("oobleck_journal_failing", "1 while the journal cannot be written.", {(): failing})
+    for name, text, number in (
         ("oobleck_events_total", "Events that the core took.", loop.num_events),
         ("oobleck_messages_received_total", "Messages of agents.", hub.received),
         ("oobleck_messages_sent_total", "Messages to agents.", hub.sent),
@@ -116,17 +175,24 @@ def _of_shell(service: Service) -> Iterable[str]:
         ("oobleck_journal_errors_total", "Failed writes of the journal.", service.journal.num_errors),
         ("oobleck_manifest_errors_total", "Failed tries to complete a checkpoint.", loop.num_manifest_errors),
         ("oobleck_planner_rebuilt_total", "Planner pools lost and made anew.", service.planning.num_rebuilt),
+        (
+            "oobleck_replay_errors_total",
+            "Failed writes of the past that is kept for replay.",
+            service.recorder.store.num_errors if service.recorder is not None else 0,
+        ),
     ):
-        yield from _metric(name, "counter", help_text, [("", {}, float(number))])
+        yield _counter(name, text, {(): float(number)})
 
 
-def _metric(name: str, kind: Kind, help_text: str, samples: Iterable[Sample]) -> Iterable[str]:
-    yield f"# HELP {name} {help_text}"
-    yield f"# TYPE {name} {kind}"
-    for suffix, labels, value in samples:
-        inside = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
-        yield f"{name}{suffix}{{{inside}}} {value!r}" if inside else f"{name}{suffix} {value!r}"
+def _gauge(name: str, text: str, samples: Labelled, *labels: str) -> Metric:
+    return _with(GaugeMetricFamily(name, text, labels=labels), samples)
 
 
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+def _counter(name: str, text: str, samples: Labelled, *labels: str) -> Metric:
+    return _with(CounterMetricFamily(name, text, labels=labels), samples)
+
+
+def _with(family: GaugeMetricFamily | CounterMetricFamily, samples: Labelled) -> Metric:
+    for labels, value in samples.items():
+        family.add_metric(labels, value)
+    return family

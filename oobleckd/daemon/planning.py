@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from oobleckd.core.events import MakePlan, Planned
+from oobleckd.core.questions import LossQuestion, StepQuestion
 from oobleckd.daemon import poolwork
+from oobleckd.protocol.watch import BlastView, ScheduleView
 from planner.catalogue import Catalogue
 from planner.plan import Template
 from planner.policy import ROLLING_BACK, PlanError, Setup
@@ -34,7 +36,7 @@ _NICER_BY = 5  # what is not waited for leaves the processor to the loop, and to
 _log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-_LOST = (BrokenProcessPool, MemoryError)
+LOST = (BrokenProcessPool, MemoryError)
 Key = tuple[str, Setup]
 
 
@@ -67,17 +69,17 @@ class _Lane:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, function: Callable[..., Result], *arguments: object) -> Result:
-        """Run it there, once more if the process is lost over it. Raises one of _LOST."""
+        """Run it there, once more if the process is lost over it. Raises one of LOST."""
         try:
             return await self._once(function, *arguments)
-        except _LOST:
+        except LOST:
             return await self._once(function, *arguments)
 
     async def _once(self, function: Callable[..., Result], *arguments: object) -> Result:
         pool = self._pool
         try:
             return await asyncio.wrap_future(pool.submit(function, *arguments))
-        except _LOST:
+        except LOST:
             self._rebuild(pool)
             raise
 
@@ -110,6 +112,7 @@ class Planning:
         self._patient = _Lane(_NICER_BY, self._trouble)
         self._prepared: dict[Key, _Prepared] = {}
         self._ahead: set[asyncio.Task[None]] = set()
+        self._looking = asyncio.Lock()  # who watches waits for who watches, and training for none of them
 
     @property
     def num_rebuilt(self) -> int:
@@ -137,7 +140,7 @@ class Planning:
             )
         except PlanError as error:
             return Planned(request.ticket, error=error.problem, hint=error.hint)
-        except _LOST as error:
+        except LOST as error:
             return _failed(
                 request, f"the planner's process was lost twice over it: {str(error) or 'out of memory'}"
             )
@@ -147,6 +150,23 @@ class Planning:
         if request.policy not in ROLLING_BACK:  # those choose shapes in another way, at once
             self._plan_ahead(prepared, request.setup, num_nodes)
         return Planned(request.ticket, templates=templates, proposal=proposal)
+
+    async def blast(self, question: LossQuestion, setup: Setup) -> BlastView:
+        """What would follow a loss, as ``setup`` has the job. Raises PlanError, and one of LOST where the process is lost twice over it."""
+        prepared = await self._prepare(question.policy, setup)
+        known = prepared.catalogue.look_up(len(set(question.situation.nodes)))
+        sizes = known.sizes if known else ()
+        asked = poolwork.pack(question)
+        async with self._looking:
+            return poolwork.blast_of(
+                await self._patient.run(poolwork.blast, prepared.setup, prepared.packed, asked, sizes)
+            )
+
+    async def schedule(self, question: StepQuestion) -> ScheduleView:
+        """A step as modelled. Raises PlanError, ScheduleError, and one of LOST."""
+        asked = poolwork.pack(question)
+        async with self._looking:
+            return poolwork.schedule_of(await self._patient.run(poolwork.schedule, asked))
 
     async def planned_ahead(self) -> None:
         """Wait until nothing is being computed ahead."""
@@ -207,7 +227,7 @@ class Planning:
         """The proposal, wherever it can be made."""
         try:
             return await self._urgent.run(poolwork.adapt, *arguments)
-        except _LOST:
+        except LOST:
             self._trouble("the planner's process was lost twice over one plan: the daemon makes it itself")
             return await asyncio.to_thread(poolwork.adapt, *arguments)  # type: ignore[arg-type]
 

@@ -11,6 +11,10 @@ from functools import lru_cache
 
 import msgspec
 
+from oobleckd.core.blast import blast_view
+from oobleckd.core.modelled import modelled_view
+from oobleckd.core.questions import LossQuestion, StepQuestion
+from oobleckd.protocol.watch import BlastView, ScheduleView
 from planner import catalogue, policies
 from planner.catalogue import Entry
 from planner.plan import Template
@@ -20,6 +24,10 @@ _setup_of = lru_cache(4)(msgspec.msgpack.Decoder(Setup).decode)
 templates_of = lru_cache(4)(msgspec.msgpack.Decoder(tuple[Template, ...]).decode)
 _situation_of = msgspec.msgpack.Decoder(Situation).decode
 proposal_of = msgspec.msgpack.Decoder(Proposal).decode
+_loss_of = msgspec.msgpack.Decoder(LossQuestion).decode
+_step_of = msgspec.msgpack.Decoder(StepQuestion).decode
+blast_of = msgspec.msgpack.Decoder(BlastView).decode
+schedule_of = msgspec.msgpack.Decoder(ScheduleView).decode
 pack = msgspec.msgpack.encode
 
 
@@ -39,4 +47,25 @@ def ahead(templates: bytes, numbers: Sequence[int], f: int, num_micro_batches: i
     return catalogue.entries(templates_of(templates), numbers, f, num_micro_batches)
 
 
-__all__ = ["adapt", "ahead", "pack", "prepare", "proposal_of", "templates_of"]
+def blast(setup: bytes, templates: bytes, question: bytes, sizes: tuple[int, ...]) -> bytes:
+    """What would follow. Raises PlanError."""
+    return pack(blast_view(_loss_of(question), _setup_of(setup), templates_of(templates), sizes))
+
+
+def schedule(question: bytes) -> bytes:
+    """A step as modelled. Raises PlanError, ScheduleError."""
+    return pack(modelled_view(_step_of(question)))
+
+
+__all__ = [
+    "adapt",
+    "ahead",
+    "blast",
+    "blast_of",
+    "pack",
+    "prepare",
+    "proposal_of",
+    "schedule",
+    "schedule_of",
+    "templates_of",
+]

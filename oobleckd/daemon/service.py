@@ -3,7 +3,7 @@
 Owns start, stop and reload. Stopping tells nobody anything: workers go on training, keep what they have
 to say, and say it to the next life of the daemon.
 
-Errors: JournalError, KeyFileError, HubError, each with ``hint``.
+Errors: JournalError, KeyFileError, TokenError, HubError, TracesMissing, each with ``hint``.
 """
 
 from __future__ import annotations
@@ -15,27 +15,41 @@ from dataclasses import dataclass
 
 import msgspec
 
-from oobleckd import __version__
+from oobleckd import __version__, sd
 from oobleckd.core import config as core_config
+from oobleckd.core import steps, view
 from oobleckd.core.context import Core
 from oobleckd.core.entries import AnyEntry, StepEntry
 from oobleckd.core.machine import Machine
 from oobleckd.daemon import keys
+from oobleckd.daemon.callers import Callers
 from oobleckd.daemon.clock import Clock
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.history import History
 from oobleckd.daemon.hub import Hub
 from oobleckd.daemon.journal import Journal, StepRow
 from oobleckd.daemon.loop import Loop
+from oobleckd.daemon.mend import Damage
+from oobleckd.daemon.past import PastStore
 from oobleckd.daemon.planning import Planning
+from oobleckd.daemon.recorder import Recorder
+from oobleckd.daemon.tokens import Token, load_tokens
+from oobleckd.daemon.traces import Traces, open_traces
+from oobleckd.protocol.api import Status
 
+SERVER_KEY = "oobleck.server.key_secret"
+"""The credential that holds the daemon's key pair, where systemd keeps it."""
 _LAST_WRITES_S = 2.0
+_STEPS_AGAIN = 2000  # the newest of an earlier life, for who listened to it
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Service:
-    """One life of the daemon. Made by ``open_service``, on the event loop that it will live on."""
+    """One life of the daemon. Made by ``open_service``, on the event loop that it will live on.
+
+    ``recorder``: of what is kept for replay, None where that is switched off. ``traces``: where a collector is named.
+    """
 
     config: Config
     clock: Clock
@@ -46,6 +60,9 @@ class Service:
     planning: Planning
     hub: Hub
     loop: Loop
+    callers: Callers
+    recorder: Recorder | None = None
+    traces: Traces | None = None
     running: asyncio.Task[None] | None = None
 
     @property
@@ -58,10 +75,13 @@ class Service:
         self.running = asyncio.create_task(self.loop.run(), name="loop")
         self.hub.start(self.loop.heard, self.loop.lost)
         self.planning.warm()
+        if self.recorder is not None:
+            self.recorder.start()
         return self.running
 
     def reload(self, config: Config) -> None:
-        """Take over what may change in a life: allow-list and log level. Raises KeyFileError."""
+        """Take over what may change in a life: allow-list, tokens and log level. Raises KeyFileError, TokenError."""
+        self.callers.tokens = _tokens(config)
         if config.curve:
             self.hub.allow(keys.load_authorized(config.keys_path))
         logging.getLogger().setLevel(config.log_level.upper())
@@ -78,6 +98,10 @@ class Service:
         """End in order. What is under way is on disk or unacknowledged afterwards."""
         self.history.close()
         self.loop.stop()
+        if self.recorder is not None:
+            await self.recorder.close()
+        if self.traces is not None:
+            await asyncio.to_thread(self.traces.close)
         if self.running is not None:
             await asyncio.wait({self.running}, timeout=_LAST_WRITES_S)
         # On a failing disk the loop still waits for it: closing the journal ends that.
@@ -90,8 +114,11 @@ class Service:
 
 def open_service(config: Config) -> Service:
     """Lock and read the journal, bind the endpoint, and stand where the last life ended."""
+    traces = open_traces(config.traces) if config.traces else None
     clock = Clock()
     history = History(config.history)
+    if traces is not None:
+        history.listeners.append(traces.listen)
     loop = asyncio.get_running_loop()
 
     def on_trouble(trouble: str) -> None:
@@ -100,10 +127,12 @@ def open_service(config: Config) -> Service:
 
     journal = Journal(config.state_path, step_of=step_row, on_trouble=on_trouble)
     try:
-        return _assemble(config, clock, journal, history)
+        service = _assemble(config, clock, journal, history)
     except BaseException:
         journal.close()
         raise
+    service.traces = traces
+    return service
 
 
 def step_row(entry: msgspec.Struct) -> StepRow | None:
@@ -117,16 +146,23 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
     entries = journal.read(AnyEntry)
     pair, allowed = None, {}
     if config.curve:
-        pair = keys.make_server_keys(config.keys_path)
+        pair = keys.make_server_keys(config.keys_path, sd.credential(SERVER_KEY))
         allowed = keys.load_authorized(config.keys_path)
     secret = keys.job_secret(config.state_path)
     hub = Hub(config.endpoint, pair=pair, allowed=allowed)
     try:
-        machine = Machine.restore(entries, clock.now(), _for_core(config, hub.endpoint, secret))
+        forgotten = journal.damage is not None and journal.damage.lost
+        for_core = _for_core(config, hub.endpoint, secret)
+        machine = Machine.restore(entries, clock.now(), for_core, forgotten=forgotten)
     except BaseException:
         hub.close()
         raise
-    history.restore(machine.core.state.history, machine.core.state.seq)
+    # Steps are no part of the state's history, but who listens across a restart is to miss none.
+    told = [steps.change_of(entry) for entry in entries if isinstance(entry, StepEntry)][-_STEPS_AGAIN:]
+    known = sorted([*machine.core.state.history, *told], key=lambda change: change.seq)
+    history.restore(known, machine.core.state.seq)
+    if journal.damage is not None:
+        history.notice(_of_damage(journal.damage), "error" if forgotten else "warn")
 
     def on_trouble(text: str) -> None:
         _log.warning("%s", text)
@@ -135,7 +171,48 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
     planning = Planning(on_trouble=on_trouble)
     made = Loop(machine, journal, history, planning, hub.tell, clock)
     _log.info("read %d entries of %s; agents connect to %s", len(entries), journal.path, hub.endpoint)
-    return Service(config, clock, clock.now(), journal, machine, history, planning, hub, made)
+    callers = Callers(config.group, _tokens(config))
+    service = Service(config, clock, clock.now(), journal, machine, history, planning, hub, made, callers)
+    if config.replay_mb:
+        service.recorder = _recorder(service)
+    return service
+
+
+def _tokens(config: Config) -> tuple[Token, ...]:
+    """Those that the API on TCP knows; none are read where there is no such."""
+    return load_tokens(config.keys_path) if config.api else ()
+
+
+def _of_damage(damage: Damage) -> str:
+    """What people are told of a journal that was mended."""
+    lost = "its end is lost, and jobs go back to their last checkpoint" if damage.lost else "nothing was lost"
+    return (
+        f"the journal was damaged ({damage.what}) and is mended: {lost}; the damaged file is {damage.aside}"
+    )
+
+
+def _recorder(service: Service) -> Recorder:
+    config, loop = service.config, asyncio.get_running_loop()
+
+    def on_trouble(trouble: str) -> None:
+        text = trouble or "replay is recorded again"
+        loop.call_soon_threadsafe(service.history.notice, text, "warn" if trouble else "info")
+
+    store = PastStore(config.state_path, config.replay_mb * 2**20, config.replay_h * 3600.0, on_trouble)
+    made = Recorder(store, service.core, lambda: status_of(service), service.clock.now)
+    service.history.listeners.append(made.add)
+    return made
+
+
+def status_of(service: Service) -> Status:
+    """The headline as of now, with the shell's own troubles in its line."""
+    status = view.status(service.core)
+    trouble = service.journal.trouble
+    return msgspec.structs.replace(
+        status,
+        up_s=service.clock.now() - service.started_at,
+        line=f"{status.line}; {trouble}" if trouble else status.line,
+    )
 
 
 def _for_core(config: Config, endpoint: str, secret: str) -> core_config.Config:

@@ -10,12 +10,21 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Literal
 
 Role = Literal[
     "", "dim", "strong", "good", "warn", "bad", "note",
     "detect", "plan", "reconfigure", "copy", "resume", "bar", "banner-bad", "banner-warn", "banner-dim",
+    "op-F", "op-B", "op-I", "op-W", "op-U", "op-S", "op-moved", "op-again", "bubble", "cursor",
+    "op-F odd", "op-B odd", "op-I odd", "op-W odd", "op-moved odd",
+    "good/warn", "good/bad", "good/note", "good/dim", "warn/bad", "warn/note", "warn/dim",
+    "bad/note", "bad/dim", "note/dim",
 ]  # fmt: skip
+"""Two words with a stroke between them: a half block, whose ink is the first and whose ground is the second.
+
+``odd``: another shade of the same, so that of neighbours each is seen.
+"""
 Span = tuple[str, Role]
 Line = tuple[Span, ...]
 
@@ -26,8 +35,9 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 # --------------------------------------------------------------------------- text
 
 
+@lru_cache(maxsize=4096)
 def clean(text: str) -> str:
-    """``text`` without what a terminal would obey: control characters become spaces, wide ones ``?``."""
+    """``text`` without what a terminal would obey: control characters become spaces, wide ones ``?``. Kept: most of a picture stays."""
     return "".join(map(_clean, text)) if not text.isascii() or not text.isprintable() else text
 
 
@@ -158,20 +168,24 @@ def layers(start: int, stop: int) -> str:
 
 def clock(at: float, digits: int = 0) -> str:
     """Local time of day of POSIX seconds, with so many digits after the second."""
-    text = datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S.%f")
-    return text[: 9 + digits] if digits else text[:8]
+    return datetime.fromtimestamp(at).isoformat(" ", "microseconds")[11 : 20 + digits if digits else 19]  # noqa: DTZ006 - local is meant
 
 
 # --------------------------------------------------------------------------- bars
 
 
 def bar(start: float, stop: float, width: int) -> str:
-    """A bar over the part ``[start, stop]`` of ``width`` cells (both 0 to 1); never without a mark."""
-    first, last = start * width, stop * width
+    """A bar over the part ``[start, stop]`` of ``width`` cells (what is outside of 0 to 1 is cut off); never without a mark."""
+    first, last = _share(start) * width, _share(stop) * width
     lead = int(min(first, width - 1))
     eighths = round((last - lead) * 8)
     full, part = divmod(max(1, min(eighths, (width - lead) * 8)), 8)
     return " " * lead + "█" * full + (EIGHTHS[part] if part else "")
+
+
+def _share(value: float) -> float:
+    """``value`` between 0 and 1; what is no number is 0."""
+    return min(1.0, value) if value > 0.0 else 0.0
 
 
 def curve(values: Sequence[float | None], low: float, high: float, height: int) -> list[str]:

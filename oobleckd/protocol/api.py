@@ -142,12 +142,20 @@ class RejectedView(msgspec.Struct, frozen=True):
     why: str
 
 
+class SourceView(msgspec.Struct, frozen=True):
+    """``device`` sent so much of the layers that a new plan had others hold."""
+
+    device: str
+    num_bytes: int
+
+
 class IncidentView(msgspec.Struct, frozen=True):
     """One recovery from evidence to resumed step. ``step`` is the one that was interrupted, numbered from 1.
 
     ``steps_lost`` is 0 unless a layer's last copy died and the job went back to a checkpoint.
     ``layer_gradients`` were computed again, of ``step_layer_gradients`` that one step has, and ``layer_forwards``, of as many.
     ``cost_s``: what was modelled of the way taken, until the next loss is expected (0: there was no choice); ``rejected``: the others.
+    ``sources``: who the copies came from, most bytes first; some may have been copied beforehand.
     """
 
     id: str
@@ -169,6 +177,7 @@ class IncidentView(msgspec.Struct, frozen=True):
     layer_forwards: int = 0
     cost_s: float = 0.0
     rejected: tuple[RejectedView, ...] = ()
+    sources: tuple[SourceView, ...] = ()
 
 
 class NodeView(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from oobleckd.protocol.messages import FromWorker, ToWorker
+from oobleckd.protocol.unreadable import UNREADABLE
 
 _encoder = msgspec.msgpack.Encoder()
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
@@ -29,7 +30,7 @@ def decode_from_worker(data: bytes) -> FromWorker:
     """A message of an agent or device. Raises UnknownTagError or CodecError."""
     try:
         return _from_worker.decode(data)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise _classify(data, error) from error
 
 
@@ -37,15 +38,15 @@ def decode_to_worker(data: bytes) -> ToWorker:
     """A message of the daemon. Raises UnknownTagError or CodecError."""
     try:
         return _to_worker.decode(data)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise _classify(data, error) from error
 
 
-def _classify(data: bytes, error: msgspec.DecodeError) -> CodecError:
+def _classify(data: bytes, error: Exception) -> CodecError:
     if "Invalid value" in str(error) and "$.type" in str(error):
         try:
             tag = msgspec.msgpack.decode(_tag.decode(data)["type"])
-        except (msgspec.DecodeError, KeyError):
+        except (*UNREADABLE, KeyError):
             return CodecError(str(error))
         return UnknownTagError(f"unknown message {tag!r}")
     return CodecError(str(error))

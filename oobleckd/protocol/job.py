@@ -8,6 +8,7 @@ read (``oobleckctl submit`` asks before it sends).
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -20,6 +21,10 @@ from planner.policy import SHADOWING
 
 PolicyName = Literal["adaptive", "oobleck", "slipstream", "bamboo", "varuna"]
 Positive = Annotated[int, Meta(ge=1)]
+MOST_MICRO_BATCHES = 2**16
+"""In a step: each has a route of its own in every plan."""
+
+_LARGEST = 2**63 - 1
 _SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -78,7 +83,9 @@ class Train(_Table, frozen=True):
     """The training run. Every field here shows in the bits of the result (docs/exactness.md)."""
 
     steps: Annotated[Positive, Meta(description="Optimizer steps.")]
-    global_batch: Annotated[Positive, Meta(description="Sequences per step, whatever the number of nodes.")]
+    global_batch: Annotated[
+        int, Meta(ge=1, le=2**24, description="Sequences per step, whatever the number of nodes.")
+    ]
     micro_batch: Annotated[Positive, Meta(description="Sequences per micro-batch; divides global_batch.")]
     sequence: Annotated[int, Meta(ge=2, description="Tokens per sequence.")]
     seed: Annotated[int, Meta(ge=0, description="Seed of weights, samples and dropout.")] = 0
@@ -128,6 +135,23 @@ class FaultTolerance(_Table, frozen=True):
             "the next loss is expected; the others are shown with their costs."
         ),
     ] = "adaptive"
+    check_every: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="In every so many steps the replicas of each layer compare digests of weights and optimizer state before they update, and "
+            "devices check that their gradient sums have not changed in memory; 0: never. With 1 a flipped bit is found before anybody "
+            "has used what came of it, and its device is named with two copies, too (docs/corruption.md).",
+        ),
+    ] = 1
+    slow: Annotated[
+        Literal["report", "drain"],
+        Meta(
+            description="What happens when a device takes twice as long for its work as its peers, or more, over eight steps. report: it is said. "
+            "drain: its node is kept out of plans until somebody lets it back (`oobleckctl undrain`), if the others keep f + 1 copies of every "
+            "layer (docs/recovery.md)."
+        ),
+    ] = "report"
 
 
 class Schedule(_Table, frozen=True):
@@ -267,7 +291,7 @@ def parse_size(text: str | int) -> int:
     """Bytes of ``"48MiB"``, ``"2GB"`` or a number. Raises ValueError."""
     if isinstance(text, int):
         return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", text, re.ASCII)
     if match is None or match[2] not in _SIZES:
         raise ValueError(f"{text!r} is no size")
     return int(float(match[1]) * _SIZES[match[2]])
@@ -288,6 +312,7 @@ def load_job(path: Path) -> Job:
 
 def parse_job(raw: dict[str, Any]) -> Job:
     """The job of a decoded TOML table. Raises JobError."""
+    _reject_huge(raw, "")
     _reject_unknown(raw, Job, "")
     try:
         job = msgspec.convert(raw, Job)
@@ -303,12 +328,18 @@ def parse_job(raw: dict[str, Any]) -> Job:
 def check_job(job: Job) -> None:
     """What the types cannot say. Raises JobError."""
     if job.train.global_batch % job.train.micro_batch:
-        near = [n for n in range(1, job.train.global_batch + 1) if job.train.global_batch % n == 0]
+        near = _divisors(job.train.global_batch)
         best = min(near, key=lambda n: abs(n - job.train.micro_batch))
         raise JobError(
             "train.micro_batch",
             f"{job.train.micro_batch} does not divide train.global_batch = {job.train.global_batch}",
             f"the nearest divisor is {best}",
+        )
+    if job.num_micro_batches > MOST_MICRO_BATCHES:
+        raise JobError(
+            "train.micro_batch",
+            f"{job.num_micro_batches:,} micro-batches in a step are too many",
+            f"make it {math.ceil(job.train.global_batch / MOST_MICRO_BATCHES)} or larger: {MOST_MICRO_BATCHES:,} are the most",
         )
     for path, size in (
         ("resources.device_memory", job.resources.device_memory),
@@ -331,6 +362,29 @@ def check_job(job: Job) -> None:
             raise JobError(
                 f"optimizer.betas[{index}]", f"{beta} is not in [0, 1)", "usual values are [0.9, 0.999]"
             )
+
+
+def _divisors(number: int) -> list[int]:
+    """All of them, ascending."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def _reject_huge(value: object, path: str) -> None:
+    """Numbers that do not fit into 64 bits, or are none, could be read and then be sent to nobody."""
+    match value:
+        case dict():
+            for key, each in value.items():
+                _reject_huge(each, f"{path}.{key}" if path else str(key))
+        case list():
+            for index, each in enumerate(value):
+                _reject_huge(each, f"{path}[{index}]")
+        case int() if abs(value) > _LARGEST:
+            raise JobError(path, "is too large a number", "the largest is 2**63 - 1")
+        case float() if not math.isfinite(value):
+            raise JobError(path, "is no finite number", "write one, such as 0.01")
+        case _:
+            pass
 
 
 def _check_chunks(job: Job) -> None:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import msgspec
 
+from oobleckd.protocol.corruption import Fingerprints, Odd
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How, Outcome, Peer, Spare, Vote
+from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How, Notice, Outcome, Peer, Spare, Vote
 from planner.plan import Detours, HopState, Layout, Route, Transfer
 from planner.profile import Profile
 
-PROTOCOL = 5
+PROTOCOL = 7
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -38,6 +39,8 @@ class Hello(Message, frozen=True):
     ``incarnation`` is new whenever the node's devices were started anew: all lives before it are over. A
     device whose place the spare has taken shows by its ``life`` alone. Devices still starting are not
     listed; a node is usable when ``ready``. ``zone``: what the node fails together with, where its user said so.
+    ``notice``: it is about to be ended, and wants to be out of the plan before; said again in every Hello from then on. The agent speaks
+    protocols ``oldest`` (0: no other) to ``protocol``.
     """
 
     protocol: int
@@ -48,6 +51,8 @@ class Hello(Message, frozen=True):
     devices: tuple[DeviceInfo, ...]
     spare: Spare | None = None
     zone: str = ""
+    notice: Notice | None = None
+    oldest: int = 0
 
 
 class Beat(Message, frozen=True):
@@ -105,11 +110,20 @@ class Measured(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """All layers of the layout of ``epoch`` are here; ``copied_bytes`` came from other devices."""
+    """All layers of the layout of ``epoch`` are here: ``copied_bytes`` came from others since the ``Deploy``, ``staged_bytes`` beforehand."""
 
     device: str
     epoch: int
     copied_bytes: int = 0
+    staged_bytes: int = 0
+
+
+class Prepared(Message, frozen=True):
+    """Answer of a target to ``Prepare``, once: the copies are here, as they were before ``round``, and go on with the rounds."""
+
+    device: str
+    number: int
+    round: int
 
 
 class Progress(Message, frozen=True):
@@ -136,13 +150,15 @@ class Progress(Message, frozen=True):
 class Held(Message, frozen=True):
     """The device stopped at a boundary: it will not begin ``counters.round`` before ``Resume``.
 
-    ``finished``: the last step of the job is committed.
+    ``finished``: the last step of the job is committed. ``digests``: bucket -> digest of the state, where no vote will follow that bears
+    them: at the end, and where a checkpoint of this boundary is begun.
     """
 
     device: str
     epoch: int
     counters: Counters
     finished: bool = False
+    digests: dict[int, int] = {}
 
 
 class StepDone(Message, frozen=True):
@@ -152,7 +168,8 @@ class StepDone(Message, frozen=True):
     samples in the sums and ``ledger`` is a digest of which ones (docs/exactness.md). ``repeated``
     layer-gradients were computed again by this device (redone work), ``forwards`` layer-forwards. ``early``: the device
     had updated before it had all votes; ``taken_back``: in vain. ``checkpoint``: a checkpoint of the state after it is begun;
-    ``skipped``: one was due and is not begun, as the last one is still being written.
+    ``skipped``: one was due and is not begun, as the last one is still being written. ``fingerprints``: what was voted on, of the step that the
+    ``Deploy`` names as ``recheck``.
     """
 
     device: str
@@ -173,6 +190,7 @@ class StepDone(Message, frozen=True):
     taken_back: bool = False
     checkpoint: bool = False
     skipped: bool = False
+    fingerprints: Fingerprints | None = None
 
 
 class CheckpointPart(Message, frozen=True):
@@ -195,6 +213,23 @@ class CheckpointPart(Message, frozen=True):
     corpus: str = ""
 
 
+class OpTimes(Message, frozen=True):
+    """What a device did in a committed round, and when: told of some rounds (``Deploy.sample_every``), and lost where nobody hears it.
+
+    ``ops``: msgpack of ``tuple[OpTime, ...]``, which nobody reads until somebody looks. ``at``: POSIX seconds, by the clock of its host,
+    at which the clock of its op times stood at 0. ``layout``: the epoch of the one that it ran; ``repaired``: attempts in it made up for a loss.
+    """
+
+    device: str
+    job: str
+    epoch: int
+    layout: int
+    counters: Counters
+    at: float
+    ops: bytes
+    repaired: bool = False
+
+
 class DeviceFailed(Message, frozen=True):
     """A device cannot do what it was told for a reason that a user must mend; one clear sentence."""
 
@@ -202,6 +237,19 @@ class DeviceFailed(Message, frozen=True):
     job: str
     error: str
     hint: str = ""
+
+
+class Corrupted(Message, frozen=True):
+    """Bits are wrong somewhere, and the device does not go on: holders of a bucket do not agree (``odds``), which every device of the layout
+    finds in the same votes before it commits the round of ``counters``; or what it had added up has changed in its memory (``own``).
+    """
+
+    device: str
+    job: str
+    epoch: int
+    counters: Counters
+    odds: tuple[Odd, ...] = ()
+    own: str = ""
 
 
 class Goodbye(Message, frozen=True):
@@ -218,11 +266,14 @@ FromWorker = (
     | LinkDown
     | Measured
     | Ready
+    | Prepared
     | Progress
     | Held
     | StepDone
+    | OpTimes
     | CheckpointPart
     | DeviceFailed
+    | Corrupted
     | Goodbye
 )
 
@@ -231,7 +282,7 @@ FromWorker = (
 
 
 class Welcome(Message, frozen=True):
-    """Accepted. ``daemon`` is the incarnation of the daemon.
+    """Accepted: ``protocol`` is spoken from now on. ``daemon`` is the incarnation of the daemon.
 
     ``lives``: the device lives of the Hello that this answers. Until a life is among them, what comes for
     its device is meant for the life before it, and the agent drops it.
@@ -251,12 +302,34 @@ class Refused(Message, frozen=True):
     hint: str
 
 
+class Dismiss(Message, frozen=True):
+    """To an agent that gave ``Hello.notice``: nothing of this node is needed any more, so it may leave."""
+
+
 class Measure(Message, frozen=True):
     """Measure the layers of ``job``'s model on ``device``."""
 
     device: str
     job: str
     spec: Job
+
+
+class Prepare(Message, frozen=True):
+    """Copy the state of layers beforehand, while training goes on, for a plan that is to come (docs/recovery.md, "Copied beforehand").
+
+    ``number`` names the preparation, and is higher than that of the one before, whose place it takes; without ``transfers`` there is none any more. From its
+    next commit on a source sends targets the state, and then, for so many ``rounds``, what every update is made from. ``peers`` are
+    those that ``device`` does not know from its layout; ``secret`` (hex) opens links to them.
+    """
+
+    device: str
+    number: int
+    job: str
+    spec: Job
+    transfers: tuple[Transfer, ...]
+    rounds: int
+    peers: dict[str, Peer]
+    secret: str
 
 
 class Deploy(Message, frozen=True):
@@ -267,7 +340,9 @@ class Deploy(Message, frozen=True):
     ``sources`` of transfers may be devices outside the new layout (drained ones). ``ops`` is the text
     form of this device's schedule, which leads until somebody dies (empty: whatever is ready). ``secret`` (hex) opens
     transport links of this job. ``buckets`` of the model are a pure function of the job, so they are
-    not sent.
+    not sent. ``prepared``: the ``Prepare`` that copied beforehand for this plan (0: none did). ``recheck``: the step whose ``StepDone`` tells
+    fingerprints (-1: none does). Of rounds whose number
+    ``sample_every`` divides the device tells its op times (0: of none).
     """
 
     device: str
@@ -281,6 +356,9 @@ class Deploy(Message, frozen=True):
     peers: dict[str, Peer]
     ops: str
     secret: str
+    prepared: int = 0
+    sample_every: int = 0
+    recheck: int = -1
 
 
 class Resume(Message, frozen=True):
@@ -349,6 +427,7 @@ class Inject(Message, frozen=True):
     device process, its interpreter locked), net-drop (nothing of the node leaves or arrives), agent-only and
     device (SIGKILL of one process), host (sigkill, told to every node of a host). ``at`` names a fault point
     of the device process instead of "now" (docs/recovery.md lists them), optionally at a given ``round``.
+    flip-weight, flip-moment and flip-sum: one bit of a weight, an optimizer moment or a gradient sum of a device changes.
     ``seconds``: sigstop and net-drop end after so long (0: never).
     """
 
@@ -366,4 +445,18 @@ class Release(Message, frozen=True):
     job: str
 
 
-ToWorker = Welcome | Refused | Measure | Deploy | Resume | Report | Decide | Flag | Ack | Inject | Release
+ToWorker = (
+    Welcome
+    | Refused
+    | Dismiss
+    | Measure
+    | Prepare
+    | Deploy
+    | Resume
+    | Report
+    | Decide
+    | Flag
+    | Ack
+    | Inject
+    | Release
+)

@@ -7,7 +7,10 @@ from typing import Literal
 import msgspec
 
 Outcome = Literal["applied", "skipped", "repeated"]
-How = Literal["sigkill", "sigterm", "sigstop", "hang", "net-drop", "agent-only", "device", "host"]
+How = Literal[
+    "sigkill", "sigterm", "sigstop", "hang", "net-drop", "agent-only", "device", "host",
+    "flip-weight", "flip-moment", "flip-sum",
+]  # fmt: skip
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
@@ -48,6 +51,13 @@ class Spare(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
 
 
+class Notice(msgspec.Struct, frozen=True):
+    """Word that a node is about to be ended by others (a preemption, a SIGTERM): why, and ``left_s`` seconds from now."""
+
+    reason: str
+    left_s: float
+
+
 class Flags(msgspec.Struct, frozen=True):
     """Boundary flags: what all devices do after the round in whose votes they travelled.
 
@@ -76,7 +86,8 @@ class Vote(msgspec.Struct, frozen=True):
     """What one device (or the union of several) knows of a round that it has fully reduced.
 
     ``norms``: bucket -> squared float64 gradient norm per key, in key order. ``losses``: micro-batch ->
-    loss. ``nan``/``overflow``: seen in any contribution that went into the sums.
+    loss. ``nan``/``overflow``: seen in any contribution that went into the sums. ``digests``: bucket -> digest of its state before the round's
+    update, in rounds whose step is compared (``fault_tolerance.check_every``).
     """
 
     norms: dict[int, tuple[float, ...]]
@@ -84,6 +95,7 @@ class Vote(msgspec.Struct, frozen=True):
     nan: bool = False
     overflow: bool = False
     flags: Flags = Flags()
+    digests: dict[int, int] = {}
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -92,3 +104,20 @@ class Peer(msgspec.Struct, frozen=True):
     address: str
     local: str
     host: str
+
+
+class OpTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A piece of a device's work in a round, on its own monotone clock (s); a task that halted and went on is two.
+
+    ``kind``: F, B, I, W, U or S, as in ``watch``. ``stage``: hop of the micro-batch's route, ``layer`` the first one of that hop; both -1
+    where it is no hop. ``early``: an update made before all votes were in. ``again``: it had been done once, by somebody who died.
+    """
+
+    kind: str
+    stage: int
+    micro_batch: int
+    layer: int
+    start_s: float
+    stop_s: float
+    early: bool = False
+    again: bool = False

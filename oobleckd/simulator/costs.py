@@ -45,7 +45,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ``start_s``: from a node's arrival until its devices can be used. ``snapshot_bytes_per_s``: how fast a device copies what it is to write,
     while training waits; ``write_bytes_per_s`` how fast a node writes it, while training goes on. ``manifest_s``: to complete a checkpoint.
     ``keeps``: what a loss leaves of the step under way: everything but the dead devices' own work, or nothing. ``every``: steps between
-    checkpoints (0: as the job has it). ``longer``: the share by which every step is longer than the timeline says.
+    checkpoints (0: as the job has it). ``longer``: the share by which every step is longer than the timeline says. ``beforehand``: copies are made while training goes on, where that pays.
     """
 
     detect_s: _Seconds = 0.003
@@ -64,6 +64,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     keeps: Literal["hops", "nothing"] = "hops"
     every: Annotated[int, Meta(ge=0)] = 0
     longer: _Seconds = 0.0
+    beforehand: bool = True
 
 
 # Ours. Measured: from a loss to the decision 2 to 3 ms (`benchmarks/recovery.py`, a process killed; CHANGELOG.md), which is detect_s and report_s together, so
@@ -83,7 +84,7 @@ OURS = Costs()
 
 # Oobleck, SOSP'23. Section 5 (dynamic reconfiguration): training stops, pipelines are instantiated from templates, missing layers are copied from
 # replicas, and the interrupted iteration is done again. The copies are modelled as ours.
-OOBLECK = Costs(detect_s=1.0, report_s=0.0, deploy_s=10.0, start_s=30.0, keeps="nothing")
+OOBLECK = Costs(detect_s=1.0, report_s=0.0, deploy_s=10.0, start_s=30.0, keeps="nothing", beforehand=False)
 
 # Varuna, EuroSys'22. Sections 4.3 and 5 (job morphing): on a change of the cluster the job is restarted from its last checkpoint in the best P x D. Assumed:
 # 5 s of missed heartbeats of a manager outside the job; 60 s to start all processes, six times what torchrun takes to restart four small processes on one
@@ -95,11 +96,11 @@ VARUNA = Costs(
 # Bamboo, NSDI'23. Sections 4 and 5: the predecessor takes over in a short pause, and reconfigurations bring in spares. Assumed: 1 s of pause, to run the redundant
 # backward passes; 30 s to reconfigure, since unlike the others every device moves two stages; steps a tenth longer, as the redundant forward does not always
 # fit into the bubbles, besides what its deeper pipelines cost, which is modelled.
-BAMBOO = Costs(detect_s=1.0, report_s=1.0, deploy_s=30.0, start_s=30.0, longer=0.1)
+BAMBOO = Costs(detect_s=1.0, report_s=1.0, deploy_s=30.0, start_s=30.0, longer=0.1, beforehand=False)
 
 # SlipStream, arXiv 2405.14009 version 1 (ReCycle in SOSP'24). Section 4: work of the dead is re-routed from the next iteration on, no parameters move. Assumed:
 # the interrupted iteration is done again; 10 s for a node that comes, whose groups are made anew.
-SLIPSTREAM = Costs(detect_s=1.0, report_s=0.0, deploy_s=10.0, start_s=30.0, keeps="nothing")
+SLIPSTREAM = Costs(detect_s=1.0, report_s=0.0, deploy_s=10.0, start_s=30.0, keeps="nothing", beforehand=False)
 
 PRESETS: dict[str, Costs] = {
     "ours": OURS,

@@ -15,7 +15,7 @@ from oobleckd.core.events import Asked, Event, Heard, LinkLost
 from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import Drain
 from oobleckd.protocol.messages import PROTOCOL, DeviceLost, Goodbye, Hello, LinkDown
-from oobleckd.protocol.parts import DeviceInfo
+from oobleckd.protocol.parts import DeviceInfo, Notice
 from oobleckd.simulator.account import Account
 from oobleckd.simulator.clock import Clock
 from oobleckd.simulator.costs import Costs
@@ -69,9 +69,9 @@ class Nodes:
         self.world.clock.after(self.costs.detect_s, partial(self._closed, said))
 
     def leave(self, name: str, notice_s: float) -> None:
-        """A node goes in order: after a notice, in which it is drained."""
+        """A node goes in order: after a notice, in which it is taken out of the plan. It is paid for until then."""
         if notice_s > 0.0 and name in self.known:
-            self.world.feed(Asked(TICKET, Drain(name, f"leaves in {notice_s:g} s")))
+            self.world.feed(Heard(name, self._introduction(name, Notice("announced", notice_s))))
         self.world.clock.after(notice_s, partial(self._goodbye, name, self.lives[name]))
 
     # ------------------------------------------------------------------ what the daemon hears
@@ -81,6 +81,11 @@ class Nodes:
             return
         self.known.add(name)
         self.training.born(self._devices(name))
+        self.world.feed(Heard(name, self._introduction(name)))
+        if name in self.world.machine.core.state.drained:  # its life before was evicted
+            self.world.feed(Asked(TICKET, Drain(name, undo=True)))
+
+    def _introduction(self, name: str, notice: Notice | None = None) -> Hello:
         infos = tuple(
             DeviceInfo(
                 device,
@@ -94,10 +99,8 @@ class Nodes:
             )
             for index, device in enumerate(self._devices(name))
         )
-        message = Hello(PROTOCOL, name, self._incarnation(name), name, ready=True, devices=infos)
-        self.world.feed(Heard(name, message))
-        if name in self.world.machine.core.state.drained:
-            self.world.feed(Asked(TICKET, Drain(name, undo=True)))
+        who = name, self._incarnation(name), name
+        return Hello(PROTOCOL, *who, ready=True, devices=infos, notice=notice)
 
     def _closed(self, dead: Sequence[tuple[str, int]]) -> None:
         """Links of the dead have closed: those of their agents, and of their devices to peers."""

@@ -1,9 +1,11 @@
 """What is asked of the simulator, and what it answers: plain values, which travel between processes and into JSON.
 
-Owns the shapes, and what follows from them by division.
+Owns the shapes, what is gathered for them in a run, and what follows from them by division.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -89,6 +91,22 @@ class Outcome(msgspec.Struct, frozen=True):
     def of_oracle(self) -> float:
         """Share of the bound."""
         return self.samples / self.oracle_samples if self.oracle_samples else 0.0
+
+
+@dataclass(slots=True)
+class Written:
+    """What is written down while it runs. ``alive``: (time, nodes). ``waits``: why it has not begun, when most nodes were there."""
+
+    points: list[Point] = field(default_factory=list)
+    alive: list[tuple[float, int]] = field(default_factory=list)
+    struck_at: list[float] = field(default_factory=list)
+    decisions: list[Decided] = field(default_factory=list)
+    waits: tuple[int, str] = (0, "there was never a node")
+    losses: int = 0
+    plans: int = 0
+    rollbacks: int = 0
+    checkpoints: int = 0
+    events: int = 0
 
 
 class Unable(msgspec.Struct, frozen=True):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from oobleckd.core.events import MakePlan, Planned
 from planner.instantiate import instantiate
 from planner.plan import Template
-from planner.policies import policy
+from planner.policies import policy, proposed
 from planner.policy import PlanError, Setup
 
 Key = tuple[str, Setup]
@@ -31,16 +33,18 @@ class Planner:
             self._templates[key] = policy(name).prepare(setup)
         return self._templates[key]
 
-    def answer(self, request: MakePlan) -> Planned:
-        """What the daemon's pool would answer. Never raises: what is wrong is in the answer."""
+    def answer(self, request: MakePlan, *, beforehand: bool = True) -> Planned:
+        """What the daemon's pool would answer. Never raises: what is wrong is in the answer. Without ``beforehand`` all copies are made in stops."""
         try:
             templates = self.templates(request.policy, request.setup)
             if request.situation is None:
                 return Planned(request.ticket, templates)
             sizes = self._sizes_for(request, templates, len(set(request.situation.nodes)))
-            found = policy(request.policy).adapt(request.setup, templates, request.situation, sizes)
+            found = proposed(request.policy, request.setup, templates, request.situation, sizes)
         except PlanError as error:
             return Planned(request.ticket, error=error.problem, hint=error.hint)
+        if not beforehand:
+            found = msgspec.structs.replace(found, beforehand_s=0.0)
         return Planned(request.ticket, templates, found)
 
     def _sizes_for(

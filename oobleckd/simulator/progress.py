@@ -6,13 +6,14 @@ be for stages that are not quite equal. Only micro-batches that the dead had a p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from oobleckd.protocol.messages import Progress
 from oobleckd.protocol.parts import Counters
-from planner.plan import FORWARD, NOTHING, WEIGHTS, HopState, Route, Segment
+from planner.plan import FORWARD, NOTHING, WEIGHTS, HopState, Range, Route, Segment
 
 _FORWARD = 1 / 3  # of a forward and a backward
 _BACKWARD = 1 - _FORWARD
@@ -56,14 +57,41 @@ class _Pace(msgspec.Struct, frozen=True):
         return before.backward(position) + _FORWARD / self._makespan
 
 
+class Ended(msgspec.Struct, frozen=True):
+    """A hop of ``micro_batch`` has its weight gradients at ``at_s`` of a step."""
+
+    at_s: float
+    micro_batch: int
+    layers: Range
+
+
+def ends(
+    layout_routes: Sequence[Route], standing: Sequence[Route], step_s: float
+) -> Mapping[str, Sequence[Ended]]:
+    """Device -> its hops in ``standing``, routes of a step of ``step_s``, as they end."""
+    paces = _paces(layout_routes, {route.micro_batch for route in standing})
+    found: defaultdict[str, list[Ended]] = defaultdict(list)
+    for route in standing:
+        pace = msgspec.structs.replace(paces[route.micro_batch], stages=len(route.segments))
+        for position, segment in enumerate(route.segments):
+            ended = Ended(pace.backward(position) * step_s, route.micro_batch, segment.layers)
+            found[segment.device].append(ended)
+    for hops in found.values():
+        hops.sort(key=lambda hop: (hop.at_s, hop.micro_batch))
+    return found
+
+
 def answers(
     moment: Moment,
     layout_routes: Sequence[Route],
     standing: Sequence[Route],
     dead: Collection[str],
     survivors: Sequence[str],
+    inherited: Mapping[str, Mapping[int, Sequence[int]]],
 ) -> dict[str, Progress]:
-    """What every one of ``survivors`` answers. ``standing``: who computes which micro-batch in this round."""
+    """What every one of ``survivors`` answers. ``standing``: who computes which micro-batch in this round. ``inherited``: survivor -> layer ->
+    micro-batches of the dead that are in its sums.
+    """
     done: dict[str, dict[int, list[int]]] = {}
     hops: dict[str, list[HopState]] = {}
     if not (moment.holding or moment.nothing):
@@ -72,6 +100,9 @@ def answers(
         paces = _paces(layout_routes, {route.micro_batch for route in hit})
         for route in hit:
             _tell(moment, route, paces[route.micro_batch], lost, done, hops)
+        for device, layers in inherited.items():
+            for layer, micro_batches in layers.items():
+                done.setdefault(device, {}).setdefault(layer, []).extend(micro_batches)
     return {
         device: Progress(
             device,

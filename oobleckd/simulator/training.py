@@ -28,14 +28,15 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.simulator.account import Account
+from oobleckd.simulator.beforehand import Beforehand
 from oobleckd.simulator.clock import Clock
 from oobleckd.simulator.costs import Costs
 from oobleckd.simulator.progress import Moment, answers
 from oobleckd.simulator.steps import mended_at
+from oobleckd.simulator.sums import Sums
 from planner.costs import copy_bytes
 from planner.plan import Detours, Layout, Route, node_of, standing_routes
 from planner.profile import Profile
-from planner.transfer import copy_s
 
 # idle: no device holds anything. running: a round is under way. stricken: somebody died in it, and the daemon does not know.
 # reported: they have been asked. held: they stand at a boundary.
@@ -86,6 +87,7 @@ class Training:
     profile: Profile
     num_samples: int
     kept: bool
+    sums: Sums
     job: str = ""
     phase: Phase = "idle"
     epoch: int = 0
@@ -106,6 +108,10 @@ class Training:
     deployment: Deployment | None = None
     losses: int = 0
     writing: bool = False
+    beforehand: Beforehand = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.beforehand = Beforehand(self.world, self.profile, self.gone)
 
     # ------------------------------------------------------------------ time
 
@@ -202,7 +208,7 @@ class Training:
         """Seconds of a deployment, and of what is copied or read in it."""
         costs = self.costs
         if message.source == "copy":
-            return costs.deploy_s, copy_s(message.transfers, self.profile)
+            return costs.deploy_s, self.beforehand.copies_s(message)
         if message.source == "init":
             return costs.deploy_s + costs.init_s, 0.0
         held: dict[str, int] = {}
@@ -220,12 +226,10 @@ class Training:
         found = self.deployment
         if found is None or found.told.epoch != epoch:
             return
-        copied = dict.fromkeys(found.devices, 0)
-        for copy in found.told.transfers:
-            copied[copy.target] = copied.get(copy.target, 0) + copy.num_bytes
+        copied = self.beforehand.copied(found.told)
         for device in found.devices:
             if device not in self.gone and self.deployment is found:
-                self.world.hear(device, Ready(device, epoch, copied[device]))
+                self.world.hear(device, Ready(device, epoch, *copied.get(device, (0, 0))))
 
     def resume(self, message: Resume) -> None:
         """Run from the boundary, in the layout that was deployed or in the one in force."""
@@ -279,11 +283,14 @@ class Training:
             return
         nothing = self.costs.keeps == "nothing"
         moment = Moment(epoch, self.counters, self.share, self.standing_still, self.kept, nothing)
-        found = answers(moment, self.layout.routes, self._standing(), self.dead, self.survivors())
+        standing, survivors = self.standing(), self.survivors()
+        theirs = self.sums.inherited(self.layout, standing, self.dead, survivors, self.share, self.step_s)
+        found = answers(moment, self.layout.routes, standing, self.dead, survivors, theirs)
         for device, answer in found.items():
             self.world.hear(device, answer)
 
-    def _standing(self) -> tuple[Route, ...]:
+    def standing(self) -> tuple[Route, ...]:
+        """Who computes which micro-batch in the round under way."""
         assert self.layout is not None
         return standing_routes(self.layout, self.detours, self.counters.round)
 
@@ -291,7 +298,7 @@ class Training:
         """The round goes on, or they stand at the boundary before it."""
         if self.phase != "reported" or message.epoch != self.epoch:
             return
-        now, standing = self.world.clock.now, self._standing()
+        now, standing = self.world.clock.now, self.standing()
         self.detours = message.detours
         if message.hold_now:
             self.phase = "held"

@@ -7,7 +7,6 @@ do with them is ``nodes``' and ``training``'s. The journal is not kept, since th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import groupby
 from math import inf
 from typing import assert_never
@@ -31,7 +30,6 @@ from oobleckd.core.events import (
     Heard,
     MakePlan,
     ManifestWritten,
-    Planned,
     Record,
     Reply,
     Tell,
@@ -45,11 +43,13 @@ from oobleckd.protocol.messages import (
     Ack,
     Decide,
     Deploy,
+    Dismiss,
     Flag,
     FromWorker,
     Inject,
     Measure,
     Measured,
+    Prepare,
     Refused,
     Release,
     Report,
@@ -61,9 +61,10 @@ from oobleckd.simulator import traces
 from oobleckd.simulator.account import NS, Account
 from oobleckd.simulator.clock import Clock
 from oobleckd.simulator.nodes import TICKET, Nodes
-from oobleckd.simulator.outcome import Decided, Outcome, Point, Question, SimulationError
+from oobleckd.simulator.outcome import Decided, Outcome, Point, Question, SimulationError, Written
 from oobleckd.simulator.planning import Oracle, Planner
 from oobleckd.simulator.steps import Steps
+from oobleckd.simulator.sums import Sums
 from oobleckd.simulator.training import Training
 from planner.plan import node_of
 
@@ -77,22 +78,6 @@ _TURNS = 512  # between two words about how far it is
 Progress = Callable[[float], None]
 
 
-@dataclass(slots=True)
-class Written:
-    """What is written down while it runs. ``alive``: (time, nodes). ``waits``: why it has not begun, when most nodes were there."""
-
-    points: list[Point] = field(default_factory=list)
-    alive: list[tuple[float, int]] = field(default_factory=list)
-    struck_at: list[float] = field(default_factory=list)
-    decisions: list[Decided] = field(default_factory=list)
-    waits: tuple[int, str] = (0, "there was never a node")
-    losses: int = 0
-    plans: int = 0
-    rollbacks: int = 0
-    checkpoints: int = 0
-    events: int = 0
-
-
 class World:
     """One run of one question."""
 
@@ -104,7 +89,8 @@ class World:
         self.steps = Steps(self.costs.longer)
         job = question.job
         kept = job.schedule.boundary_bytes > 0
-        self.training = Training(self, self.costs, question.profile, job.train.global_batch, kept)
+        self.sums = Sums.of(job, question.profile, kept=self.costs.keeps != "nothing")
+        self.training = Training(self, self.costs, question.profile, job.train.global_batch, kept, self.sums)
         self.nodes = Nodes(
             self,
             self.training,
@@ -225,9 +211,10 @@ class World:
 
     def _plan(self, request: MakePlan) -> None:
         takes_s = self.costs.plan_s + self.costs.plan_node_s * len(self.nodes.alive)
-        self.clock.after(takes_s, lambda: self._planned(self.planner.answer(request)))
+        self.clock.after(takes_s, lambda: self._planned(request))
 
-    def _planned(self, answer: Planned) -> None:
+    def _planned(self, request: MakePlan) -> None:
+        answer = self.planner.answer(request, beforehand=self.costs.beforehand)
         if answer.proposal is not None:
             plan = answer.proposal.plan
             self.written.decisions.append(Decided(self.clock.now, answer.proposal.reason, plan.step_s))
@@ -236,6 +223,8 @@ class World:
     def _tell(self, message: ToWorker) -> None:
         training = self.training
         match message:
+            case Prepare():
+                training.beforehand.prepare(message, training.step_s)
             case Deploy():
                 training.deploy(message)
             case Resume():
@@ -249,8 +238,8 @@ class World:
             case Measure():
                 measured = Measured(message.device, message.job, self.question.profile)
                 self.clock.after(0.0, lambda: self.hear(message.device, measured))
-            case Welcome() | Ack() | Release():
-                pass  # that all are released shows in the record of it
+            case Welcome() | Ack() | Release() | Dismiss():
+                pass  # that all are released shows in the record of it; a node that may leave stays until its time
             case Refused() | Inject():
                 raise AssertionError(f"nobody asked for it: {message}")
             case _:
@@ -283,10 +272,15 @@ class World:
         job, training = self._record(), self.training
         assert job is not None
         assert job.plan is not None
-        if training.detours is None or training.layout is None:
-            return self.steps.planned_s(job.plan)
-        assert job.setup is not None
-        return self.steps.around_s(job.setup, job.plan, training.layout, training.detours, training.dead)
+        assert training.layout is not None
+        if training.detours is None:
+            step_s = self.steps.planned_s(job.plan)
+        else:
+            assert job.setup is not None
+            step_s = self.steps.around_s(
+                job.setup, job.plan, training.layout, training.detours, training.dead
+            )
+        return step_s + self.sums.longer_s(training.layout, training.epoch, training.standing, step_s)
 
     def best_s(self) -> float:
         """Seconds of a step with the best plan for whoever is alive."""

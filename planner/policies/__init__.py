@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from planner.beforehand import beforehand_s, lost_s, pays
 from planner.plan import Plan, Template
 from planner.policies.adaptive import Adaptive
 from planner.policies.bamboo import Bamboo
+from planner.policies.grid import at_work, grid_of, needed_bytes
 from planner.policies.oobleck import Oobleck
 from planner.policies.slipstream import SlipStream
 from planner.policies.varuna import Varuna
@@ -16,6 +18,7 @@ from planner.routed import MOST_HOPS, better
 from planner.schedule import Op, format_ops
 from planner.shadowed import decoupled_within
 from planner.shop import orders_of, shop_of, step_ops
+from planner.transfer import copy_s
 
 _POLICIES: dict[str, Policy] = {
     one.name: one for one in (Adaptive(), Oobleck(), SlipStream(), Bamboo(), Varuna())
@@ -43,16 +46,48 @@ def adapt(
     situation: Situation,
     sizes: tuple[int, ...] = (),
 ) -> Proposal:
-    """``policy(name).adapt``, with the schedule of every device that is to keep to one. Raises PlanError."""
-    found = policy(name).adapt(setup, templates, situation, sizes)
+    """``proposed``, with the schedule of every device that is to keep to one. Raises PlanError."""
+    found = proposed(name, setup, templates, situation, sizes)
     if found.plan.vacant:
         return found  # the policy knows whether its routes are better run in an order
-    ops = {device: format_ops(each) for device, each in _schedules(setup, found.plan).items()}
+    ops = {device: format_ops(each) for device, each in schedules_of(setup, found.plan).items()}
     return msgspec.structs.replace(found, ops=ops)
 
 
-def _schedules(setup: Setup, plan: Plan) -> dict[str, tuple[Op, ...]]:
-    """Of a decoupled backward; one that is whole is run ready-first, which is 1F1B."""
+def proposed(
+    name: str,
+    setup: Setup,
+    templates: tuple[Template, ...],
+    situation: Situation,
+    sizes: tuple[int, ...] = (),
+) -> Proposal:
+    """``policy(name).adapt``, with copies made beforehand where that pays and the policy has not weighed it. Raises PlanError."""
+    found = policy(name).adapt(setup, templates, situation, sizes)
+    if found.beforehand_s >= 0:
+        return found
+    return msgspec.structs.replace(found, beforehand_s=_beforehand_s(setup, templates, situation, found))
+
+
+def _beforehand_s(
+    setup: Setup, templates: tuple[Template, ...], situation: Situation, found: Proposal
+) -> float:
+    """As ``beforehand_s``, where less is lost by the steps until then than by the copies in the stop."""
+    copies, new_s = found.transfers, found.plan.step_s
+    copies_s = copy_s(copies, setup.profile)
+    if not copies or not pays(copies_s, new_s):
+        return 0.0
+    grid = grid_of(setup, templates, situation)
+    now = at_work(grid, situation) if grid is not None else None
+    now_s = now.step_s if now is not None and now.goes_on else new_s
+    wait_s = beforehand_s(setup, lambda: needed_bytes(now), situation, copies, now_s)
+    return wait_s if lost_s(wait_s, now_s, new_s) < copies_s else 0.0
+
+
+def schedules_of(setup: Setup, plan: Plan) -> dict[str, tuple[Op, ...]]:
+    """Device -> the schedule that it is given with ``plan``: of a decoupled backward; one that is whole is run ready-first, which is 1F1B.
+
+    Raises ScheduleError.
+    """
     if not setup.decoupled:
         return {}
     ops = decoupled_within(setup, plan, shadowed=bool(plan.shadows))

@@ -1,7 +1,7 @@
 """Policy ``adaptive``: at each change whichever way costs least until the next loss is expected.
 
 Owns the choice between what the others propose: go on as it is, micro-batches of vacant places re-routed (``slipstream``); let
-nodes without a place fill them; re-instantiate (``oobleck``); go back to the checkpoint. The same choice serves losses, joins
+nodes without a place fill them; re-instantiate (``oobleck``); either of these with copies made while training goes on; go back to the checkpoint. The same choice serves losses, joins
 and drains: is the gain worth the switch? Plans, copies and routes are theirs.
 
 What is weighed, in seconds until the next loss is expected: the steps as modelled, the copies, the stop at a boundary, and what that loss would cost
@@ -16,11 +16,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planner.plan import Plan, Template, node_of
-from planner.policies.grid import Grid, grid_of
-from planner.policies.oobleck import Oobleck, size_of, sizes_of
-from planner.policies.slipstream import proposal_of, stayed, waiting_for
-from planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
+from planner.beforehand import beforehand_s, lost_s
+from planner.plan import Plan, node_of
+from planner.policies.filling import stayed, waiting_for
+from planner.policies.grid import Grid, at_work
+from planner.policies.oobleck import size_of, sizes_of
+from planner.policies.slipstream import around
+from planner.policies.staying import Staying, proposal_of
+from planner.policy import Proposal, Rejected, Situation
+from planner.transfer import copy_s
 
 STOP_STEPS = 1.0
 """What a deployment takes besides its copies: pipelines run empty, all agree, and they fill again. About a step."""
@@ -41,62 +45,57 @@ class _Way:
         return -min(self.tolerance, f), round(self.cost_s, 9)
 
 
-class Adaptive:
+class Adaptive(Staying):
     """The cheapest of the others' ways."""
 
     name = "adaptive"
-    reroutes = name in REROUTING
-    rolls_back = name in ROLLING_BACK
 
-    def __init__(self) -> None:
-        self.anew = Oobleck()
-
-    def prepare(self, setup: Setup) -> tuple[Template, ...]:
-        """Templates for n0 .. n_max nodes. Raises PlanError when no number of nodes fits."""
-        return self.anew.prepare(setup)
-
-    def adapt(
-        self,
-        setup: Setup,
-        templates: tuple[Template, ...],
-        situation: Situation,
-        sizes: tuple[int, ...] = (),
-    ) -> Proposal:
-        """The way of least modelled cost until the next loss is expected; the others with their costs, as rejected.
-
-        Raises PlanError when there are fewer than n0 nodes.
-        """
-        anew = self.anew.adapt(setup, templates, situation, sizes)
-        grid = grid_of(setup, templates, situation)
-        if grid is None:
-            return anew
-        ways = [*_staying(situation, grid), _way("re-instantiate", situation, anew, stops=True)]
-        chosen = min(ways, key=lambda way: way.rank(setup.f))
-        others = sorted((way for way in ways if way is not chosen), key=lambda way: way.rank(setup.f))
-        rejected = [_rejected(way, chosen, situation, setup.f) for way in others]
+    def choose(self, situation: Situation, grid: Grid, anew: Proposal) -> Proposal:
+        """The way of least modelled cost until the next loss is expected; the others with their costs, as rejected."""
+        now = at_work(grid, situation)
+        ways = [*_staying(situation, grid, now), _way("re-instantiate", situation, anew, stops=True)]
+        ways += [each for way in ways if (each := _beforehand(way, now, situation)) is not None]
+        chosen = min(ways, key=lambda way: way.rank(grid.setup.f))
+        others = sorted((way for way in ways if way is not chosen), key=lambda way: way.rank(grid.setup.f))
+        rejected = [_rejected(way, chosen, situation, grid.setup.f) for way in others]
         if situation.redo_s >= 0:
             rejected.append(_back(situation, chosen))
-        if chosen.proposal is anew:
+        if chosen.proposal.plan is anew.plan:
             rejected += anew.rejected
         return _proposal(chosen, situation, rejected)
 
 
-def _staying(situation: Situation, grid: Grid) -> Iterator[_Way]:
-    """The pipelines at work as they are, and with the nodes that wait in their vacant places."""
+def _staying(situation: Situation, grid: Grid, now: Grid) -> Iterator[_Way]:
+    """The pipelines at work as they are, with whoever came back in its place, and with the nodes that wait in the others that are vacant."""
     waiting = waiting_for(grid, situation)
+    working = tuple(now.here[slot] for slot in sorted(now.here))
     for count in sorted({0, min(len(waiting), len(grid.vacant))}):
         found = stayed(grid, waiting[:count])
         if found is None:
             continue
         chosen, _ = found
-        proposal = proposal_of(situation, chosen, ())
-        what = "fill vacant places" if count else "re-route and stay" if chosen.vacant else "stay"
-        stops = bool(proposal.transfers or proposal.ops) or proposal.plan.nodes() != _at_work(grid)
+        proposal = proposal_of(situation, chosen, (), around)
+        fills = count or not grid.here.keys() <= now.here.keys()
+        what = "fill vacant places" if fills else "re-route and stay" if chosen.vacant else "stay"
+        stops = bool(proposal.transfers or proposal.ops) or proposal.plan.nodes() != working
         yield _way(what, situation, proposal, stops=stops)
 
 
-def _at_work(grid: Grid) -> tuple[str, ...]:
-    return tuple(grid.here[slot] for slot in sorted(grid.here))
+def _beforehand(way: _Way, now: Grid, situation: Situation) -> _Way | None:
+    """``way`` with its copies made while the job goes on as it does ``now``; None where that does not pay, or it cannot go on.
+
+    In place of the copies it costs what steps take longer until then. Where the next loss is expected before that, it is no way.
+    """
+    copies = way.proposal.transfers
+    if not (copies and now.goes_on):
+        return None
+    step_s = now.step_s
+    wait_s = beforehand_s(now.setup, lambda: now.needed_bytes, situation, copies, step_s)
+    if not 0 < wait_s < situation.horizon_steps * step_s:
+        return None
+    cost_s = way.cost_s - copy_s(copies, now.setup.profile) + lost_s(wait_s, step_s, way.proposal.plan.step_s)
+    proposal = msgspec.structs.replace(way.proposal, beforehand_s=wait_s)
+    return _Way(f"copy beforehand, then {way.what}", proposal, cost_s, way.risk_s, way.tolerance)
 
 
 def _way(what: str, situation: Situation, proposal: Proposal, *, stops: bool) -> _Way:
@@ -125,7 +124,12 @@ def _proposal(chosen: _Way, situation: Situation, rejected: list[Rejected]) -> P
     reason = f"{chosen.what}: {chosen.proposal.reason}; weighed over {situation.horizon_steps:.3g} steps"
     plan = msgspec.structs.replace(chosen.proposal.plan, reason=reason)
     return msgspec.structs.replace(
-        chosen.proposal, plan=plan, cost_s=chosen.cost_s, reason=reason, rejected=tuple(rejected)
+        chosen.proposal,
+        plan=plan,
+        cost_s=chosen.cost_s,
+        reason=reason,
+        rejected=tuple(rejected),
+        beforehand_s=max(0.0, chosen.proposal.beforehand_s),
     )
 
 
@@ -135,12 +139,18 @@ def _rejected(way: _Way, chosen: _Way, situation: Situation, f: int) -> Rejected
         f"{abs(extra_s):.3g} s {'more' if extra_s >= 0 else 'less'} over {situation.horizon_steps:.3g} steps"
     ]
     copies = f"copies {size_of(way.proposal.transfers)}, " if way.proposal.transfers else ""
-    parts.append(f"{copies}step {plan.step_s:.3g} s")
+    wait_s = way.proposal.beforehand_s
+    while_s = f"for {wait_s:.3g} s while it trains, " if wait_s > 0 else ""
+    parts.append(f"{copies}{while_s}step {plan.step_s:.3g} s")
     if way.risk_s:
         parts.append(f"{way.risk_s:.3g} s of it for a last copy that the next loss may take")
     if min(way.tolerance, f) < min(chosen.tolerance, f):
         parts.append(f"could lose {way.tolerance}, and f = {f}")
-    what = f"{way.what}: pipelines of {sizes_of(plan)} nodes" if way.what == "re-instantiate" else way.what
+    what = (
+        f"{way.what}: pipelines of {sizes_of(plan)} nodes"
+        if way.what.endswith("re-instantiate")
+        else way.what
+    )
     return Rejected(what, way.cost_s, "; ".join(parts))
 
 

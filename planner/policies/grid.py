@@ -80,7 +80,13 @@ class Grid:
 
     @property
     def fits(self) -> bool:
-        """Whether every device has room for what it holds and may have in flight.
+        """Whether every device has room for what it holds and may have in flight."""
+        limit = self.setup.device_memory_bytes
+        return not limit or all(needed <= limit for needed in self.needed_bytes.values())
+
+    @cached_property
+    def needed_bytes(self) -> dict[str, int]:
+        """Device -> bytes of what it holds and may have in flight.
 
         Where all its routes leave as many hops to their ends, that is what its template was made for. Else each
         number of hops left may have as many micro-batches in flight (``worker.tasks``). What runs ahead for others comes on top.
@@ -94,12 +100,16 @@ class Grid:
                 left = len(route.segments) - position
                 flying.setdefault(segment.device, {}).setdefault(left, []).append(activations)
         ahead = graphs_of(self.layout, setup)
+        found = {}
         for device, held in self.plan.holdings().items():
             most = sum(sum(sorted(each)[-left:]) for left, each in flying.get(device, {}).items())
-            most += ahead.get(device, 0)
-            if 0 < setup.device_memory_bytes < base_bytes(setup, held) + most:
-                return False
-        return True
+            found[device] = base_bytes(setup, held) + most + ahead.get(device, 0)
+        return found
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the job can be run so: around what is vacant, if anything is."""
+        return self.whole and (not self.vacant or self.fits)
 
     @property
     def tolerance(self) -> int:
@@ -118,6 +128,10 @@ class Grid:
         left = iter(sorted(name for name in before if name not in taken))
         names = iter([self.here.get(slot) or own.get(slot) or next(left) for slot in range(len(self.slots))])
         return tuple(tuple(next(names) for _ in nodes) for nodes in self.running)
+
+    def name_at(self, slot: int) -> str:
+        """Who stands in ``slot``, or did."""
+        return [name for nodes in self.named for name in nodes][slot]
 
     @cached_property
     def plan(self) -> Plan:
@@ -221,3 +235,18 @@ def grid_of(setup: Setup, templates: Sequence[Template], situation: Situation) -
     here = {slot: name for slot, name in enumerate(names) if name in usable}
     members = tuple(by_size[len(nodes)] for nodes in running)
     return Grid(setup, members, running, here, situation.holdings, situation.horizon_steps)
+
+
+def at_work(grid: Grid, situation: Situation) -> Grid:
+    """``grid`` as the job runs until there is another plan: who has its state stands in its place, also who is to leave; who came back, and holds
+    nothing yet, does not.
+    """
+    present = {node_of(device) for device in situation.holdings}
+    names = [name for nodes in grid.running for name in nodes]
+    here = {slot: name for slot, name in enumerate(names) if name in present}
+    return grid if here == grid.here else replace(grid, here=here)
+
+
+def needed_bytes(grid: Grid | None) -> Mapping[str, int]:
+    """``Grid.needed_bytes``; of nobody where there is no such grid, or where a layer of it has no holder."""
+    return grid.needed_bytes if grid is not None and grid.whole else {}

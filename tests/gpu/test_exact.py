@@ -14,10 +14,10 @@ from oobleckd.protocol.job import Job
 from tests.helpers import gpu
 from tests.helpers.models import small_job
 from worker import sums
-from worker.device import Place, torch_device
 from worker.groups.plane import Plane
 from worker.mailbox import Mailbox
 from worker.models import load_spec, seed_layer
+from worker.place import Place, torch_device
 from worker.post import TransportPost
 from worker.transport import Transport
 

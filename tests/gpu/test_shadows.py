@@ -11,8 +11,8 @@ from torch import Tensor
 from planner.plan import Range, Route, Segment
 from tests.helpers import gpu
 from tests.helpers.models import small_job
-from worker.device import Place, torch_device
 from worker.models import Batch, Layer, gradients, load_spec, seed_layer
+from worker.place import Place, torch_device
 from worker.shadows import Shadows
 from worker.tasks import Task
 

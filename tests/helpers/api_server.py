@@ -6,9 +6,11 @@ answers is what the test put in, what it was asked is in ``asked``.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import socketserver
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -31,11 +33,14 @@ from oobleckd.protocol.api import (
     TemplateView,
 )
 from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.watch import LayerView
 
 
 @dataclass(slots=True)
 class Api:
-    """What the daemon would say. ``on_act`` may change it, or refuse, when something is asked."""
+    """What the daemon would say. ``on_act`` may change it, or refuse, when something is asked. ``watched``: schedule, goodput, blast, bundle, debug;
+    ``queries``: what was asked of these; ``follow``: what the event stream goes on with, for ever.
+    """
 
     status: Status
     jobs: list[JobView] = field(default_factory=list)
@@ -45,6 +50,10 @@ class Api:
     templates: list[TemplateView] = field(default_factory=list)
     steps: dict[str, list[StepView]] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
+    layers: list[LayerView] = field(default_factory=list)
+    watched: dict[str, msgspec.Struct] = field(default_factory=dict)
+    queries: list[tuple[str, dict[str, list[str]]]] = field(default_factory=list)
+    follow: Callable[[], Iterable[Change]] = tuple
     problem: Problem | None = None
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     on_act: Callable[[str, dict[str, Any]], Accepted | Problem] = lambda _path, _body: Accepted(
@@ -55,18 +64,22 @@ class Api:
         """The answer to a GET: a struct, or a list of them."""
         parts = path.strip("/").split("/")[1:]
         match parts:
-            case ["status"]:
-                return self.status
-            case ["jobs" | "nodes" | "incidents" | "pipelines" | "templates" as name]:
+            case ["status" | "jobs" | "nodes" | "incidents" | "pipelines" | "templates" | "layers" as name]:
                 return getattr(self, name)
             case ["jobs", job]:
                 return next((view for view in reversed(self.jobs) if job in {view.id, view.name}), None)
             case ["jobs", job, "steps"]:
                 return self.steps.get(job, [])
+            case ["schedule" | "schedules" | "blast" | "past" | "debug" as name] | [
+                "jobs" | "incidents",
+                _,
+                "goodput" | "bundle" as name,
+            ]:
+                self.queries.append((path, query))
+                return self.watched.get(name)
             case ["story"]:
                 return [change for change in self.changes if query["key"][0] in change.story]
-            case _:
-                return None
+        return None
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -107,8 +120,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
-        for change in self.server.api.changes:
-            self.wfile.write(b"id: %d\ndata: %s\n\n" % (change.seq, msgspec.json.encode(change)))
+        api = self.server.api
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who listens may hang up
+            for change in itertools.chain(api.changes, api.follow()):
+                self.wfile.write(b"id: %d\ndata: %s\n\n" % (change.seq, msgspec.json.encode(change)))
 
     def address_string(self) -> str:
         return "unix"

@@ -24,10 +24,10 @@ _SYSTEMD = Path("/lib/systemd/systemd")
 _PROGRAMS = ("unshare", "nsenter", "setpriv", "mount", "pivot_root", "dbus-daemon")
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Runs as process 1 of the new namespaces, with the box's folder and then pairs of target and source to bind.
+# Runs as process 1 of the new namespaces, with the box's folder, the host's name, and then triples of what to bind: mode, target, source.
 _INIT = r"""
 set -eu
-box=$1; shift
+box=$1; hostname "$2"; shift 2
 mount -t tmpfs -o size=1g,mode=755 tmpfs "$box"
 mkdir "$box/upper" "$box/work" "$box/root"
 root=$box/root
@@ -52,13 +52,15 @@ mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
 ln -s pts/ptmx "$root/dev/ptmx"
 ln -s /proc/self/fd "$root/dev/fd"
 while [ $# -gt 0 ]; do
-  mkdir -p "$root$1"
-  mount --bind -o ro "$2" "$root$1"
+  mkdir -p "$root$2"
+  mount --bind -o "$1" "$3" "$root$2"
   # A service may pass through to what was bound; the folders are the overlay's, not this machine's.
-  above=$(dirname "$1")
+  above=$(dirname "$2")
   while [ "$above" != / ]; do chmod o+x "$root$above"; above=$(dirname "$above"); done
-  shift 2
+  shift 3
 done
+hostname >"$root/etc/hostname"
+echo "127.0.0.1 localhost $(hostname)" >"$root/etc/hosts"
 : >"$root/etc/machine-id"
 : >"$root/etc/fstab"
 units=$root/etc/systemd/system
@@ -72,6 +74,8 @@ cd "$root"
 mkdir -p .outside
 pivot_root . .outside
 umount -l /.outside
+# As a real boot has it: systemd mounts credentials in a namespace of its own, from where they come to all others.
+mount --make-rshared /
 exec env -i container=oobleck-test PATH=/usr/sbin:/usr/bin /lib/systemd/systemd --unit=multi-user.target
 """
 
@@ -94,11 +98,23 @@ def why_not() -> str:
 
 
 class BootBox:
-    """A booted system. ``binds``: folders of this machine to be seen inside, by where (read only)."""
+    """A booted system. ``binds``: folders of this machine to be seen inside, by where (read only); ``shares``: the same, to be written to."""
 
-    def __init__(self, folder: Path, binds: Mapping[str, Path]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        binds: Mapping[str, Path],
+        *,
+        name: str = "box",
+        shares: Mapping[str, Path] | None = None,
+    ) -> None:
+        self.name = name
         self._folder = folder
-        self._binds = binds
+        self._binds = [
+            (mode, at, of)
+            for mode, found in (("ro", binds), ("rw", shares or {}))
+            for at, of in found.items()
+        ]
         self._log = folder / "boot.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._pid = 0
@@ -117,6 +133,15 @@ class BootBox:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    @property
+    def pid(self) -> int:
+        """Process 1 of the box, by its number out here."""
+        return self._pid
+
+    def cut_power(self) -> None:
+        """The end of everything in it, at once."""
         self._end()
 
     def path(self, inside: str) -> Path:
@@ -148,10 +173,10 @@ class BootBox:
             'echo $$ >"$0/cgroup.procs"; exec setpriv --pdeathsig KILL unshare --mount --propagation private '
             '--pid --fork --kill-child --uts --ipc --net --cgroup bash -c "$@"'
         )
-        pairs = [word for target, source in self._binds.items() for word in (target, str(source))]
+        binds = [str(word) for bind in self._binds for word in bind]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                ["bash", "-c", start, str(self._cgroup), _INIT, "init", str(root), *pairs],
+                ["bash", "-c", start, str(self._cgroup), _INIT, "init", str(root), self.name, *binds],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._await_boot(time.monotonic() + BOOT_S)

@@ -90,6 +90,10 @@ class Cluster:
         if how in {"agent-only", "sigkill"} and agent is not None:
             _kill(agent)
 
+    def terminate(self, node: str) -> None:
+        """SIGTERM of an agent."""
+        os.kill(self.home.alive()[node].pid, signal.SIGTERM)
+
     def kill_daemon(self) -> None:
         """kill -9 of the daemon."""
         _kill(self.home.alive()[DAEMON])

@@ -18,7 +18,7 @@ Reference = tuple[Job, dict[int, float], dict[str, Tensor]]
 
 STAGES = {"a": [(0, 2), (2, 4)], "b": [(0, 1), (1, 3), (3, 4)]}
 GOAL = 5
-ELSEWHERE = {"weights", "backup", "validate", "deploy", "copy", "ready"}
+ELSEWHERE = {"weights", "backup", "validate", "deploy", "copy", "ready", "ahead", "stage"}
 """Fault points of other schedules, and between layouts."""
 
 

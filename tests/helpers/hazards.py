@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from oobleckd.protocol.api import AnyRequest, Control, Drain
+from planner.plan import node_of
 from tests.helpers.simagent import SimNode
 from tests.helpers.simnet import DAEMON
 from tests.helpers.simtransport import Link
@@ -21,6 +22,7 @@ from tests.helpers.world import World
 _JOB = "job-1"
 _OPERATOR_S = 2.0  # how often somebody looks after the nodes, once the weather is clear
 _DAY_S = 86_400.0
+_BREAKS = 0.3  # of answers that are late: so many are, since their connection broke
 
 
 class Hazards:
@@ -56,6 +58,11 @@ class Hazards:
     def leave(self) -> bool:
         """SIGTERM of an agent."""
         return self._end(self.world.leave)
+
+    def notice(self) -> bool:
+        """A node has notice of its end, which comes in time for a new plan or too early."""
+        left_s = self._last(0.01, self.dice.choice([0.1, 1.0, 4.0]))
+        return self._end(lambda name: self.world.nodes[name].noticed("preempted", left_s))
 
     def device(self) -> bool:
         """A device process dies, and the node has no spare."""
@@ -243,6 +250,56 @@ class Hazards:
         self._when(lambda: len(told) > before, self._die_with, other, down_s)
         return True
 
+    def again(self) -> bool:
+        """A device dies, and another while answers to the report of that are on their way, which take longer or are said again on a new
+        connection. Those whose micro-batches the first had no part in go on until they hear of the second.
+        """
+        live, pairs = self.world.live(), self._pairs()
+        if not pairs:
+            return False
+        first, second = self.dice.choice(pairs)
+        late = [name for name in live if name not in {node_of(first), node_of(second)}]
+        gap_s, more_s = self.dice.choice([0.02, 0.05, 0.1]), self.dice.choice([0.02, 0.1])
+        breaks = self.dice.random() < _BREAKS
+        self._lasts(0.4)
+        self._take_place(first)
+        self._when(self._asked, self._again, second, late, gap_s, more_s, breaks)
+        return True
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        """Two devices of a job at work whose loss leaves a copy of every layer, and both of which no micro-batch passes: all there are."""
+        run = self.world.machine.core.run if self.world.daemon.up and self.world.machine is not None else None
+        layout = run.job.layout if run is not None and run.phase == "run" else None
+        if run is None or layout is None:
+            return []
+        live = [name for name in run.job.survivors() if self.world.device(name) is not None]
+        return [
+            (first, second)
+            for first in live
+            for second in live
+            if node_of(first) != node_of(second)
+            and min(layout.copies({*run.job.dead, first, second})) > 0
+            and not any(route.touches({first}) and route.touches({second}) for route in layout.routes)
+        ]
+
+    def _take_place(self, device: str) -> None:
+        """It dies, and its node's spare takes its place."""
+        node, _, index = device.rpartition("/")
+        self.world.spare_takes_place(node, int(index))
+
+    def _asked(self) -> bool:
+        """Whether survivors are to report, and some have yet to."""
+        machine = self.world.machine
+        return machine is not None and machine.core.run is not None and machine.core.run.phase == "report"
+
+    def _again(self, second: str, late: Sequence[str], gap_s: float, more_s: float, breaks: bool) -> None:
+        for name in late:
+            if breaks:
+                self.world.after(gap_s / 2, self.world.network.break_link, name)
+            else:
+                self.world.network.lag(name, DAEMON, 2 * gap_s + more_s, gap_s + more_s)
+        self.world.after(gap_s, self._take_place, second)
+
     def _die_with(self, name: str, down_s: float) -> None:
         self.world.daemon.restart(down_s)
         self.world.spare_takes_place(name)
@@ -315,6 +372,7 @@ KINDS: dict[str, Callable[[Hazards], bool]] = {
     "kill": Hazards.kill,
     "vanish": Hazards.vanish,
     "leave": Hazards.leave,
+    "notice": Hazards.notice,
     "device": Hazards.device,
     "spare": Hazards.spare,
     "join": Hazards.join,
@@ -328,6 +386,7 @@ KINDS: dict[str, Callable[[Hazards], bool]] = {
     "agent stopped": Hazards.pause_agent,
     "node stopped": Hazards.pause_node,
     "daemon killed": Hazards.restart,
+    "killed again": Hazards.again,
     "daemon killed ahead": Hazards.ahead,
     "clock jumped": Hazards.jump,
     "daemon stopped": Hazards.stall,

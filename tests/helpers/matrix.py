@@ -18,7 +18,8 @@ from oobleckd.protocol.job import PolicyName
 from planner.plan import node_of
 from planner.policy import REROUTING, ROLLING_BACK
 from tests.helpers.cluster import Cluster, tiny_job
-from tests.helpers.manners import MANNERS, Manner
+from tests.helpers.manners import KEEPING, KEEPING_MANNERS, MANNERS, Manner
+from tests.helpers.preparing import PREPARING, die_preparing
 
 STEP_PHASES = (
     "forward", "backward", "weights", "reduce", "reduced", "backup", "validate", "commit", "update",
@@ -45,9 +46,7 @@ class Cell:
 
 
 def every_cell() -> list[Cell]:
-    """Every combination that there is; without copies under policies that re-route, which make too few for every victim to be in one,
-    and under varuna, which makes none.
-    """
+    """Every combination that there is, but for those of ``preparing_cells``; without copies under varuna, which makes none."""
     product = itertools.product(STEP_PHASES + MOVE_PHASES, VICTIMS, (1, 2), MANNERS)
     return [cell for values in product if _is_one(cell := Cell(*values))]
 
@@ -57,8 +56,24 @@ def _is_one(cell: Cell) -> bool:
     return not (
         (cell.phase == "weights" and manner.backward == "fused")
         or (cell.phase in {"backup", "validate"} and manner.update == "flushed")
-        or (cell.phase == "copy" and manner.policy in REROUTING | ROLLING_BACK)
+        or (cell.phase == "copy" and manner.policy in ROLLING_BACK)
     )
+
+
+def preparing_cells() -> list[Cell]:
+    """Every death while copies are made beforehand, by policy that makes any; the schedules take turns."""
+    manners = [[m for m in KEEPING_MANNERS if m.policy == policy and m.chunks == 1] for policy in KEEPING]
+    return [
+        Cell(phase, victim, 1, options[(turn + number) % len(options)])
+        for turn, (phase, victim) in enumerate(PREPARING)
+        for number, options in enumerate(manners)
+    ]
+
+
+def some_preparing_cells() -> list[Cell]:
+    """One for each of those deaths, under policies in turn."""
+    cells = preparing_cells()
+    return [cells[turn * len(KEEPING) + turn % len(KEEPING)] for turn in range(len(PREPARING))]
 
 
 def all_cells() -> list[Cell]:
@@ -69,7 +84,7 @@ def all_cells() -> list[Cell]:
         cells = list(group)
         by_policy = [[c for c in cells if c.manner.policy == policy] for policy in get_args(PolicyName)]
         chosen += [options[turn % len(options)] for options in by_policy if options]
-    return chosen
+    return chosen + preparing_cells()
 
 
 def pairwise(cells: Sequence[Cell]) -> list[Cell]:
@@ -136,6 +151,8 @@ def run_cell(cluster: Cluster, cell: Cell) -> JobView:
     guest = max(node.name for node in cluster.client.nodes())
     drain(cluster, guest)
     try:
+        if (cell.phase, cell.victim) in PREPARING:
+            return die_preparing(cluster, cell.phase, cell.victim, cell.manner)
         return _run_cell(cluster, cell, guest)
     finally:
         if any(n.name == guest and n.state in {"draining", "drained"} for n in cluster.client.nodes()):
@@ -145,14 +162,17 @@ def run_cell(cluster: Cluster, cell: Cell) -> JobView:
 def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:
     moving = cell.phase in MOVE_PHASES
     before = len(cluster.fired())
-    train = {"steps": 60, "global_batch": 6} if moving else {"steps": 16}
+    train = {"steps": 120 if _by_returning(cell) else 60, "global_batch": 6} if moving else {"steps": 16}
     job = cluster.client.submit(tiny_job(f"cell-{cell.name}", train=train, **cell.manner.tables())).id
     view = cluster.at_step(job, 2)
     cell.manner.check(view)
     doomed = victims(view, cell)
-    for node in doomed:
-        cluster.client.kill(node, "device", at=cell.phase, round=0 if moving else view.step + AHEAD)
-    if moving:
+    if _by_returning(cell):
+        _return_until_fired(cluster, cell, doomed, before)
+    else:
+        for node in doomed:
+            cluster.client.kill(node, "device", at=cell.phase, round=0 if moving else view.step + AHEAD)
+    if moving and not _by_returning(cell):
         _move_until_fired(cluster, view, cell, doomed, before, guest)
     done = cluster.job_in(job, "done")
     hits = cluster.fired()[before:]
@@ -169,6 +189,23 @@ def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:
 
 def _died(hits: Sequence[dict[str, Any]], cell: Cell) -> set[str]:
     return {node_of(str(hit["device"])) for hit in hits if hit["point"] == cell.phase}
+
+
+def _by_returning(cell: Cell) -> bool:
+    """Whether the doomed are to leave and come back: policies that re-route copy to whoever comes, and hardly to anybody else."""
+    return cell.phase == "copy" and cell.manner.policy in REROUTING
+
+
+def _return_until_fired(cluster: Cluster, cell: Cell, doomed: Sequence[str], before: int) -> None:
+    """They die of the layers that they get back."""
+    for node in doomed:
+        drain(cluster, node)
+        cluster.client.kill(node, "device", at=cell.phase, round=0)
+    for node in doomed:
+        cluster.client.undrain(node, "matrix")
+    cluster.until(
+        lambda: set(doomed) <= _died(cluster.fired()[before:], cell) or None, f"{doomed} to die on their way"
+    )
 
 
 def _move_until_fired(
@@ -238,7 +275,9 @@ __all__ = [
     "drain",
     "every_cell",
     "pairwise",
+    "preparing_cells",
     "run_cell",
+    "some_preparing_cells",
     "survivable",
     "undrain",
 ]

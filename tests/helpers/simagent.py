@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from oobleckd.protocol.messages import PROTOCOL, Ack, Beat, Hello, Welcome
+from oobleckd.protocol.messages import PROTOCOL, Ack, Beat, Dismiss, Hello, Welcome
+from oobleckd.protocol.parts import Notice
 from planner.plan import device_name
 from tests.helpers.simdevice import SimDevice
 from worker.outbox import Head, Outbox
@@ -56,7 +57,8 @@ class SimNode:
     """An agent and its devices. A new life is a new object.
 
     ``connected``: the agent takes its connection for open. ``agent`` and ``host`` can be stopped: the agent, and the
-    device processes. ``slow``: how many times longer its tasks and what it says take.
+    device processes. ``slow``: how many times longer its tasks and what it says take. ``notice``: why it is about to end, at
+    ``ends_at``.
     """
 
     world: World
@@ -74,6 +76,8 @@ class SimNode:
     connection: Wire | None = None
     welcomed: bool = False  # on this connection
     lives: tuple[str, ...] = ()  # those of the last Welcome: what comes for others is dropped
+    notice: str = ""
+    ends_at: float = 0.0
 
     @property
     def incarnation(self) -> str:
@@ -108,7 +112,10 @@ class SimNode:
     def hello(self) -> None:
         infos = tuple(device.known for device in self.devices.values() if device.alive)
         ready = self.ready and len(infos) == len(self.devices)
-        self.to_daemon(Hello(PROTOCOL, self.name, self.incarnation, "host", ready, infos, zone=self.zone))
+        left_s = max(0.0, self.ends_at - self.world.now)
+        notice = Notice(self.notice, left_s) if self.notice else None
+        who = self.name, self.incarnation, "host"
+        self.to_daemon(Hello(PROTOCOL, *who, ready, infos, zone=self.zone, notice=notice))
 
     def _hello_again(self, connection: Wire) -> None:
         if self.alive and self.connection is connection and not self.welcomed:
@@ -120,6 +127,20 @@ class SimNode:
             self.to_daemon(Beat(self.incarnation))
             next_s = self.world.config.beat_s + self.world.lateness_s()
             self.world.after(next_s, self.agent.call, self.beat)
+
+    def noticed(self, reason: str, left_s: float) -> None:
+        """Somebody is going to end this node: it asks to be let go, and goes when its time is up."""
+        self.agent.call(self._noticed, reason, left_s)
+
+    def _noticed(self, reason: str, left_s: float) -> None:
+        if self.alive:
+            self.notice, self.ends_at = reason, self.world.now + left_s
+            self.hello()
+            self.world.after(left_s, self.agent.call, self._leave)
+
+    def _leave(self) -> None:
+        if self.alive:
+            self.world.leave(self.name, self.notice)
 
     def from_device(self, message: Any) -> None:
         """A device says something."""
@@ -143,6 +164,8 @@ class SimNode:
             self.outbox.acknowledge(message.job, message.round)
         elif isinstance(message, Welcome):
             self._welcome(message)
+        elif isinstance(message, Dismiss):
+            self._leave()
         else:
             self._pass_on(message)
 

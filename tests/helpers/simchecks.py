@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from oobleckd.core.entries import EpochRaised, LayoutDeployed, RolledBack, StepEntry
+from oobleckd.core.entries import CorruptionFound, EpochRaised, LayoutDeployed, RolledBack, StepEntry
 from oobleckd.core.events import Tell
 from oobleckd.protocol.messages import Ack, Decide, Deploy, LinkDown, Progress, Report, Resume
 from oobleckd.protocol.parts import Counters, Outcome
@@ -34,7 +34,8 @@ class Checks:
     ``said``: (kind, epoch) -> what all were told under it; ``told_epoch``: device -> the highest that it was told of.
     ``answered``, ``decided``: life of a device -> the highest epoch that it answered, and that it had a decision of.
     ``rounds_on_disk``: job -> the first round that is not there; ``layouts``: job -> the layout that is, and its dead.
-    ``given_up``: how many live devices were taken for dead, with an excuse.
+    ``given_up``: how many live devices were taken for dead, with an excuse. ``corruptions``: how often bits were found wrong, ``distrusted``: and
+    nobody has gone back for it yet.
     """
 
     def __init__(self, world: World) -> None:
@@ -51,7 +52,8 @@ class Checks:
         self.epoch_on_disk = 0
         self.layouts: dict[str, LayoutDeployed] = {}
         self.dead: dict[str, tuple[str, ...]] = {}
-        self.given_up = self.rollbacks = 0
+        self.given_up = self.rollbacks = self.corruptions = 0
+        self.distrusted = False
 
     # ------------------------------------------------------------------ what devices commit
 
@@ -118,7 +120,8 @@ class Checks:
         assert before == content, f"two {kind}s of epoch {epoch}: {before}, {content}"
 
     def _acknowledged(self, job: str, round_: int) -> None:
-        over = self.world.machine is None or self.world.job(job).final
+        machine = self.world.machine
+        over = machine is None or job not in machine.core.state.jobs or self.world.job(job).final
         assert over or round_ < self.rounds_on_disk.get(job, 0), f"{job}: round {round_} is not on disk"
 
     # ------------------------------------------------------------------ what is on disk
@@ -138,15 +141,40 @@ class Checks:
                 self._check_dead(entry.job, entry.dead)
             case LayoutDeployed():
                 self.layouts[entry.job], self.dead[entry.job] = entry, ()
+            case CorruptionFound():
+                self.distrusted = True
+                self.corruptions += 1
             case RolledBack():
-                layout = self.layouts.pop(entry.job).layout
-                lost = 0 in layout.copies(self.dead[entry.job])
-                assert lost or self._rolls_back(entry.job), "back although every layer has a copy"
+                before = self.layouts.pop(entry.job, None)
+                lost = before is not None and 0 in before.layout.copies(self.dead[entry.job])
+                excused = lost or self.distrusted or self._rolls_back(entry.job)
+                assert excused, "back although every layer has a copy that can be trusted"
+                self.distrusted = False
                 self.rounds_on_disk[entry.job] = entry.counters.round
                 self.last_copy_lost |= lost
                 self.rollbacks += 1
             case _:
                 pass
+
+    def forget_end(self, entries: list[Any]) -> None:
+        """Of the journal only ``entries`` are left: what was on disk is looked at anew."""
+        self.rounds_on_disk, self.epoch_on_disk, self.layouts, self.dead = {}, 0, {}, {}
+        self.corruptions += 1
+        self.distrusted = True
+        for entry in entries:
+            match entry:
+                case StepEntry():
+                    self.rounds_on_disk[entry.job] = entry.counters.round + 1
+                case EpochRaised():
+                    self.epoch_on_disk = entry.epoch
+                    self.dead[entry.job] = entry.dead
+                case LayoutDeployed():
+                    self.layouts[entry.job], self.dead[entry.job] = entry, ()
+                case RolledBack():
+                    self.layouts.pop(entry.job, None)
+                    self.rounds_on_disk[entry.job] = entry.counters.round
+                case _:
+                    pass
 
     def _rolls_back(self, job: str) -> bool:
         return self.world.job(job).spec.fault_tolerance.policy in ROLLING_BACK
@@ -193,7 +221,7 @@ class Checks:
         job = world.job(job_id)
         assert job.state == "done", (job.state, job.reason)
         assert [step.step for step in job.steps] == list(range(job.spec.train.steps))
-        assert self.last_copy_lost or self._rolls_back(job_id) or job.steps_lost == 0
+        assert self.last_copy_lost or self._rolls_back(job_id) or self.corruptions or job.steps_lost == 0
         for incident in world.incidents():
             assert not incident.open
             assert min(incident.total_s, *(phase.duration_s for phase in incident.phases)) >= 0.0, incident

@@ -167,10 +167,12 @@ class Daemon:
         self.life += 1
         self.world.network.hang_up()
 
-    def start(self) -> None:
-        """The next life, from the journal; agents come back one by one."""
+    def start(self, *, forgotten: bool = False) -> None:
+        """The next life, from the journal, whose end may be ``forgotten``; agents come back one by one."""
         self.config = msgspec.structs.replace(self.config, daemon=f"d{self.life}")
-        self.machine, self.past = Machine.restore(self.disk.entries(), self.now, self.config), Past()
+        entries = self.disk.entries()
+        self.machine = Machine.restore(entries, self.now, self.config, forgotten=forgotten)
+        self.past = Past()
         self._check()
         history = self.machine.core.state.history
         self.changes += [

@@ -10,26 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import CheckpointPart, Measured, Ready, StepDone, ToWorker
+from oobleckd.protocol.messages import CheckpointPart, Measured, OpTimes, Ready, StepDone, ToWorker
 from oobleckd.protocol.parts import Counters, DeviceInfo, Outcome, Vote
 from planner.plan import Layout
 from tests.helpers.simpasses import SimPasses
 from tests.helpers.simstore import CPU, SimReducer, SimStore, updated
 from tests.helpers.simtransport import Link, SimPlane, SimTransport
-from worker.commit import Commit
-from worker.device import DeviceProcess, Place
+from worker.commit import Commit, ReplicasDisagree
+from worker.device import DeviceProcess
 from worker.executor import Executor
 from worker.faults import Faults
+from worker.guard import SumsChanged
 from worker.mailbox import Letter, Mailbox
-from worker.passes import Given, Passes
+from worker.passes import Passes
+from worker.place import Place
 from worker.post import TransportPost
 from worker.pulse import Pulse
+from worker.round import Given
 from worker.snapshot import Share
 from worker.tasks import Order, Step
 
@@ -89,7 +93,7 @@ class SimDevice(DeviceProcess):
     def __init__(self, world: World, node: SimNode, name: str) -> None:
         self.world, self.node, self.name = world, node, name
         self.life = f"life-{next(world.lives)}"
-        self.alive, self.busy = True, False
+        self.alive, self.busy, self.busy_s = True, False, 0.0
         self.followed = 0  # tasks of the planner's order
         self.ahead = 0  # layers of forward passes that were run for another device
         self.place = Place(name, "cpu", "host", "", Path())
@@ -99,7 +103,9 @@ class SimDevice(DeviceProcess):
         self.plane: Any = SimPlane()
         self.post = TransportPost(self.transport, self.plane, self.mailbox, CPU)
         self.executor: SimExecutor | None = None
+        self.flips: list[Any] = []
         self.deployment = None
+        self.staging = None
         self.job_id = ""
         # What the agent knows of it, for its Hello: told after every control message, as the real device does.
         self._tell_up()
@@ -190,6 +196,7 @@ class SimDevice(DeviceProcess):
         """Be busy for so many layers' time, then ``act``."""
         self.busy = True
         seconds = self.world.layer_s * layers * self.world.random.uniform(0.8, 1.2) * self.node.slow
+        self.busy_s += seconds
         self.after(seconds, self._worked, act, args)
 
     def after(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
@@ -213,6 +220,11 @@ class SimDevice(DeviceProcess):
             act(*args)
         except Died as died:
             self.world.struck(self, str(died))
+        except (
+            ReplicasDisagree,
+            SumsChanged,
+        ) as error:  # in the middle of a task, which is inside of `_work` on a real device
+            self._distrust(error)
 
     # ------------------------------------------------------------------ in place of processes and torch
 
@@ -221,11 +233,15 @@ class SimDevice(DeviceProcess):
         if isinstance(message, StepDone):
             self.world.early += message.early
             self.world.taken_back += message.taken_back
-            message = msgspec.structs.replace(message, step_s=0.1, busy_s=0.1)
+            message = msgspec.structs.replace(message, step_s=0.1, busy_s=self.busy_s)
+            self.busy_s = 0.0
+        elif isinstance(message, OpTimes):
+            message = msgspec.structs.replace(message, at=0.0)  # the clock of its ops is the world's
         elif isinstance(message, Ready) and self.deployment and self.deployment.message.source == "copy":
             layers = self.deployment.layers.layers() if self.deployment.layers else ()
-            copied = sum(layer not in self.held_layers for layer in layers)
-            message = msgspec.structs.replace(message, copied_bytes=copied)
+            new = [layer for layer in layers if layer not in self.held_layers]
+            staged = sum(layer in self.deployment.staged for layer in new)  # bucket n is of layer n alone
+            message = msgspec.structs.replace(message, copied_bytes=len(new) - staged, staged_bytes=staged)
         if self.alive:
             self.world.checks.says(self, message)
             self.node.from_device(message)
@@ -251,8 +267,8 @@ class SimDevice(DeviceProcess):
 
     def _release(self, *, abandon: bool = True) -> None:
         if self.executor is not None and abandon:
-            self.executor.writer.abandon()
-        self.executor, self.deployment, self.job_id = None, None, ""
+            self.executor.saving.writer.abandon()
+        self.executor, self.deployment, self.staging, self.job_id = None, None, None, ""
         self.post.purge(lambda _: True)
         self._forget(self.transport.peers())
 
@@ -327,6 +343,7 @@ class SimExecutor(Executor):
             sim.name, job_id, job, store, corpus, sim.post, sim.faults, sim.tell, sim.pulse,
             writer=SimWriter(sim),
         )  # fmt: skip
+        self.means = replace(self.means, now=lambda: sim.world.now)
         self.reducer = SimReducer(sim.name, store, sim.post, job.num_micro_batches, job.train.exact)
         self.reducer.world, self.reducer.step = sim.world, lambda: self.counters.step
 

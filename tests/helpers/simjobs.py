@@ -26,11 +26,13 @@ def make_job(
     min_pipeline_nodes: int = 1,
     policy: PolicyName = "oobleck",
     schedule: Schedule | None = None,
+    check_every: int = 1,
+    slow: Literal["report", "drain"] = "report",
 ) -> Job:
     return Job(
         name=name,
         train=Train(steps=steps, global_batch=8, micro_batch=1, sequence=8),
-        fault_tolerance=FaultTolerance(f=f, policy=policy),
+        fault_tolerance=FaultTolerance(f=f, policy=policy, check_every=check_every, slow=slow),
         # With a third more where a copy of the state is held while a checkpoint is written.
         resources=Resources(
             device_memory=memory * 4 // 3 if every else memory,

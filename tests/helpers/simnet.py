@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from oobleckd.core.events import Heard, LinkLost, Tell
 from oobleckd.daemon.connections import Connection, Connections
 from oobleckd.protocol.codec import decode_from_worker, decode_to_worker, encode
-from oobleckd.protocol.messages import Hello
+from oobleckd.protocol.messages import Hello, OpTimes
 from tests.helpers.simagent import SimNode
 from tests.helpers.simtransport import Link
 from worker.mailbox import Letter
@@ -158,7 +158,10 @@ class Network:
         """An agent says something."""
         connection = node.connection
         assert connection is not None
-        connection.up = max(self._arrival(node.name, DAEMON, _AGENTS_S), connection.up)
+        if not isinstance(
+            message, OpTimes
+        ):  # those come right behind their step, and turn the dice for nobody
+            connection.up = max(self._arrival(node.name, DAEMON, _AGENTS_S), connection.up)
         if self.codec:
             message = decode_from_worker(encode(message))
         self.world.at(connection.up, self._in_daemon, self._at_daemon, connection, message)

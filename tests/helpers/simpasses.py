@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from planner.plan import BACKWARD, FORWARD
 from tests.helpers.simstore import CPU, Gradient
-from worker.passes import Given, Means, Passes, Pieces, Work
+from worker.passes import Passes
 from worker.reduce import Reducer
+from worker.round import Given, Means, Pieces, Work
 from worker.tasks import Task
 
 if TYPE_CHECKING:
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
     from tests.helpers.simdevice import SimDevice
 
 _SHARE = {"F": 1.0, "B": 2.0, "I": 1.2, "W": 0.8}  # of a layer's time
-
-
-def _nothing() -> None:
-    """A time is over."""
 
 
 def loss_of(step: int, micro_batch: int) -> float:
@@ -68,6 +65,7 @@ class SimPasses(Passes):
             return self._advance_shadow()
         self.sim.followed += bool(self.board.order)
         self.under_way = self.halted.pop(found, None) or self._begun(*found)
+        self.began_s = self.means.now()
         self._compute(self.under_way)
         return True
 
@@ -75,12 +73,16 @@ class SimPasses(Passes):
         if work.compute():
             self.sim.work(_SHARE[work.kind], self._computed, work)
         else:
-            self.under_way = None
+            self._stopped(work)
+
+    def _stopped(self, work: Work) -> None:
+        self.under_way = None
+        self.note(work.kind, work.task, self.began_s)
 
     def _computed(self, work: Work) -> None:
         """A layer's time is over."""
         if self._halts(work):
-            self.under_way = None
+            self._stopped(work)
         else:
             self._compute(work)
 
@@ -89,7 +91,8 @@ class SimPasses(Passes):
         ran = super()._advance_shadow()
         self.sim.ahead += ran
         if ran:
-            self.sim.work(_SHARE["F"], _nothing)
+            piece = self.pieces.pop()
+            self.sim.work(_SHARE["F"], self.note, piece.kind, piece.task, piece.start_s)
         return ran
 
     def _shadow(self, work: Work) -> Pieces:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from planner.plan import Layers
+from worker.guard import SumsChanged
 from worker.optimizer import clip_scale
 from worker.reduce import Contribution, Reduced, Reducer
 from worker.store import BucketState, Store
@@ -70,6 +71,8 @@ class SimStore(Store):
 
     def __init__(self, world: World) -> None:
         super().__init__(SimSpec(world), CPU)  # type: ignore[arg-type]
+        self.flipped: set[int] = set()  # buckets with a wrong bit
+        self.misadded: set[int] = set()  # buckets whose next total comes out wrong here
         self.world = world
 
     def fresh(self, bucket: int) -> BucketState:
@@ -78,6 +81,9 @@ class SimStore(Store):
     def loaded(self, directory: Any, buckets: Sequence[int]) -> dict[int, BucketState]:
         whole = self.world.complete[str(directory)]
         return {bucket: BucketState([], [], [], whole[bucket]) for bucket in buckets}
+
+    def digest(self, bucket: int) -> int:
+        return super().digest(bucket) ^ (bucket in self.flipped)
 
     def _bind(self, layer: int) -> Any:
         return layer
@@ -106,7 +112,13 @@ class Gradient:
 class SimSum:
     """In place of ``worker.sums.Sum``."""
 
-    tensors: ClassVar[list[Any]] = []
+    flipped = False
+
+    @property
+    def tensors(self) -> list[Any]:
+        if self.flipped:
+            raise SumsChanged("gradient sums have changed in its memory")
+        return []
 
     def zero_(self) -> None:
         pass
@@ -125,6 +137,7 @@ class SimReducer(Reducer):
     """The worker's reducer; norms are the world's. ``step`` tells the present one."""
 
     world: World
+    store: SimStore
     step: Callable[[], int]
 
     def _sum(self, bucket: int) -> Any:
@@ -132,5 +145,7 @@ class SimReducer(Reducer):
 
     def _finish(self, bucket: int, what: Contribution, total: Any) -> Reduced:
         bad = what.nan or what.overflow
-        norms = (0.0,) if bad else (self.world.norm(bucket, self.step()),)
+        wrong = 1e-9 if bucket in self.store.misadded else 0.0
+        self.store.misadded.discard(bucket)
+        norms = (0.0,) if bad else (self.world.norm(bucket, self.step()) + wrong,)
         return Reduced(what, total, [], norms, self.store.buckets[bucket].exponents)

@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from oobleckd.protocol.messages import LinkDown
 from oobleckd.protocol.parts import Peer
 from worker.mailbox import Key, Letter
 
@@ -150,7 +149,7 @@ class SimTransport:
             self.sim.world.network.end(link)
         if address not in self.left:
             self.lost.add(peer)
-            self.sim.tell(LinkDown(self.device, peer, "connection reset"))
+            self.sim._peer_lost(peer, "connection reset")
 
 
 class SimPlane:

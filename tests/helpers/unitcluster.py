@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,6 +43,18 @@ class UnitCluster(Cluster):
         self.box = box
         self.client = Client(box.path("/run/oobleck/oobleckd.sock"))
 
+    def configure(self, text: str) -> None:
+        """Write /etc/oobleck/config.toml."""
+        self.box.run("mkdir", "-p", "/etc/oobleck")
+        self.box.path("/etc/oobleck/config.toml").write_text(text)
+
+    def drop_in(self, unit: str, text: str) -> None:
+        """Change a unit, as ``systemctl edit`` does."""
+        folder = f"/etc/systemd/system/{unit}.d"
+        self.box.run("mkdir", "-p", folder)
+        self.box.path(f"{folder}/test.conf").write_text(text)
+        self.systemctl("daemon-reload")
+
     def ctl(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run oobleckctl in the box, as root."""
         return self.box.run("env", "OMP_NUM_THREADS=1", f"{HOME}/bin/oobleckctl", *args, check=check)
@@ -66,25 +78,31 @@ class UnitCluster(Cluster):
             for node in self.client.nodes()
         }
 
-    def journal(self, unit: str) -> str:
-        """The last lines of a unit's log, for a message."""
+    def journal(self, unit: str, lines: int = 40) -> str:
+        """The last lines of a unit's log."""
         return self.box.run(
-            "journalctl", "--no-pager", "-n", "40", "-o", "cat", "-u", unit, check=False
+            "journalctl", "--no-pager", "-n", str(lines), "-o", "cat", "-u", unit, check=False
         ).stdout
 
 
 @contextmanager
-def installation(folder: Path) -> Iterator[BootBox]:
-    """A box with oobleckd installed for all users in /opt/oobleck, and no unit of it yet."""
-    with BootBox(folder, _BINDS) as box:
+def installation(
+    folder: Path,
+    *,
+    name: str = "box",
+    binds: Mapping[str, Path] | None = None,
+    shares: Mapping[str, Path] | None = None,
+) -> Iterator[BootBox]:
+    """A box with oobleckd installed for all users in /opt/oobleck, and no unit of it yet. ``name`` and what is bound: as for ``BootBox``."""
+    with BootBox(folder, {**_BINDS, **(binds or {})}, name=name, shares=shares) as box:
         python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
         box.run(str(python), "-m", "venv", "--without-pip", HOME)
         purelib = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
         box.path(f"{HOME}/{purelib}/oobleckd.pth").write_text("/opt/checkout\n/opt/packages\n")
         project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-        for name, entry in project["scripts"].items():
+        for command, entry in project["scripts"].items():
             module, function = entry.split(":")
-            script = box.path(f"{HOME}/bin/{name}")
+            script = box.path(f"{HOME}/bin/{command}")
             script.write_text(_SCRIPT.format(module=module, function=function))
             script.chmod(0o755)
         yield box

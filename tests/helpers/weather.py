@@ -18,7 +18,7 @@ from tests.helpers.manners import KEPT, MANNERS, Manner
 from tests.helpers.world import World
 
 _WEIGHTS = {
-    "kill": 5, "vanish": 2, "leave": 1, "device": 2, "spare": 5, "join": 6,
+    "kill": 5, "vanish": 2, "leave": 1, "notice": 2, "device": 2, "spare": 5, "killed again": 10, "join": 6,
     "agent link": 4, "device link": 4, "cut from daemon": 4, "cut between nodes": 3, "partition": 2, "lag": 3,
     "slow": 2, "agent stopped": 2, "node stopped": 2,
     "daemon killed": 4, "daemon killed ahead": 3, "clock jumped": 1, "daemon stopped": 3, "drain": 3, "asked": 3,

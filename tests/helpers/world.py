@@ -201,10 +201,10 @@ class World:
         self.fired.append((device.name, point))
         self.on_strike(device.node.name, int(device.name.rpartition("/")[2]))
 
-    def leave(self, name: str) -> None:
-        """SIGTERM: an orderly goodbye."""
+    def leave(self, name: str, reason: str = "SIGTERM") -> None:
+        """An orderly goodbye, now."""
         node = self.nodes[name]
-        node.to_daemon(Goodbye(node.incarnation, "SIGTERM"))
+        node.to_daemon(Goodbye(node.incarnation, reason))
         node.alive = node.connected = False
         for device in node.devices.values():
             device.alive = False

@@ -1,32 +1,43 @@
-"""The units under a booted systemd: they start, train, survive a restart and a kill of the daemon, and go.
+"""The units under a booted systemd: they start, train, survive restarts, kills and hangs of the daemon, and go.
 
 The tests share one set of services and are one story; the last one takes them down.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from oobleckd.client import Client
+from oobleckd.protocol.api import IncidentView
+from oobleckd.unixhttp import ApiProblem, Unreachable
 from tests.helpers.cluster import tiny_job
 from tests.helpers.unitcluster import UnitCluster
 from tests.host.conftest import NODES
 
 DAEMON = "oobleckd.service"
+SOCKET = "oobleckd.socket"
 WORKERS = [f"oobleck-worker@{node}.service" for node in NODES]
 MOST_EXPOSED = 2.0
+RESTARTS, HANGS = 5, 2
+WATCHDOG_S = 3
+LOG_LINES = 5000
 
 
 def test_units_are_clean(services: UnitCluster) -> None:
-    units = [DAEMON, WORKERS[0], "oobleck-workers.target"]
+    units = [SOCKET, DAEMON, WORKERS[0], "oobleck-workers.target"]
     assert services.box.run("systemd-analyze", "verify", *units).stderr == ""
 
 
-@pytest.mark.parametrize("unit", [DAEMON, WORKERS[0]])
+@pytest.mark.parametrize("unit", [DAEMON, "oobleck-worker@.service"])
 def test_units_are_closed(services: UnitCluster, unit: str) -> None:
-    said = services.box.run("systemd-analyze", "security", "--no-pager", unit).stdout
+    command = ["systemd-analyze", "security", "--offline=yes", "--no-pager", f"/etc/systemd/system/{unit}"]
+    said = services.box.run(*command).stdout
     found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said)
     assert found, said
     assert float(found[1]) <= MOST_EXPOSED, said
@@ -38,30 +49,180 @@ def test_nothing_runs_as_root(services: UnitCluster) -> None:
             assert services.box.run("ps", "-o", "user=", "-p", str(pid)).stdout.strip() == "oobleck"
 
 
-def test_the_daemon_comes_and_goes_and_training_does_not_notice(services: UnitCluster) -> None:
-    job = services.client.submit(tiny_job("units", train={"steps": 120, "global_batch": 6})).id
-    services.at_step(job, 4)
-    workers, daemon = services.pids(), services.property(DAEMON, "MainPID")
-    assert "units-1 running" in services.property(DAEMON, "StatusText")
+_ACTS_EVERY = 25
+"""Questions: some eight acts a second, of twenty that the daemon takes of anybody."""
 
+
+class Asker(threading.Thread):
+    """Asks again and again, to read and to act, and keeps what got no answer."""
+
+    def __init__(self, services: UnitCluster) -> None:
+        super().__init__(daemon=True)
+        # Answered, however long a daemon takes to start on a machine that does much else.
+        self._client = Client(services.client.socket_path, timeout_s=120.0)
+        self._enough = threading.Event()
+        self.answered = 0
+        self.unanswered: list[str] = []
+
+    def run(self) -> None:
+        for number in itertools.count():
+            if self._enough.wait(0.005):
+                return
+            self._ask(self._client.status)
+            if number % _ACTS_EVERY == 0:
+                self._ask(lambda: self._client.drain("nobody"))
+
+    def _ask(self, question: Callable[[], object]) -> None:
+        try:
+            question()
+        except Unreachable as error:
+            self.unanswered.append(error.problem)
+            return
+        except ApiProblem as error:
+            if error.status != 404:  # that there is no such node is an answer
+                self.unanswered.append(error.problem)
+        self.answered += 1
+
+    def end(self) -> None:
+        self._enough.set()
+        self.join(30)
+
+
+@pytest.fixture
+def impatient(services: UnitCluster) -> Iterator[UnitCluster]:
+    """Services whose daemon is expected to give a sign of life within three seconds."""
+    services.drop_in(DAEMON, f"[Service]\nWatchdogSec={WATCHDOG_S}\nTimeoutAbortSec=1\n")
     services.systemctl("restart", DAEMON)
-    restarted = services.property(DAEMON, "MainPID")
-    assert restarted != daemon
     services.usable(len(NODES))
-    assert services.pids() == workers
+    yield services
+    conf = services.box.path(f"/etc/systemd/system/{DAEMON}.d/test.conf")
+    conf.unlink()
+    conf.parent.rmdir()
+    services.systemctl("daemon-reload")
 
-    before = services.client.job(job).step
-    assert before < 120, "the restart came too late to show anything"
-    services.at_step(job, before + 1)
-    services.box.run("kill", "-KILL", restarted)
-    killed = services.until(lambda: _other(services, restarted), "systemd starts the daemon again")
-    assert killed not in {"0", restarted}
-    assert services.property(DAEMON, "NRestarts") == "1"
 
-    view = services.job_in(job, "done")
-    assert (view.step, view.incidents, services.client.incidents()) == (120, 0, ())
+def trains_on(services: UnitCluster, name: str, steps: int, act: Callable[[str], None], times: int) -> None:
+    """``act`` upon the daemon (its pid) again and again while a job is trained: nothing of that shows in workers or results."""
+    job = services.client.submit(tiny_job(name, train={"steps": steps, "global_batch": 6})).id
+    services.at_step(job, 4)
+    workers, before = services.pids(), len(services.client.incidents())
+    status = f"{job} running"  # told every few seconds
+    services.until(lambda: status in services.property(DAEMON, "StatusText") or None, status)
+    for _ in range(times):
+        services.systemctl(
+            "reset-failed", DAEMON
+        )  # ten starts in a minute are the limit, and here they are meant
+        daemon = services.property(DAEMON, "MainPID")
+        act(daemon)
+        services.until(lambda: _other(services, daemon), "another daemon")  # noqa: B023
+        services.usable(len(NODES))
+        assert services.pids() == workers
+        step = services.client.job(job).step
+        assert step < steps, f"{name} was too short to show anything"
+        services.at_step(job, step + 1)
+    view = services.job_in(job, "done", timeout_s=400.0)
+    assert (view.step, view.incidents, len(services.client.incidents())) == (steps, 0, before)
     assert services.pids() == workers
     assert "bit-identical" in services.verify(job)
+
+
+def test_restarts_do_not_disturb_training_and_no_request_is_lost(services: UnitCluster) -> None:
+    asker = Asker(services)
+    asker.start()
+    try:
+        trains_on(
+            services, "restarted", 800, lambda _: services.systemctl("restart", DAEMON) and None, RESTARTS
+        )
+    finally:
+        asker.end()
+    assert asker.unanswered == []
+    assert asker.answered > 10 * RESTARTS
+
+
+def test_kills_do_not_disturb_training(services: UnitCluster) -> None:
+    def kill(daemon: str) -> None:
+        services.box.run("kill", "-KILL", daemon)
+
+    trains_on(services, "killed", 800, kill, RESTARTS)
+
+
+def test_a_daemon_that_hangs_is_replaced_and_training_is_not_disturbed(impatient: UnitCluster) -> None:
+    def stop(daemon: str) -> None:
+        impatient.box.run("kill", "-STOP", daemon)
+
+    trains_on(impatient, "hung", 600, stop, HANGS)
+    assert "Watchdog timeout" in impatient.journal(DAEMON, LOG_LINES)
+
+
+def test_a_daemon_that_is_aborted_says_where_it_stood(services: UnitCluster) -> None:
+    daemon = services.property(DAEMON, "MainPID")
+    services.box.run("kill", "-ABRT", daemon)
+    services.until(lambda: _other(services, daemon), "another daemon")
+    assert "Fatal Python error: Aborted" in services.journal(DAEMON, LOG_LINES)
+    services.usable(len(NODES))
+
+
+def test_who_asks_a_daemon_that_is_stopped_starts_it(services: UnitCluster) -> None:
+    services.systemctl("stop", DAEMON)
+    assert services.unit_state(DAEMON) == "inactive"
+    assert services.client.status().line
+    assert services.unit_state(DAEMON) == "active"
+    services.usable(len(NODES))
+
+
+def test_stopping_a_worker_costs_no_work(services: UnitCluster) -> None:
+    job = services.client.submit(tiny_job("stopped", train={"steps": 200, "global_batch": 6})).id
+    services.at_step(job, 4)
+    before = len(services.client.incidents())
+    services.systemctl("stop", WORKERS[1])
+    (left,) = [node for node in services.client.nodes() if node.name == NODES[1]]
+    assert (left.state, left.reason) == ("left", "left: SIGTERM")
+    assert NODES[1] not in services.client.job(job).nodes
+    services.systemctl("start", WORKERS[1])
+    view = services.job_in(job, "done")
+    assert (view.incidents, len(services.client.incidents())) == (0, before)
+    assert "bit-identical" in services.verify(job)
+    services.usable(len(NODES))
+
+
+def test_the_journal_tells_the_story_of_an_incident(services: UnitCluster) -> None:
+    job = services.client.submit(tiny_job("story", train={"steps": 120, "global_batch": 6})).id
+    victim = services.at_step(job, 4).nodes[0]
+    before = {incident.id for incident in services.client.incidents()}
+    services.box.run("kill", "-KILL", str(services.pids()[victim][0]))
+
+    def closed() -> IncidentView | None:
+        return next((i for i in services.client.incidents() if i.id not in before and not i.open), None)
+
+    incident = services.until(closed, "the incident is over")
+    said = services.box.run(
+        "journalctl", "--no-pager", "--output", "json", f"OOBLECK_INCIDENT={incident.id}"
+    ).stdout.splitlines()
+    entries = [json.loads(line) for line in said]
+    assert incident.id in entries[0]["MESSAGE"]
+    assert victim in entries[0]["MESSAGE"]
+    assert "recovered in" in entries[-1]["MESSAGE"]
+    assert {entry["_SYSTEMD_UNIT"] for entry in entries} == {DAEMON}
+    assert {entry["OOBLECK_JOB"] for entry in entries} == {job}
+    of_agent = services.box.run(
+        "journalctl", "--no-pager", "-o", "cat", f"OOBLECK_NODE={victim}", "-u", "oobleck-worker@*"
+    )
+    assert "connected to the daemon" in of_agent.stdout
+    services.job_in(job, "done")
+    assert "bit-identical" in services.verify(job)
+    services.usable(len(NODES))
+
+
+def test_workers_say_what_they_do(services: UnitCluster) -> None:
+    assert services.property(WORKERS[0], "StatusText").startswith("1 of 1 devices up, no job, daemon tcp://")
+    assert services.property(WORKERS[0], "WatchdogUSec") == "1min"
+
+
+def test_a_dump_has_logs_and_stacks(services: UnitCluster) -> None:
+    services.ctl("debug", "dump", "-o", "/run/dump.tar.gz")
+    names = services.box.run("tar", "--list", "--file", "/run/dump.tar.gz").stdout
+    for name in ("daemon.json", "logs/journal.export", "metrics.txt", "nodes.json"):
+        assert name in names
 
 
 def _other(services: UnitCluster, pid: str) -> str | None:
@@ -88,6 +249,7 @@ def test_a_daemon_that_cannot_be_configured_is_not_tried_again(services: UnitClu
     assert services.unit_state(DAEMON) == "failed"
     assert "hint: did you mean 'beat_s'?" in services.journal(DAEMON)
     services.box.path("/etc/oobleck/config.toml").unlink()
+    services.systemctl("reset-failed", DAEMON, SOCKET)
     services.systemctl("start", DAEMON)
     services.usable(len(NODES))
     assert {services.unit_state(unit) for unit in WORKERS} == {"active"}

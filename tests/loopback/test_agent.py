@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from oobleckd.protocol.messages import (
     Ack,
     Beat,
     DeviceLost,
+    Dismiss,
     Goodbye,
     Hello,
     Inject,
@@ -238,6 +241,96 @@ def test_sigterm_is_an_orderly_leave(daemon: StubDaemon, launch: Launch, injecte
     assert daemon.expect(Goodbye).incarnation == hello.incarnation
     ends.assert_end()
     assert agent.wait(TIMEOUT_S) == 0
+
+
+def test_a_sigterm_with_a_deadline_asks_to_be_let_go(daemon: StubDaemon, launch: Launch) -> None:
+    agent = launch(daemon.endpoint, "--notice-s=600")
+    hello = daemon.ready()
+    daemon.expect(Beat)  # it has heard the Welcome
+    ends = Pids(*device_pids(hello))
+    agent.send_signal(signal.SIGTERM)
+    noticed = daemon.expect(Hello)
+    assert noticed.notice is not None
+    assert noticed.notice.reason == "SIGTERM"
+    assert 500 < noticed.notice.left_s <= 600
+    daemon.tell(Report("n1/0", 4, 1, ()))
+    assert daemon.expect(Progress).epoch == 4, "it works on until it is dismissed"
+    daemon.tell(Dismiss())
+    assert daemon.expect(Goodbye).reason == "SIGTERM"
+    ends.assert_end()
+    assert agent.wait(TIMEOUT_S) == 0
+
+
+def test_systemd_hears_of_an_agent(daemon: StubDaemon, launch: Launch, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(tmp_path / "notify"))
+        notified.settimeout(TIMEOUT_S)
+        agent = launch(daemon.endpoint, NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="300000")
+        assert notified.recv(1000) == b"READY=1"
+        daemon.ready()
+        wanted = f"STATUS=2 of 2 devices up, no job, daemon {daemon.endpoint}\nWATCHDOG=1".encode()
+        while notified.recv(1000) != wanted:
+            pass
+        agent.send_signal(signal.SIGTERM)
+        while not notified.recv(1000).startswith(b"STOPPING=1"):
+            pass
+
+
+def test_a_second_sigterm_means_now_where_it_is_not_the_first_once_more(
+    daemon: StubDaemon, launch: Launch
+) -> None:
+    """Slurm tells a process of its end twice within a tenth of a second."""
+    agent = launch(daemon.endpoint, "--notice-s=600")
+    daemon.ready()
+    daemon.expect(Beat)
+    agent.send_signal(signal.SIGTERM)
+    daemon.expect(Hello)
+    agent.send_signal(signal.SIGTERM)
+    daemon.expect(Beat)
+    assert agent.poll() is None
+    again = threading.Event()
+    asker = threading.Thread(
+        target=lambda: [agent.send_signal(signal.SIGTERM) for _ in iter(lambda: again.wait(0.5), True)]
+    )
+    asker.start()
+    try:
+        assert daemon.expect(Goodbye).reason == "SIGTERM"
+    finally:
+        again.set()
+        asker.join()
+    assert agent.wait(TIMEOUT_S) == 0
+
+
+def test_ctrl_c_means_now(daemon: StubDaemon, launch: Launch) -> None:
+    agent = launch(daemon.endpoint, "--notice-s=600")
+    daemon.ready()
+    daemon.expect(Beat)
+    agent.send_signal(signal.SIGTERM)
+    daemon.expect(Hello)
+    agent.send_signal(signal.SIGINT)
+    assert daemon.expect(Goodbye).reason == "SIGINT"
+    assert agent.wait(TIMEOUT_S) == 0
+
+
+def test_a_deadline_is_kept_whether_the_daemon_answers_or_not(daemon: StubDaemon, launch: Launch) -> None:
+    agent = launch(daemon.endpoint, "--notice-s=0.5")
+    daemon.ready()
+    daemon.expect(Beat)
+    agent.send_signal(signal.SIGTERM)
+    assert daemon.expect(Hello).notice is not None
+    assert daemon.expect(Goodbye).reason == "SIGTERM; its time was up"
+    assert agent.wait(TIMEOUT_S) == 0
+
+
+def test_where_there_is_no_daemon_and_no_job_a_sigterm_means_now(launch: Launch) -> None:
+    deaf = StubDaemon(welcome=False)
+    try:
+        agent = launch(deaf.endpoint, "--notice-s=600", devices=1)
+        deaf.ready()
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(TIMEOUT_S) == 0
+    finally:
+        deaf.close()
 
 
 @pytest.mark.parametrize("how", ["kill -9", "sigkill", "agent-only"])

@@ -144,6 +144,15 @@ async def test_another_protocol_is_refused_even_with_other_fields(world: World) 
 
 
 @pytest.mark.asyncio
+async def test_a_newer_worker_that_also_speaks_ours_is_let_in(world: World) -> None:
+    world.open()
+    agent = world.agent("node-1")
+    newer = msgspec.structs.replace(hello("node-1", protocol=PROTOCOL + 1), oldest=PROTOCOL)
+    agent.say(newer)
+    assert await world.next() == ("node-1", newer)
+
+
+@pytest.mark.asyncio
 async def test_unknown_tags_and_damage_are_counted_and_ignored(world: World) -> None:
     hub = world.open()
     agent = world.agent("node-1")

@@ -7,13 +7,17 @@ import resource
 import signal
 import socket
 import subprocess
+import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from oobleckd.client import Client
 from oobleckd.daemon import keys
 from oobleckd.protocol.messages import Refused, Welcome
-from oobleckd.unixhttp import ApiProblem, Unreachable
+from oobleckd.unixhttp import ApiProblem, ClientError, Unreachable
 from tests.helpers.agents import hello
 from tests.helpers.daemons import command, daemon
 
@@ -108,13 +112,17 @@ def test_a_full_disk_holds_answers_back_and_loses_none(tmp_path: Path) -> None:
         assert "cannot be written" in caught.value.problem
         assert not client.healthy()
         assert "cannot be written" in client.status().line
-        notice = next(stream)
-        assert (notice.kind, notice.level) == ("daemon", "error")
+        notice = next(
+            change for change in stream if change.level == "error"
+        )  # what is kept for replay says so, too
+        assert notice.kind == "daemon"
         assert "oobleck_journal_failing 1.0" in client.metrics()
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        texts = [next(stream).text, next(stream).text]
-        assert any("can be written again" in text for text in texts)
-        assert any("undrain node-1 held" in text for text in texts)
+        wanted = {"the journal can be written again", "undrain node-1 held"}
+        for change in stream:
+            wanted -= {words for words in wanted if words in change.text}
+            if not wanted:
+                break
         assert client.healthy()
         stream.close()
         agent.close()
@@ -139,10 +147,7 @@ def test_a_socket_of_systemd_is_served(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "d.sock"))
         listening.listen()
-        # What systemd does between fork and exec: the socket becomes number 3, and the pid is the child's own.
-        script = 'exec 3<&"$0"; export LISTEN_FDS=1 LISTEN_PID=$$; exec "$@"'
-        words = ["bash", "-c", script, str(listening.fileno()), *command(tmp_path)]
-        process = subprocess.Popen(words, pass_fds=[listening.fileno()], stderr=subprocess.PIPE)
+        process = activated(tmp_path, listening)
         try:
             client = socket.socket(socket.AF_UNIX)
             with client:
@@ -154,4 +159,93 @@ def test_a_socket_of_systemd_is_served(tmp_path: Path) -> None:
             assert process.wait(120) == 0
         finally:
             process.kill()
-            process.communicate()
+            process.wait()
+
+
+def activated(folder: Path, listening: socket.socket) -> subprocess.Popen[bytes]:
+    """A daemon on systemd's socket. What systemd does between fork and exec: it becomes number 3, and the pid is the child's own."""
+    script = 'exec 3<&"$0"; export LISTEN_FDS=1 LISTEN_PID=$$; exec "$@"'
+    words = ["bash", "-c", script, str(listening.fileno()), *command(folder)]
+    return subprocess.Popen(words, pass_fds=[listening.fileno()], stderr=subprocess.DEVNULL)
+
+
+def test_requests_across_a_restart_are_answered(tmp_path: Path) -> None:
+    asked, enough, unanswered = 0, threading.Event(), []
+    client = Client(tmp_path / "d.sock", timeout_s=120.0)
+
+    def ask() -> None:
+        nonlocal asked
+        while not enough.wait(0.002):
+            try:
+                client.status()
+            except ClientError as error:
+                unanswered.append(error.problem)
+            asked += 1
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "d.sock"))
+        listening.listen(128)
+        process = activated(tmp_path, listening)
+        asker = threading.Thread(target=ask, daemon=True)
+        try:
+            assert client.status().line == "0 nodes, no job"
+            asker.start()
+            for how in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
+                before = client.status().daemon
+                process.send_signal(how)
+                process.wait(120)
+                process = activated(tmp_path, listening)
+                assert client.status().daemon != before
+                answered = asked
+                while asked < answered + 4:  # each of these is an answer, too
+                    client.status()
+            enough.set()
+            asker.join(120)
+        finally:
+            enough.set()
+            process.kill()
+            process.wait()
+    assert asked > 10
+    assert unanswered == []
+
+
+def test_an_aborted_daemon_leaves_its_stacks(tmp_path: Path) -> None:
+    with daemon(tmp_path) as running:
+        running.process.send_signal(signal.SIGABRT)
+        assert running.log_until("Fatal Python error: Aborted")
+        assert running.log_until("most recent call first")
+
+
+def test_metrics_on_a_port_of_this_machine(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with daemon(tmp_path, "--metrics", address) as running:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=120) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            assert b"oobleck_build_info{version=" in answer.read()
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"http://{address}/v1/jobs", timeout=120)
+        assert caught.value.code == 404
+        caught.value.close()
+        taken = subprocess.run(
+            command(tmp_path / "other", "--metrics", address),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert taken.returncode == 1
+        assert "Traceback" not in taken.stderr
+        assert "--metrics" in taken.stderr
+        assert running.stop() == 0
+
+
+def test_the_daemon_shows_where_it_stands(tmp_path: Path) -> None:
+    with daemon(tmp_path) as running:
+        found = running.client.debug()
+        assert "MainThread" in found.threads
+        assert found.tasks["loop"]
+        assert found.counters["events"] >= 0
+        assert found.journal == str(tmp_path / "state" / "journal.sqlite")
+        assert running.stop() == 0

@@ -65,6 +65,44 @@ def test_six_down_to_two_and_back_without_losing_a_step(cluster: Cluster) -> Non
     cluster.verify(job)
 
 
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[Cluster]:
+    """Four nodes whose SIGTERM leaves them a minute."""
+    cluster = Cluster(tmp_path, 4)
+    cluster.env["OOBLECK_NOTICE_S"] = "60"
+    with cluster:
+        yield cluster
+
+
+def test_a_node_with_notice_is_out_of_the_plan_before_it_goes(patient: Cluster) -> None:
+    job = patient.client.submit(tiny_job("notice", train={"steps": 60})).id
+    leaving = patient.at_step(job, 5).nodes[0]
+    patient.terminate(leaving)
+    settled(patient, job, 3)
+    patient.until(lambda: leaving not in patient.home.alive() or None, f"{leaving} has left")
+    (node,) = [view for view in patient.client.nodes() if view.name == leaving]
+    assert (node.state, node.reason) == ("left", "left: SIGTERM")
+    done = patient.job_in(job, "done")
+    assert (done.incidents, done.steps_lost, patient.client.incidents()) == (0, 0, ())
+    patient.verify(job)
+
+
+def test_all_of_a_cluster_with_notice_leave_their_state_in_a_checkpoint(patient: Cluster) -> None:
+    """What a batch system does that wants its machines back; they return, and nothing was lost."""
+    job = patient.client.submit(tiny_job("preempted", train={"steps": 60})).id
+    nodes = patient.at_step(job, 5).nodes
+    for node in nodes:
+        patient.terminate(node)
+    waiting = patient.job_in(job, "waiting")
+    assert 5 <= waiting.step < 60
+    patient.until(lambda: not set(nodes) & patient.home.alive().keys() or None, "all have left")
+    for node in nodes:
+        patient.ctl("start-node", node)
+    done = patient.job_in(job, "done")
+    assert (done.incidents, done.steps_lost) == (0, 0)
+    patient.verify(job)
+
+
 def test_the_last_copy_lost_goes_back_to_the_checkpoint_and_says_how_far(cluster: Cluster) -> None:
     spec = tiny_job(
         "back",

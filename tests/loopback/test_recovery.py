@@ -1,7 +1,8 @@
 """The two promises on a real cluster: kills in every phase of a step, and kill -9 of the daemon.
 
 ``make chaos-matrix`` runs every cell and ``make chaos`` random ones; here is a subset in which every pair of
-(phase, victim, number of deaths, policy, form of the pipeline, update) still occurs.
+(phase, victim, number of deaths, policy, form of the pipeline, update) still occurs, and
+each death while copies are made beforehand.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from oobleckd.protocol.api import IncidentView
 from tests.helpers.chaos import daemon_seed, random_seed
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import Manner
-from tests.helpers.matrix import NODES, Cell, every_cell, pairwise, run_cell
+from tests.helpers.matrix import NODES, Cell, every_cell, pairwise, run_cell, some_preparing_cells
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.mark.parametrize("cell", pairwise(every_cell()), ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    "cell", [*pairwise(every_cell()), *some_preparing_cells()], ids=lambda cell: cell.name
+)
 def test_kill_matrix(cluster: Cluster, cell: Cell) -> None:
     cluster.heal()
     run_cell(cluster, cell)

@@ -45,7 +45,7 @@ def test_where_copies_take_longer_than_the_next_loss_is_away_nothing_moves():
     until_closed(world)
     (incident,) = world.incidents()
     assert incident.reason.startswith("re-route and stay: ")
-    assert incident.copied_bytes == 0
+    assert (incident.copied_bytes, incident.sources) == (0, ())
     assert all(not entry.layout or not entry.plan.idle for entry in written(world, LayoutDeployed)[before:])
     world.run(lambda: world.state() == "done")
 

@@ -48,6 +48,10 @@ def test_one_node_lost(seed, silent):
     assert 0 < incident.committed_s < incident.total_s
     assert incident.layer_gradients < incident.step_layer_gradients
     assert incident.copied_bytes > 0
+    sent = [source.num_bytes for source in incident.sources]
+    assert sent
+    assert sent == sorted(sent, reverse=True)
+    assert "n02" not in {node_of(source.device) for source in incident.sources}
     assert incident.reason
     assert "n02" not in world.view().nodes
 

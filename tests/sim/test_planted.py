@@ -25,7 +25,6 @@ from oobleckd.daemon.waiting import Told, Waiting
 from oobleckd.protocol.messages import Progress, Release, StepDone
 from planner.plan import node_of
 from tests.helpers import weather
-from tests.helpers.manners import MANNERS
 from worker.commit import Commit
 from worker.device import DeviceProcess
 from worker.executor import Executor
@@ -222,20 +221,13 @@ BUGS: tuple[Plant, ...] = (
     leases_run_while_we_sleep, no_gap_after_a_restart, nothing_waits_for_the_disk,
 )  # fmt: skip
 
-ANSWERING = tuple(manner for manner in MANNERS if manner.policy in {"oobleck", "slipstream"})
-UNDER = {old_answers_count: ANSWERING}
-"""Bugs that are looked for where every loss is asked about: of two losses at once few are, where policies take turns."""
-
 
 @pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
 def test_it_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     for seed in range(SEEDS):
-        forecast, manners = weather.forecast(seed), UNDER.get(plant)
-        if manners is not None:
-            forecast = replace(forecast, manner=manners[seed % len(manners)])
         try:
-            weather.run(forecast)
+            weather.run(weather.forecast(seed))
         except weather.VIOLATIONS as error:
             print(f"{plant.__name__}: seed {seed}: {type(error).__name__}: {error}".partition("\n")[0])
             return

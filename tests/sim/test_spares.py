@@ -141,6 +141,7 @@ def break_a_copy(world, earlier=0):
     world.run(deploying)
     joining = world.nodes["n02"].devices["n02/0"]
     joining.deployment.awaited.add(-1)
+    joining.deployment.coming[-1] = "n01/0"
     world.nodes["n01"].devices["n01/0"].tell(LinkDown("n01/0", "n02/0", "timed out"))
     return joining.deployment.message.epoch
 

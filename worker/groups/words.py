@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 from torch import Tensor
 
+from oobleckd.protocol.unreadable import UNREADABLE
 from worker import wire
 from worker.mailbox import Key
 
@@ -88,7 +89,7 @@ def decode(data: bytes) -> Any:
     """The inverse. Raises WireError."""
     try:
         word: Any = _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise wire.WireError(f"no word about groups: {error}") from error
     return word
 

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from oobleckd.protocol.unreadable import UNREADABLE
 from worker.errors import UserError
 from worker.models.layer import hash63
 
@@ -89,7 +90,7 @@ class Folder:
         if index.exists():
             try:
                 names = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 raise UserError(
                     f"model.checkpoint: {index} is damaged: {error}", "download the folder again"
                 ) from error

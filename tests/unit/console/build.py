@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from console.model import Fetched, Heard, History
+from console.facts import Fetched, Heard, History
 from oobleckd.protocol.api import (
     Change,
     IncidentView,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from console import app
+from console import app, bundle, themes
 from tests.helpers.api_server import Api, serving, status_view
-from tests.unit.console import build
+from tests.unit.console import build, watching
 from tests.unit.console.test_feed import api
 
 
@@ -63,7 +66,7 @@ def test_no_terminal_is_said_in_one_line(tmp_path: Path) -> None:
 
 def test_no_textual_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "on_terminal", lambda: True)
-    monkeypatch.setitem(sys.modules, "console.tui", None)
+    monkeypatch.setitem(sys.modules, "console.start", None)
     result = run()
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("error: Textual cannot be loaded: ")
@@ -73,3 +76,98 @@ def test_no_textual_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 def test_help_and_version() -> None:
     assert "--once" in run("--help").stdout
     assert run("--version").stdout.startswith("oobleck-console")
+
+
+def test_a_bundle_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "inc-2.json"
+    bundle.write(path, watching.bundle())
+    result = run("--once", "--bundle", str(path), "--socket", str(tmp_path / "none"))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "◀ PAST" in result.stdout
+    assert "inc-2 node-5 (node-4: signal 9) total 2,000 ms" in result.stdout
+
+
+def test_a_bundle_that_cannot_be_shown_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cut.json"
+    path.write_bytes(b'{"version": 1, "made_by"')
+    for words in (("--once", "--bundle", str(path)), ("--bundle", str(path))):
+        monkeypatch.setattr(app, "on_terminal", lambda: True)
+        result = run(*words)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.startswith(f"error: {path} is cut off: ")
+        assert "hint: export it anew" in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_a_time_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
+    result = run("--at", "yesterday", "--socket", str(tmp_path / "s"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: 'yesterday' is no time: say 12:04")
+
+
+def test_the_past_of_a_daemon_that_keeps_none(tmp_path: Path) -> None:
+    with serving(tmp_path / "s", api(tmp_path)):
+        result = run("--once", "--at", "-5m", "--socket", str(tmp_path / "s"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "nothing is at /v1/past" in result.stderr
+
+
+def test_no_server_for_browsers_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "console.web", raising=False)
+    monkeypatch.setitem(sys.modules, "textual_serve.server", None)
+    result = run("--web")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: --web cannot be served: ")
+    assert result.stderr.endswith("\nhint: pip install 'oobleckd[web]'\n")
+
+
+def test_a_browser_gets_the_same_console_but_may_not_act(monkeypatch: pytest.MonkeyPatch) -> None:
+    from console import web
+
+    made: list[web.ConsoleServer] = []
+
+    def serve(server: web.ConsoleServer) -> None:
+        made.append(server)
+
+    monkeypatch.setattr(web.ConsoleServer, "serve", serve)
+    words = (
+        "--socket",
+        "a b",
+        "--at",
+        "-5m",
+        "--theme",
+        "light",
+        "--rate",
+        "2",
+        "--ascii",
+        "--web-port",
+        "8123",
+    )
+    result = run("--web", *words)
+    assert (result.exit_code, result.stderr) == (0, "")
+    (server,) = made
+    assert (server.host, server.port) == ("localhost", 8123)
+    program, *rest = shlex.split(server.command)
+    assert (program, rest[:3]) == (sys.executable, ["-m", "console.app", "--read-only"])
+    assert rest[3:] == ["--socket=a b", "--at=-5m", "--theme=light", "--rate=2.0", "--ascii"]
+
+
+def test_a_port_that_is_taken_is_said_in_one_line() -> None:
+    command = [sys.executable, "-m", "console.app", "--web", "--web-port"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = subprocess.run([*command, port], capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 1
+    assert "cannot be used: " in result.stderr
+    assert result.stderr.endswith("\nhint: choose another: --web-port PORT\n")
+    assert "Traceback" not in result.stderr
+
+
+def test_a_driver_of_textual_stands_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not app.on_terminal()
+    monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.web_driver:WebDriver")
+    assert app.on_terminal()
+
+
+def test_the_options_name_the_themes_there_are() -> None:
+    assert app.THEMES == themes.THEMES

@@ -9,8 +9,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
 
+import pytest
+
+from console.facts import AnyFact, Away, Fetched, Heard, History
 from console.feed import ALL, NODES_AT_FULL_RATE, OPEN_INCIDENT_S, PERIODS_S, TOUCHES, Feed, fetch_once
-from console.model import AnyFact, Away, Fetched, Heard, History, View, fold
+from console.model import View, fold
 from oobleckd.client import Client
 from tests.helpers.api_server import Api, node_view, serving, status_view
 from tests.unit.console import build
@@ -96,10 +99,26 @@ def test_a_large_cluster_is_fetched_less_often_but_its_daemon_watched_as_closely
         told: list[AnyFact] = []
         feed = Feed(Client(tmp_path / "s"), told.append, lambda: build.NOW)
         feed._fetch()
-        feed._hasten(ALL)
+        feed._hasten(ALL, at_once=True)
         feed._fetch()
     due = {name: at - build.NOW for name, at in feed._due.items()}
     assert (due["status"], due["nodes"]) == (PERIODS_S["status"], 4 * PERIODS_S["nodes"])
+
+
+def test_a_large_list_is_not_fetched_again_at_every_change(tmp_path: Path) -> None:
+    many, now = api(tmp_path), build.NOW
+    many.nodes = [node_view(f"node-{number}") for number in range(4 * NODES_AT_FULL_RATE)]
+    with serving(tmp_path / "s", many):
+        told: list[AnyFact] = []
+        feed = Feed(Client(tmp_path / "s"), told.append, lambda: now)
+        feed._fetch()
+        for passed_s in (0.0, 1.1, 2.1):
+            now = build.NOW + passed_s
+            feed._hasten({"nodes", "incidents"})
+            feed._fetch()
+    fetched = [fact for fact in told if isinstance(fact, Fetched)]
+    assert [fact.at - build.NOW for fact in fetched if fact.nodes is not None] == [0.0, pytest.approx(2.1)]
+    assert len([fact for fact in fetched if fact.incidents is not None]) == 4
 
 
 def test_an_open_incident_is_fetched_while_it_lasts(tmp_path: Path) -> None:

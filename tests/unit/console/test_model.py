@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
-from console.model import EVENTS_KEPT, STEPS_KEPT, Away, View, fold, shown_job
+from console.facts import Away
+from console.model import EVENTS_KEPT, STEPS_KEPT, View, fold, shown_job
 from oobleckd.protocol.api import JobView
 from tests.unit.console.build import (
     NOW,
@@ -171,3 +173,13 @@ def test_the_job_shown_is_at_work_or_next_or_last(states: list[JobView], shown: 
 
 def test_facts_are_the_api_structs_as_they_are() -> None:
     assert LIVE.nodes == nodes()
+
+
+def test_a_loss_is_seen_before_the_list_of_nodes_comes_again() -> None:
+    told = change(9, "node", "node-2 lost: signal 9", level="warn", node="node-2")
+    old = fold(LIVE, [heard(told)])
+    assert {node.name: node.state for node in old.nodes}["node-2"] == "active", "the answers are newer"
+    view = fold(LIVE, [heard(msgspec.structs.replace(told, at=NOW + 1.0))])
+    states = {node.name: (node.state, node.reason) for node in view.nodes}
+    assert states["node-2"] == ("lost", "signal 9")
+    assert {node.name: node.state for node in fold(view, [fetched(at=NOW + 2.0)]).nodes}["node-2"] == "active"

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from console.model import Away, Point, View, fold
+from console.facts import Away
+from console.model import Point, View, fold
+from console.themes import COLOURED, PLAIN
 from console.widgets import events, nodes, pipelines, recovery, templates, training, verdict
-from console.widgets.panel import COLOURED, PLAIN, Painter
+from console.widgets.panel import Painter
 from oobleckd.draw.lines import Line, framed, length, plain
 from oobleckd.protocol.api import PhaseView
 from tests.helpers.api_server import node_view
@@ -59,7 +61,7 @@ def test_every_panel_stays_in_its_frame_at_any_size(paint: Painter, view: View) 
         assert len(painted) <= height
         assert all(length(line) <= width for line in painted), (width, height, said(painted))
         assert said(painted).replace("\n", "").isprintable()
-        assert {role for line in painted for _, role in line} <= COLOURED.keys() == PLAIN.keys()
+        assert {role for line in painted for _, role in line} <= COLOURED["dark"].keys() == PLAIN.keys()
 
 
 # --------------------------------------------------------------------------- verdict

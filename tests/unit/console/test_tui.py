@@ -11,12 +11,13 @@ import pytest
 from textual.filter import NoColor
 from textual.pilot import Pilot
 
+from console.facts import AnyFact, Away, Wants
 from console.feed import Feed
-from console.model import AnyFact, Away
 from console.screens.help import Help
 from console.screens.overview import Overview
+from console.themes import COLOURED
 from console.tui import ConsoleApp
-from console.widgets.panel import COLOURED, Panel
+from console.widgets.panel import Panel
 from oobleckd.client import Client
 from tests.helpers.api_server import serving
 from tests.unit.console.build import NOW, change, facts, fetched, heard, incident
@@ -32,11 +33,15 @@ class Told:
     def __init__(self) -> None:
         self.threads: tuple[Callable[[], None], ...] = ()
         self.closed = False
+        self.wanted = Wants()
         self.deliver: Callable[[AnyFact], None] = lambda _fact: None
 
     def open(self, deliver: Callable[[AnyFact], None]) -> Told:
         self.deliver = deliver
         return self
+
+    def want(self, wants: Wants) -> None:
+        self.wanted = wants
 
     def close(self) -> None:
         self.closed = True
@@ -97,7 +102,7 @@ async def test_live_at_three_sizes(size: tuple[int, int]) -> None:
 async def test_every_panel_is_on_the_screen_and_none_over_another(size: tuple[int, int]) -> None:
     async with shown(size, *facts()) as (console, _):
         regions = [panel.region for panel in console.app.query(Panel) if panel.display]
-        assert sum(region.area for region in regions) == size[0] * (size[1] - 1)
+        assert sum(region.area for region in regions) == size[0] * size[1]
         assert all(console.app.screen.region.contains_region(region) for region in regions)
         assert not any(a.overlaps(b) for a in regions for b in regions if a is not b)
 
@@ -112,7 +117,7 @@ async def test_a_lost_daemon_greys_the_last_state_and_says_its_age(size: tuple[i
         assert "daemon away, training goes on" in console.drawn("verdict")
         assert "last word 12 s ago" in console.drawn("verdict")
         assert "✗ node-4" in console.drawn("nodes")
-        grey = COLOURED["dim"].color
+        grey = COLOURED["dark"]["dim"].color
         for name in ("nodes", "pipelines", "recovery", "events"):
             styles = [s.style for s in console.panel(name).render_line(0) if s.text.strip() and s.style]
             assert {style.color for style in styles} == {grey}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from oobleckd.core.decide import Decision, LostLayers, Standing, decide
+from oobleckd.core.decide import Decision, Disagreement, LostLayers, Standing, decide
+from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.messages import Progress
 from oobleckd.protocol.parts import Counters, Flags, Vote
 from planner.plan import Layers, Layout, Range, Route, Segment, standing_routes
@@ -204,3 +205,19 @@ def test_a_second_loss_is_repaired_in_the_routes_of_the_round_and_detours_are_ma
 def test_without_go_on_the_detours_in_force_stay_until_the_new_layout():
     standing = Standing(None, (), go_on=False)
     assert going_on(answer("b/0"), answer("c/0"), standing=standing).detours is None
+
+
+def test_survivors_with_different_bits_commit_nothing():
+    """Each is asked about what it holds itself: of what it has only heard of others nothing is believed twice."""
+    found = verdict(
+        answer("b/0", vote=vote(2, 3, digests={0: 9, 2: 5, 3: 6})),
+        answer("c/0", vote=vote(0, 1, 2, 3, 4, digests={0: 1, 2: 5, 3: 7})),
+    )
+    assert found == Disagreement(Counters(7, 7, 7), (Odd("state", 3, {"b/0": 6, "c/0": 7}),))
+    found = verdict(
+        answer("b/0", vote=vote(2, 3, digests={0: 9, 2: 5})),
+        answer("c/0", vote=vote(0, 1, 2, 3, 4, digests={0: 1, 2: 5})),
+    )
+    assert isinstance(found, Decision)
+    assert found.commit is not None
+    assert found.commit.digests[2] == 5

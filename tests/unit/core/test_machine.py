@@ -292,3 +292,13 @@ def test_a_guest_of_another_job_is_released(world):
     assert told_releases(hear(world, Hello(PROTOCOL, "n09", "1", "host", True, (info,)), "n09")) == [
         ("n09", "n09/0")
     ]
+
+
+def test_a_worker_that_speaks_a_range_is_answered_in_what_both_speak():
+    machine = Machine(Config())
+    hello = Hello(PROTOCOL + 2, "n1", "1", "host", True, (), oldest=PROTOCOL - 1)
+    (welcome,) = [c.message for c in machine.handle(Heard("n1", hello), 1.0) if isinstance(c, Tell)]
+    assert welcome.protocol == PROTOCOL
+    hello = Hello(PROTOCOL + 2, "n2", "1", "host", True, (), oldest=PROTOCOL + 1)
+    (refused,) = [c.message for c in machine.handle(Heard("n2", hello), 1.0) if isinstance(c, Tell)]
+    assert f"and this worker {PROTOCOL + 1} to {PROTOCOL + 2}" in refused.reason

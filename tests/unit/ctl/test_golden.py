@@ -16,16 +16,19 @@ from oobleckd.protocol.api import Change, LayerRange, PipelineView, TemplateView
 from tests.helpers.api_server import Api, job_view, node_view, serving, status_view
 from tests.unit.ctl.conftest import Ctl
 from tests.unit.ctl.test_verbs import INCIDENT
+from tests.unit.ctl.test_watch import watched
 
 GOLDEN = Path(__file__).with_name("golden.json")
 COMMANDS = (
     "status", "get jobs", "get nodes", "get pipelines", "get templates", "get incidents",
     "describe job small", "describe node node-1", "describe incident inc-1", "events", "story node:node-1",
-    "wait small --for state=done", "pause small", "config show",
+    "wait small --for state=done", "pause small", "config show", "get layers", "get goodput",
+    "describe schedule small", "what-if --without node-2",
 )  # fmt: skip
 
 
 def filled(api: Api) -> None:
+    watched(api)
     stages = (LayerRange("node-1/0", 0, 4), LayerRange("node-2/0", 4, 5))
     pipeline = PipelineView(0, ("node-1", "node-2"), stages, (0, 1))
     api.jobs = [job_view(pipelines=(pipeline,))]

@@ -123,6 +123,12 @@ def test_other_texts_are_not_comparable(cluster: Ctl) -> None:
     assert "not comparable: different texts" in result.stderr
 
 
+def test_a_daemon_that_knows_no_node_any_more(cluster: Ctl) -> None:
+    assert cluster("verify", "job-1").exit_code == 0
+    cluster.api.nodes = []
+    assert "bit-identical" in cluster("verify", "job-1").stdout
+
+
 def test_mixed_kinds_of_devices_are_not_comparable(cluster: Ctl) -> None:
     cluster.api.nodes.append(node_view("node-2", kinds=("cuda",)))
     result = cluster("verify", "job-1")

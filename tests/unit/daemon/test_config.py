@@ -74,6 +74,9 @@ def test_booleans_of_the_environment(text: str, value: bool) -> None:
         ("[daemon]\nendpoint = 'here'\n", "endpoint = 'here' is none", "tcp://"),
         ("[daemon]\nendpoint = 'tcp://127.0.0.1'\n", "has no port", "tcp://"),
         ("[daemon]\nendpoint = 'tcp://0.0.0.0:1'\ncurve = false\n", "beyond this machine", "keygen"),
+        ("[daemon]\nmetrics = '0.0.0.0:9464'\n", "would be read by everybody", "127.0.0.1"),
+        ("[daemon]\nmetrics = 'here'\n", "metrics = 'here' has no port", "127.0.0.1:9464"),
+        ("[daemon]\ntraces = 'collector:4318'\n", "is no URL", "http://127.0.0.1:4318"),
     ],
 )
 def test_errors_say_where_what_and_what_next(tmp_path: Path, text: str, problem: str, hint: str) -> None:

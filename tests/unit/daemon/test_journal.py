@@ -172,10 +172,6 @@ def test_unusable_folders_and_files_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="cannot be used") as caught:
         Journal(tmp_path / "file", step_of=step_of, on_trouble=Troubles())
     assert "--state" in caught.value.hint
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged/journal.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(JournalError, match="cannot be read"):
-        Journal(tmp_path / "damaged", step_of=step_of, on_trouble=Troubles())
 
 
 def test_entries_of_another_version_are_an_error(tmp_path: Path) -> None:
@@ -186,6 +182,9 @@ def test_entries_of_another_version_are_an_error(tmp_path: Path) -> None:
         database = sqlite3.connect(journal.path)
         with closing(database), database:
             database.execute("UPDATE meta SET value = 99 WHERE key = 'format'")
+    (
+        tmp_path / "journal.copy"
+    ).unlink()  # which says the format, too: else the number would be taken for damage
     with pytest.raises(JournalError, match="format 99"):
         Journal(tmp_path, step_of=step_of, on_trouble=Troubles())
 

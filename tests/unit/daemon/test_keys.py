@@ -82,3 +82,20 @@ def test_what_root_makes_belongs_to_the_owner_of_the_folder(tmp_path: Path) -> N
     found = sorted(folder.rglob("*"))
     assert len(found) == 6
     assert {(path.stat().st_uid, path.stat().st_gid) for path in found} == {(12345, 12346)}
+
+
+def test_a_pair_that_is_kept_elsewhere_is_taken_and_its_public_key_is_there(tmp_path: Path) -> None:
+    pair = keys.make_server_keys(tmp_path / "store")
+    given = keys.server_secret_path(tmp_path / "store")
+    assert keys.make_server_keys(tmp_path / "keys", given) == pair
+    assert keys.load_public(keys.server_public_path(tmp_path / "keys")) == pair.public
+    assert not keys.server_secret_path(tmp_path / "keys").exists()
+    assert keys.has_server_keys(tmp_path / "keys")
+
+
+def test_a_folder_in_which_nothing_is_missing_is_not_written_to(tmp_path: Path) -> None:
+    keys.make_server_keys(tmp_path)
+    public = keys.server_public_path(tmp_path)
+    before = public.stat()
+    keys.make_server_keys(tmp_path)
+    assert public.stat().st_ino == before.st_ino

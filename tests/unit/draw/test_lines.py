@@ -26,7 +26,7 @@ def test_words_are_not_broken_and_the_rest_is_marked() -> None:
     assert lines.wrapped("one two", 9, 2) == ["one two"]
 
 
-@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 60))
+@given(st.floats(0, 1) | st.floats(), st.floats(0, 1) | st.floats(), st.integers(1, 60))
 def test_a_bar_stays_in_its_cells_and_is_never_invisible(a: float, b: float, width: int) -> None:
     drawn = lines.bar(min(a, b), max(a, b), width)
     assert len(drawn) <= width

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.beforehand import caught_up_s
+from planner.costs import copy_bytes
 from planner.plan import Plan, node_of
 from planner.policies import adapt, policy, prepare
 from planner.policies.adaptive import STOP_STEPS
 from planner.policy import PlanError, Proposal, Setup, Situation
 from planner.transfer import copy_s
-from tests.unit.planner.build import even_profile, setup_of
+from tests.unit.planner.build import even_profile, profile_of, setup_of
 from tests.unit.planner.test_oobleck import alive, n0_of_2
 from tests.unit.planner.test_slipstream import check, places, started
 
@@ -163,3 +165,80 @@ def _kept(plan: Plan) -> int:
     holdings = plan.holdings()
     layers = {layer for held in holdings.values() for layer in held.layers()}
     return min(len({node_of(d) for d, held in holdings.items() if layer in held}) for layer in layers) - 1
+
+
+def stepwise(copy_steps: float, **more: int) -> tuple[Setup, Plan]:
+    """Three pipelines of four, without a bound on memory, and links on which a stage of two layers takes so many steps to copy."""
+    rows = [(1e-3, 2e-3, 10, 20, 0)] * 8  # what links carry in a step takes no time
+    setup = setup_of(profile_of(rows), min_nodes=4, num_micro_batches=24, **({"f": 1, "max_nodes": 7} | more))
+    plan = started(setup, list("abcdefghijkl"))
+    assert [len(p.nodes) for p in plan.pipelines] == [4, 4, 4]
+    stage = sum(copy_bytes(layer) for layer in setup.profile.layers[:2])
+    profile = msgspec.structs.replace(
+        setup.profile, link_latency_s=0.0, link_bytes_per_s=stage / (copy_steps * plan.step_s)
+    )
+    return msgspec.structs.replace(setup, profile=profile), plan
+
+
+def test_copies_are_made_beforehand_where_the_job_loses_little_meanwhile():
+    setup, plan = stepwise(1.6)
+    hurt = asked(setup, plan, "abcdefghijk", horizon_steps=1).plan
+    found = asked(setup, hurt, "abcdefghijkx", horizon_steps=1e5)
+    assert found.reason.startswith("copy beforehand, then ")
+    assert found.beforehand_s > copy_s(found.transfers, setup.profile)
+    at_once = next(
+        way
+        for way in found.rejected
+        if found.reason.startswith(f"copy beforehand, then {way.what.partition(':')[0]}")
+    )
+    assert at_once.cost_s > found.cost_s
+    assert at_once.cost_s - found.cost_s < copy_s(found.transfers, setup.profile)
+
+
+@pytest.mark.parametrize("copy_steps", [0.1, 4.0])
+def test_short_copies_and_those_that_never_catch_up_are_made_in_the_stop(copy_steps: float):
+    setup, plan = stepwise(copy_steps)
+    hurt = asked(setup, plan, "abcdefghijk", horizon_steps=1).plan
+    found = asked(setup, hurt, "abcdefghijkx", horizon_steps=1e5)
+    assert found.transfers
+    assert found.beforehand_s == 0.0
+    assert not any(way.what.startswith("copy beforehand") for way in found.rejected)
+
+
+def test_nothing_is_copied_beforehand_that_the_next_loss_comes_before():
+    setup, plan = stepwise(1.0)
+    hurt = asked(setup, plan, "abcdefghijk", horizon_steps=1).plan
+    found = asked(setup, hurt, "abcdefghijkx", horizon_steps=2)
+    assert found.beforehand_s == 0.0
+    assert not any(way.what.startswith("copy beforehand") for way in found.rejected)
+
+
+def test_whoever_is_to_leave_works_until_the_copies_are_there():
+    """A drain with a node that stands by: steps are as long meanwhile as they will be, so nothing is lost but the switch."""
+    setup, plan = stepwise(1.6)
+    situation = Situation(tuple("abcdefghijkx"), plan.holdings(), tuple(places(plan)), horizon_steps=1e5)
+    found = adapt("adaptive", setup, prepare("adaptive", setup), situation)
+    assert found.reason.startswith("copy beforehand, then ")
+    assert {copy.target for copy in found.transfers} == {"x/0"}
+    copies_s = copy_s(found.transfers, setup.profile)
+    assert found.beforehand_s == pytest.approx(caught_up_s(copies_s, plan.step_s), rel=0.1)
+    what = found.reason.partition(": ")[0].removeprefix("copy beforehand, then ")
+    (at_once,) = [way for way in found.rejected if way.what.partition(":")[0] == what]
+    assert at_once.cost_s - found.cost_s == pytest.approx(copies_s, rel=0.1)
+
+
+def test_whoever_comes_back_has_its_place():
+    setup = moving()
+    plan = started(setup, list("abcdefghijkl"))
+    hurt = asked(setup, plan, "abcdefghijk", horizon_steps=2).plan
+    back = asked(setup, hurt, "abcdefghijkl", horizon_steps=1e5)
+    assert back.reason.startswith("fill vacant places: l gets back what was held")
+    assert places(back.plan) == places(plan)
+
+
+def test_copies_for_whoever_comes_back_are_weighed_by_the_steps_without_it():
+    setup, plan = stepwise(1.6)
+    hurt = asked(setup, plan, "abcdefghijk", horizon_steps=1).plan
+    fresh, back = (asked(setup, hurt, f"abcdefghijk{node}", horizon_steps=1e5) for node in ("x", "l"))
+    assert back.beforehand_s == fresh.beforehand_s > 0
+    assert back.cost_s == pytest.approx(fresh.cost_s)

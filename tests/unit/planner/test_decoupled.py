@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from planner import orders
 from planner.decoupled import best_orders, decoupled, decoupled_plan
 from planner.orders import improve, least_makespan_s, run
 from planner.pipe import Pipe
@@ -85,6 +86,17 @@ def test_the_search_mends_a_poor_order():
     assert found.makespan_s == bound_s
     assert found.ops_left > 0
     assert run(Pipe.of(works), found.orders).makespan_s == bound_s
+
+
+def test_of_a_long_round_the_likeliest_changes_are_tried(monkeypatch: pytest.MonkeyPatch):
+    works = [StageWork(2.0, 3.0, 1.0), StageWork(3.0, 2.0, 2.0), StageWork(1.0, 2.0, 4.0)]
+    poor, size = ("FIWFIWFIWFIW",) * 3, 36
+    bound_s = least_makespan_s(Pipe.of(works), 4)
+    every = improve(Pipe.of(works), poor, 1, bound_s)
+    monkeypatch.setattr(orders, "MOST_A_ROUND", 5 * size)
+    few = improve(Pipe.of(works), poor, 1, bound_s)
+    assert every.ops_left < few.ops_left == 1 - 5 * size
+    assert few.makespan_s <= 56.0
 
 
 def test_orders_that_wait_for_each_other_do_not_run():

@@ -3,12 +3,13 @@
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner import tabu
-from planner.dispatch import READY_FIRST, RULES, RULES_FUSED, dispatch
+from planner.dispatch import READY_FIRST, RULES, RULES_FUSED, RULES_SHUFFLED, dispatch, mirrored
 from planner.makespan import one_f_one_b_s
 from planner.plan import Layers, Layout, Range, Route, Segment, holdings_of
 from planner.policy import Setup
@@ -181,6 +182,20 @@ def test_what_a_rule_dispatches_runs_as_it_was_dispatched(case: tuple[Layout, Se
         ran = run(shop, orders)
         assert ran is not None
         assert found.seconds <= makespan_s(shop, ran) * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(crossings(), st.sampled_from([*RULES_FUSED, *(rule._replace(shuffled=3) for rule in RULES_SHUFFLED)]))
+def test_what_a_rule_makes_from_the_end_runs_too(case: tuple[Layout, Setup], rule: Any):
+    layout, setup = case
+    shop = shop_of(layout, msgspec.structs.replace(setup, decoupled=False))
+    (orders,) = mirrored(shop, rule)
+    assert sorted(op for order in orders for op in order) == list(range(len(shop.seconds)))
+    assert all(shop.fits(device, order) for device, order in enumerate(orders))
+    validate_shop(shop, step_ops(shop, orders))
+    ran = run(shop, orders)
+    assert ran is not None
+    assert least_s(shop) <= makespan_s(shop, ran) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("apart", [False, True])

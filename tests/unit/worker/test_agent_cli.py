@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from zmq.auth import create_certificates
 
 from oobleckd.daemon.keys import make_node_keys, make_server_keys
 from worker import agent
+from worker.clouds import Aws
 from worker.node import AgentConfig
 
 
@@ -52,6 +54,14 @@ def test_the_zone_is_taken_from_the_command_line_or_the_environment(
     assert [seen.zone for seen in config] == ["east", "west"]
 
 
+def test_what_ends_a_node_is_named(tmp_path: Path, config: list[AgentConfig]) -> None:
+    assert invoke(tmp_path, "--notice-s=20", "--notices=aws") == (0, "")
+    assert invoke(tmp_path) == (0, "")
+    assert config[0].notice_s == 20.0
+    assert isinstance(config[0].notices, Aws)
+    assert (config[1].notice_s, config[1].notices) == (0.0, None)
+
+
 def test_keys_are_read(tmp_path: Path, config: list[AgentConfig]) -> None:
     create_certificates(tmp_path, "n1")
     create_certificates(tmp_path, "server")
@@ -69,6 +79,7 @@ def test_keys_are_read(tmp_path: Path, config: list[AgentConfig]) -> None:
         (["--bind=here"], "--bind 'here' is no address"),
         (["--devices=0"], "--devices '0' is no number of devices"),
         (["--devices=two"], "--devices 'two' is no number of devices"),
+        (["--notices=nobody"], "--notices: no source of notices is called 'nobody'"),
         (["--key=missing"], "--server-key is missing"),
         (["--server-key=missing"], "--key is missing"),
         (["--key=missing", "--server-key=missing"], "missing: "),
@@ -118,6 +129,21 @@ def test_a_service_finds_its_folders(
     assert missing.stderr.startswith(
         f"error: {tmp_path}/keys/nodes/n2.key_secret: there is no such key\nhint: make"
     )
+
+
+def test_keys_of_a_service_may_be_credentials(
+    tmp_path: Path, config: list[AgentConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, server = make_node_keys(tmp_path / "made", "n1"), make_server_keys(tmp_path / "made")
+    store = tmp_path / "credentials"
+    store.mkdir()
+    shutil.copy(tmp_path / "made/nodes/n1.key_secret", store / "oobleck.n1.key_secret")
+    shutil.copy(tmp_path / "made/server.key", store / "oobleck.server.key")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(store))
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "empty"))
+    assert invoke(tmp_path) == (0, "")
+    assert config[0].keys is not None
+    assert (config[0].keys.secret, config[0].keys.server) == (node.secret, server.public)
 
 
 def test_usage_is_explained(tmp_path: Path) -> None:

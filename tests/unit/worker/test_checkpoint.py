@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from oobleckd.protocol.checkpoint import Manifest, checkpoints, complete, manifest_of, model_digest
@@ -258,3 +260,49 @@ def test_a_folder_that_was_given_up_meanwhile_is_no_error(spec: ModelSpec, tmp_p
         is None
     )
     assert not directory.exists()
+
+
+class Planted:
+    """A pickle that makes a file where somebody loads it."""
+
+    def __init__(self, trap: Path) -> None:
+        self.trap = trap
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.trap,)
+
+
+def put_in_place(directory: Path, data: bytes, file: str = "") -> Manifest:
+    """``data`` in place of a bucket's file, with a manifest that says so."""
+    manifest = read_manifest(directory)
+    entry = manifest.buckets[0]
+    (directory / entry.file).write_bytes(data)
+    sha256 = hashlib.sha256(data).hexdigest()
+    changed = msgspec.structs.replace(entry, num_bytes=len(data), sha256=sha256, file=file or entry.file)
+    return msgspec.structs.replace(manifest, buckets=(changed, *manifest.buckets[1:]))
+
+
+def test_a_pickle_in_a_checkpoint_is_never_loaded(spec: ModelSpec, tmp_path: Path) -> None:
+    directory, trap = write_all(tmp_path, spec), tmp_path / "trap"
+    for data in (pickle.dumps(Planted(trap)), pickle.dumps(Planted(trap), protocol=0)):
+        with pytest.raises(UserError, match="cannot be read"):
+            read_bucket(directory, put_in_place(directory, data), spec.buckets[0], CPU)
+    assert not trap.exists()
+
+
+def test_a_manifest_that_points_elsewhere_is_refused(spec: ModelSpec, tmp_path: Path) -> None:
+    directory = write_all(tmp_path, spec)
+    for file in ("../bucket", "/etc/passwd", ""):
+        data = (directory / read_manifest(directory).buckets[0].file).read_bytes()
+        changed = put_in_place(directory, data, file or "..")
+        with pytest.raises(UserError, match=r"no name of a file|cannot be read|torn"):
+            read_bucket(directory, changed, spec.buckets[0], CPU)
+
+
+def test_a_file_without_exponents_is_of_another_model(spec: ModelSpec, tmp_path: Path) -> None:
+    directory, bucket = write_all(tmp_path, spec), spec.buckets[0]
+    tensors = {f"{kind}/{key}": torch.zeros(s) for kind in ("param", "exp_avg", "exp_avg_sq") for key, s in zip(bucket.keys, bucket.shapes, strict=True)}  # fmt: skip
+    for metadata in (None, {"exponents": "x"}, {"exponents": str([1] * 99)}):
+        data = save(tensors, metadata)
+        with pytest.raises(UserError, match="exponents of bucket 0"):
+            read_bucket(directory, put_in_place(directory, data), bucket, CPU)

@@ -32,6 +32,7 @@ from worker.framing import read_frame, write_frame
 from worker.link import DeviceLink
 from worker.models import Layer
 from worker.outbox import peek
+from worker.place import Place
 from worker.pulse import Pulse
 from worker.turn import Turn
 
@@ -90,7 +91,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     """Of a device process in this one, that has a job of one device and was told to get ready for it."""
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(device, "DeviceLink", partial(DeviceLink, on_closed=lambda: None))
-    place = device.Place(ME, "cpu", "host", "127.0.0.1", tmp_path)
+    place = Place(ME, "cpu", "host", "127.0.0.1", tmp_path)
     with ours, ExitStack() as ends:
         process = device.DeviceProcess(place, theirs.detach(), Pulse())
         ends.callback(process.transport.close)

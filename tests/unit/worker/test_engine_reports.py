@@ -12,7 +12,8 @@ from tests.helpers.engine import World
 from tests.helpers.engine_jobs import (
     check,
 )
-from worker.passes import Passes, Work
+from worker.passes import Passes
+from worker.round import Work
 
 STAGES_DEEP = {"a": [(0, 3), (3, 6)], "b": [(0, 2), (2, 6)]}
 

@@ -20,7 +20,7 @@ from tests.helpers.engine_jobs import job, ran_ahead
 from worker.executor import Executor
 from worker.measure import measure
 from worker.models import load_spec
-from worker.passes import Graph
+from worker.round import Graph
 from worker.sums import Sum
 
 STAGES = {"a": [(0, 2), (2, 4), (4, 6)]}

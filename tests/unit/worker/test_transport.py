@@ -309,6 +309,38 @@ def test_a_forged_proof_is_refused(make: Make) -> None:
     assert b.transport.counts.refused == 1
 
 
+def test_a_replayed_handshake_is_refused(make: Make) -> None:
+    """Word for word what somebody said who was let in."""
+    b = make("b/0")
+    b.transport.configure({}, SECRET)
+    with dial(b) as sock:
+        write_frame(sock, hello())
+        answer = read_frame(sock)
+        assert answer is not None
+        nonce = msgspec.msgpack.decode(answer)[0]
+        proof = handshake._proof(SECRET, b"connector", hello(), nonce)
+        write_frame(sock, proof)
+        assert read_frame(sock) == b"accepted"
+    with dial(b) as sock:
+        write_frame(sock, hello())
+        assert read_frame(sock) is not None
+        write_frame(sock, proof)
+        assert read_frame(sock) is None
+    assert b.transport.counts.refused == 1
+
+
+def test_the_secret_of_an_old_epoch_opens_nothing(make: Make) -> None:
+    """That of the epoch before still does: a peer may hear of the new one a little later."""
+    b = make("b/0", handshake_s=1)
+    epochs = [bytes([number]) * 32 for number in range(3)]
+    for secret in epochs:
+        b.transport.configure({}, secret)
+    refused(b, "does not know the secret", epochs[0], "b/0")
+    for secret in epochs[1:]:
+        with dial(b) as sock:
+            greet(sock, secret)
+
+
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", frame(b"\xc1"), frame(b"")])
 def test_garbage_is_refused_and_counted(make: Make, garbage: bytes) -> None:
     b = make("b/0")

@@ -1,12 +1,13 @@
-"""What systemd is told and gives: readiness, status line, watchdog, and sockets it opened for us.
+"""What systemd is told and gives: readiness, status line, watchdog, sockets that it opened for us, credentials.
 
-A leaf without state: outside of systemd every call does nothing.
+A leaf without state, for all services: outside of systemd every call does nothing.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 _FIRST_FD = 3
 
@@ -32,6 +33,13 @@ def watchdog_s() -> float | None:
         return None
     usec = os.environ.get("WATCHDOG_USEC", "")
     return int(usec) / 1e6 if usec.isdigit() and int(usec) > 0 else None
+
+
+def credential(name: str) -> Path | None:
+    """The file of a credential (``LoadCredential=``), which this service alone can read; None where it was not given one."""
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    # Where no credential was given the folder may be closed to us, and asking it an error.
+    return Path(folder, name) if folder and os.path.exists(f"{folder}/{name}") else None  # noqa: PTH110
 
 
 def listen_sockets() -> list[socket.socket]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.daemon import sd
+from oobleckd import sd
 from oobleckd.daemon.peers import Peer, may_act, peer_of
 
 
@@ -53,3 +53,12 @@ def test_who_may_act() -> None:
     assert not may_act(Peer(1, 4_000_000, 4_000_000), "no-such-group")
     assert not may_act(Peer(1, 4_000_000, 0), "root"), "a user whom nobody knows"
     assert str(Peer(1, 4_000_000, 0)) == "uid 4000000"
+
+
+def test_a_credential_is_a_file_of_this_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    assert sd.credential("oobleck.server.key") is None
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert sd.credential("oobleck.server.key") is None
+    (tmp_path / "oobleck.server.key").touch()
+    assert sd.credential("oobleck.server.key") == tmp_path / "oobleck.server.key"

@@ -1,0 +1,151 @@
+"""What screens ask for beyond the lists: op times, layers, goodput, what would follow. When to ask, and what came back.
+
+Only what the screen in sight wants is fetched: a schedule of a thousand devices is half a megabyte. A daemon that
+does not know such a question is there all the same, so a refusal is a fact of its own and no absence.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+from console.facts import AnyFact, Refused, Wants, Watched
+from oobleckd.client import Client
+from oobleckd.protocol.api import JobView
+from oobleckd.unixhttp import ApiProblem, BadAnswer
+
+# How old an answer may get while no event touches it, in seconds.
+PERIODS_S = {
+    "schedules": 2.0,
+    "schedule": 2.0,
+    "modelled": 60.0,
+    "layers": 10.0,
+    "goodput": 5.0,
+    "blast": 60.0,
+}
+TOUCHES: dict[str, frozenset[str]] = {
+    "plan": frozenset({"schedules", "schedule", "modelled", "layers", "goodput", "blast"}),
+    "node": frozenset({"layers", "blast"}),
+    "incident": frozenset({"layers", "goodput"}),
+    "gap": frozenset(PERIODS_S),
+}
+# Nodes come and go in bursts, and for an answer about what would follow the daemon has to plan: not again within so many seconds. What is
+# about another plan is asked at once.
+LEAST_S = {"layers": 1.0, "goodput": 1.0, "blast": 3.0}
+AT_ONCE = frozenset({"plan", "gap"})
+# A daemon that refused one of these is asked again, but not at the usual pace.
+REFUSED_S = 15.0
+
+
+class Asked:
+    """The wishes of one console. ``want`` and ``touch`` may be called from any thread, ``answers`` from one.
+
+    ``stretch``: how many times less often than usual, for large clusters.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._wants = Wants()
+        self._due = dict.fromkeys(PERIODS_S, 0.0)
+        self._asked_at = dict.fromkeys(PERIODS_S, 0.0)
+        self.stretch = 1.0
+        self._job = ""
+        self._newest = 0
+        self._shown: tuple[str, int] = ("", 0)
+        self._blasts: set[tuple[str, ...]] = set()
+
+    def want(self, wants: Wants) -> bool:
+        """From now on this. Whether it is anything new."""
+        with self._lock:
+            if wants == self._wants:
+                return False
+            before, self._wants = self._wants, wants
+            fresh = [name for name in ("modelled", "layers", "goodput") if _wanted(wants, name)]
+            self._due |= {name: 0.0 for name in fresh if not _wanted(before, name)}
+            self._due |= dict.fromkeys(("schedules", "schedule", "blast"), 0.0)
+            self._blasts &= set(wants.blasts)  # what is not kept in sight may have been dropped
+            return True
+
+    def touch(self, kind: str) -> None:
+        """A change of ``kind`` was heard: what it touches is old."""
+        touched = TOUCHES.get(kind, frozenset())
+        with self._lock:
+            for name in touched:
+                wait_s = 0.0 if kind in AT_ONCE else LEAST_S.get(name, 0.0) * self.stretch
+                self._due[name] = min(self._due[name], self._asked_at[name] + wait_s)
+            if "blast" in touched:
+                self._blasts.clear()
+
+    def due_at(self) -> float:
+        """When there is something to fetch again, in POSIX seconds."""
+        with self._lock:
+            return min(
+                (at for name, at in self._due.items() if _wanted(self._wants, name)), default=float("inf")
+            )
+
+    def answers(self, job: JobView | None, now: float) -> Iterator[AnyFact]:
+        """What is due by ``now``, one fact each. Raises Unreachable."""
+        if job is None:
+            with self._lock:
+                self._due = {name: now + period_s for name, period_s in PERIODS_S.items()}
+            return
+        if job.id != self._job:
+            self._job, self._newest, self._shown = job.id, 0, ("", 0)
+            self._blasts.clear()
+        with self._lock:
+            wants = self._wants
+            due = [name for name in PERIODS_S if _wanted(wants, name) and self._due[name] <= now]
+            self._due |= {name: now + PERIODS_S[name] * self.stretch for name in due}
+            self._asked_at |= dict.fromkeys(due, now)
+        questions: dict[str, Callable[[Wants, float], Iterator[AnyFact]]] = {
+            "schedules": self._schedules, "schedule": self._schedule, "modelled": self._modelled,
+            "layers": self._layers, "goodput": self._goodput, "blast": self._blast,
+        }  # fmt: skip
+        for name in due:
+            try:
+                yield from questions[name](wants, now)
+            except (ApiProblem, BadAnswer) as error:
+                with self._lock:
+                    self._due[name] = now + REFUSED_S
+                yield Refused(now, name, error.problem)
+
+    def _schedules(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
+        sampled = self._client.schedules(self._job)
+        self._newest = sampled.steps[-1] if sampled.steps else 0
+        yield Watched(now, schedules=sampled)
+
+    def _schedule(self, wants: Wants, now: float) -> Iterator[AnyFact]:
+        """The step that is looked at, once: what was measured does not change any more."""
+        step = wants.step or self._newest
+        if step and (self._job, step) != self._shown:
+            found = self._client.schedule(self._job, step)
+            self._shown = (self._job, step)
+            yield Watched(now, schedule=found)
+
+    def _modelled(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
+        yield Watched(now, modelled=self._client.schedule(self._job, modelled=True))
+
+    def _layers(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
+        yield Watched(now, layers=self._client.layers(self._job))
+
+    def _goodput(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
+        yield Watched(now, goodput=self._client.goodput(self._job))
+
+    def _blast(self, wants: Wants, now: float) -> Iterator[AnyFact]:
+        """Each set of nodes once until the plan is another one: the daemon has to plan for it."""
+        for nodes in wants.blasts:
+            if nodes not in self._blasts:
+                found = self._client.blast(self._job, nodes)
+                self._blasts.add(nodes)
+                yield Watched(now, blast=found)
+
+
+def _wanted(wants: Wants, name: str) -> bool:
+    match name:
+        case "schedules" | "schedule":
+            return wants.schedule
+        case "blast":
+            return bool(wants.blasts)
+        case _:
+            return bool(getattr(wants, name))

@@ -1,0 +1,140 @@
+"""Writes docs/console.md: ``python -m console.docs [FILE]``. Keys, screens and options come from the code.
+
+Owns the page's words around them. A test compares the page with what this would write.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from console import keys
+from console.app import main as command
+from console.commands import WORDS
+from console.keys import Key, ScreenName
+from console.screens.help import LINKS, SIGNS
+
+# The scene and size in which a screen's picture was taken (tests/unit/console/shots.py).
+SEEN: dict[ScreenName, str] = {
+    "overview": "failing-160x46", "nodes": "fleet-160x46", "pipelines": "failing-160x46", "templates": "recovered-120x36",
+    "incidents": "recovered-160x46", "job": "recovered-120x36", "events": "recovered-120x36", "whatif": "recovered-120x36",
+}  # fmt: skip
+_HEAD = """\
+# oobleck-console
+
+Generated from `console/keys.py` and `console/docs.py` by `make docs`; do not edit.
+
+The screen that operators keep open: `oobleck-console`. It finds the daemon as `oobleckctl` does (`--socket PATH`, else `OOBLECK_SOCKET`, else
+the local cluster's, else the service's), and needs nothing but the socket. It shows in a second whether training is safe, what a failure
+did, and what the next one would do. [More pictures](images/README.md): every screen in three sizes, calm, while a node fails, after it,
+with fewer nodes, waiting, without the daemon, of the past. `make pictures` draws them.
+"""
+
+_STATES = """\
+## Bad days
+![The daemon is away](images/console-overview-stale-120x36.png)
+
+- **The daemon is away** (`◌ STALE 12 s`): *training goes on*. The last state stays, greyed, with its age; the console tries again for ever. A
+  daemon that comes back with an empty history begins a new picture.
+- **The daemon is of another version**: what it does not answer is said in the panel that asked; the rest works.
+- **A file that cannot be shown** (cut off, of another format, no incident at all) is one line and exit code 1.
+- **A small terminal**: from 140 x 40, from 100 x 30, from 56 x 16, and below that the one panel that matters most.
+
+Colour never says anything alone: every state has its sign or its word. `NO_COLOR` takes all colours away, `--ascii` the signs; the theme
+`colour-blind` uses the colours of Okabe and Ito.
+
+## The past
+`oobleck-console --at 12:04` begins at a time of the daemon's history and plays; `t` asks for a time at any time, `enter` on an event or an
+incident goes to its moment. `,` and `.` go a second back or on, `<` and `>` half a minute, `space` plays and stops, `esc` comes back to now. On
+Overview and Pipelines `←` and `→` go to the moments of steps whose op times were kept: one each half minute, and every repaired one. What
+happens meanwhile is not lost. `e` on an incident writes it to a file with the minutes around it, and `oobleck-console --bundle FILE` shows that
+file on the same screens, on any machine, without a daemon.
+
+## Acts
+Every act shows its `oobleckctl` command and what the daemon says would follow, and is done after `enter`. Where it stops the job or takes it back
+to a checkpoint, or where the daemon does not know, the job's name has to be typed. `--read-only` refuses all of them; `ctrl+y` copies the
+command instead. In the past nothing can be done.
+
+## In scripts and browsers
+`oobleck-console --once` prints the overview as plain text and ends: 0, or 4 where no daemon can be reached; with `--at` or `--bundle` that of
+the past. Without a terminal and without `--once` it is exit code 2. For data that a program reads, use `oobleckctl get … -o json`.
+`oobleck-console --web` serves the same screens to browsers of this machine (`pip install 'oobleckd[web]'`), always read-only: whoever reaches a
+port is not known, as whoever opens the daemon's socket is. Pages of other sites are refused.
+
+![In a browser](images/console-web.png)
+
+## How it is made
+`feed` (two threads: the event stream, and answers of the API) tells **facts**; so does `replay`, of the daemon's history or of a file.
+`model.fold` adds them up to one frozen `View`, pure and without a clock; **painters** in `widgets/` turn a view and what one looks at into lines,
+pure as well, and only those that are in sight; `tui` folds and paints a few times a second. `widgets/panel` is the only widget (Line API), `themes`
+the only place that knows colours, `screens/places` says what lies where, `keys` knows every key. A step is in its event whole and
+fetches nothing; what another event touches is fetched at once (of more than 250 nodes at most every second for each thousand), the rest every
+2 to 60 s, and what only one screen shows only while that one is in sight.
+
+What every screen looks like is in `tests/unit/console/snapshots`, cell by cell; `make snapshots` writes it anew.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([_HEAD, *_options(), *_screens(), *_everywhere(), _STATES])
+
+
+def _options() -> Iterator[str]:
+    yield "## Options"
+    yield "| Option | Meaning |"
+    yield "|---|---|"
+    context = click.Context(command, info_name="oobleck-console")
+    for option in command.params:
+        record = option.get_help_record(context)
+        if record is not None:
+            yield f"| `{_cell(record[0])}` | {_cell(record[1])} |"
+    yield ""
+
+
+def _screens() -> Iterator[str]:
+    yield "## Screens"
+    for number, name in enumerate(keys.SCREENS, 1):
+        yield f"### `{number}` {keys.TITLES[name]}"
+        yield f"{keys.SUBJECTS[name][0].upper()}{keys.SUBJECTS[name][1:]}.\n"
+        yield f"![{keys.TITLES[name]}](images/console-{name}-{SEEN[name]}.png)\n"
+        yield from _table((*keys.of(name), *(keys.of("list") if name in keys.LISTS else ())))
+        if signs := SIGNS.get(name):
+            yield "Signs: " + "; ".join(f"`{sign}` {what}" for sign, what in signs) + ".\n"
+
+
+def _everywhere() -> Iterator[str]:
+    yield "## Everywhere"
+    yield from _table(keys.of("everywhere"))
+    yield "In whatever asks for something:\n"
+    yield from _table(keys.of("prompt"))
+    yield "After `:` a screen's name, its beginning or its number, or: "
+    yield "; ".join(f"`{word}` {what}" for word, what in WORDS.items()) + ".\n"
+    yield "The first word of the screen: " + "; ".join(f"`{sign}` {what}" for sign, what in LINKS) + ".\n"
+
+
+def _table(found: Iterable[Key]) -> Iterator[str]:
+    yield "| Key | Does | The same as |"
+    yield "|---|---|---|"
+    for key in found:
+        names = " ".join(f"`{_cell(keys.shown(name))}`" for name in key.keys)
+        yield f"| {names} | {_cell(key.help)} | {f'`{_cell(key.command)}`' if key.command else ''} |"
+    yield ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> None:
+    """Write the page to the file named, or to docs/console.md of the current folder."""
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/console.md")
+    target.write_text(page(), encoding="utf-8")
+    print(target)
+
+
+if __name__ == "__main__":
+    main()

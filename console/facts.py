@@ -1,0 +1,110 @@
+"""What the console is told: the facts of a feed, and the wish that a screen has. Shapes only.
+
+Every fact bears the time at which it was learnt, in POSIX seconds. How they add up is ``model``'s.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from oobleckd.protocol.api import (
+    Change,
+    IncidentView,
+    JobView,
+    NodeView,
+    PipelineView,
+    Status,
+    StepView,
+    TemplateView,
+)
+from oobleckd.protocol.watch import BlastView, GoodputView, LayerView, SampledSteps, ScheduleView
+
+
+class Fact(msgspec.Struct, frozen=True, tag=True):
+    """Base of what the feed tells. ``at``: when it was learnt."""
+
+    at: float
+
+
+class Fetched(Fact, frozen=True):
+    """Answers of the daemon; None for what was not asked this time."""
+
+    status: Status | None = None
+    jobs: tuple[JobView, ...] | None = None
+    nodes: tuple[NodeView, ...] | None = None
+    pipelines: tuple[PipelineView, ...] | None = None
+    templates: tuple[TemplateView, ...] | None = None
+    incidents: tuple[IncidentView, ...] | None = None
+
+
+class History(Fact, frozen=True):
+    """The newest committed steps of a job, in order, as the daemon has them."""
+
+    job: str
+    steps: tuple[StepView, ...]
+
+
+class Heard(Fact, frozen=True):
+    """One entry of the event stream."""
+
+    change: Change
+
+
+class Away(Fact, frozen=True):
+    """The daemon does not answer: ``problem`` in one sentence and, where there is one, ``hint``.
+
+    ``answers``: somebody does, but not as this version expects.
+    """
+
+    problem: str
+    hint: str = ""
+    answers: bool = False
+
+
+class Watched(Fact, frozen=True):
+    """Answers about the job at work that only some screens ask for; None for what was not asked this time."""
+
+    schedules: SampledSteps | None = None
+    schedule: ScheduleView | None = None
+    modelled: ScheduleView | None = None
+    layers: tuple[LayerView, ...] | None = None
+    goodput: GoodputView | None = None
+    blast: BlastView | None = None
+
+
+class Refused(Fact, frozen=True):
+    """A question of ``Watched`` that the daemon does not answer, by the field's name, and why in one sentence."""
+
+    what: str
+    problem: str
+
+
+class Rewound(Fact, frozen=True):
+    """A moment of the past, ``at``. ``start``: its facts begin anew with these (none: they go on); then ``changes``.
+
+    The past reaches from ``begins`` to ``until``; ``playing``: time goes on there. ``sampled``: when those steps began whose op times are known there.
+    """
+
+    begins: float
+    until: float
+    playing: bool
+    start: tuple[Fetched | History | Heard | Watched, ...] = ()
+    changes: tuple[Change, ...] = ()
+    sampled: tuple[float, ...] = ()
+
+
+AnyFact = Fetched | History | Heard | Away | Watched | Refused | Rewound
+
+
+class Wants(msgspec.Struct, frozen=True):
+    """What the screen in sight wants beyond what is listed. ``step``: of the schedule (0: the newest known).
+
+    ``blasts``: sets of nodes, each by name in order.
+    """
+
+    schedule: bool = False
+    modelled: bool = False
+    layers: bool = False
+    goodput: bool = False
+    step: int = 0
+    blasts: tuple[tuple[str, ...], ...] = ()

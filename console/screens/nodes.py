@@ -1,0 +1,113 @@
+"""2 Nodes: every node in half blocks and in rows, and how many live copies each layer has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.binding import BindingType
+
+from console.acts import Act
+from console.facts import Wants
+from console.keys import ScreenName
+from console.model import View
+from console.screens import places
+from console.screens.page import Host, ListPage, bindings
+from console.screens.places import Places
+from console.widgets import copies, grid, nodetable
+from console.widgets.nodetable import Look
+from console.widgets.panel import Panel
+from oobleckd.draw.lines import Line
+
+
+class Nodes(ListPage):
+    """A grid, a table with a cursor, and the layers."""
+
+    TAG: ClassVar[ScreenName] = "nodes"
+    BINDINGS: ClassVar[list[BindingType]] = bindings("nodes", "list")
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.by = 0
+        self.order = 0
+
+    def body(self) -> Iterable[Panel]:
+        """Grid, layers, table."""
+        yield Panel(self._grid, "Nodes", id="grid", depends=grid.DEPENDS)
+        yield Panel(copies.paint, "Live copies of each layer", id="copies", depends=copies.DEPENDS)
+        yield Panel(self._table, "Table", id="table", depends=nodetable.DEPENDS)
+
+    def places(self, width: int, height: int) -> Places:
+        """Grid and layers above, the table below."""
+        found, rest = places.framed_by(width, height, "table")
+        match places.arrangement(width, height):
+            case "tiny":
+                return found
+            case "small":
+                return found | places.above(rest, ("table", 0), ("grid", 5), ("copies", 5))
+            case _:
+                rows = places.above(rest, ("top", rest.height * 2 // 5), ("table", 0))
+                top = rows.pop("top", None)
+                return found | rows | (places.split(top, ("grid", 3), ("copies", 2)) if top else {})
+
+    def wants(self) -> Wants:
+        """Who holds which layer."""
+        return Wants(layers=True)
+
+    def titles(self) -> None:
+        """How the grid is grouped, how the table is sorted."""
+        self.entitle("grid", "Nodes", f"by {grid.GROUPINGS[self.by]}")
+        order = nodetable.ORDERS[self.order]
+        self.entitle("table", f'Table: "{self.words}"' if self.words else "Table", f"by {order}")
+
+    def command(self) -> str:
+        """The node of the cursor in words."""
+        node = nodetable.at_cursor(self.view, self.look)
+        return f"oobleckctl describe node {node.name}" if node is not None else "oobleckctl get nodes"
+
+    @property
+    def look(self) -> Look:
+        """What of the table one looks at."""
+        return Look(self.words, nodetable.ORDERS[self.order], self.cursor, self.host.marks.names)
+
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return len(nodetable.selected(self.view, self.look))
+
+    # ------------------------------------------------------------------ keys
+
+    def action_group(self) -> None:
+        """Group the grid by something else."""
+        self.by = (self.by + 1) % len(grid.GROUPINGS)
+        self.changed()
+
+    def action_sort(self) -> None:
+        """Sort the table by something else."""
+        self.order = (self.order + 1) % len(nodetable.ORDERS)
+        self.cursor = 0
+        self.changed()
+
+    def action_mark(self) -> None:
+        """Mark the node for the what-if screen, or take the mark back."""
+        node = nodetable.at_cursor(self.view, self.look)
+        if node is not None:
+            self.host.marks.toggle(node.name)
+            self.changed()
+
+    def action_drain(self) -> None:
+        """Take the node out, if that is confirmed."""
+        node = nodetable.at_cursor(self.view, self.look)
+        self.host.ask(Act("drain", (node.name,) if node else ()), (node.name,) if node else ())
+
+    def action_undrain(self) -> None:
+        """Let the node be used again, if that is confirmed."""
+        node = nodetable.at_cursor(self.view, self.look)
+        self.host.ask(Act("undrain", (node.name,) if node else ()))
+
+    # ------------------------------------------------------------------ panels
+
+    def _grid(self, view: View, now: float, width: int, height: int) -> list[Line]:
+        return grid.paint(view, now, width, height, grid.GROUPINGS[self.by])
+
+    def _table(self, view: View, now: float, width: int, height: int) -> list[Line]:
+        return nodetable.paint(view, now, width, height, self.look)

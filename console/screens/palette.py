@@ -1,0 +1,39 @@
+"""ctrl+p: every key of the screen, found by a part of its words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any
+
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+
+from console import keys
+from console.screens.page import Page
+
+
+class Keys(Provider):
+    """The registry as commands."""
+
+    async def discover(self) -> Hits:
+        """All of them, while nothing is typed."""
+        for name, what, call in self._commands():
+            yield DiscoveryHit(name, call, help=what)
+
+    async def search(self, query: str) -> Hits:
+        """Those that fit what is typed."""
+        matcher = self.matcher(query)
+        for name, what, call in self._commands():
+            score = max(matcher.match(name), matcher.match(what))
+            if score > 0:
+                yield Hit(score, matcher.highlight(name), call, help=what)
+
+    def _commands(self) -> Iterator[tuple[str, str, Callable[[], Coroutine[Any, Any, Any]]]]:
+        screen = self.screen
+        if not isinstance(screen, Page):
+            return
+        for key in keys.on(screen.TAG):
+            if key.action == "app.command_palette" or not key.label:
+                continue
+            _, action, _ = next(keys.bound([key]))
+            yield f"{key.label} ({key.shown})", key.help, partial(screen.run_action, action)

@@ -1,0 +1,118 @@
+"""3 Pipelines: who computes what when in one step, as it was, as the planner has it, and where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.binding import BindingType
+
+from console.facts import Wants
+from console.keys import ScreenName
+from console.model import View
+from console.screens import places
+from console.screens.page import Host, ListPage, bindings
+from console.screens.places import Places
+from console.screens.steps import StepCursor, moment_of
+from console.widgets import fleet, timeline
+from console.widgets.panel import Panel
+from console.widgets.timeline import Look, Order
+from oobleckd.draw.lines import Line, plain
+
+_ORDER_WORDS: dict[Order, str] = {
+    "number": "in order",
+    "waiting": "most waiting first",
+    "hurt": "touched by a loss first",
+}
+_DEPENDS = ("schedule", "modelled", "refused", "schedules")
+
+
+class Pipelines(ListPage):
+    """Stages by time, the strip of all pipelines, and the legend."""
+
+    TAG: ClassVar[ScreenName] = "pipelines"
+    BINDINGS: ClassVar[list[BindingType]] = bindings("pipelines", "list")
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.steps = StepCursor()
+        self.mode = 0
+        self.order = 0
+
+    def body(self) -> Iterable[Panel]:
+        """Timeline, fleet, legend."""
+        yield Panel(self._timeline, "Pipelines", id="timeline", depends=_DEPENDS)
+        yield Panel(self._fleet, "Fleet", id="fleet", depends=fleet.DEPENDS)
+        yield Panel(_legend, id="legend", depends=("link",))
+
+    def places(self, width: int, height: int) -> Places:
+        """The timeline has what the others leave."""
+        strip = 5 if places.arrangement(width, height) == "wide" else 4
+        return places.one_below_other(
+            width, height, "timeline", (("timeline", 0), ("legend", 1), ("fleet", strip))
+        )
+
+    def wants(self) -> Wants:
+        """Op times of one step; those of the model where they are looked at."""
+        return Wants(schedule=True, modelled=self.look.mode != "measured", step=self.steps.step)
+
+    def titles(self) -> None:
+        """Which step, how long, and whether it stays."""
+        follows = "follows the newest" if not self.steps.step else "stays at this step"
+        if self.view.tape is not None:
+            follows = "←→ the moments of known steps"
+        known = len(self.view.schedules.steps) if self.view.schedules is not None else 0
+        order = _ORDER_WORDS[self.look.order]
+        title = plain(timeline.headline(self.view, self.look))
+        self.entitle("timeline", f"Pipelines, {title}", f"{order}  {follows}  {known} known steps")
+
+    def command(self) -> str:
+        """The schedule in words."""
+        job = self.view.job.id if self.view.job is not None else "JOB"
+        step = f" --step {self.steps.step}" if self.steps.step else ""
+        modelled = " --modelled" if self.look.mode == "modelled" else ""
+        return f"oobleckctl describe schedule {job}{step}{modelled}"
+
+    @property
+    def look(self) -> Look:
+        """What of the timeline one looks at."""
+        return Look(timeline.MODES[self.mode], self.cursor, timeline.ORDERS[self.order])
+
+    def num_rows(self) -> int:
+        """Pipelines."""
+        shown = timeline.shown_schedule(self.view, self.look.mode)
+        return len(timeline.by_pipeline(shown)) if shown is not None else 0
+
+    # ------------------------------------------------------------------ keys
+
+    def action_mode(self) -> None:
+        """Measured, modelled, difference."""
+        self.mode = (self.mode + 1) % len(timeline.MODES)
+        self.changed()
+
+    def action_scrub(self, by: int) -> None:
+        """Another step; in the past its moment."""
+        at = moment_of(self.view, by)
+        if at is not None:
+            self.host.visit(at)
+        else:
+            self.steps.move(self.view.schedules, by)
+            self.changed()
+
+    def action_sort(self) -> None:
+        """In order, most waiting first, or those first that a loss touches."""
+        self.order = (self.order + 1) % len(timeline.ORDERS)
+        self.cursor = 0
+        self.changed()
+
+    # ------------------------------------------------------------------ panels
+
+    def _timeline(self, view: View, now: float, width: int, height: int) -> list[Line]:
+        return timeline.paint(view, now, width, height, self.look)
+
+    def _fleet(self, view: View, now: float, width: int, height: int) -> list[Line]:
+        return fleet.paint(view, now, width, height, self.look)
+
+
+def _legend(_view: View, _now: float, width: int, _height: int) -> list[Line]:
+    return [timeline.legend(width)]

@@ -1,0 +1,69 @@
+"""4 Templates: what the planner made for the job, and which numbers of nodes that covers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.binding import BindingType
+
+from console.facts import Wants
+from console.keys import ScreenName
+from console.model import View
+from console.screens import places
+from console.screens.page import Host, ListPage, bindings
+from console.screens.places import Places
+from console.widgets import coverage, templatetable
+from console.widgets.panel import Panel
+from console.widgets.templatetable import Look
+from oobleckd.draw.lines import Line
+
+
+class Templates(ListPage):
+    """A table with the split of the layers, and the numbers of nodes."""
+
+    TAG: ClassVar[ScreenName] = "templates"
+    BINDINGS: ClassVar[list[BindingType]] = bindings("templates", "list")
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.used_first = False
+
+    def body(self) -> Iterable[Panel]:
+        """Table, coverage."""
+        yield Panel(self._table, "Templates", id="table", depends=templatetable.DEPENDS)
+        yield Panel(coverage.paint, "Coverage", id="coverage", depends=coverage.DEPENDS)
+
+    def places(self, width: int, height: int) -> Places:
+        """The table has two thirds of the width."""
+        return places.side_by_side(width, height, "table", "coverage", 66)
+
+    def wants(self) -> Wants:
+        """What steps took."""
+        return Wants(schedule=True)
+
+    def titles(self) -> None:
+        """How the table is sorted."""
+        self.entitle("table", "Templates", "in use first" if self.used_first else "by size")
+
+    def command(self) -> str:
+        """The templates in words."""
+        return "oobleckctl get templates"
+
+    @property
+    def look(self) -> Look:
+        """What of the table one looks at."""
+        return Look(self.words, self.cursor, self.used_first)
+
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return len(templatetable.selected(self.view, self.look))
+
+    def action_sort(self) -> None:
+        """By size, or those in use first."""
+        self.used_first = not self.used_first
+        self.cursor = 0
+        self.changed()
+
+    def _table(self, view: View, now: float, width: int, height: int) -> list[Line]:
+        return templatetable.paint(view, now, width, height, self.look)

@@ -1,0 +1,99 @@
+"""8 What-if: mark nodes, see what follows if they die, and let them die."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.binding import BindingType
+
+from console.acts import HOWS, Act
+from console.facts import Wants
+from console.keys import ScreenName
+from console.model import View
+from console.screens import places
+from console.screens.page import Host, ListPage, bindings
+from console.screens.places import Places
+from console.screens.risk import Risk
+from console.widgets import blast, nodetable
+from console.widgets.nodetable import Look
+from console.widgets.panel import Panel
+from oobleckd.draw.lines import Line
+
+
+class WhatIf(ListPage):
+    """The nodes with marks, and what the daemon says would follow."""
+
+    TAG: ClassVar[ScreenName] = "whatif"
+    BINDINGS: ClassVar[list[BindingType]] = bindings("whatif", "list")
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.how = 0
+        self._risk = Risk()
+
+    def body(self) -> Iterable[Panel]:
+        """Nodes, what follows."""
+        yield Panel(self._table, "Nodes", id="table", depends=nodetable.DEPENDS)
+        yield Panel(self._blast, "What follows", id="blast", depends=blast.DEPENDS)
+
+    def places(self, width: int, height: int) -> Places:
+        """Side by side, where it is wide enough."""
+        return places.side_by_side(width, height, "table", "blast", 48)
+
+    def wants(self) -> Wants:
+        """What would follow without the marked nodes, or without one of those that matter most; and who holds what."""
+        marked = self.host.marks.names
+        return Wants(layers=True, blasts=(marked,) if marked else self._risk.candidates(self.view))
+
+    def titles(self) -> None:
+        """Who is marked, and how they would die."""
+        marked = self.host.marks.names
+        self.entitle("table", f"Nodes, {len(marked)} marked", f"would die by {HOWS[self.how]}")
+        self.entitle("blast", f"Without {', '.join(marked)}" if marked else "What follows")
+
+    def command(self) -> str:
+        """The same question in words."""
+        marked = self.host.marks.names
+        return f"oobleckctl what-if --without {','.join(marked)}" if marked else "oobleckctl get nodes"
+
+    @property
+    def look(self) -> Look:
+        """What of the nodes one looks at."""
+        return Look(self.words, "name", self.cursor, self.host.marks.names)
+
+    def num_rows(self) -> int:
+        """Rows of the nodes."""
+        return len(nodetable.selected(self.view, self.look))
+
+    # ------------------------------------------------------------------ keys
+
+    def action_mark(self) -> None:
+        """Mark the node, or take the mark back."""
+        node = nodetable.at_cursor(self.view, self.look)
+        if node is not None:
+            self.host.marks.toggle(node.name)
+            self.changed()
+
+    def action_clear(self) -> None:
+        """Take all marks back."""
+        self.host.marks.clear()
+        self.changed()
+
+    def action_how(self) -> None:
+        """Another way to die."""
+        self.how = (self.how + 1) % len(HOWS)
+        self.changed()
+
+    def action_inject(self) -> None:
+        """Let them die, if that is confirmed."""
+        marked = self.host.marks.names
+        self.host.ask(Act("kill", marked, HOWS[self.how]), marked)
+
+    # ------------------------------------------------------------------ panels
+
+    def _table(self, view: View, now: float, width: int, height: int) -> list[Line]:
+        return nodetable.paint(view, now, width, height, self.look)
+
+    def _blast(self, view: View, now: float, width: int, height: int) -> list[Line]:
+        return blast.paint(view, now, width, height, self.host.marks.names)

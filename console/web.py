@@ -1,0 +1,35 @@
+"""The console in browsers of this machine: a web server that runs one console for every page that is open.
+
+Owns who may look: browsers on this machine only, and no page of another site, which a browser would let read and press keys here. Such
+a console is read-only always, for whoever can reach the port is not known to be allowed to act. The rest is textual-serve's.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+
+from aiohttp import web
+from textual_serve.server import Server
+
+HOST = "localhost"
+
+
+class ConsoleServer(Server):
+    """Serves ``oobleck-console`` with ``words`` on ``port``."""
+
+    def __init__(self, words: Sequence[str], port: int) -> None:
+        command = shlex.join([sys.executable, "-m", "console.app", "--read-only", *words])
+        super().__init__(command, host=HOST, port=port, title="oobleck-console")
+
+    async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
+        """Run a console for a page that came from here. Browsers say where a page came from, and it cannot say otherwise."""
+        if request.headers.get("Origin") != self.public_url:
+            raise web.HTTPForbidden(text=f"open {self.public_url} instead")
+        return await super().handle_websocket(request)
+
+
+def serve(words: Sequence[str], port: int) -> None:
+    """Serve until Ctrl-C. Raises OSError where the port cannot be had."""
+    ConsoleServer(words, port).serve()

@@ -1,0 +1,52 @@
+"""Why a recovery went the way it did: what moved, what was chosen, and what was not, with modelled costs. Pure."""
+
+from __future__ import annotations
+
+from console.widgets.pipelines import node_of
+from oobleckd.draw.lines import Line, bar, clipped, flow, ms, seconds, size, wrapped
+from oobleckd.protocol.api import IncidentView
+
+_COST = 12
+
+
+def lines(incident: IncidentView, width: int, height: int) -> list[Line]:
+    """Bytes and work done again, then the way taken and the others, cheapest first."""
+    found = flow(_work(incident), width)
+    found += [((text, ""),) for text in wrapped(f"chosen: {incident.reason or 'nothing yet'}", width, 3)]
+    others = sorted(incident.rejected, key=lambda each: each.cost_s)
+    most_s = max([incident.cost_s, *(each.cost_s for each in others)], default=0.0)
+    if incident.cost_s or others:
+        until = "  modelled seconds until the next loss is expected"
+        found += [((until, "dim"),), _way("✓ the chosen one", incident.cost_s, "", most_s, width)]
+    found += [_way(f"✗ {each.what}", each.cost_s, each.why, most_s, width) for each in others]
+    if not others:
+        found.append((("there was no other way that a policy proposed", "dim"),))
+    return [clipped(line, width) for line in found][:height]
+
+
+def _work(incident: IncidentView) -> list[Line]:
+    copied = size(incident.copied_bytes) if incident.copied_bytes else "nothing"
+    pace = ""
+    spent_s = sum(part.duration_s for part in incident.phases if part.phase == "copy")
+    if incident.copied_bytes and spent_s > 0:
+        pace = f" at {size(incident.copied_bytes / spent_s)}/s"
+    work: list[Line] = [(("copied ", "dim"), (copied + pace, ""))]
+    if incident.sources:
+        sent = ", ".join(f"{node_of(each.device)} {size(each.num_bytes)}" for each in incident.sources)
+        work[0] = (*work[0], (" from ", "dim"), (sent, ""))
+    if incident.committed_s:
+        work.append((("the step committed after ", "dim"), (ms(incident.committed_s), "")))
+    if incident.step_layer_gradients:
+        again = f"{incident.layer_gradients} of {incident.step_layer_gradients} layer gradients"
+        forwards = f", {incident.layer_forwards} forward passes" if incident.layer_forwards else ""
+        work.append((("computed again ", "dim"), (again + forwards, "")))
+    return work
+
+
+def _way(name: str, cost_s: float, why: str, most_s: float, width: int) -> Line:
+    room = max(6, min(30, width // 4))
+    drawn = bar(0.0, cost_s / most_s, room).ljust(room) if most_s > 0 and cost_s > 0 else " " * room
+    return clipped(
+        (("  ", ""), (f"{seconds(cost_s):>{_COST}} ", "strong"), (drawn, "bar"), (f" {name}", ""),
+         (f": {why}" if why else "", "dim")), width,
+    )  # fmt: skip

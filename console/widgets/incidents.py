@@ -1,0 +1,59 @@
+"""All incidents in rows, the newest on top. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from console.model import View
+from console.widgets.listing import clamped, counted, matches, nothing, rows
+from oobleckd.draw.lines import Line, Role, clipped, clock, ms
+from oobleckd.protocol.api import IncidentView
+
+DEPENDS = ("incidents",)
+
+
+class Look(msgspec.Struct, frozen=True):
+    """Which rows, and where the cursor is."""
+
+    words: str = ""
+    cursor: int = 0
+
+
+def paint(view: View, _now: float, width: int, height: int, look: Look | None = None) -> list[Line]:
+    """A line with the columns' names, and the rows in sight."""
+    look = look or Look()
+    found = selected(view, look)
+    if not found:
+        return nothing(
+            ((f'no incident has "{look.words}"' if look.words else "nothing has failed", "dim"),), height
+        )
+    said = counted(len(found), len(view.incidents), "incidents", look.words)
+    head: Line = (("  incident  at        step      total     lost  nodes and cause  " + said, "dim"),)
+    body = rows(found, look.cursor, width, max(1, height - 1), _row)
+    return [clipped(head, width), *body][:height] if height > 1 else body
+
+
+def selected(view: View, look: Look) -> list[IncidentView]:
+    """The rows, the newest first."""
+    return [each for each in reversed(view.incidents) if matches(_words(each), look.words)]
+
+
+def at_cursor(view: View, look: Look) -> IncidentView | None:
+    """The incident of the cursor; None where no row is left."""
+    found = selected(view, look)
+    return found[clamped(look.cursor, len(found))] if found else None
+
+
+def _words(incident: IncidentView) -> str:
+    return " ".join((incident.id, incident.cause, incident.reason, *incident.nodes))
+
+
+def _row(incident: IncidentView) -> Line:
+    role: Role = "bad" if incident.open else "warn" if incident.steps_lost else ""
+    sign = "✗" if incident.open else "!" if incident.steps_lost else "✓"
+    took = "open" if incident.open else ms(incident.total_s)
+    text = (
+        f" {incident.id:<9} {clock(incident.at)}  {incident.step:<8,}  {took:<9} {incident.steps_lost:>4}  "
+        f"{', '.join(incident.nodes)} "
+    )
+    return ((sign, role or "good"), (text, role), (f"({incident.cause})", "dim"))

@@ -1,0 +1,110 @@
+"""The templates in rows with a cursor, as modelled and as measured, and the stages of the chosen one with layers and memory. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import mean
+
+import msgspec
+
+from console.model import View
+from console.widgets.listing import clamped, matches, nothing, rows
+from oobleckd.draw.lines import Line, bar, clipped, count, layers, seconds, size
+from oobleckd.protocol.api import TemplateView
+from oobleckd.protocol.watch import LaneView
+
+DEPENDS = ("templates", "pipelines", "schedule")
+_HEAD = "  nodes  in use  stages     memory   modelled   measured"
+_ROOMY = 90
+_MORE = "      first    further  split"
+
+
+class Look(msgspec.Struct, frozen=True):
+    """Which rows, in which order, and where the cursor is."""
+
+    words: str = ""
+    cursor: int = 0
+    used_first: bool = False
+
+
+def paint(view: View, _now: float, width: int, height: int, look: Look | None = None) -> list[Line]:
+    """The rows in sight; below them the chosen template, where there is room."""
+    look = look or Look()
+    found = selected(view, look)
+    if not found:
+        return nothing(
+            (("none made yet" if not look.words else f'no template has "{look.words}"', "dim"),), height
+        )
+    chosen = found[clamped(look.cursor, len(found))]
+    below = _stages(chosen, width)
+    if height < len(below) + 1 + min(3, len(found)):
+        below = []
+    head: Line = clipped(((_HEAD + (_MORE if width >= _ROOMY else ""), "dim"),), width)
+    shares, took = _shares(view), _measured(view)
+    body = rows(
+        found, look.cursor, width, height - 1 - len(below),
+        lambda each: _row(each, shares.get(len(each.stages)), took.get(len(each.stages)), width),
+    )  # fmt: skip
+    return [head, *body, *below][:height]
+
+
+def selected(view: View, look: Look) -> list[TemplateView]:
+    """The rows, in order."""
+    found = [each for each in view.templates if matches(_words(each), look.words)]
+    return sorted(found, key=lambda each: (look.used_first and not each.instances, each.num_nodes))
+
+
+def _words(template: TemplateView) -> str:
+    return f"{count(template.num_nodes, 'node')} {'in use' if template.instances else 'unused'}"
+
+
+def _shares(view: View) -> dict[int, float]:
+    """Number of stages -> micro-batches in a step of such a pipeline, the mean of those there are."""
+    found: dict[int, list[int]] = {}
+    for pipeline in view.pipelines:
+        found.setdefault(len(pipeline.stages), []).append(len(pipeline.micro_batches))
+    return {stages: mean(numbers) for stages, numbers in found.items()}
+
+
+def _measured(view: View) -> dict[int, float]:
+    """Number of stages -> how long such a pipeline worked at the step in sight, the mean of those there are."""
+    if view.schedule is None:
+        return {}
+    pipelines: dict[int, list[LaneView]] = {}
+    for lane in view.schedule.lanes:
+        pipelines.setdefault(lane.pipeline, []).append(lane)
+    found: dict[int, list[float]] = {}
+    for lanes in pipelines.values():
+        if not any(lane.dead for lane in lanes):
+            found.setdefault(len(lanes), []).append(_last_s(lanes))
+    return {stages: mean(times) for stages, times in found.items()}
+
+
+def _last_s(lanes: Iterable[LaneView]) -> float:
+    return max((op.stop_s for lane in lanes for op in lane.ops), default=0.0)
+
+
+def _row(template: TemplateView, share: float | None, took_s: float | None, width: int) -> Line:
+    """``modelled``: a step with the share that such pipelines have now, without the exchange of sums."""
+    modelled = "-" if share is None else seconds(template.fill_s + (share - 1) * template.period_s)
+    text = (
+        f"{template.num_nodes:>5}  {template.instances:>6}  {len(template.stages):>6}  "
+        f"{size(max(template.memory_bytes, default=0)):>9}  {modelled:>9}  {'-' if took_s is None else seconds(took_s):>9}"
+    )
+    if width >= _ROOMY:
+        split = "│".join(layers(*stage) for stage in template.stages)
+        text += f"  {seconds(template.fill_s):>9}  {seconds(template.period_s):>9}  {split}"
+    return (("▸ " if template.instances else "  ", "good"), (text, "" if template.instances else "dim"))
+
+
+def _stages(template: TemplateView, width: int) -> list[Line]:
+    """A bar for each stage: its layers on the axis of all."""
+    last = max((stop for _, stop in template.stages), default=1)
+    room = max(8, width - 42)
+    head = f"template of {count(template.num_nodes, 'node')}"
+    lines: list[Line] = [(), ((head, "strong"),)]
+    for index, (start, stop) in enumerate(template.stages):
+        memory = template.memory_bytes[index] if index < len(template.memory_bytes) else 0
+        text = f" s{index:<3} layers {layers(start, stop):<8} {size(memory) if memory else '':>11}  "
+        lines.append(clipped(((text, ""), (bar(start / last, stop / last, room), "bar")), width))
+    return lines

@@ -1,0 +1,184 @@
+"""What would follow if nodes died now, all at once: the layers at risk, the plan of the job's policy, and how long it stops.
+
+Owns the answer, not the moment it is asked about (``watching``). Plans: runs in the planner's pool, never on the loop. Pauses are
+modelled from what this job's losses took so far, the copies from the profile; what reading a checkpoint takes is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from oobleckd.core.questions import LossQuestion
+from oobleckd.protocol.api import LayerRange, PipelineView, RejectedView
+from oobleckd.protocol.watch import BlastView
+from planner.guarantee import losses_survived, lost_layers
+from planner.instantiate import too_few
+from planner.plan import Plan, Template
+from planner.policies import adapt
+from planner.policy import REROUTING, ROLLING_BACK, Proposal, Setup
+from planner.reroute import detour
+from planner.routed import busiest_s, device_s
+from planner.shadow import takes_over
+from planner.transfer import copy_s
+
+DEPLOY_S = 0.1
+"""A deployment but for its copies: a few messages between two steps, and new connections."""
+READ_BYTES_PER_S = 1e9
+"""Of a checkpoint, by each device: a local disk, or its share of a common one."""
+
+
+def blast_view(
+    question: LossQuestion, setup: Setup, templates: tuple[Template, ...], sizes: tuple[int, ...] = ()
+) -> BlastView:
+    """The answer. ``sizes``: as for ``adapt``. Raises PlanError where the policy has no plan for another reason than too few nodes."""
+    dead = frozenset(question.dead)
+    if dead == frozenset(question.before):
+        return _nothing(question)
+    held = [layers for device, layers in question.layout.holdings.items() if device not in dead]
+    lost = lost_layers(held, question.layout.num_layers)
+    back = bool(lost) or question.policy in ROLLING_BACK
+    n0 = min(template.num_nodes for template in templates)
+    if len(question.situation.nodes) < n0:
+        if back or question.policy not in REROUTING or not takes_over(question.layout, dead):
+            why = too_few(len(question.situation.nodes), n0).problem
+            return _stops(question, lost, back=back, why=why)
+        return _in_place(question, setup)
+    holdings = {} if back else question.situation.holdings
+    moment = msgspec.structs.replace(question.situation, holdings=holdings)
+    proposal = adapt(question.policy, setup, templates, moment, sizes)
+    return _follows(question, setup, proposal, lost, back=back)
+
+
+def _nothing(question: LossQuestion) -> BlastView:
+    return BlastView(
+        job=question.job,
+        nodes=question.nodes,
+        lost_layers=(),
+        steps_back=0,
+        stops=False,
+        stall_s=0.0,
+        throughput=1.0,
+        copied_bytes=0,
+        copy_s=0.0,
+        can_lose=0
+        if question.policy in ROLLING_BACK
+        else max(0, losses_survived(_without(question.plan, question.dead).copies())),
+        plan=pipelines_of(_without(question.plan, question.dead)),
+        reason="none of them computes or holds anything of the job",
+    )
+
+
+def _without(plan: Plan, dead: Collection[str]) -> Plan:
+    """``plan`` with the places of the ``dead`` vacant."""
+    return msgspec.structs.replace(plan, vacant=tuple(sorted({*plan.vacant, *dead})))
+
+
+def _stops(question: LossQuestion, lost: tuple[int, ...], *, back: bool, why: str) -> BlastView:
+    return BlastView(
+        job=question.job,
+        nodes=question.nodes,
+        lost_layers=lost,
+        steps_back=question.back if back else 0,
+        stops=True,
+        stall_s=0.0,
+        throughput=0.0,
+        copied_bytes=0,
+        copy_s=0.0,
+        can_lose=0,
+        plan=(),
+        reason=f"the job waits: {why}" + (_far(question, lost) if back else ""),
+    )
+
+
+def _far(question: LossQuestion, lost: Collection[int]) -> str:
+    """How far back, and why."""
+    whose = f"{len(lost)} layer{'s have' if len(lost) > 1 else ' has'} no copy left; " if lost else ""
+    steps = f"{question.back} step{'' if question.back == 1 else 's'}"
+    return f"; {whose}back {steps} to the last checkpoint"
+
+
+def _in_place(question: LossQuestion, setup: Setup) -> BlastView:
+    """Shadows take the places of the dead, with the plan as it is."""
+    plan = _without(question.plan, question.dead)
+    around = {r.micro_batch: r for r in detour(question.layout, question.dead, question.layout.epoch)}
+    routes = [around.get(route.micro_batch, route) for route in question.layout.routes]
+    before_s = busiest_s(question.layout.routes, setup.profile)
+    after_s = busiest_s(routes, setup.profile)
+    return BlastView(
+        job=question.job,
+        nodes=question.nodes,
+        lost_layers=(),
+        steps_back=0,
+        stops=False,
+        stall_s=question.notice_s + _redone_s(question, setup),
+        throughput=before_s / after_s if after_s else 0.0,
+        copied_bytes=0,
+        copy_s=0.0,
+        can_lose=max(0, losses_survived(plan.copies())),
+        plan=pipelines_of(plan),
+        reason="shadows compute what the dead would have; too few nodes are left for another plan",
+    )
+
+
+def _follows(
+    question: LossQuestion, setup: Setup, proposal: Proposal, lost: tuple[int, ...], *, back: bool
+) -> BlastView:
+    plan, transfers = proposal.plan, () if back else proposal.transfers
+    took_s = copy_s(transfers, setup.profile)
+    stall_s = question.notice_s
+    if back:
+        stall_s += DEPLOY_S + _most_bytes(plan, setup) / READ_BYTES_PER_S
+    else:
+        stays = question.policy in REROUTING and plan.pipelines == question.plan.pipelines
+        stall_s += _redone_s(question, setup) + (0.0 if stays and not transfers else DEPLOY_S + took_s)
+    rolls_back = question.policy in ROLLING_BACK
+    return BlastView(
+        job=question.job,
+        nodes=question.nodes,
+        lost_layers=lost,
+        steps_back=question.back if back else 0,
+        stops=False,
+        stall_s=stall_s,
+        throughput=question.plan.step_s / plan.step_s if plan.step_s else 0.0,
+        copied_bytes=sum(copy.num_bytes for copy in transfers),
+        copy_s=took_s,
+        can_lose=0 if rolls_back else max(0, losses_survived(plan.copies())),
+        plan=pipelines_of(plan),
+        reason=proposal.reason + (_far(question, lost) if back else ""),
+        rejected=tuple(RejectedView(r.what, r.cost_s, r.why) for r in proposal.rejected),
+    )
+
+
+def _redone_s(question: LossQuestion, setup: Setup) -> float:
+    """What the survivors compute again: on average the loss comes in the middle of the step."""
+    busy = device_s(question.layout.routes, setup.profile)
+    fresh = frozenset(question.dead) - frozenset(question.before)
+    lost_s = sum(seconds for device, seconds in busy.items() if device in fresh)
+    left = sum(device not in question.dead for device in question.layout.holdings)
+    return 0.5 * lost_s / left if left else 0.0
+
+
+def _most_bytes(plan: Plan, setup: Setup) -> int:
+    """State of the device that has most to read."""
+    layers = setup.profile.layers
+    return max(
+        (sum(layers[layer].state_bytes for layer in held.layers()) for held in plan.holdings().values()),
+        default=0,
+    )
+
+
+def pipelines_of(plan: Plan) -> tuple[PipelineView, ...]:
+    """``plan`` as the API shows it."""
+    gone = frozenset(plan.vacant)
+    return tuple(
+        PipelineView(
+            index,
+            pipeline.nodes,
+            tuple(LayerRange(s.device, s.layers.start, s.layers.stop) for s in pipeline.segments),
+            pipeline.micro_batches,
+            tuple(s.device for s in pipeline.segments if s.device in gone),
+        )
+        for index, pipeline in enumerate(plan.pipelines)
+    )

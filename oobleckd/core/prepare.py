@@ -1,0 +1,110 @@
+"""Copies beforehand: state on its way to where a plan that is to come wants it, while training goes on (docs/recovery.md).
+
+Owns when they begin, for how long they are waited for, and when they are given up. They are nothing but a faster transfer: no layout, journal or
+decision knows of them, a daemon that restarts has forgotten them, and what is not there at the ``Deploy`` is copied then. Whether
+a plan is worth it is the policy's word (``Proposal.beforehand_s``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from oobleckd.core import failures
+from oobleckd.core.context import Core
+from oobleckd.core.run import Preparation, Run
+from oobleckd.protocol.messages import Prepare, Prepared
+from planner.policy import Proposal
+
+PATIENCE = 4.0
+"""Times what is modelled that copies are waited for: a link that others use as well, or a target that is always busy, takes so much longer or never ends."""
+LEAST_S, LEAST_STEPS = 10.0, 8
+"""So many seconds, and steps, are waited at least, as whoever joins has a model to open first. Training goes on, so a wait in vain costs little."""
+LAST_ROUNDS = 8
+"""For so many rounds sources go on after that: the boundary at which all hold is a round or two away, more where rounds are repeated."""
+
+
+def over(core: Core, run: Run, proposal: Proposal) -> bool:
+    """Whether it is time to stop for ``proposal``: what can be copied beforehand is, or has been waited for; begins with it if need be."""
+    if proposal.beforehand_s <= 0.0 or not proposal.transfers:
+        return True
+    found = run.preparation
+    if found is None or found.transfers != proposal.transfers:
+        lives = _lives(core, proposal)
+        if lives is not None:
+            _begin(core, run, proposal, lives)
+        return False
+    return found.complete or run.job.counters.step >= found.until_step
+
+
+def _lives(core: Core, proposal: Proposal) -> dict[str, str] | None:
+    """Sources and targets with their lives; None while a spare is still taking the place of one of them."""
+    lives = {}
+    for device in sorted({end for copy in proposal.transfers for end in (copy.source, copy.target)}):
+        info = core.members.device(device)
+        if info is None or not core.members.living(device, info.life):
+            return None
+        lives[device] = info.life
+    return lives
+
+
+def _begin(core: Core, run: Run, proposal: Proposal, lives: dict[str, str]) -> None:
+    job, devices = run.job, list(lives)
+    assert job.layout is not None
+    forget(core, run, besides=devices)
+    step_s = failures.step_s(job) or proposal.plan.step_s
+    wait_s = max(LEAST_S, PATIENCE * proposal.beforehand_s)
+    steps = max(LEAST_STEPS, math.ceil(wait_s / step_s)) if step_s > 0 else LEAST_STEPS
+    num_bytes = sum(copy.num_bytes for copy in proposal.transfers)
+    text = f"{job.id}: {size_of(num_bytes)} are copied beforehand, training goes on: {proposal.reason}"
+    core.announce("plan", text, (f"job:{job.id}",), job=job.id, copied_bytes=num_bytes)
+    targets = frozenset(copy.target for copy in proposal.transfers)
+    # Of all that was ever announced the number is known to the journal, so no daemon uses it twice.
+    run.preparation = Preparation(
+        core.state.seq, proposal.transfers, lives, targets, job.counters.step + steps
+    )
+    run.guests |= set(devices)
+    survivors = frozenset(job.survivors())
+    for device in devices:
+        strange = [other for other in devices if other != device and not survivors >= {device, other}]
+        message = Prepare(
+            device=device,
+            number=core.state.seq,
+            job=job.id,
+            spec=core.spec_of(job),
+            transfers=proposal.transfers,
+            rounds=steps + LAST_ROUNDS,
+            peers=core.peers(strange),
+            secret=core.secret(job.layout.epoch),
+        )
+        core.tell(device, message)
+
+
+def on_prepared(core: Core, message: Prepared) -> None:
+    """A target has its copies, and keeps them current."""
+    found = core.run.preparation if core.run is not None else None
+    if found is not None and message.number == found.number and message.device in found.targets:
+        found.prepared.add(message.device)
+
+
+def check_lives(core: Core, run: Run) -> None:
+    """A source or target whose life is over takes the preparation with it."""
+    found = run.preparation
+    if found is not None and any(not core.members.living(*who) for who in sorted(found.lives.items())):
+        forget(core, run)
+
+
+def forget(core: Core, run: Run, *, besides: Collection[str] = ()) -> None:
+    """Nothing is copied beforehand any more. ``besides``: devices that are told of something else in its place."""
+    found, run.preparation = run.preparation, None
+    if found is None:
+        return
+    for device, life in sorted(found.lives.items()):
+        if device not in besides and core.members.living(device, life):
+            none = Prepare(device, found.number, run.job.id, core.spec_of(run.job), (), 0, {}, "")
+            core.tell(device, none)
+
+
+def size_of(num_bytes: int) -> str:
+    """Bytes for a sentence."""
+    return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"

@@ -1,0 +1,81 @@
+"""A step as a picture of who did what when: as devices told it (``samples``), or as the planner has it (``modelled``).
+
+Owns the lanes, and whose each op was before it was re-routed: that of the pipeline that has its micro-batch in the plan. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import msgspec
+
+from oobleckd.core.samples import Sample
+from oobleckd.protocol.messages import OpTimes
+from oobleckd.protocol.parts import OpTime
+from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.watch import LaneView, OpKind, OpView, ScheduleView
+from planner.plan import Plan, Segment
+
+_decoder = msgspec.msgpack.Decoder(tuple[OpTime, ...])
+
+
+def sampled_view(sample: Sample) -> ScheduleView:
+    """The step as it was. Clocks of hosts lay what their devices did side by side."""
+    told = {device: ops_of(message) for device, message in sample.told.items()}
+    starts = [sample.told[d].at + op.start_s for d, ops in told.items() for op in ops]
+    stops = [sample.told[d].at + op.stop_s for d, ops in told.items() for op in ops]
+    began_at = min(starts, default=sample.at)
+    shifted = {device: _since(began_at - sample.told[device].at, ops) for device, ops in told.items()}
+    span_s = max(stops, default=began_at) - began_at
+    return ScheduleView(
+        job=sample.job,
+        step=sample.counters.step + 1,
+        epoch=sample.epoch,
+        at=began_at,
+        measured=True,
+        span_s=span_s,
+        lanes=lanes(sample.plan, sample.gone, shifted, span_s),
+    )
+
+
+def ops_of(message: OpTimes) -> tuple[OpTime, ...]:
+    """What the device told; nothing where it cannot be read, since a picture is no reason to fail."""
+    try:
+        return _decoder.decode(message.ops)
+    except UNREADABLE:
+        return ()
+
+
+def _since(began_s: float, ops: Iterable[OpTime]) -> list[OpTime]:
+    """``ops`` in seconds after ``began_s`` of their clock."""
+    return [
+        msgspec.structs.replace(op, start_s=op.start_s - began_s, stop_s=op.stop_s - began_s) for op in ops
+    ]
+
+
+def lanes(
+    plan: Plan, gone: Iterable[str], ops: Mapping[str, Sequence[OpTime]], span_s: float
+) -> tuple[LaneView, ...]:
+    """A lane for every device of ``plan``, pipeline by pipeline; ``gone``: those that are lost."""
+    lost = {*plan.vacant, *gone}
+    own = {mb: pipeline.segments for pipeline in plan.pipelines for mb in pipeline.micro_batches}
+    found = []
+    for index, pipeline in enumerate(plan.pipelines):
+        for device in pipeline.devices:
+            hops = tuple(hop for hop, segment in enumerate(pipeline.segments) if segment.device == device)
+            mine = tuple(_op_view(device, op, own) for op in ops.get(device, ()))
+            busy_s = sum(op.stop_s - op.start_s for op in mine)
+            dead = device in lost
+            waited = 0.0 if dead or span_s <= 0 else min(1.0, max(0.0, 1 - busy_s / span_s))
+            found.append(LaneView(device, index, hops, mine, waited, dead))
+    return tuple(found)
+
+
+def _op_view(device: str, op: OpTime, own: Mapping[int, Sequence[Segment]]) -> OpView:
+    owner = next((s.device for s in own.get(op.micro_batch, ()) if op.layer in s.layers), device)
+    origin = "" if owner == device else owner
+    kind = cast("OpKind", op.kind)
+    return OpView(
+        kind, op.stage, op.micro_batch, op.start_s, op.stop_s, origin, early=op.early, again=op.again
+    )

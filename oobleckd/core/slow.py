@@ -1,0 +1,42 @@
+"""What is done about a slow device: nothing but saying so, or its node is kept out of plans. The job says which (``fault_tolerance.slow``).
+
+Owns the choice. Which device is slow is ``pace``'s. A step is as long as its slowest pipeline's, so one device that takes k times as long makes
+every step up to k times as long; without its node, of N, all others have N / (N - 1) as much to do, which is less for every k >= 2.
+"""
+
+from __future__ import annotations
+
+from oobleckd.core.context import Core, Level
+from oobleckd.core.entries import NodeDrained
+from oobleckd.core.run import Run
+from planner.plan import node_of
+
+
+def tell(core: Core, run: Run, news: dict[str, str]) -> None:
+    """Say what is new of devices' paces (device -> words), and act on it."""
+    for device, words in news.items():
+        node, is_slow = node_of(device), device in run.paces.slow
+        what = f"; {_fate(core, run, node)}" if is_slow else ""
+        level: Level = "warn" if is_slow else "info"
+        core.announce(
+            "node", f"{device} {words}{what}", (f"node:{node}",), level=level, node=node, device=device
+        )
+    if run.job.spec.fault_tolerance.slow == "drain":
+        for device, factor in sorted(run.paces.slow.items()):
+            if _may_go(core, run, node_of(device)):
+                reason = f"{device} is slow: {factor:.1f} times its peers"
+                core.record(NodeDrained(node_of(device), reason, undo=False, at=core.now))
+
+
+def _fate(core: Core, run: Run, node: str) -> str:
+    if run.job.spec.fault_tolerance.slow == "report":
+        return "it stays in the plan"
+    if _may_go(core, run, node):
+        return f"{node} is drained (`oobleckctl undrain {node}` lets it back)"
+    return f"it stays in the plan: without {node} the job could not lose {run.job.spec.fault_tolerance.f}"
+
+
+def _may_go(core: Core, run: Run, node: str) -> bool:
+    """Whether the others keep what the job promises: f + 1 copies of every layer."""
+    nodes = core.candidates(run.job)
+    return node in nodes and len(nodes) > (run.job.spec.fault_tolerance.f + 1) * run.job.n0

@@ -1,0 +1,131 @@
+"""What somebody who watches asks of the machine's state: layers at risk, where time went, and the questions for the planner's pool.
+
+Owns pure functions over ``Core``, in the structs of ``protocol.watch``. What takes long is answered elsewhere (``blast``, ``modelled``):
+here is what the answer is made from.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Collection
+
+import msgspec
+
+from oobleckd.core import steer
+from oobleckd.core.context import Core
+from oobleckd.core.goodput import phases_of
+from oobleckd.core.questions import LossQuestion, StepQuestion
+from oobleckd.core.run import Run
+from oobleckd.core.samples import Sample
+from oobleckd.core.schedules import sampled_view
+from oobleckd.core.state import JobRecord
+from oobleckd.protocol.watch import GoodputView, LayerView, Lost
+from planner.plan import node_of
+
+NOTICE_S = 0.006
+"""From a loss to the decision, before this job has had one: what it takes on one machine (benchmarks/recovery.py)."""
+
+
+def layer_views(job: JobRecord) -> list[LayerView]:
+    """Who holds each layer of ``job`` now; nothing while it is not deployed."""
+    if job.layout is None or job.final:
+        return []
+    holders: list[list[str]] = [[] for _ in range(job.layout.num_layers)]
+    for device in job.survivors():
+        for layer in job.layout.holdings[device].layers():
+            holders[layer].append(device)
+    return [LayerView(layer, len(devices), tuple(devices)) for layer, devices in enumerate(holders)]
+
+
+def goodput_view(core: Core, job: JobRecord) -> GoodputView:
+    """Where the time of its devices went, up to now; what is not booked yet as it would be."""
+    book = copy.copy(job.book)  # its times alone change below
+    book.until(core.now)
+    run = core.run if core.run is not None and core.run.job is job else None
+    incident = run.incident if run is not None else None
+    pending = book.split(phases_of(incident.view(core.now)) if incident is not None else {})
+    lost: dict[Lost, float] = {cause: booked_s + pending[cause] for cause, booked_s in book.lost_s.items()}
+    useful_s = max(0.0, book.total_s - sum(lost.values()))
+    lost["bubble"] = useful_s * bubble(core, job)
+    return GoodputView(
+        job=job.id,
+        total_s=book.total_s,
+        useful_s=useful_s - lost["bubble"],
+        lost_s=lost,
+        of_fault_free=book.of_fault_free,
+    )
+
+
+def bubble(core: Core, job: JobRecord) -> float:
+    """The share of a step in which devices wait, over all of them: of the newest that they told of (0 where none is known)."""
+    sample = core.samples.step(job.id, 0)
+    if sample is None:
+        return 0.0
+    waited = [lane.bubble for lane in sampled_view(sample).lanes if not lane.dead and lane.ops]
+    return statistics.fmean(waited) if waited else 0.0
+
+
+def unknown_nodes(core: Core, job: JobRecord, nodes: Collection[str]) -> list[str]:
+    """Those of ``nodes`` that nobody has ever heard of."""
+    inside = {node_of(device) for device in job.layout.holdings} if job.layout is not None else set()
+    return sorted(set(nodes) - core.members.nodes.keys() - inside)
+
+
+def loss_of(core: Core, run: Run, nodes: Collection[str]) -> LossQuestion | None:
+    """What there is when ``nodes`` have died; None while no layout is in force."""
+    job, named = run.job, frozenset(nodes)
+    if job.layout is None or job.plan is None or job.setup is None:
+        return None
+    now = steer.situation(core, run)
+    after = msgspec.structs.replace(
+        now,
+        nodes=core.candidates(job, named),
+        holdings={d: layers for d, layers in now.holdings.items() if node_of(d) not in named},
+        zones={name: zone for name, zone in now.zones.items() if name not in named},
+    )
+    gone = {device for device in job.layout.holdings if node_of(device) in named}
+    kept = job.checkpoint_counters.step if job.checkpoint else job.start.step
+    return LossQuestion(
+        job.id,
+        job.spec.fault_tolerance.policy,
+        tuple(sorted(named)),
+        job.plan,
+        job.layout,
+        tuple(sorted({*job.dead, *gone})),
+        job.dead,
+        after,
+        _notice_s(core, job),
+        max(0, job.counters.step - kept),
+    )
+
+
+def _notice_s(core: Core, job: JobRecord) -> float:
+    """From a loss to the decision: as it took with most of this job's."""
+    took = [
+        sum(phase.duration_s for phase in view.phases if phase.phase in {"detect", "plan"})
+        for view in core.state.incidents.values()
+        if view.job == job.id and not view.open
+    ]
+    return statistics.median(took) if took else NOTICE_S
+
+
+def step_question(core: Core, job: JobRecord, sample: Sample | None) -> StepQuestion | None:
+    """How the step of ``sample`` was to run, or without one the next step; None while no layout is in force."""
+    if job.layout is None or job.plan is None or job.setup is None:
+        return None
+    of = sample or Sample(
+        job.id, job.counters, job.epoch, job.layout, job.plan, job.detours, job.dead, core.now
+    )
+    return StepQuestion(
+        job.id,
+        of.counters.step + 1,
+        of.epoch,
+        of.at,
+        job.setup,
+        of.plan,
+        of.layout,
+        of.detours,
+        of.gone,
+        of.counters.round,
+    )

@@ -1,0 +1,85 @@
+"""How handlers of the HTTP API answer: JSON with ``apiVersion``, refusals, and what they read of a query.
+
+Owns no route and no right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+from aiohttp import web
+
+from oobleckd.core.state import JobRecord
+from oobleckd.daemon.refusal import Refusal
+from oobleckd.daemon.service import Service
+from oobleckd.protocol.api import API_VERSION, Items
+
+_MOST_DIGITS = 18
+
+
+def one(answer: msgspec.Struct) -> web.Response:
+    """A document of one thing."""
+    data = msgspec.to_builtins(answer) | {"apiVersion": API_VERSION}
+    return web.Response(body=msgspec.json.encode(data), content_type="application/json")
+
+
+def whole(answer: msgspec.Struct) -> web.Response:
+    """The same, of a struct that bears its ``apiVersion``, or has raw parts."""
+    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+
+
+def items(found: Iterable[msgspec.Struct]) -> web.Response:
+    """A list."""
+    return whole(Items(tuple(found)))
+
+
+def number(request: web.Request, name: str) -> int | None:
+    """``name`` of the query, None where it is not there."""
+    text = request.query.get(name)
+    if text is None:
+        return None
+    if not is_number(text):
+        raise Refusal(422, "invalid", f"{name} = {text!r} is no number", "write digits alone")
+    return int(text)
+
+
+def is_number(text: str) -> bool:
+    """Whether ``text`` is a whole number of 18 digits at most, and nothing else that somebody may call a digit."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
+def seconds(request: web.Request, name: str, default: float) -> float:
+    """``name`` of the query in seconds."""
+    text = request.query.get(name, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise Refusal(422, "invalid", f"{name} = {text!r} is no time", "write seconds, such as 12.5")
+    return value
+
+
+def flag(request: web.Request, name: str) -> bool:
+    """Whether ``name`` of the query is set."""
+    return request.query.get(name, "") not in {"", "0", "false"}
+
+
+def find_job(service: Service, name: str) -> JobRecord:
+    """The job with this id, or the newest one with this name."""
+    jobs = service.core.state.jobs
+    named = [job for job in jobs.values() if job.spec.name == name]
+    found = jobs.get(name) or (named[-1] if named else None)
+    if found is None:
+        raise Refusal(404, "not-found", f"no job {name}", "`oobleckctl get jobs` lists them")
+    return found
+
+
+def asked_or_active(service: Service, request: web.Request) -> JobRecord | None:
+    """The job that the query names, or the active one."""
+    if name := request.query.get("job", ""):
+        return find_job(service, name)
+    run = service.core.run
+    return run.job if run is not None else None

@@ -1,0 +1,164 @@
+"""The API as an OpenAPI 3.1 document, made from the structs that it answers with.
+
+Owns the list of operations: paths, what may be asked of them, and what they answer. That it is complete is a test, which compares it with the routes.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from oobleckd import __version__
+from oobleckd.daemon.bodies import DrainBody, KillBody, SubmitBody
+from oobleckd.protocol import api, watch
+from oobleckd.protocol.api import API_VERSION, Problem
+from oobleckd.protocol.job import Job
+
+Struct = type[msgspec.Struct]
+_NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
+_SECONDS = {"type": "number"}
+_FLAG = {"type": "string", "enum": ["0", "1"]}
+_TEXT = {"type": "string"}
+_JOB = {"job": _TEXT}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """``answer``: a struct, a list of them (``many``), or a media type. ``query``: name -> schema; ``needs``: those that must be there."""
+
+    method: str
+    path: str
+    summary: str
+    answer: Struct | str
+    many: bool = False
+    query: dict[str, dict[str, Any]] | None = None
+    needs: tuple[str, ...] = ()
+    body: Struct | None = None
+
+
+_ACTS = ("pause", "resume", "cancel", "checkpoint")
+OPERATIONS = (
+    Operation("get", "/healthz", "Whether the daemon can do its work.", "text/plain"),
+    Operation("get", "/metrics", "Metrics for Prometheus.", "text/plain"),
+    Operation("get", "/openapi.json", "This document.", "application/json"),
+    Operation("get", "/v1/status", "The headline.", api.Status),
+    Operation("get", "/v1/jobs", "All jobs.", api.JobView, many=True),
+    Operation("post", "/v1/jobs", "Queue a job.", api.Accepted, body=SubmitBody),
+    Operation("get", "/v1/jobs/{job}", "A job, by id or by name.", api.JobView),
+    Operation("get", "/v1/jobs/{job}/steps", "Committed steps.", api.StepView, many=True, query={"since": _NUMBER}),
+    Operation("get", "/v1/jobs/{job}/goodput", "Where the time of its devices went.", watch.GoodputView),
+    *(
+        Operation("post", f"/v1/jobs/{{job}}/{act}", f"{act.capitalize()} a job.", api.Accepted)
+        for act in _ACTS
+    ),
+    Operation("get", "/v1/nodes", "All nodes.", api.NodeView, many=True),
+    Operation("post", "/v1/nodes/{node}/drain", "Take a node out of plans.", api.Accepted, body=DrainBody),
+    Operation("post", "/v1/nodes/{node}/undrain", "Let a node take part again.", api.Accepted, body=DrainBody),
+    Operation("post", "/v1/nodes/{node}/kill", "Inject a failure.", api.Accepted, body=KillBody),
+    Operation("get", "/v1/incidents", "All recoveries.", api.IncidentView, many=True),
+    Operation("get", "/v1/incidents/{incident}/bundle", "A recovery with the past around it.", watch.Bundle),
+    Operation("get", "/v1/pipelines", "Pipelines of a job.", api.PipelineView, many=True, query=_JOB),
+    Operation("get", "/v1/templates", "Templates of a job.", api.TemplateView, many=True, query=_JOB),
+    Operation("get", "/v1/layers", "Who holds each layer.", watch.LayerView, many=True, query=_JOB),
+    Operation("get", "/v1/story", "What concerns a key.", api.Change, many=True, query={"key": _TEXT}, needs=("key",)),
+    Operation("get", "/v1/events", "Changes as server-sent events.", "text/event-stream", query={"since": _NUMBER, "follow": _FLAG}),
+    Operation("get", "/v1/schedules", "Steps whose ops are known.", watch.SampledSteps, query=_JOB),
+    Operation(
+        "get", "/v1/schedule", "A step, op by op.", watch.ScheduleView,
+        query={**_JOB, "step": _NUMBER, "modelled": _FLAG},
+    ),
+    Operation("get", "/v1/blast", "What would follow a loss.", watch.BlastView, query={**_JOB, "nodes": _TEXT}, needs=("nodes",)),
+    Operation("get", "/v1/debug", "What the daemon is made of now, for a report of a fault.", watch.DebugView),
+    Operation("get", "/v1/past", "The state at a time, and what came after.", watch.Past, query={"at": _SECONDS, "span": _SECONDS}),
+)  # fmt: skip
+
+
+@functools.cache
+def document() -> bytes:
+    """The document, as JSON."""
+    structs = {each for op in OPERATIONS for each in (op.answer, op.body) if isinstance(each, type)}
+    types = [Problem, Job, *sorted(structs, key=lambda each: each.__name__)]
+    _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schemas["SubmitBody"]["properties"]["job"] = _ref(
+        Job
+    )  # read by ``protocol.job``, which says what is wrong in a person's words
+    paths: dict[str, dict[str, Any]] = {}
+    for op in OPERATIONS:
+        paths.setdefault(op.path, {})[op.method] = _described(op)
+    whole = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "oobleckd",
+            "version": __version__,
+            "description": "docs/api.md; errors are RFC 9457 problems with a hint.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+    return msgspec.json.encode(whole)
+
+
+def _described(op: Operation) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "summary": op.summary,
+        "operationId": f"{op.method}_{op.path.strip('/').replace('/', '_').replace('{', '').replace('}', '').replace('.', '_')}",
+        "parameters": [*_path_parameters(op), *_query_parameters(op)],
+        "responses": {
+            "200": {"description": op.summary, "content": _content(op)},
+            "default": {
+                "description": "It was not done; why, and what to do.",
+                "content": {"application/problem+json": {"schema": _ref(Problem)}},
+            },
+        },
+    }
+    if op.answer == "text/plain" and op.path == "/healthz":
+        described["responses"]["503"] = {
+            "description": "It cannot.",
+            "content": {"text/plain": {"schema": _TEXT}},
+        }
+    if op.body is not None:
+        required = op.body is SubmitBody
+        described["requestBody"] = {
+            "required": required,
+            "content": {"application/json": {"schema": _ref(op.body)}},
+        }
+    return described
+
+
+def _content(op: Operation) -> dict[str, Any]:
+    if isinstance(op.answer, str):
+        return {op.answer: {"schema": {} if op.answer == "application/json" else _TEXT}}
+    one = _ref(op.answer)
+    if not op.many:
+        return {"application/json": {"schema": one}}
+    version = {"const": API_VERSION}
+    listed = {
+        "type": "object",
+        "properties": {"apiVersion": version, "items": {"type": "array", "items": one}},
+        "required": ["items"],
+    }
+    return {"application/json": {"schema": listed}}
+
+
+def _path_parameters(op: Operation) -> list[dict[str, Any]]:
+    names = [part[1:-1] for part in op.path.split("/") if part.startswith("{")]
+    schema = {"type": "string", "minLength": 1}
+    return [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
+
+
+def _query_parameters(op: Operation) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "query", "required": name in op.needs, "schema": schema}
+        for name, schema in (op.query or {}).items()
+    ]
+
+
+def _ref(struct: Struct) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{struct.__name__}"}

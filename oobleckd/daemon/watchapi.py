@@ -1,0 +1,224 @@
+"""What somebody who watches asks over HTTP: schedules, layers, goodput, what would follow, the past, incidents as files.
+
+Owns routes and refusals. Views are the core's; what takes long is computed in the planner's pool, and the past is read in a
+thread, so that nobody who looks delays a heartbeat.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from oobleckd import __version__
+from oobleckd.core import view, watching
+from oobleckd.core.questions import StepQuestion
+from oobleckd.core.run import Run
+from oobleckd.core.samples import Sample
+from oobleckd.core.schedules import sampled_view
+from oobleckd.core.state import JobRecord
+from oobleckd.daemon import answers
+from oobleckd.daemon.past import PastError
+from oobleckd.daemon.planning import LOST
+from oobleckd.daemon.refusal import Refusal
+from oobleckd.daemon.service import Service
+from oobleckd.protocol.api import Change, IncidentView, StepView
+from oobleckd.protocol.watch import BUNDLE_VERSION, Bundle, Past, SampledSteps, ScheduleView, Snapshot
+from planner.policy import PlanError
+from planner.schedule import ScheduleError
+
+AROUND_S = 10.0
+"""Of the past before an incident and after it, in its bundle."""
+STEPS_BEFORE, CHANGES_BEFORE = 600, 200
+"""Of what came before a moment of the past: as many as a console shows."""
+SPAN_S = 60.0
+MOST_SPAN_S = 600.0
+_DEPLOYED = "`oobleckctl get jobs` shows whether it runs"
+_KEPT = 8
+_FAULTS: tuple[type[Exception], ...] = (PlanError, ScheduleError, *LOST)
+
+
+class WatchApi:
+    """Handlers over one service. ``modelled``: the last schedules that were simulated, by what was asked."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._modelled: dict[tuple[object, ...], ScheduleView] = {}
+
+    def routes(self) -> list[web.RouteDef]:
+        """All of them, to be read by everybody."""
+        return [
+            web.get("/v1/schedules", self.schedules),
+            web.get("/v1/schedule", self.schedule),
+            web.get("/v1/layers", self.layers),
+            web.get("/v1/jobs/{job}/goodput", self.goodput),
+            web.get("/v1/blast", self.blast),
+            web.get("/v1/past", self.past),
+            web.get("/v1/incidents/{incident}/bundle", self.bundle),
+        ]
+
+    # ------------------------------------------------------------------- schedules
+
+    async def schedules(self, request: web.Request) -> web.StreamResponse:
+        """The steps of ``job`` (or of the active one) whose op times are known."""
+        job = self._asked(request)
+        steps = {sample.counters.step + 1 for sample in self._service.core.samples.of(job.id)}
+        return answers.whole(SampledSteps(job.id, tuple(sorted(steps))))
+
+    async def schedule(self, request: web.Request) -> web.StreamResponse:
+        """``step`` of ``job`` (without one the newest) as it was, or with ``modelled`` as the planner has it."""
+        step, job = answers.number(request, "step") or 0, self._asked(request)
+        sample = self._service.core.samples.step(job.id, step)
+        if answers.flag(request, "modelled"):
+            return answers.whole(await self._simulated(job, sample if step else None))
+        if sample is None:
+            raise self._not_sampled(job, step)
+        return answers.whole(sampled_view(sample))
+
+    def _not_sampled(self, job: JobRecord, step: int) -> Refusal:
+        known = [sample.counters.step + 1 for sample in self._service.core.samples.of(job.id)]
+        if not known:
+            return Refusal(
+                404, "not-found", f"no step of {job.id} was told op by op yet", "ask again in a few seconds"
+            )
+        return Refusal(
+            404,
+            "not-found",
+            f"step {step} of {job.id} was not told op by op, or is too long ago",
+            f"known are some from {min(known)} to {max(known)}: /v1/schedules lists them",
+        )
+
+    async def _simulated(self, job: JobRecord, sample: Sample | None) -> ScheduleView:
+        question = watching.step_question(self._service.core, job, sample)
+        if question is None:
+            raise Refusal(409, "conflict", f"{job.id} is not deployed: it has no schedule", _DEPLOYED)
+        key = (job.id, question.layout.epoch, question.dead, _detoured_at(question))
+        if key not in self._modelled:
+            try:
+                made = await self._service.planning.schedule(question)
+            except _FAULTS as error:
+                raise _unplanned(error) from error
+            while len(self._modelled) >= _KEPT:
+                self._modelled.pop(next(iter(self._modelled)))
+            self._modelled[key] = made
+        return msgspec.structs.replace(
+            self._modelled[key], step=question.step, epoch=question.epoch, at=question.at
+        )
+
+    # ------------------------------------------------------------------- layers and time
+
+    async def layers(self, request: web.Request) -> web.StreamResponse:
+        """Who holds each layer of ``job``, or of the active one."""
+        job = answers.asked_or_active(self._service, request)
+        return answers.items(watching.layer_views(job) if job is not None else ())
+
+    async def goodput(self, request: web.Request) -> web.StreamResponse:
+        """Where the time of the job's devices went."""
+        job = answers.find_job(self._service, request.match_info["job"])
+        return answers.whole(watching.goodput_view(self._service.core, job))
+
+    # ------------------------------------------------------------------- what would follow
+
+    async def blast(self, request: web.Request) -> web.StreamResponse:
+        """What would follow if ``nodes`` (names with commas between) died now."""
+        job, core = self._asked(request), self._service.core
+        nodes = [name for name in request.query.get("nodes", "").split(",") if name]
+        if not nodes:
+            raise Refusal(422, "invalid", "nodes is missing", "ask for ?nodes=node-1,node-2")
+        if unknown := watching.unknown_nodes(core, job, nodes):
+            raise Refusal(
+                404, "not-found", f"no node {', '.join(unknown)}", "`oobleckctl get nodes` lists them"
+            )
+        question = watching.loss_of(core, self._run_of(job), nodes)
+        if question is None or job.setup is None:
+            raise Refusal(409, "conflict", f"{job.id} is not deployed: nothing of it can be lost", _DEPLOYED)
+        try:
+            return answers.whole(await self._service.planning.blast(question, job.setup))
+        except _FAULTS as error:
+            raise _unplanned(error) from error
+
+    def _run_of(self, job: JobRecord) -> Run:
+        run = self._service.core.run
+        if run is None or run.job is not job:
+            raise Refusal(409, "conflict", f"{job.id} is {job.state}: nothing of it can be lost", _DEPLOYED)
+        return run
+
+    # ------------------------------------------------------------------- the past
+
+    async def past(self, request: web.Request) -> web.StreamResponse:
+        """The state at ``at`` (POSIX seconds; without it now) and what came within ``span`` seconds after it."""
+        at = answers.seconds(request, "at", self._service.clock.now())
+        span_s = answers.seconds(request, "span", SPAN_S)
+        if not 0 <= span_s <= MOST_SPAN_S:
+            raise Refusal(
+                422, "invalid", f"span = {span_s:g} is too long", f"ask for 0 to {MOST_SPAN_S:g} s at once"
+            )
+        return answers.whole(await self._read(at, span_s))
+
+    async def bundle(self, request: web.Request) -> web.StreamResponse:
+        """An incident with the past around it, as a file."""
+        name = request.match_info["incident"]
+        found = {each.id: each for each in view.incident_views(self._service.core)}
+        if name not in found:
+            raise Refusal(404, "not-found", f"no incident {name}", "`oobleckctl get incidents` lists them")
+        past = await self._read(*_around(found[name]))
+        if past.begins > found[name].at:
+            raise Refusal(
+                404,
+                "not-found",
+                f"what happened around {name} is no longer kept",
+                "replay_mb and replay_h in [daemon] say how much is",
+            )
+        return answers.whole(Bundle(BUNDLE_VERSION, f"oobleckd {__version__}", found[name], past))
+
+    async def _read(self, at: float, span_s: float) -> Past:
+        if self._service.recorder is None:
+            raise Refusal(404, "not-found", "the past is not kept", "set replay_mb in [daemon]")
+        try:
+            past = await self._service.recorder.read(at, span_s)
+        except PastError as error:
+            raise Refusal(404, "not-found", error.problem, error.hint) from error
+        return msgspec.structs.replace(
+            past, steps=self._steps_by(past.snapshot), before=self._before(past.snapshot)
+        )
+
+    def _steps_by(self, snapshot: Snapshot) -> tuple[StepView, ...]:
+        """The newest steps of the job that was active."""
+        deployed = [each for each in snapshot.jobs if each.pipelines]
+        names = [each.id for each in deployed or snapshot.jobs[-1:]]
+        job = self._service.core.state.jobs.get(names[0]) if names else None
+        return tuple(view.steps_by(job, snapshot.at, STEPS_BEFORE)) if job is not None else ()
+
+    def _before(self, snapshot: Snapshot) -> tuple[Change, ...]:
+        """The newest changes before ``snapshot``, without ordinary steps, which are among the steps."""
+        found = [
+            change for _, change in self._service.history.ring
+            if change.seq <= snapshot.seq and change.at <= snapshot.at
+            and not (change.kind == "step" and change.level == "info")
+        ]  # fmt: skip
+        return tuple(found[-CHANGES_BEFORE:])
+
+    # ------------------------------------------------------------------- below
+
+    def _asked(self, request: web.Request) -> JobRecord:
+        job = answers.asked_or_active(self._service, request)
+        if job is None:
+            raise Refusal(404, "not-found", "no job is active", "name one with ?job=")
+        return job
+
+
+def _around(incident: IncidentView) -> tuple[float, float]:
+    """From when on, and for how many seconds."""
+    return incident.at - AROUND_S, min(MOST_SPAN_S, incident.total_s + 2 * AROUND_S)
+
+
+def _detoured_at(question: StepQuestion) -> int:
+    """What tells detours apart: the attempt that their routes are."""
+    routes = question.detours.standing(question.round) if question.detours is not None else ()
+    return routes[0].attempt if routes else -1
+
+
+def _unplanned(error: Exception) -> Refusal:
+    if isinstance(error, LOST):
+        return Refusal(503, "unavailable", "the planner's process was lost over it", "its log has more")
+    hint = error.hint if isinstance(error, PlanError) else ""
+    return Refusal(409, "conflict", f"there is no plan: {error}", hint)

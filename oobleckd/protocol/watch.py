@@ -1,0 +1,185 @@
+"""What somebody who watches asks the daemon for, beyond what it lists: schedules, goodput, layers at risk, what would follow, the past.
+
+Owns the shapes only. Times are POSIX seconds where they are called ``at``, else seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from oobleckd.protocol.api import (
+    API_VERSION,
+    Change,
+    IncidentView,
+    JobView,
+    LayerRange,
+    NodeView,
+    PipelineView,
+    RejectedView,
+    Status,
+    StepView,
+    TemplateView,
+)
+
+OpKind = Literal["F", "B", "I", "W", "U", "S"]
+"""Forward, backward, input gradients, weight gradients, update, a forward pass run ahead for another device."""
+Lost = Literal["detect", "plan", "reconfigure", "copy", "redone", "degraded", "waiting", "bubble"]
+
+
+class OpView(msgspec.Struct, frozen=True, array_like=True):
+    """One op of one device, in seconds after the step began on the first device to begin it.
+
+    ``stage``: hop of the route, from 0 on. ``origin``: whose it was before it was re-routed, "" if it was this device's own from the start.
+    ``early``: an update made before all votes were in. ``again``: it had been done once, by somebody who died.
+    """
+
+    kind: OpKind
+    stage: int
+    micro_batch: int
+    start_s: float
+    stop_s: float
+    origin: str = ""
+    early: bool = False
+    again: bool = False
+
+
+class LaneView(msgspec.Struct, frozen=True):
+    """The ops of one device in one step, in order. ``dead``: it is lost, and the ops are those it did before, if any are known.
+
+    ``bubble``: share of the step in which it waited.
+    """
+
+    device: str
+    pipeline: int
+    stages: tuple[int, ...]
+    ops: tuple[OpView, ...]
+    bubble: float
+    dead: bool = False
+
+
+class ScheduleView(msgspec.Struct, frozen=True):
+    """One step as it was (``measured``), or as the planner has it. ``step``: numbered from 1; ``span_s``: from its beginning to its end."""
+
+    job: str
+    step: int
+    epoch: int
+    at: float
+    measured: bool
+    span_s: float
+    lanes: tuple[LaneView, ...]
+    apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
+
+
+class SampledSteps(msgspec.Struct, frozen=True):
+    """Steps of ``job`` whose op times the daemon has, oldest first."""
+
+    job: str
+    steps: tuple[int, ...]
+    apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
+
+
+class LayerView(msgspec.Struct, frozen=True):
+    """Who holds ``layer`` now. ``copies``: live ones."""
+
+    layer: int
+    copies: int
+    devices: tuple[str, ...]
+
+
+class GoodputView(msgspec.Struct, frozen=True):
+    """Where the time of a job's live devices went, in device-seconds since it began.
+
+    ``useful_s`` and all of ``lost_s`` add up to ``total_s``; *bubble* is the share of the newest sampled step, taken off what is useful. ``of_fault_free``: throughput now as a share of that of the best plan on all nodes that it ever had.
+    """
+
+    job: str
+    total_s: float
+    useful_s: float
+    lost_s: dict[Lost, float]
+    of_fault_free: float
+    apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
+
+
+class BlastView(msgspec.Struct, frozen=True):
+    """What would follow if ``nodes`` died now, all at once. Computed by the daemon from the plan in force, with the job's policy.
+
+    ``lost_layers``: without a copy then. ``steps_back``: how far the job would go back (0: not at all). ``stops``: too few nodes would be left to go on.
+    ``stall_s``: modelled, from the loss until the plan that follows runs: noticed, repaired, deployed, copied (0 where it ``stops``). ``throughput``: share of the present one afterwards. ``copied_bytes`` on the way to it.
+    ``plan``: the pipelines that would follow. ``can_lose``: nodes that could still be lost then.
+    """
+
+    job: str
+    nodes: tuple[str, ...]
+    lost_layers: tuple[int, ...]
+    steps_back: int
+    stops: bool
+    stall_s: float
+    throughput: float
+    copied_bytes: int
+    copy_s: float
+    can_lose: int
+    plan: tuple[PipelineView, ...]
+    reason: str
+    rejected: tuple[RejectedView, ...] = ()
+    apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Everything that is listed, as of change ``seq``. ``layers``: of the active job. ``held``: empty, as ``nodes`` have it."""
+
+    at: float
+    seq: int
+    status: Status
+    jobs: tuple[JobView, ...]
+    nodes: tuple[NodeView, ...]
+    pipelines: tuple[PipelineView, ...]
+    templates: tuple[TemplateView, ...]
+    incidents: tuple[IncidentView, ...]
+    layers: tuple[LayerView, ...] = ()
+    held: tuple[LayerRange, ...] = ()
+
+
+class Past(msgspec.Struct, frozen=True):
+    """The state at a moment and what came after it: ``snapshot`` is the last before the moment asked for, ``changes`` follow it in order, up to ``until``.
+
+    ``begins``: the oldest moment that the daemon can show. ``steps``: the newest of the snapshot's job that were committed by then, and ``before``
+    the newest changes before it, as far as they are still known.
+    """
+
+    begins: float
+    until: float
+    snapshot: Snapshot
+    changes: tuple[Change, ...]
+    schedules: tuple[ScheduleView, ...] = ()
+    steps: tuple[StepView, ...] = ()
+    before: tuple[Change, ...] = ()
+    apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
+
+
+BUNDLE_VERSION = 1
+"""Of the format of a bundle."""
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """An incident as a file, to be looked at elsewhere: the past around it. ``version`` of the format, ``made_by`` which oobleckd."""
+
+    version: int
+    made_by: str
+    incident: IncidentView
+    past: Past
+
+
+class DebugView(msgspec.Struct, frozen=True):
+    """The daemon itself, for whoever looks for a fault of it. ``threads`` and ``tasks``: name -> stack, the innermost call last."""
+
+    version: str
+    python: str
+    up_s: float
+    threads: dict[str, tuple[str, ...]]
+    tasks: dict[str, tuple[str, ...]]
+    counters: dict[str, int]
+    journal: str
+    trouble: str
+    apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect

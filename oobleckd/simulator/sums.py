@@ -1,0 +1,171 @@
+"""Copies of gradient sums in a simulated cluster: what of a dead device's work its peers have, and what copies take of links.
+
+Owns when copies leave and arrive, after the rule of ``worker.copies``, who keeps them, and by how much they make a step longer. When a device has
+what of its gradients is ``progress``'s estimate.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from oobleckd.protocol.job import Job
+from oobleckd.simulator.progress import Ended, ends
+from planner.plan import Layout, Route
+from planner.profile import Profile
+
+EXACT_TIMES = 2
+"""Sums that are exact are of 64 bits, twice as wide as weights; others are as wide."""
+Inherited = Mapping[str, Mapping[int, Sequence[int]]]
+"""Device -> layer -> micro-batches that count as its own."""
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """Of a device's sums after the first ``hops`` of its hops, with ``keeper`` at ``here_s`` of the step."""
+
+    keeper: str
+    hops: int
+    here_s: float
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """By one device in a step: all copies by time, seconds that they are on its link, and when the last has left it."""
+
+    copies: tuple[Copy, ...] = ()
+    link_s: float = 0.0
+    until_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Sums:
+    """Of a job that copies them up to ``per_step`` times (0: never). ``layer_s``: seconds that a layer's are on a link, ``output_s`` its output."""
+
+    per_step: int
+    layer_s: tuple[float, ...]
+    output_s: tuple[float, ...]
+    latency_s: float
+    _longer: tuple[tuple[int, int, float], float] = ((-1, -1, 0.0), 0.0)
+
+    @classmethod
+    def of(cls, job: Job, profile: Profile, *, kept: bool) -> Sums:
+        """As ``job`` has it; ``kept``: the engine keeps what was done of a step at all."""
+        times, rate = EXACT_TIMES if job.train.exact else 1, profile.link_bytes_per_s
+        return cls(
+            job.schedule.sum_copies if kept else 0,
+            tuple(times * layer.param_bytes / rate for layer in profile.layers),
+            tuple(layer.output_bytes / rate for layer in profile.layers),
+            profile.link_latency_s,
+        )
+
+    def inherited(
+        self,
+        layout: Layout,
+        standing: Sequence[Route],
+        dead: Collection[str],
+        survivors: Collection[str],
+        share: float,
+        step_s: float,
+    ) -> Inherited:
+        """What survivors have of the sums of the dead, who died when a ``share`` of the step was done."""
+        if not self.per_step:
+            return {}
+        routes = [route for route in standing if route.touches(frozenset(dead))]
+        work = {
+            device: hops for device, hops in ends(layout.routes, routes, step_s).items() if device in dead
+        }
+        holders = _holders(layout, {*survivors, *work})
+        found: defaultdict[str, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for device, hops in sorted(work.items()):
+            keepers = _keepers(device, layout, holders)
+            arrived = (copy for copy in self._sent(hops, keepers).copies if copy.here_s <= share * step_s)
+            for copy in {copy.keeper: copy for copy in arrived}.values():
+                if copy.keeper in dead:
+                    continue
+                for hop in hops[: copy.hops]:
+                    for layer in hop.layers.layers():
+                        if keepers.get(layer) == copy.keeper:
+                            found[copy.keeper][layer].append(hop.micro_batch)
+        return found
+
+    def longer_s(
+        self, layout: Layout, epoch: int, standing: Callable[[], Sequence[Route]], step_s: float
+    ) -> float:
+        """By how much copies make a step of ``step_s`` longer, for the device that suffers most.
+
+        A copy shares its sender's link with activations and gradients of boundaries, the time of which a step has already: for as long as it is under way
+        these take twice as long. What has not left the link when the step would end holds up the sums that are then exchanged. ``standing``: who
+        computes which micro-batch, asked for under another ``epoch`` alone.
+        """
+        if not self.per_step:
+            return 0.0
+        key = layout.epoch, epoch, step_s
+        if self._longer[0] != key:
+            routes = standing()
+            work = ends(layout.routes, routes, step_s)
+            holders = _holders(layout, work)
+            busy = self._boundaries_s(routes)
+            found = 0.0
+            for device, hops in work.items():
+                sent = self._sent(hops, _keepers(device, layout, holders))
+                shared_s = sent.link_s * min(1.0, busy[device] / step_s)
+                found = max(found, shared_s + max(0.0, sent.until_s - step_s))
+            self._longer = key, found
+        return self._longer[1]
+
+    def _sent(self, hops: Sequence[Ended], keepers: Mapping[int, str]) -> Sent:
+        """After equal parts of the step's gradients, each to whom the one before has reached."""
+        owed = sum(len(hop.layers.layers()) for hop in hops)
+        added: set[int] = set()
+        copies: list[Copy] = []
+        heard: dict[str, float] = {}
+        done = parts = 0
+        link_s = until_s = 0.0
+        for count, hop in enumerate(hops, 1):
+            added.update(hop.layers.layers())
+            done += len(hop.layers.layers())
+            before, parts = parts, done * (self.per_step + 1) // owed
+            if parts == before or done == owed:
+                continue
+            for keeper in sorted({keepers[layer] for layer in added if layer in keepers}):
+                if heard.get(keeper, 0.0) > hop.at_s:
+                    continue
+                takes_s = sum(self.layer_s[layer] for layer in added if keepers.get(layer) == keeper)
+                link_s, until_s = link_s + takes_s, max(until_s, hop.at_s) + takes_s
+                copies.append(Copy(keeper, count, until_s + self.latency_s))
+                heard[keeper] = until_s + 2 * self.latency_s
+        return Sent(tuple(copies), link_s, until_s)
+
+    def _boundaries_s(self, standing: Sequence[Route]) -> Mapping[str, float]:
+        """Device -> seconds in a step that it sends activations and their gradients."""
+        busy: defaultdict[str, float] = defaultdict(float)
+        for route in standing:
+            for position, segment in enumerate(route.segments):
+                if position + 1 < len(route.segments):
+                    busy[segment.device] += self.output_s[segment.layers.stop - 1]
+                if position:
+                    busy[segment.device] += self.output_s[segment.layers.start - 1]
+        return busy
+
+
+def _holders(layout: Layout, live: Collection[str]) -> Mapping[int, Sequence[str]]:
+    """Layer -> its holders among ``live``, by name."""
+    found: defaultdict[int, list[str]] = defaultdict(list)
+    for device in sorted(layout.holdings.keys() & set(live)):
+        for layer in layout.holdings[device].layers():
+            found[layer].append(device)
+    return found
+
+
+def _keepers(device: str, layout: Layout, holders: Mapping[int, Sequence[str]]) -> Mapping[int, str]:
+    """Layer of ``device`` -> who keeps its sums: the next holder, by name and around."""
+    found = {}
+    for layer in layout.holdings[device].layers():
+        names = holders[layer]
+        keeper = names[(bisect_left(names, device) + 1) % len(names)]
+        if keeper != device:
+            found[layer] = keeper
+    return found

@@ -1,0 +1,94 @@
+"""Copies made while training goes on, for a plan that is to come: how long they take, where they pay, and who has room for them.
+
+The state is sent once, and from then on what every update is made from, so that the target keeps up: a gradient for the weights and two moments
+that a copy has. (Live migration of virtual machines copies beforehand in the same way: Clark et al., NSDI 2005; what is written again
+while it is copied is there sent again, page by page, here as the gradient that it follows from.) Owns the model; nothing of it is needed for
+a plan to be right, only for the choice.
+
+That training and copies share a link is left out: what a device exchanges of its gradients anyway is more than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from planner.costs import STATE_COPIES
+from planner.plan import Layers, Transfer
+from planner.policy import Setup, Situation
+from planner.shop import base_bytes
+from planner.transfer import copy_s
+
+MOST_STEPS = 2.0
+"""Copies that take more steps are made in the stop. With three the gradients alone would fill the link, and no target would ever catch up; with
+two it takes three times as long as the copies alone."""
+LEAST_STEPS = 0.5
+"""Copies that take less are made in the stop as well: pipelines that run empty and fill again take a step anyway, and to copy beforehand leaves the old plan in
+force for some steps more."""
+WAIT_STEPS = 2.0
+"""From the proposal to the snapshot at the next boundary, and from the last answer to the boundary at which all hold."""
+
+
+def caught_up_s(copies_s: float, step_s: float) -> float:
+    """Seconds until copies that take ``copies_s`` on an idle link are current, with steps of ``step_s``; inf: they never are."""
+    share = copies_s / STATE_COPIES / step_s if step_s > 0 else inf
+    if share >= 1:
+        return inf
+    return WAIT_STEPS * step_s + copies_s / (1 - share)
+
+
+def lost_s(wait_s: float, now_s: float, new_s: float) -> float:
+    """What is lost in ``wait_s`` by steps of ``now_s`` where the new plan has steps of ``new_s``."""
+    return wait_s * max(0.0, 1 - new_s / now_s) if now_s > 0 else 0.0
+
+
+def pays(copies_s: float, step_s: float) -> bool:
+    """Whether copies of that length are made beforehand at all, with steps of ``step_s``."""
+    return LEAST_STEPS * step_s <= copies_s <= MOST_STEPS * step_s
+
+
+def has_room(
+    setup: Setup, needed: Mapping[str, int], situation: Situation, copies: Sequence[Transfer]
+) -> bool:
+    """Whether everybody has the memory for it: targets for the state and a step's gradients beside what they hold and compute,
+    sources on a CPU for the snapshot. ``needed``: bytes of those of whom it is known; of others it is the most that they may need.
+
+    A target that holds nothing yet has the room that the plan gives it.
+    """
+    limit = setup.device_memory_bytes
+    if not limit:
+        return True
+    more: dict[str, float] = {}
+    for copy in copies:
+        more[copy.target] = more.get(copy.target, 0.0) + copy.num_bytes * (1 + 1 / STATE_COPIES)
+        if setup.profile.device.startswith("cpu"):
+            more[copy.source] = more.get(copy.source, 0.0) + copy.num_bytes
+    return all(
+        extra + needed.get(device, _most_bytes(setup, situation.holdings[device])) <= limit
+        for device, extra in more.items()
+        if device in situation.holdings
+    )
+
+
+def _most_bytes(setup: Setup, held: Layers) -> int:
+    """What a device that holds ``held`` needs at most: all micro-batches in flight."""
+    activations = sum(setup.profile.layers[layer].activation_bytes for layer in held.layers())
+    flying = setup.num_micro_batches * activations + setup.held.shadow_bytes
+    return base_bytes(setup, held) + flying
+
+
+def beforehand_s(
+    setup: Setup,
+    needed: Callable[[], Mapping[str, int]],
+    situation: Situation,
+    copies: Sequence[Transfer],
+    step_s: float,
+) -> float:
+    """Seconds until ``copies`` are made beforehand, with steps of ``step_s`` until then; 0 where they are better made in the stop.
+
+    ``needed``: as in ``has_room``, asked for where that decides.
+    """
+    copies_s = copy_s(copies, setup.profile)
+    if not copies or not pays(copies_s, step_s) or not has_room(setup, needed(), situation, copies):
+        return 0.0
+    return caught_up_s(copies_s, step_s)

@@ -1,0 +1,110 @@
+"""What policies under which pipelines at work stay have in common: when ``oobleck`` answers, the plan of a grid, and the words for it.
+
+Owns the shell around the choice of ``slipstream``, ``bamboo`` and ``adaptive``. The choice is theirs, and so is who does the work of a
+place that stays vacant.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from planner.plan import Template, node_of
+from planner.policies.cases import listed
+from planner.policies.filling import waiting_for
+from planner.policies.grid import Grid, grid_of
+from planner.policies.oobleck import Oobleck, size_of, sizes_of
+from planner.policy import Proposal, Rejected, Setup, Situation
+from planner.schedule import format_ops
+
+PLACES_SHOWN = 3
+
+
+class Staying(ABC):
+    """A policy under which a job goes on with detours after a loss, and which chooses among what can become of the pipelines at work."""
+
+    name: str
+    reroutes = True
+    rolls_back = False
+
+    def __init__(self) -> None:
+        self.anew = Oobleck()
+
+    def prepare(self, setup: Setup) -> tuple[Template, ...]:
+        """Templates for n0 .. n_max nodes. Raises PlanError when no number of nodes fits."""
+        return self.anew.prepare(setup)
+
+    def adapt(
+        self,
+        setup: Setup,
+        templates: tuple[Template, ...],
+        situation: Situation,
+        sizes: tuple[int, ...] = (),
+    ) -> Proposal:
+        """What the policy chooses; where no pipelines are at work, or templates are others by now, what ``oobleck`` proposes with these.
+
+        Raises PlanError when there are fewer than n0 nodes.
+        """
+        anew = self.anew.adapt(setup, templates, situation, sizes)
+        grid = grid_of(setup, templates, situation)
+        return anew if grid is None else self.choose(situation, grid, anew)
+
+    @abstractmethod
+    def choose(self, situation: Situation, grid: Grid, anew: Proposal) -> Proposal:
+        """What becomes of the pipelines of ``grid``; ``anew`` is what ``oobleck`` proposes."""
+
+
+def proposal_of(
+    situation: Situation, chosen: Grid, rejected: Iterable[Rejected], around: Callable[[Grid, int], str]
+) -> Proposal:
+    """The plan of ``chosen``. Nodes of the situation that have no place in it are idle. ``around``: who does the work of a vacant slot, in words."""
+    reason = _reason(situation, chosen, around)
+    idle = tuple(waiting_for(chosen, situation))
+    plan = msgspec.structs.replace(chosen.plan, idle=idle, step_s=chosen.step_s, reason=reason)
+    ops = {device: format_ops(each) for device, each in chosen.ops.items()} if chosen.vacant else {}
+    return Proposal(plan, chosen.transfers, chosen.cost_s, reason, tuple(rejected), ops)
+
+
+def rejected_anew(chosen: Grid, anew: Proposal) -> Rejected:
+    """The plan on all nodes that ``oobleck`` would make, cheaper or not: who stays moves no layers."""
+    extra_s = anew.cost_s - chosen.cost_s
+    than = "more" if extra_s >= 0 else "less"
+    copies = f"copies {size_of(anew.transfers)}" if anew.transfers else "copies nothing"
+    over = f"{chosen.horizon_steps:.3g} steps"
+    why = f"{abs(extra_s):.3g} s {than} over {over}: {copies}, step {anew.plan.step_s:.3g} s"
+    return Rejected(f"re-instantiate: pipelines of {sizes_of(anew.plan)} nodes", anew.cost_s, why)
+
+
+def _reason(situation: Situation, grid: Grid, around: Callable[[Grid, int], str]) -> str:
+    """One sentence: who takes whose place, who does whose work, what is copied, what can be lost."""
+    parts = placed(situation, grid)
+    vacant = list(grid.vacant)
+    parts += [around(grid, slot) for slot in vacant[:PLACES_SHOWN]]
+    if len(vacant) > PLACES_SHOWN:
+        parts.append(f"{len(vacant) - PLACES_SHOWN} more places are vacant")
+    return "; ".join([*(parts or ["keep: no pipeline changes"]), f"{costs(grid)}; can lose {grid.tolerance}"])
+
+
+def costs(grid: Grid) -> str:
+    """What is copied, and the step, for a sentence."""
+    copies = f"copies {size_of(grid.transfers)}, " if grid.transfers else ""
+    return f"{copies}step {grid.step_s:.3g} s as modelled"
+
+
+def placed(situation: Situation, grid: Grid) -> list[str]:
+    """Who stands where somebody else did, and who gets back what it held."""
+    before = [name for nodes in situation.running for name in nodes]
+    parts = []
+    for slot, name in sorted(grid.here.items()):
+        if name not in before:
+            parts.append(f"{name} takes {before[slot]}'s place")
+        elif before[slot] != name:
+            parts.append(f"{name} moves to {before[slot]}'s place, where more is lost")
+    back = {node_of(copy.target) for copy in grid.transfers} & {
+        name for slot, name in grid.here.items() if before[slot] == name
+    }
+    if back:
+        parts.append(f"{listed(sorted(back))} {'get' if len(back) > 1 else 'gets'} back what was held")
+    return parts

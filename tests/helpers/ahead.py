@@ -1,0 +1,75 @@
+"""A target outside of an engine's world, which gets from a device of it what copies beforehand consist of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tests.helpers.engine import LocalPost, World
+from worker.ahead import Ahead
+from worker.mailbox import Letter
+from worker.staging import Staging
+from worker.store import BucketState, Store
+
+TARGET = "t/0"
+NUMBER = 7
+
+
+@dataclass
+class Aside:
+    """Letters to ``TARGET`` in the order in which they were sent, and the target's staging."""
+
+    world: World
+    source: str
+    sent: list[Letter] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        deliver, world = self.world.deliver, self.world
+
+        def aside(source: str, peer: str, letter: Letter) -> None:
+            if peer == TARGET:
+                self.sent.append(letter)
+            else:
+                deliver(source, peer, letter)
+
+        world.deliver = aside  # type: ignore[method-assign]
+        self.executor = world.nodes[self.source].executor
+        self.buckets = tuple(self.executor.store.buckets)
+        self.post = LocalPost(TARGET, world)
+        store = Store(world.spec, torch.device("cpu"))
+        self.staging = Staging(NUMBER, world.job, store, self.post, dict.fromkeys(self.buckets, self.source))
+
+    def begin(self, rounds: int = 100) -> Ahead:
+        """From the source's next commit on."""
+        self.executor.ahead = Ahead(NUMBER, self.source, self.executor.post, {TARGET: self.buckets}, rounds)
+        return self.executor.ahead
+
+    def arrive(self, letters: Sequence[Letter]) -> None:
+        """Letters are in the mailbox of the target."""
+        for letter in letters:
+            self.post.letters[letter.key] = letter
+
+    def replay(self) -> int:
+        """All that is to be done; how many pieces it was."""
+        pieces = 0
+        while self.staging.advance():
+            pieces += 1
+        return pieces
+
+    def here(self) -> dict[int, BucketState] | None:
+        """The state at the source's present boundary, if it is here."""
+        states = {bucket: self.staging.state_at(bucket, self.executor.counters) for bucket in self.buckets}
+        found = {bucket: state for bucket, state in states.items() if state is not None}
+        return found if len(found) == len(states) else None
+
+    def check(self) -> None:
+        """What is here is what the source has, to the bit."""
+        found = self.here()
+        assert found is not None, f"{self.staging.round} and {self.executor.counters}"
+        for bucket, state in found.items():
+            own = self.executor.store.buckets[bucket]
+            assert state.exponents == own.exponents
+            assert all(torch.equal(a, b) for a, b in zip(state.tensors(), own.tensors(), strict=True))
+            assert all(param.requires_grad for param in state.params)

@@ -1,0 +1,77 @@
+"""One flipped bit on a real cluster: found, named, quarantined, and the job ends bit for bit as if nothing had been (docs/corruption.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from oobleckd.protocol.api import IncidentView, NodeView
+from oobleckd.protocol.parts import How
+from tests.helpers.cluster import Cluster, tiny_job
+
+NODES = 7
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("corruption"), NODES) as running:
+        yield running
+
+
+def begin(cluster: Cluster, name: str, nodes: int, f: int) -> tuple[str, str]:
+    """A job on ``nodes`` nodes, in pipelines of two, a few steps in; and the node that shall have a wrong bit."""
+    cluster.heal()
+    sections: dict[str, Any] = {
+        "train": {"steps": STEPS, "global_batch": 12},
+        "fault_tolerance": {"f": f},
+        "resources": {"device_memory": "14MiB", "max_nodes": nodes, "min_pipeline_nodes": 2},
+        "checkpoint": {"every": 4},
+    }
+    job = cluster.client.submit(tiny_job(name, **sections)).id
+    return job, cluster.at_step(job, 9).nodes[-1]
+
+
+def quarantined(cluster: Cluster, node: str) -> NodeView:
+    def check() -> NodeView | None:
+        view = next(view for view in cluster.client.nodes() if view.name == node)
+        return view if view.state in {"draining", "drained"} else None
+
+    return cluster.until(check, f"{node} quarantined")
+
+
+def finish(cluster: Cluster, job: str) -> IncidentView:
+    done = cluster.job_in(job, "done")
+    (incident,) = [
+        each for each in cluster.client.incidents() if each.job == job and "corruption" in each.cause
+    ]
+    assert 0 < done.steps_lost == incident.steps_lost
+    cluster.verify(job)
+    return incident
+
+
+@pytest.mark.parametrize("how", ["flip-weight", pytest.param("flip-moment", marks=pytest.mark.slow)])
+def test_two_copies(cluster: Cluster, how: How) -> None:
+    job, node = begin(cluster, f"two-{how}", 5, 1)
+    cluster.client.kill(node, how)
+    view = quarantined(cluster, node)
+    assert view.reason.startswith(f"quarantined: {node}/0: ")
+    assert "when it was computed again" in view.reason
+    finish(cluster, job)
+    assert node not in cluster.client.job(job).nodes
+
+
+def test_three_copies(cluster: Cluster) -> None:
+    job, node = begin(cluster, "three", 7, 2)
+    cluster.client.kill(node, "flip-weight")
+    assert "differ from those of most holders" in quarantined(cluster, node).reason
+    assert f"of {node}/0" in finish(cluster, job).cause
+
+
+def test_a_gradient_sum(cluster: Cluster) -> None:
+    job, node = begin(cluster, "sum", 5, 1)
+    cluster.client.kill(node, "flip-sum")
+    assert "changed in its memory" in quarantined(cluster, node).reason
+    finish(cluster, job)

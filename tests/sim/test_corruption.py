@@ -1,0 +1,188 @@
+"""Silent data corruption in whole worlds: found, named, quarantined, and the job ends as if nothing had been (docs/corruption.md)."""
+
+from __future__ import annotations
+
+import pytest
+
+from oobleckd.core.entries import CorruptionFound, CorruptionSettled, RolledBack
+from oobleckd.protocol.api import Drain
+from oobleckd.protocol.job import Schedule
+from tests.helpers.simjobs import make_job
+from tests.helpers.world import World
+
+MANNERS = [Schedule(), Schedule(backward="decoupled"), Schedule(update="staggered")]
+
+
+def running(seed: int = 0, num_nodes: int = 6, step: int = 6, **spec) -> World:
+    """A job of two copies (six nodes, pipelines of three) that has committed a few steps; a checkpoint every 4."""
+    world = World(seed, num_nodes)
+    world.run_for(3.0)
+    world.submit(
+        make_job(
+            **{
+                "steps": 20,
+                "memory": 600 if spec.get("policy") == "bamboo" else 300,
+                "every": 4,
+                "min_pipeline_nodes": 3,
+            }
+            | spec
+        )
+    )
+    world.until_step(step)
+    return world
+
+
+def of_kind(world: World, kind: type) -> list:
+    return [entry for entry in world.daemon.disk.entries() if isinstance(entry, kind)]
+
+
+def flip(world: World, device: str) -> None:
+    """A bit of what ``device`` holds changes."""
+    store = world.device(device).executor.store
+    store.flipped.add(min(store.buckets))
+
+
+def finish(world: World) -> None:
+    world.until_state("done", limit_s=200.0)
+    world.check_done()
+
+
+def quarantined(world: World) -> list[str]:
+    drained = world.machine.core.state.drained
+    return sorted(name for name, reason in drained.items() if reason.startswith("quarantined: "))
+
+
+@pytest.mark.parametrize("schedule", MANNERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_with_three_copies_the_majority_names_it_at_once(seed: int, schedule: Schedule) -> None:
+    world = running(seed, 9, f=2, schedule=schedule)
+    victim = "n05/0"
+    flip(world, victim)
+    world.run(lambda: of_kind(world, CorruptionFound))
+    (found,) = of_kind(world, CorruptionFound)
+    assert found.named == (victim,)
+    assert quarantined(world) == ["n05"]
+    finish(world)
+    (back,) = of_kind(world, RolledBack)
+    assert back.counters.step in {0, 4, 8}
+    assert back.counters.step < found.step
+    assert of_kind(world, CorruptionSettled) == []
+    assert "n05" not in world.job().plan.nodes()
+    (incident,) = world.incidents()
+    assert incident.cause.startswith(
+        f"silent data corruption in step {found.step + 1}: weights or optimizer state of {victim}"
+    )
+    assert incident.steps_lost == world.job().steps_lost > 0
+
+
+@pytest.mark.parametrize("policy", ["oobleck", "slipstream", "adaptive", "bamboo", "varuna"])
+@pytest.mark.parametrize("seed", range(4))
+def test_with_two_copies_computing_it_again_names_it(seed: int, policy: str) -> None:
+    world = running(seed, policy=policy, num_nodes=7)
+    victim = sorted(world.job().layout.holdings)[seed % 5]
+    flip(world, victim)
+    world.run(lambda: of_kind(world, CorruptionFound))
+    (found,) = of_kind(world, CorruptionFound)
+    if not found.named:  # a layer may have a third holder
+        assert quarantined(world) == []
+        world.run(lambda: of_kind(world, CorruptionSettled))
+        (settled,) = of_kind(world, CorruptionSettled)
+        assert settled.named == (victim,)
+    assert quarantined(world) == [victim.partition("/")[0]]
+    finish(world)
+    assert world.job().disputes == ()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_total_that_comes_out_wrong_is_found_in_the_same_round(seed: int) -> None:
+    world = running(seed)
+    device = world.device("n02/0")
+    device.executor.store.misadded.add(min(device.executor.store.buckets))
+    world.run(lambda: of_kind(world, CorruptionSettled))
+    (found,), (settled,) = of_kind(world, CorruptionFound), of_kind(world, CorruptionSettled)
+    assert {odd.what for odd in found.odds} == {"gradients"}
+    assert settled.named == ("n02/0",)
+    finish(world)
+    assert quarantined(world) == ["n02"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sum_that_changes_in_memory_is_found_by_its_own_device(seed: int) -> None:
+    world = running(seed)
+    reducer = world.device("n02/0").executor.reducer
+    next(iter(reducer.parts.values())).flipped = True
+    world.run(lambda: of_kind(world, CorruptionFound))
+    (found,) = of_kind(world, CorruptionFound)
+    assert (found.named, found.odds) == (("n02/0",), ())
+    finish(world)
+    assert quarantined(world) == ["n02"]
+
+
+def test_the_newest_checkpoint_is_not_trusted_if_it_may_have_the_wrong_bits() -> None:
+    """Compared in every tenth step, found in step 20: the checkpoint of step 16 may have them, that of step 12 too."""
+    world = running(check_every=10, steps=40, step=17)
+    flip(world, "n02/0")
+    world.run(lambda: of_kind(world, RolledBack))
+    (found,), (back,) = of_kind(world, CorruptionFound), of_kind(world, RolledBack)
+    assert found.step == 20
+    assert back.counters.step <= 10
+    assert world.job().checkpoint in {"", back.source}
+    finish(world)
+
+
+def test_the_last_state_is_compared_although_no_vote_follows() -> None:
+    world = running(step=18)
+    flipped = []
+
+    def strikes(device, point, round_) -> bool:
+        if point == "updated" and device.name == "n02/0" and device.counters.step == 20 and not flipped:
+            device.executor.store.flipped.add(min(device.executor.store.buckets))
+            flipped.append(round_)
+        return False
+
+    world.strikes = strikes
+    finish(world)
+    assert flipped
+    (found,) = of_kind(world, CorruptionFound)
+    assert found.step == 20
+    assert world.job().steps_lost > 0
+
+
+def test_without_checks_nobody_looks() -> None:
+    world = running(check_every=0)
+    flip(world, "n02/0")
+    finish(world)
+    assert of_kind(world, CorruptionFound) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_daemon_that_restarts_in_the_middle_still_settles_it(seed: int) -> None:
+    world = running(seed)
+    flip(world, "n02/0")
+    world.run(lambda: of_kind(world, CorruptionFound))
+    world.daemon.stop()
+    world.run_for(0.2 + 0.1 * seed)
+    world.daemon.start()
+    finish(world)
+    assert quarantined(world) == ["n02"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whoever_dies_right_after_is_no_excuse(seed: int) -> None:
+    """The device with the wrong bit, or another one, is killed within the round: what it gave is in nobody's weights in the end."""
+    world = running(seed, 7)
+    flip(world, "n02/0")
+    world.run_for(0.001 * seed)
+    world.kill("n02" if seed % 2 else "n03")
+    finish(world)
+
+
+def test_a_quarantined_node_comes_back_when_an_operator_says_so() -> None:
+    world = running(0, 9, f=2, steps=60)
+    flip(world, "n05/0")
+    world.run(lambda: quarantined(world))
+    world.until_state("running")
+    assert "differ from those of most holders" in world.node("n05").reason
+    world.ask(Drain("n05", "memory replaced", undo=True, who="tester"))
+    finish(world)
+    assert "n05" in world.job().plan.nodes()

@@ -1,0 +1,98 @@
+"""The application under Textual's pilot, with a source that says what the test says and acts that end in a list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from console.facts import AnyFact
+from console.keys import ScreenName
+from console.tui import ConsoleApp, Options
+from console.widgets.panel import Panel
+from oobleckd.client import Client
+from oobleckd.protocol.api import Accepted
+from tests.unit.console import watching
+from tests.unit.console.build import NOW
+from tests.unit.console.test_feed import WAIT_S
+from tests.unit.console.test_tui import Told
+
+
+class Asker(Client):
+    """Acts end here."""
+
+    def __init__(self) -> None:
+        super().__init__("none")
+        self.done: list[str] = []
+
+    def _post(self, path: str, body: dict[str, Any]) -> Accepted:
+        self.done.append(f"{path} {body.get('how', '')}".strip())
+        return Accepted("", "it is done")
+
+    def bundle(self, incident: str) -> Any:
+        assert incident == "inc-1"
+        return watching.bundle()
+
+
+class Console:
+    def __init__(self, pilot: Pilot[None], app: ConsoleApp, source: Told, client: Asker) -> None:
+        self.pilot, self.app, self.source, self.client = pilot, app, source, client
+
+    async def tell(self, *told: AnyFact) -> None:
+        for fact in told:
+            self.source.deliver(fact)
+        await self.settle()
+
+    async def settle(self) -> None:
+        await self.pilot.pause()
+        self.app.frame()
+        await self.pilot.pause()
+
+    async def press(self, *names: str) -> None:
+        await self.pilot.press(*names)
+        await self.settle()
+
+    async def write(self, text: str) -> None:
+        """Into whatever asks for something."""
+        self.app.screen.query_one(Input).value = text
+        await self.press("enter")
+
+    async def until(self, what: str) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while what not in self.text():
+                await self.settle()
+
+    @property
+    def here(self) -> ScreenName:
+        assert self.app.page is not None
+        return self.app.page.TAG
+
+    def panel(self, name: str) -> Panel:
+        return self.app.screen.query_one(f"#{name}", Panel)
+
+    def text(self) -> str:
+        """All that is drawn."""
+        page = self.app.page
+        assert page is not None
+        return "\n".join(panel.text() for panel in page.panels() if panel.display)
+
+    def said(self) -> str:
+        """The newest sentence that was shown for a while."""
+        return next(iter(reversed(list(self.app._notifications)))).message
+
+
+@asynccontextmanager
+async def shown(
+    size: tuple[int, int] = (120, 36), told: Iterable[AnyFact] | None = None, **options: Any
+) -> AsyncIterator[Console]:
+    source, client = Told(), Asker()
+    usual: dict[str, Any] = {"client": client, "load": lambda _at: watching.past()}
+    app = ConsoleApp(source.open, lambda: NOW, Options(**(usual | options)))
+    async with app.run_test(size=size) as pilot:
+        console = Console(pilot, app, source, client)
+        await console.tell(*(watching.facts() if told is None else told))
+        yield console

@@ -1,0 +1,251 @@
+"""What screens ask for beyond the lists, acts and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from console import commands
+from console.acts import Act, perform, refusal
+from console.asked import PERIODS_S, REFUSED_S, TOUCHES, Asked
+from console.facts import Refused, Wants, Watched
+from console.feed import Feed
+from console.marks import Marks
+from console.model import View, fold
+from console.past import Walk
+from console.screens.prompt import word
+from console.screens.steps import StepCursor
+from oobleckd.client import Client
+from oobleckd.protocol.api import Accepted
+from oobleckd.protocol.watch import SampledSteps
+from oobleckd.unixhttp import ApiProblem, Unreachable
+from tests.unit.console import build, watching
+from tests.unit.console.build import NOW
+
+ALL = Wants(schedule=True, modelled=True, layers=True, goodput=True, blasts=(("node-1",), ("node-2",)))
+LIVE = fold(View(), watching.facts())
+
+
+class Daemon(Client):
+    """Answers from ``watching``; what it was asked is in ``asked``."""
+
+    def __init__(self) -> None:
+        super().__init__("none")
+        self.asked: list[str] = []
+        self.steps_known: tuple[int, ...] = (10, 20)
+        self.knows = True
+
+    def _get(self, path: str, kind: Any, **query: Any) -> Any:
+        self.asked.append(path)
+        if not self.knows:
+            raise ApiProblem(404, "not found", f"nothing is at {path}")
+        if path == "/v1/schedules":
+            return SampledSteps("job-1", self.steps_known)
+        if path == "/v1/schedule":
+            return watching.modelled() if query["modelled"] else watching.schedule(query["step"])
+        if path == "/v1/layers":
+            return type("Items", (), {"items": watching.layers()})
+        if path == "/v1/blast":
+            return watching.blast(*query["nodes"].split(","))
+        return watching.goodput()
+
+    def _post(self, path: str, body: dict[str, Any]) -> Accepted:
+        self.asked.append(f"{path} {body.get('how', '')}".strip())
+        return Accepted("", f"done: {path}")
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    return Daemon()
+
+
+def test_nothing_is_asked_that_no_screen_wants(daemon: Daemon) -> None:
+    asked = Asked(daemon)
+    assert list(asked.answers(build.job(), NOW)) == []
+    assert asked.due_at() == float("inf")
+    assert asked.want(Wants(goodput=True))
+    assert not asked.want(Wants(goodput=True))
+    assert [fact.goodput for fact in asked.answers(build.job(), NOW) if isinstance(fact, Watched)] == [
+        watching.goodput()
+    ]
+    assert asked.due_at() == NOW + PERIODS_S["goodput"]
+    assert list(asked.answers(build.job(), NOW + 1)) == []
+
+
+def test_everything_that_is_wanted_ends_in_the_view(daemon: Daemon) -> None:
+    asked = Asked(daemon)
+    asked.want(ALL)
+    view = fold(fold(View(), build.facts()), asked.answers(build.job(), NOW))
+    assert view.schedule is not None
+    assert view.schedule.step == 20
+    assert (view.modelled, view.layers, view.goodput) == (
+        watching.modelled(),
+        watching.layers(),
+        watching.goodput(),
+    )
+    assert [blast.nodes for blast in view.blasts] == [("node-1",), ("node-2",)]
+
+
+def test_a_step_is_fetched_once_and_another_when_it_is_looked_at(daemon: Daemon) -> None:
+    asked = Asked(daemon)
+    asked.want(Wants(schedule=True))
+    list(asked.answers(build.job(), NOW))
+    list(asked.answers(build.job(), NOW + 100))
+    assert daemon.asked.count("/v1/schedule") == 1
+    asked.want(Wants(schedule=True, step=10))
+    (_, fact) = asked.answers(build.job(), NOW + 101)
+    assert isinstance(fact, Watched)
+    assert fact.schedule is not None
+    assert fact.schedule.step == 10
+
+
+def test_what_would_follow_is_asked_once_until_the_plan_changes(daemon: Daemon) -> None:
+    asked = Asked(daemon)
+    asked.want(Wants(blasts=(("node-1",),)))
+    list(asked.answers(build.job(), NOW))
+    list(asked.answers(build.job(), NOW + 1000))
+    assert daemon.asked.count("/v1/blast") == 1
+    asked.touch("plan")
+    list(asked.answers(build.job(), NOW + 1001))
+    assert daemon.asked.count("/v1/blast") == 2
+    assert all(names <= PERIODS_S.keys() for names in TOUCHES.values())
+
+
+def test_an_older_daemon_is_there_all_the_same(daemon: Daemon) -> None:
+    daemon.knows = False
+    asked = Asked(daemon)
+    asked.want(Wants(layers=True))
+    (fact,) = asked.answers(build.job(), NOW)
+    assert fact == Refused(NOW, "layers", "nothing is at /v1/layers")
+    assert asked.due_at() == NOW + REFUSED_S
+    view = fold(LIVE, [fact])
+    assert (view.link, view.refusal("layers")) == ("live", "nothing is at /v1/layers")
+    assert fold(view, [Watched(NOW, layers=watching.layers())]).refusal("layers") == ""
+
+
+def test_another_plan_makes_the_answers_about_the_old_one_void() -> None:
+    assert LIVE.blasts
+    view = fold(LIVE, [build.fetched(pipelines=build.PIPELINES[:1])])
+    assert (view.blasts, view.modelled) == ((), None)
+    assert view.goodput is not None
+    other = fold(LIVE, [build.fetched(jobs=(build.job(id="job-2"),))])
+    assert (other.goodput, other.schedule, other.layers) == (None, None, ())
+
+
+# --------------------------------------------------------------------------- acts
+
+
+def test_acts_and_their_commands(daemon: Daemon) -> None:
+    kill = Act("kill", ("node-1", "node 2"), "sigstop")
+    assert kill.command == "oobleckctl kill-node node-1 'node 2' --how sigstop"
+    assert Act("drain", ("node-1",)).command == "oobleckctl drain node-1"
+    assert perform(daemon, kill) == "done: /v1/nodes/node-1/kill; done: /v1/nodes/node%202/kill"
+    for verb in ("drain", "undrain", "pause", "resume", "checkpoint", "cancel"):
+        assert perform(daemon, Act(verb, ("x",))).endswith(f"x/{verb}")  # type: ignore[arg-type]
+    assert daemon.asked[:2] == ["/v1/nodes/node-1/kill sigstop", "/v1/nodes/node%202/kill sigstop"]
+
+
+def test_what_is_refused_and_why() -> None:
+    act = Act("kill", ("node-1",))
+    assert refusal(act, LIVE, read_only=False) == ""
+    assert "--read-only" in refusal(act, LIVE, read_only=True)
+    assert "nothing is chosen" in refusal(Act("drain", ()), LIVE, read_only=False)
+    assert "does not answer" in refusal(act, View(), read_only=False)
+    past = fold(View(), [Walk(watching.past(), NOW - 60).begin(NOW - 40, playing=False)])
+    assert "this is the past" in refusal(act, past, read_only=False)
+
+
+def test_the_jobs_name_is_wanted_where_the_job_may_stop() -> None:
+    assert word(Act("kill", ("node-2",)), LIVE) == ""
+    assert word(Act("kill", ("node-1",)), LIVE) == "small"
+    assert word(Act("cancel", ("job-1",)), LIVE) == "small"
+    assert word(Act("pause", ("job-1",)), LIVE) == ""
+    stops = fold(LIVE, [Watched(NOW, blast=watching.blast("node-2", stops=True))])
+    assert word(Act("kill", ("node-2",)), stops) == "small"
+
+
+def test_an_unreachable_daemon_is_an_error_of_the_poll_and_no_refusal(daemon: Daemon) -> None:
+    asked = Asked(Client("nowhere", timeout_s=0.1))
+    asked.want(Wants(layers=True))
+    with pytest.raises(Unreachable):
+        list(asked.answers(build.job(), NOW))
+
+
+# --------------------------------------------------------------------------- commands, marks, steps
+
+
+def test_what_may_be_said() -> None:
+    assert commands.parse("nodes") == commands.Goto("nodes")
+    assert commands.parse(" What-if ") == commands.Goto("whatif")
+    assert commands.parse("pi") == commands.Goto("pipelines")
+    assert commands.parse("5") == commands.Goto("incidents")
+    assert commands.parse("at -5m") == commands.Say("at", "-5m")
+    assert commands.parse("q") == commands.Say("q", "")
+    with pytest.raises(ValueError, match="there is no :nodse; did you mean :nodes"):
+        commands.parse("nodse")
+    with pytest.raises(ValueError, match="there are :overview"):
+        commands.parse("!!!")
+
+
+def test_marks_are_in_order_and_each_once() -> None:
+    marks = Marks()
+    for name in ("b", "a", "b", "c"):
+        marks.toggle(name)
+    assert marks.names == ("a", "c")
+    marks.clear()
+    assert marks.names == ()
+
+
+def test_scrubbing_through_known_steps() -> None:
+    steps, known = StepCursor(), SampledSteps("job-1", (10, 15, 20))
+    steps.move(known, -1)
+    assert steps.step == 15
+    steps.move(known, -5)
+    assert steps.step == 10
+    steps.move(known, 1)
+    assert steps.step == 15
+    steps.move(known, 1)
+    assert steps.step == 0
+    steps.move(None, 1)
+    assert steps.step == 0
+
+
+def test_what_is_out_of_sight_is_asked_anew_when_it_comes_back(daemon: Daemon) -> None:
+    asked = Asked(daemon)
+    for blasts in ((("node-1",),), (("node-2",),), (("node-1",),)):
+        asked.want(Wants(blasts=blasts))
+        list(asked.answers(build.job(), NOW))
+    assert daemon.asked.count("/v1/blast") == 3
+
+
+def test_a_plan_that_no_event_told_of_is_asked_about_anew(daemon: Daemon) -> None:
+    feed = Feed(daemon, lambda _fact: None, lambda: NOW)
+    feed.want(Wants(blasts=(("node-1",),)))
+    for epoch, pipelines in (
+        (3, build.PIPELINES),
+        (3, build.PIPELINES),
+        (4, build.PIPELINES),
+        (4, build.PIPELINES[:1]),
+    ):
+        feed._notice_plan({"jobs": (build.job(epoch=epoch),), "pipelines": pipelines})
+        list(feed._asked.answers(build.job(), NOW))
+    assert daemon.asked.count("/v1/blast") == 3
+    feed._notice_plan({})
+    feed.close()
+
+
+def test_a_shaken_cluster_does_not_make_the_daemon_plan_again_and_again(daemon: Daemon) -> None:
+    asked = Asked(daemon)
+    asked.want(Wants(layers=True, blasts=(("node-1",),)))
+    for tenth in range(100):
+        asked.touch("node")
+        list(asked.answers(build.job(), NOW + tenth / 10))
+    assert (daemon.asked.count("/v1/blast"), daemon.asked.count("/v1/layers")) == (4, 10)
+    asked.touch("node")
+    list(asked.answers(build.job(), NOW + 11.5))
+    assert daemon.asked.count("/v1/blast") == 4
+    asked.touch("plan")
+    list(asked.answers(build.job(), NOW + 11.6))
+    assert daemon.asked.count("/v1/blast") == 5

@@ -1,0 +1,402 @@
+"""Painters of op times, grids, tables, choices and what would follow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+import pytest
+
+from console.facts import Away, Refused, Watched
+from console.model import View, fold
+from console.themes import COLOURED, THEMES, ascii_line
+from console.widgets import (
+    blast,
+    copies,
+    coverage,
+    fleet,
+    goodput,
+    grid,
+    incidents,
+    jobfacts,
+    log,
+    nodetable,
+    recovery,
+    shares,
+    templatetable,
+    timeline,
+    training,
+    verdict,
+)
+from console.widgets.choices import lines as choices
+from console.widgets.listing import matches, rows, window
+from console.widgets.panel import Painter
+from oobleckd.draw.lines import Line, framed, length, plain
+from oobleckd.protocol.api import PhaseView, RejectedView
+from oobleckd.protocol.watch import LaneView, OpView, SampledSteps
+from tests.helpers.api_server import node_view
+from tests.unit.console import build, watching
+from tests.unit.console.build import NOW, fetched, incident
+from tests.unit.console.test_panels import MANY
+
+LIVE = fold(View(), watching.facts())
+LARGE = fold(
+    MANY,
+    [
+        Watched(
+            NOW,
+            SampledSteps("job-1", tuple(range(1, 500))),
+            watching.schedule(
+                lanes=tuple(
+                    watching.lane(f"node-{i}/0", i // 4, i % 4, watching.ops(i % 4), bubble=i % 40 / 40) for i in range(1000)
+                )
+            ),
+            goodput=watching.goodput(),
+        )
+    ],
+)  # fmt: skip
+PAINTERS: tuple[Painter, ...] = (
+    *(partial(timeline.paint, look=timeline.Look(mode)) for mode in timeline.MODES),
+    fleet.paint,
+    *(partial(grid.paint, by=by) for by in grid.GROUPINGS),
+    nodetable.paint,
+    copies.paint,
+    coverage.paint,
+    goodput.paint,
+    incidents.paint,
+    jobfacts.paint,
+    log.paint,
+    shares.paint,
+    templatetable.paint,
+    partial(blast.paint, nodes=("node-2",)),
+    partial(blast.paint, nodes=("node-1", "node-2")),
+)
+
+
+def said(painted: Sequence[Line]) -> str:
+    return "\n".join(map(plain, painted))
+
+
+@pytest.mark.parametrize("view", [View(), LIVE, LARGE, fold(LARGE, [Away(NOW, "x" * 300)])])
+@pytest.mark.parametrize("paint", PAINTERS)
+def test_every_panel_stays_in_its_frame_at_any_size(paint: Painter, view: View) -> None:
+    for width, height in itertools.product((1, 8, 30, 52, 158), (1, 2, 3, 6, 27)):
+        painted = framed(paint(view, NOW + 1, width, height), width, height)
+        assert len(painted) <= height
+        assert all(length(line) <= width for line in painted), (width, height, said(painted))
+        assert said(painted).replace("\n", "").isprintable()
+        assert {role for line in painted for _, role in line} <= COLOURED["dark"].keys()
+        assert said([ascii_line(line) for line in painted]).isascii()
+        assert [length(ascii_line(line)) for line in painted] == [length(line) for line in painted]
+
+
+def test_themes_know_every_role_and_no_two_ops_look_alike() -> None:
+    for theme in THEMES:
+        looks = COLOURED[theme]
+        ops = [str(looks[role]) for role in ("op-F", "op-B", "op-W", "op-moved", "op-again", "bubble", "bad")]
+        assert len(set(ops)) == len(ops), theme
+
+
+# --------------------------------------------------------------------------- op times
+
+
+def drawn(view: View, mode: timeline.Mode = "measured", width: int = 78) -> list[str]:
+    return said(timeline.paint(view, NOW, width, 20, timeline.Look(mode))).split("\n")
+
+
+def test_ops_by_time_with_bubbles_a_dead_stage_and_what_was_re_routed() -> None:
+    text = drawn(LIVE)
+    assert text[0].startswith("▾ P0  2 stages  bubble 25%")
+    assert "↪ runs 1 micro-batch of node-5/0" in text[0]
+    assert text[1].startswith(" s0   node-1      F0    F1    F2    B0")
+    assert text[2].split("      ")[1].startswith("······F0")
+    assert text[3] == "", "a line between, where there is room"
+    assert "✖ stage 1 lost" in text[4]
+    assert text[6].startswith("✗s1   node-5")
+    assert text[6].endswith("✗✗✗✗")
+    assert "»U" in text[1]
+
+
+def test_what_was_re_routed_has_its_own_colour_and_so_has_what_is_done_again() -> None:
+    moved = [
+        role for line in timeline.paint(LIVE, NOW, 78, 20) for text, role in line if text.startswith("B2")
+    ]
+    assert moved.count("op-moved") == 1
+    assert timeline.role_of(OpView("F", 0, 0, 0.0, 1.0, again=True)) == "op-again"
+    assert timeline.role_of(OpView("S", 0, 0, 0.0, 1.0, origin="node-1/0")) == "op-S"
+
+
+def test_more_ops_than_cells_still_fit_and_each_in_its_place() -> None:
+    many = tuple(OpView("F", 0, i, i / 100, (i + 1) / 100) for i in range(100))
+    lane = LaneView("node-1/0", 0, (0,), many, 0.0)
+    text = "".join(part for part, _ in timeline.cells(lane, 2.0, 20))
+    assert len(text) == 20
+    assert text.count("·") in {9, 10}
+
+
+def test_modelled_and_the_difference() -> None:
+    assert "modelled  900 ms" in plain(timeline.headline(LIVE, timeline.Look("modelled")))
+    assert "+11.1% against the model" in plain(timeline.headline(LIVE, timeline.Look("difference")))
+    text = drawn(LIVE, "difference")
+    assert set(text[1].split("node-1")[1].split("25%")[0].strip()) <= {"─", "·"}
+    assert "F" in text[2].split("node-2")[1]
+    assert text[6].endswith("not in the plan that is modelled")
+
+
+def test_no_schedule_is_said_and_why() -> None:
+    bare = fold(View(), build.facts())
+    assert drawn(bare) == ["no step with known op times yet"]
+    assert drawn(bare, "modelled") == ["the plan's schedule is being modelled"]
+    assert drawn(fold(bare, [Refused(NOW, "schedule", "no such route")])) == [
+        "the daemon has none: no such route"
+    ]
+    assert drawn(View()) == ["no job"]
+
+
+def test_pipelines_in_order_or_most_waiting_first_from_the_one_that_is_looked_at() -> None:
+    assert LIVE.schedule is not None
+    assert timeline.by_pipeline(LIVE.schedule) == [0, 1]
+    worse = fold(LIVE, [Watched(NOW, schedule=watching.schedule(lanes=(
+        watching.lane("a/0", 0, 0, (), bubble=0.1), watching.lane("b/0", 1, 0, (), bubble=0.5))))])  # fmt: skip
+    assert worse.schedule is not None
+    assert timeline.by_pipeline(worse.schedule, "waiting") == [1, 0]
+    hurt = fold(LIVE, [Watched(NOW, schedule=watching.schedule(lanes=(
+        watching.lane("a/0", 0, 0, ()), watching.lane("b/0", 1, 0, (), dead=True))))])  # fmt: skip
+    assert hurt.schedule is not None
+    assert timeline.by_pipeline(hurt.schedule, "hurt") == [1, 0]
+    assert said(timeline.paint(LARGE, NOW, 80, 9, timeline.Look(top=30))).startswith("▾ P30 ")
+    assert said(timeline.paint(LARGE, NOW, 80, 9, timeline.Look(top=9999))).startswith("▾ P249 ")
+
+
+def test_the_fleet_is_a_cell_for_each_pipeline_by_bubble() -> None:
+    strip = said(fleet.paint(LARGE, NOW, 125, 3)).split("\n")
+    assert "<8%" in strip[0]
+    assert len("".join(strip[1:])) == 250
+    assert set("".join(strip[1:])) == {"▂", "▄", "▆", "█"}
+    assert len(said(fleet.paint(LARGE, NOW, 50, 2)).split("\n")[1]) == 50
+
+
+# --------------------------------------------------------------------------- nodes
+
+
+def test_two_nodes_in_a_cell_and_those_that_are_not_well_by_name() -> None:
+    states = ["active", "active", "active", "lost", "lost", "lost", "disconnected", "active", "active"]
+    many = tuple(node_view(f"node-{i}", state=state) for i, state in enumerate(states, 1))
+    text = said(grid.paint(fold(View(), [fetched(nodes=many)]), NOW, 80, 6)).split("\n")
+    assert text[0] == "█▀✗▄▀"
+    assert text[1] == "✗ node-4 lost  ✗ node-5 lost  ✗ node-6 lost  ? node-7 disconnected"
+
+
+def test_nodes_by_rack_and_by_pipeline() -> None:
+    racks = tuple(node_view(f"node-{i}", zone=f"r{i % 3}") for i in range(1, 10))
+    view = fold(LIVE, [fetched(nodes=racks)])
+    assert [line.split()[0] for line in said(grid.paint(view, NOW, 60, 9, "rack")).split("\n")[:3]] == [
+        "r0",
+        "r1",
+        "r2",
+    ]
+    by_pipeline = said(grid.paint(LIVE, NOW, 60, 9, "pipeline")).split("\n")
+    assert [line.split()[0] for line in by_pipeline[:3]] == ["P0", "P1", "-"]
+
+
+def test_a_thousand_nodes_keep_the_worst_in_sight() -> None:
+    text = said(grid.paint(LARGE, NOW, 40, 8)).split("\n")
+    assert "✗ node-700 lost" in text[-2]
+    assert any(sign in "".join(text[:-2]) for sign in "✗▀▄")
+
+
+def test_every_pair_of_halves_has_a_look() -> None:
+    for upper, lower in itertools.product(set(grid.HALVES.values()), repeat=2):
+        assert grid.cell(upper, lower)[1] in COLOURED["dark"]
+
+
+def test_the_table_filters_sorts_and_says_copies() -> None:
+    text = said(nodetable.paint(LIVE, NOW, 120, 10, nodetable.Look(cursor=9)))
+    assert "P0 s1" in text
+    (row,) = [line for line in text.split("\n") if "node-2" in line]
+    assert row.split()[-1] == "1"
+    found = nodetable.selected(LIVE, nodetable.Look(words="LOST node"))
+    assert [node.name for node in found] == ["node-4"]
+    assert nodetable.selected(LIVE, nodetable.Look(order="state"))[0].name == "node-4"
+    assert 'no node has "x y"' in said(nodetable.paint(LIVE, NOW, 80, 5, nodetable.Look(words="x y")))
+    marked = said(nodetable.paint(LIVE, NOW, 80, 9, nodetable.Look(cursor=4, marked=("node-1",))))
+    assert "◆■ node-1" in marked
+
+
+def test_only_rows_in_sight_are_made() -> None:
+    made: list[int] = []
+
+    def row(item: int) -> Line:
+        made.append(item)
+        return ((str(item), ""),)
+
+    lines = rows(range(100_000), 50_000, 20, 9, row)
+    assert made == list(range(49_996, 50_005))
+    assert [role for line in lines for _, role in line].count("cursor") == 1
+    assert list(window(0, 3, 9)) == [0, 1, 2]
+    assert list(window(99, 100, 4)) == [96, 97, 98, 99]
+    assert matches("Node-7 LOST r04", "r04 lost")
+
+
+def test_layers_at_risk_come_first() -> None:
+    text = said(copies.paint(LIVE, NOW, 60, 8)).split("\n")
+    assert text[0] == "layers 0-9: 1 with 1  9 with 2"
+    assert text[1] == "2222222221"
+    assert text[2] == " layer 9    1 live: node-2/0"
+    assert "not known: gone" in said(copies.paint(fold(View(), [Refused(NOW, "layers", "gone")]), NOW, 60, 8))
+
+
+# --------------------------------------------------------------------------- templates, incidents, job
+
+
+def test_what_templates_cover() -> None:
+    assert coverage.covers([3, 5], 11) == {
+        3: (3,), 5: (5,), 6: (3, 3), 8: (5, 3), 9: (3, 3, 3), 10: (5, 5), 11: (5, 3, 3),
+    }  # fmt: skip
+    text = said(coverage.paint(LIVE, NOW, 60, 10)).split("\n")
+    assert text[0] == "covered: every number from 2 to 4 nodes"
+    assert text[1].endswith("✗ none")
+    assert text[4] == "▸    4  2 of 2"
+
+
+def test_shares_of_the_templates() -> None:
+    text = said(shares.paint(LIVE, NOW, 52, 9)).split("\n")
+    assert text[1].split()[:2] == ["▸", "2"]
+    assert text[1].endswith("100%")
+    assert len(said(shares.paint(LARGE, NOW, 52, 5)).split("\n")) == 5
+
+
+def test_the_chosen_template_shows_its_stages() -> None:
+    text = said(templatetable.paint(LIVE, NOW, 90, 20, templatetable.Look(cursor=1)))
+    assert "template of 3 nodes" in text
+    assert " s2   layers 2" in text
+
+
+def test_phases_beside_the_median_of_earlier_ones_and_a_budget() -> None:
+    slow = tuple(PhaseView(part.phase, part.start_s, 3 * part.duration_s) for part in incident().phases)
+    three = (
+        incident(id="inc-1", at=NOW - 90.0),
+        incident(id="inc-2", at=NOW - 60.0, phases=slow),
+        incident(id="inc-3", at=NOW - 30.0, total_s=12.0),
+    )
+    view = fold(LIVE, [fetched(incidents=three)])
+    text = said(recovery.paint(view, NOW, 100, 12)).split("\n")
+    assert "total 12,000 ms (budget 10 s), 0 steps lost" in text[0]
+    assert text[1].endswith("200 ms  p50 400 ms")
+    assert "p50" not in said(recovery.one(view, three[0], NOW, 100, 12))
+
+
+def test_choices_with_their_costs() -> None:
+    chosen = incident(
+        cost_s=4.0,
+        rejected=(RejectedView("restart", 90.0, "loses 12 steps"), RejectedView("wait", 8.0, "idle")),
+    )
+    text = said(choices(chosen, 90, 20)).split("\n")
+    assert text[0].startswith("copied 3 MiB at 7.5 MiB/s")
+    order = [line for line in text if "✓" in line or "✗" in line]
+    assert [line.split()[-1] for line in order] == ["one", "idle", "steps"]
+    assert "90 s" not in order[0]
+    assert "✗ restart: loses 12 steps" in order[2]
+
+
+def test_incidents_newest_first_and_filtered() -> None:
+    view = fold(LIVE, [fetched(incidents=(incident(), incident(id="inc-2", nodes=("node-9",), open=True)))])
+    assert [each.id for each in incidents.selected(view, incidents.Look())] == ["inc-2", "inc-1"]
+    assert [each.id for each in incidents.selected(view, incidents.Look(words="node-9"))] == ["inc-2"]
+    assert "✗ inc-2" in said(incidents.paint(view, NOW, 90, 5, incidents.Look(cursor=1)))
+
+
+def test_goodput_by_cause_the_largest_first() -> None:
+    text = said(goodput.paint(LIVE, NOW, 100, 12)).split("\n")
+    assert text[0].startswith("goodput 80.0% of 16 min 40 s of device time   now 80.0% of the fault-free")
+    assert [line.split()[0] for line in text[1:5]] == ["useful", "bubbles", "copying", "noticing"]
+    assert set(goodput.WORDS) == set(goodput.CAUSES)
+
+
+def test_throughput_is_a_share_of_the_fault_free() -> None:
+    text = said(training.paint(LIVE, NOW, 80, 10)).split("\n")
+    assert text[0].startswith("24.0 samples/s = 80.0% of fault-free   0 to 30.0")
+    assert said(training.paint(LIVE, NOW, 60, 10)).startswith("24.0 samples/s = 80.0%   0 to 30.0, ")
+    assert "= 80.0% of fault-free" in said(verdict.paint(LIVE, NOW, 160))
+    recent = fold(LIVE, [fetched(incidents=(incident(at=NOW - 5.0),))])
+    assert "▲" in said(training.paint(recent, NOW, 60, 10))
+
+
+def test_the_exactness_tick() -> None:
+    assert "exact ✓ no step lost in 1 incident" in said(jobfacts.paint(LIVE, NOW, 120, 6))
+    back = fold(LIVE, [fetched(jobs=(build.job(steps_lost=4),))])
+    assert "exact ! went back 4 steps" in said(jobfacts.paint(back, NOW, 120, 6))
+
+
+# --------------------------------------------------------------------------- what would follow
+
+
+def test_what_would_follow_in_full() -> None:
+    text = said(blast.paint(LIVE, NOW, 100, 12, ("node-2",)))
+    for part in ("no step is lost", "75.0% of the throughput stays", "stall 2 s", "copies 5 MiB in 500 ms",
+                 "could still lose 0", "P0", "wait, 30 s: too long"):  # fmt: skip
+        assert part in text
+    assert "thinking" in said(blast.paint(LIVE, NOW, 100, 12, ("node-1",)))
+    assert "mark nodes" in said(blast.paint(LIVE, NOW, 100, 12))
+
+
+def test_the_worst_is_said_first() -> None:
+    def verdict_of(**changes: object) -> str:
+        return plain(blast.verdict(watching.blast("node-2", **changes)))
+
+    assert verdict_of(stops=True).startswith(" the job stops")
+    assert (
+        verdict_of(lost_layers=(9,), steps_back=12) == " back 12 steps  the last copies of 1 layer are lost"
+    )
+    assert blast.harmful(None)
+    assert blast.harmful(watching.blast("a", steps_back=1, lost_layers=(1,)))
+    assert not blast.harmful(watching.blast("a"))
+
+
+def test_a_failure_now_would_cost() -> None:
+    assert blast.candidates(LIVE) == (("node-2",), ("node-5",), ("node-1",))
+    assert (
+        plain(blast.line(LIVE, 100, blast.candidates(LIVE)))
+        == "a failure now would cost  node-2: 25.0% and 2 s"
+    )
+    sole = fold(LIVE, [Watched(NOW, blast=watching.blast("node-2", steps_back=3, lost_layers=(9,)))])
+    assert "node-2: 3 steps (sole copy)" in plain(blast.line(sole, 100, blast.candidates(sole)))
+    assert blast.line(View(), 100, ()) == ()
+
+
+# --------------------------------------------------------------------------- events, states
+
+
+def test_events_by_level_words_and_place() -> None:
+    assert len(log.selected(LIVE, log.Look())) == 3
+    assert [change.seq for change in log.selected(LIVE, log.Look(level="warn"))] == [1]
+    assert [change.seq for change in log.selected(LIVE, log.Look(words="shrink"))] == [2]
+    newest, chosen = log.at_cursor(LIVE, log.Look()), log.at_cursor(LIVE, log.Look(cursor=1, follow=False))
+    assert newest is not None
+    assert chosen is not None
+    assert (newest.seq, chosen.seq) == (3, 2)
+    assert log.at_cursor(View(), log.Look()) is None
+
+
+def test_a_daemon_that_answers_otherwise_is_not_away() -> None:
+    odd = fold(LIVE, [Away(NOW + 1, "the answer cannot be read", answers=True)])
+    assert "the daemon answers what this console cannot read" in said(verdict.paint(odd, NOW + 2, 160))
+    gone = fold(odd, [Away(NOW + 1, "nobody there")])
+    assert "daemon away, training goes on" in said(verdict.paint(gone, NOW + 2, 160))
+
+
+def test_a_daemon_of_another_version_is_said() -> None:
+    assert LIVE.status is not None
+    newer = fold(LIVE, [fetched(status=msgspec.structs.replace(LIVE.status, version="9.0"))])
+    assert "! this console is" in said(verdict.paint(newer, NOW, 160))
+
+
+def test_the_past_is_said_with_its_reach() -> None:
+    from console.past import Walk
+
+    view = fold(View(), [Walk(watching.past(), NOW - 60).begin(NOW - 39, playing=False)])
+    text = said(verdict.paint(view, NOW, 160))
+    for part in ("◀ PAST", "standing still, known from", "inc-2 open: node-5: signal 9"):
+        assert part in text

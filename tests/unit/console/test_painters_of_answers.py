@@ -1,0 +1,55 @@
+"""Painters of answers: what is ranked, measured, sent, and what is not kept of the past."""
+
+from __future__ import annotations
+
+import msgspec
+
+from console.facts import Watched
+from console.model import View, fold
+from console.past import Walk
+from console.widgets import blast, goodput, recovery, templatetable, verdict
+from console.widgets.choices import lines as choices
+from oobleckd.protocol.api import SourceView
+from tests.unit.console import build, watching
+from tests.unit.console.build import NOW, incident
+from tests.unit.console.test_painters import LIVE, drawn, said
+
+
+def test_of_the_past_nobody_is_asked_and_that_is_said() -> None:
+    bare = msgspec.structs.replace(watching.past(), schedules=())
+    view = fold(View(), [Walk(bare, 0.0).begin(bare.snapshot.at + 5, playing=False)])
+    assert drawn(view) == ["no step of that time was kept op by op"]
+    assert drawn(view, "modelled") == ["of the past only measured steps are kept"]
+    assert said(goodput.paint(view, NOW, 60, 5)) == "this is not kept of the past"
+    assert "not kept" in said(blast.paint(view, NOW, 80, 5, ("node-1",)))
+
+
+def test_what_matters_most_is_ranked_while_nothing_is_marked() -> None:
+    known = fold(LIVE, [Watched(NOW, blast=watching.blast("node-5", stops=True))])
+    text = said(blast.paint(known, NOW, 60, 20)).split("\n")
+    assert text[0] == "mark nodes to see what follows when they die"
+    assert "node-2   no step is lost  75.0% of the throughput stays" in "\n".join(text)
+    assert any("node-5" in line and "the job stops" in line for line in text)
+
+
+def test_templates_as_modelled_and_as_measured() -> None:
+    whole = fold(LIVE, [Watched(NOW, schedule=watching.schedule(lanes=watching.modelled().lanes[:2]))])
+    row = said(templatetable.paint(whole, NOW, 120, 20)).split("\n")[1]
+    assert row.split()[1:7] == ["2", "2", "2", "1", "MiB", "700"]
+    assert "900 ms" in row
+    narrow = said(templatetable.paint(whole, NOW, 60, 20)).split("\n")[0]
+    assert narrow.split()[-2:] == ["modelled", "measured"]
+
+
+def test_what_can_still_be_lost_stands_out_once_it_is_less_than_was_asked_for() -> None:
+    roles = {
+        tolerance: verdict.can_lose(build.job(tolerance=tolerance, f=2))[0][1] for tolerance in (0, 1, 2)
+    }
+    assert roles == {0: "banner-bad", 1: "banner-warn", 2: "dim"}
+
+
+def test_copies_say_who_sent_them() -> None:
+    sent = (SourceView("node-1/0", 2 << 20), SourceView("node-3/0", 1 << 20))
+    known = incident(sources=sent)
+    assert "copied 3 MiB at 7.5 MiB/s from node-1 2 MiB, node-3 1 MiB" in said(choices(known, 90, 9))
+    assert "3 MiB copied from node-1, node-3" in said(recovery.one(LIVE, known, NOW, 120, 12))

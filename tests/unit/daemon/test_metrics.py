@@ -1,0 +1,111 @@
+"""Metrics as Prometheus reads them; dashboard and alerts name nothing that there is not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from oobleckd import __version__
+from oobleckd.core.events import Heard
+from oobleckd.daemon import metrics
+from oobleckd.daemon.config import Config
+from oobleckd.daemon.service import open_service
+from oobleckd.protocol.messages import PROTOCOL, Hello
+from oobleckd.protocol.parts import Notice
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "observability"
+_WORD = re.compile(r"\b((?:oobleck|process)_\w+|up)\b")
+
+
+async def scraped(folder: Path) -> dict[str, Metric]:
+    """The families of a daemon with one node, which has notice of its end."""
+    service = open_service(
+        Config(state_dir=str(folder), curve=False, endpoint="tcp://127.0.0.1:0", replay_mb=0)
+    )
+    hello = Hello(PROTOCOL, "n1", "life", "host", ready=True, devices=(), notice=Notice("SIGTERM", 20.0))
+    service.machine.handle(Heard("n1", hello), service.clock.now())
+    text = metrics.render(service).decode()
+    await service.close()
+    assert text.endswith("\n")
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def value(family: Metric, **labels: str) -> float:
+    (found,) = [sample.value for sample in family.samples if labels.items() <= sample.labels.items()]
+    return found
+
+
+@pytest.mark.asyncio
+async def test_names_and_types_keep_to_the_conventions(tmp_path: Path) -> None:
+    families = await scraped(tmp_path)
+    for name, family in families.items():
+        assert family.documentation, f"{name} has no help"
+        assert family.type in {"gauge", "counter", "histogram"}, name
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name), name
+        assert not re.search(r"_(ms|millis|minutes|mb|kb|percent)(_|$)", name), f"{name}: base units alone"
+    assert all(
+        sample.name.endswith("_total")
+        for family in families.values()
+        if family.type == "counter"
+        for sample in family.samples
+    )
+
+
+@pytest.mark.asyncio
+async def test_what_is_counted(tmp_path: Path) -> None:
+    families = await scraped(tmp_path)
+    assert value(families["oobleck_build_info"], version=__version__) == 1.0
+    assert value(families["oobleck_nodes"], state="drained") == 1.0
+    assert value(families["oobleck_nodes_leaving"]) == 1.0
+    assert value(families["process_resident_memory_bytes"]) > 2**20
+    assert value(families["oobleck_recovery_phase_seconds"], phase="detect") == 0.0
+
+
+def expressions() -> Iterator[str]:
+    """Every query of the dashboard and of the alerts."""
+    board: dict[str, Any] = json.loads((EXAMPLES / "grafana-dashboard.json").read_text())
+    for panel in board["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"]
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["query"]
+    for group in yaml.safe_load((EXAMPLES / "alerts.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            yield rule["expr"]
+
+
+@pytest.mark.asyncio
+async def test_dashboard_and_alerts_ask_for_what_there_is(tmp_path: Path) -> None:
+    families = await scraped(tmp_path)
+    known = {"up"}  # Prometheus's own
+    for name, family in families.items():
+        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(
+            family.type, ("",)
+        )
+        known |= {name + suffix for suffix in suffixes}
+    asked = {name for expression in expressions() for name in _WORD.findall(expression)}
+    assert len(asked) > 20
+    assert asked <= known, sorted(asked - known)
+
+
+def test_panels_are_told_apart_and_lie_side_by_side() -> None:
+    board = json.loads((EXAMPLES / "grafana-dashboard.json").read_text())
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells)), "two panels overlap"
+    assert max(x for x, _ in cells) < 24

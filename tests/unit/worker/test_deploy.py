@@ -1,0 +1,158 @@
+"""A deployment with copies that were made beforehand: what is still sent in the stop, and that a doubt costs a copy and no bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from oobleckd.protocol.messages import Deploy
+from planner.plan import Layers, Layout, Range, Transfer
+from tests.helpers.ahead import NUMBER, TARGET, Aside
+from tests.helpers.engine import RaisingFaults, World
+from tests.helpers.engine_jobs import STAGES
+from worker.ahead import UPDATE, Ahead
+from worker.deploy import SENT, STATE, WANTED, Deployment, expected, outgoing
+from worker.staging import Staging
+from worker.store import Store
+
+SOURCE = "b1/0"
+LAYERS = Layers((Range(1, 3),))
+EPOCH = 9
+
+
+class Stop:
+    """The deployment at the source and at the target, once all hold."""
+
+    def __init__(self, aside: Aside, tmp_path: Path, ahead: Ahead | None, staging: Staging | None) -> None:
+        self.aside, executor = aside, aside.executor
+        self.before = len(aside.sent)
+        self.target_store = Store(aside.world.spec, torch.device("cpu"))
+        self.source = Deployment(
+            self.told(SOURCE), executor.store, executor.post, RaisingFaults(SOURCE, tmp_path), ahead, None
+        )
+        self.target = Deployment(
+            self.told(TARGET), self.target_store, aside.post, RaisingFaults(TARGET, tmp_path), None, staging
+        )
+
+    def told(self, device: str) -> Deploy:
+        layout = Layout(EPOCH, 4, {SOURCE: LAYERS, TARGET: LAYERS}, ())
+        transfers = tuple(Transfer(layer, SOURCE, TARGET, 1) for layer in LAYERS.layers())
+        job, counters = self.aside.world.job, self.aside.executor.counters
+        return Deploy(
+            device, EPOCH, "job", job, layout, counters, "copy", transfers, {}, "", "", prepared=NUMBER
+        )
+
+    def run(self) -> list[str]:
+        """To its end; the kinds of letters that were sent for it to the target."""
+        self.source.start()
+        self.target.start()
+        arrived = self.before
+        for _ in range(100):
+            self.aside.arrive(self.aside.sent[arrived:])
+            arrived = len(self.aside.sent)
+            while self.target.advance() or self.source.advance():
+                pass
+            while self.aside.world.late:
+                self.aside.world.deliver_late()
+        assert not self.target.awaited
+        return [str(letter.key[0]) for letter in self.aside.sent[self.before :]]
+
+    def check(self) -> None:
+        store = self.aside.executor.store
+        assert self.target.incoming.keys() == store.buckets.keys()
+        for bucket, state in self.target.incoming.items():
+            own = store.buckets[bucket]
+            assert state.exponents == own.exponents
+            assert all(torch.equal(a, b) for a, b in zip(state.tensors(), own.tensors(), strict=True))
+        self.target_store.adopt(LAYERS, self.target.incoming)
+        assert tuple(self.target_store.layers) == tuple(LAYERS.layers())
+
+    @property
+    def num_bytes(self) -> int:
+        states = self.aside.executor.store.buckets.values()
+        return sum(tensor.nbytes for state in states for tensor in state.tensors())
+
+
+@pytest.fixture
+def aside(reference, tmp_path: Path) -> Aside:
+    """Of which all was sent ahead by the end of a run."""
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, SOURCE)
+    aside.begin()
+    world.run()
+    return aside
+
+
+def test_what_came_beforehand_is_not_sent_again(aside: Aside, tmp_path: Path) -> None:
+    aside.arrive(aside.sent)
+    stop = Stop(aside, tmp_path, aside.executor.ahead, aside.staging)
+    assert stop.run() == [SENT]
+    stop.check()
+    assert (stop.target.copied_bytes, stop.target.staged_bytes) == (0, stop.num_bytes)
+    assert stop.target.staged == set(aside.buckets)
+
+
+def test_what_is_on_its_way_is_waited_for(aside: Aside, tmp_path: Path) -> None:
+    """Letters keep their order on a link: the word that all was sent comes behind it."""
+    aside.arrive(aside.sent[:-2])
+    aside.replay()
+    stop = Stop(aside, tmp_path, aside.executor.ahead, aside.staging)
+    stop.before = len(aside.sent) - 2
+    assert stop.run() == [UPDATE, UPDATE, SENT]
+    stop.check()
+    assert stop.target.copied_bytes == 0
+
+
+def test_what_was_lost_is_asked_for(aside: Aside, tmp_path: Path) -> None:
+    aside.arrive(aside.sent[:-1])
+    stop = Stop(aside, tmp_path, aside.executor.ahead, aside.staging)
+    assert stop.run() == [SENT, *[STATE] * len(aside.buckets)]
+    stop.check()
+    assert (stop.target.copied_bytes, stop.target.staged_bytes) == (stop.num_bytes, 0)
+    assert not stop.source.promised
+
+
+def test_a_target_that_has_forgotten_asks_for_all(aside: Aside, tmp_path: Path) -> None:
+    stop = Stop(aside, tmp_path, aside.executor.ahead, None)
+    assert stop.run() == [SENT, *[STATE] * len(aside.buckets)]
+    stop.check()
+    assert stop.target.staged_bytes == 0
+
+
+@pytest.mark.parametrize("how", ["forgotten", "broken", "not begun"])
+def test_a_source_in_doubt_sends_all(aside: Aside, tmp_path: Path, how: str) -> None:
+    aside.arrive(aside.sent)
+    ahead = aside.executor.ahead
+    assert ahead is not None
+    if how == "broken":
+        ahead.broken.add(TARGET)
+    elif how == "not begun":
+        ahead.began = False
+    stop = Stop(aside, tmp_path, None if how == "forgotten" else ahead, aside.staging)
+    assert stop.run() == [STATE] * len(aside.buckets)
+    stop.check()
+    assert (stop.target.copied_bytes, stop.target.staged_bytes) == (stop.num_bytes, 0)
+
+
+def test_another_boundary_s_state_is_not_taken(aside: Aside, tmp_path: Path) -> None:
+    """The source says that all was sent, and it was, of a state that is a round older than the stop."""
+    last = max(int(letter.key[3]) for letter in aside.sent if letter.key[0] == UPDATE)
+    aside.arrive([letter for letter in aside.sent if letter.key[0] != UPDATE or letter.key[3] != last])
+    aside.replay()
+    assert aside.staging.round == aside.executor.counters.round - 1
+    stop = Stop(aside, tmp_path, aside.executor.ahead, aside.staging)
+    assert WANTED not in stop.run()  # that one goes the other way
+    stop.check()
+    assert stop.target.staged_bytes == 0
+
+
+def test_source_and_target_agree_on_who_sends_a_tied_weight(aside: Aside) -> None:
+    store = aside.executor.store
+    transfers = (Transfer(0, "x/0", TARGET, 1), Transfer(3, "y/0", TARGET, 1))
+    coming = expected(store, transfers, TARGET)
+    assert set(store.spec.buckets_of(0)) & set(store.spec.buckets_of(3))  # the embedding
+    for source in ("x/0", "y/0"):
+        mine = [bucket for bucket, sender in coming.items() if sender == source]
+        assert outgoing(store, transfers, source) == {TARGET: mine}

@@ -1,0 +1,220 @@
+"""Two device processes and real links between them: one trains, its layers are copied to the other meanwhile, and both go on together."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from oobleckd.protocol import codec
+from oobleckd.protocol.messages import (
+    Deploy,
+    DeviceUp,
+    Flag,
+    Held,
+    Prepare,
+    Prepared,
+    Ready,
+    Release,
+    Resume,
+    StepDone,
+)
+from oobleckd.protocol.parts import Counters, Flags
+from planner.plan import Layers, Layout, Range, Route, Segment, Transfer
+from tests.unit.worker.test_device import TIMEOUT_S, Agent, job
+from worker import device
+from worker.framing import read_frame
+from worker.link import DeviceLink
+from worker.outbox import peek
+from worker.place import Place
+from worker.pulse import Pulse
+
+SOURCE, TARGET = "n/0", "m/0"
+EVERY = Range(0, 4)
+SECRET = "5e" * 32
+ENDLESS = 100_000
+
+
+@dataclass
+class Pair:
+    """Both processes with their agents' ends."""
+
+    processes: dict[str, device.DeviceProcess]
+    agents: dict[str, Listener]
+    tmp_path: Path
+
+    @property
+    def peers(self) -> dict:
+        return {name: process.transport.peer for name, process in self.processes.items()}
+
+    def deploy(
+        self, epoch: int, devices: list[str], counters: Counters, source: str, prepared: int = 0
+    ) -> None:
+        spec = job(self.tmp_path)
+        spec = msgspec.structs.replace(spec, train=msgspec.structs.replace(spec.train, steps=ENDLESS))
+        routes = tuple(Route(mb, epoch, (Segment(devices[mb % len(devices)], EVERY),)) for mb in range(2))
+        transfers = self.transfers if source == "copy" else ()
+        layout = Layout(epoch, 4, {name: Layers((EVERY,)) for name in devices}, routes)
+        for name in devices:
+            self.agents[name].say(
+                Deploy(
+                    name,
+                    epoch,
+                    "job",
+                    spec,
+                    layout,
+                    counters,
+                    source,
+                    transfers,
+                    self.peers,
+                    "",
+                    SECRET,
+                    prepared,
+                )
+            )
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        return tuple(Transfer(layer, SOURCE, TARGET, 1) for layer in EVERY.layers())
+
+    def prepare(self, number: int, rounds: int = ENDLESS) -> None:
+        spec = self.processes[SOURCE].executor.job
+        for name in (SOURCE, TARGET):
+            peers = {other: peer for other, peer in self.peers.items() if other != name}
+            self.agents[name].say(Prepare(name, number, "job", spec, self.transfers, rounds, peers, SECRET))
+
+    def resume(self, epoch: int, devices: list[str]) -> None:
+        for name in devices:
+            self.agents[name].say(Resume(name, epoch, epoch))
+
+    def hold(self, epoch: int, devices: list[str]) -> Counters:
+        for name in devices:
+            self.agents[name].say(Flag(name, epoch, Flags(hold=True)))
+        held = {self.agents[name].hear(Held).counters for name in devices}
+        assert len(held) == 1
+        return held.pop()
+
+    def check_equal(self) -> None:
+        ours, theirs = (self.processes[name].executor.store.buckets for name in (SOURCE, TARGET))
+        assert ours.keys() == theirs.keys()
+        for bucket, state in ours.items():
+            assert state.exponents == theirs[bucket].exponents
+            pairs = zip(state.tensors(), theirs[bucket].tensors(), strict=True)
+            assert all(torch.equal(one, other) for one, other in pairs)
+
+
+class Listener(Agent):
+    """Reads whatever its device says, as a real agent does, so that no device waits for it to be heard."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        sock.settimeout(None)
+        self.frames: queue.Queue[bytes] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        with suppress(OSError, EOFError):
+            while (data := read_frame(self.sock)) is not None:
+                self.frames.put(data)
+
+    def hear(self, *kinds: type) -> Any:
+        while True:
+            data = self.frames.get(timeout=TIMEOUT_S)
+            if peek(data).type in {kind.__name__ for kind in kinds}:
+                return codec.decode_from_worker(data)
+
+
+def until_idle(agent: Listener) -> None:
+    """The device has dropped the job, and says so to its agent alone."""
+    while True:
+        data = agent.frames.get(timeout=TIMEOUT_S)
+        if peek(data).type == "DeviceUp" and not msgspec.msgpack.decode(data, type=DeviceUp).info.job:
+            return
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """The first trains alone; the second has no job."""
+    monkeypatch.setattr(device, "DeviceLink", partial(DeviceLink, on_closed=lambda: None))
+    with ExitStack() as ends:
+        processes, agents = {}, {}
+        for name in (SOURCE, TARGET):
+            ours, theirs = socket.socketpair()
+            ends.enter_context(ours)
+            place = Place(name, "cpu", "host", "127.0.0.1", tmp_path)
+            process = processes[name] = device.DeviceProcess(place, theirs.detach(), Pulse())
+            ends.callback(process.transport.close)
+            ends.callback(process.link.close)
+            threading.Thread(target=process.run, daemon=True).start()
+            agents[name] = Listener(ours)
+        pair = Pair(processes, agents, tmp_path)
+        pair.deploy(1, [SOURCE], Counters(), "init")
+        agents[SOURCE].hear(Ready)
+        pair.resume(1, [SOURCE])
+        agents[SOURCE].hear(StepDone)
+        yield pair
+        for name, agent in agents.items():
+            agent.say(Release(name, "job"))
+            until_idle(agent)
+
+
+def test_layers_are_copied_while_the_source_trains_and_the_stop_copies_none(pair: Pair) -> None:
+    pair.prepare(7)
+    prepared = pair.agents[TARGET].hear(Prepared)
+    assert prepared.number == 7
+    before = pair.agents[SOURCE].hear(StepDone).counters.step
+    for _ in range(5):
+        pair.agents[SOURCE].hear(StepDone)  # it goes on
+    counters = pair.hold(1, [SOURCE])
+    assert counters.step > before
+    pair.deploy(2, [SOURCE, TARGET], counters, "copy", prepared=7)
+    ready = pair.agents[TARGET].hear(Ready)
+    assert (ready.epoch, ready.copied_bytes) == (2, 0)
+    assert ready.staged_bytes > 0
+    pair.agents[SOURCE].hear(Ready)
+    pair.resume(2, [SOURCE, TARGET])
+    pair.agents[TARGET].hear(StepDone)
+    pair.agents[TARGET].hear(StepDone)
+    pair.hold(2, [SOURCE, TARGET])
+    pair.check_equal()
+    assert pair.processes[TARGET].staging is None
+    assert pair.processes[SOURCE].executor.ahead is None
+
+
+def test_a_stream_that_ended_before_the_stop_costs_the_copy(pair: Pair) -> None:
+    pair.prepare(7, rounds=3)
+    pair.agents[TARGET].hear(Prepared)
+    for _ in range(5):
+        pair.agents[SOURCE].hear(StepDone)
+    counters = pair.hold(1, [SOURCE])
+    pair.deploy(2, [SOURCE, TARGET], counters, "copy", prepared=7)
+    ready = pair.agents[TARGET].hear(Ready)
+    assert ready.copied_bytes > 0
+    assert ready.staged_bytes == 0
+    pair.agents[SOURCE].hear(Ready)
+    pair.resume(2, [SOURCE, TARGET])
+    pair.agents[TARGET].hear(StepDone)
+    pair.hold(2, [SOURCE, TARGET])
+    pair.check_equal()
+
+
+def test_a_preparation_that_is_given_up_leaves_nothing(pair: Pair) -> None:
+    pair.prepare(7)
+    pair.agents[TARGET].hear(Prepared)
+    spec = pair.processes[SOURCE].executor.job
+    for name in (SOURCE, TARGET):
+        pair.agents[name].say(Prepare(name, 7, "job", spec, (), 0, {}, ""))
+    pair.prepare(8)  # what follows is heard after it
+    assert pair.agents[TARGET].hear(Prepared).number == 8
+    assert pair.processes[SOURCE].executor.ahead.number == 8
+    assert pair.processes[TARGET].staging.number == 8

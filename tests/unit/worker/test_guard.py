@@ -1,0 +1,88 @@
+"""Memory in which gradients are added up: what changes in it besides additions is found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from worker import sums
+from worker.guard import SumsChanged
+from worker.sums import Sum
+
+CPU = torch.device("cpu")
+SHAPES = [(3, 4), (1 << 15,), (5,)]
+
+
+def grads(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def added(count: int, *, exact: bool = True, guarded: bool = True) -> Sum:
+    total = Sum(SHAPES, exact, CPU, guarded=guarded)
+    for seed in range(count):
+        total.add(grads(seed), (sums.START_EXPONENT,) * len(SHAPES), 8)
+    return total
+
+
+def flip(total: Sum, region: int, bit: int) -> None:
+    flat = total._regions[region]
+    words = flat.view(torch.int64 if flat.dtype == torch.float64 else torch.int32)
+    words[len(words) // 2] ^= 1 << bit
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_guard_changes_no_sum(exact: bool) -> None:
+    guarded, plain = added(3, exact=exact), added(3, exact=exact, guarded=False)
+    assert all(torch.equal(a, b) for a, b in zip(guarded.tensors, plain.tensors, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(guarded.tensors, plain.copy(), strict=True))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("bit", [0, 11, 30])
+@pytest.mark.parametrize("region", [1, 2])
+def test_a_bit_that_flips_after_the_last_addition_is_found(region: int, bit: int, exact: bool) -> None:
+    region = region - 1 if exact else region
+    total = added(2, exact=exact)
+    flip(total, region, bit)
+    with pytest.raises(SumsChanged, match="changed in its memory"):
+        _ = total.tensors
+
+
+@pytest.mark.parametrize("region", [0, 1])
+def test_a_bit_that_flips_between_two_additions_is_found(region: int) -> None:
+    total = added(2)
+    flip(total, region, 3)
+    total.add(grads(7), (sums.START_EXPONENT,) * len(SHAPES), 8)
+    with pytest.raises(SumsChanged):
+        _ = total.tensors
+
+
+def test_a_bit_that_flips_after_the_sums_were_taken_is_found_when_they_are_taken_again() -> None:
+    total = added(2)
+    _ = total.tensors
+    flip(total, 0, 40)
+    with pytest.raises(SumsChanged):
+        _ = total.tensors
+
+
+def test_additions_merges_and_new_rounds_are_no_changes() -> None:
+    total = added(2)
+    total.merge(added(1).tensors)
+    total.add(grads(5), (sums.START_EXPONENT,) * len(SHAPES), 8)
+    _ = total.tensors
+    total.zero_()
+    total.add(grads(6), (sums.START_EXPONENT,) * len(SHAPES), 8)
+    assert torch.equal(total.tensors[2], _alone().tensors[2])
+
+
+def _alone() -> Sum:
+    total = Sum(SHAPES, True, CPU)
+    total.add(grads(6), (sums.START_EXPONENT,) * len(SHAPES), 8)
+    return total
+
+
+def test_a_round_without_gradients_is_zeros() -> None:
+    total = Sum(SHAPES, True, CPU, guarded=True)
+    assert not any(tensor.any() for tensor in total.tensors)
+    assert not any(tensor.any() for tensor in total.tensors)

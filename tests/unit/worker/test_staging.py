@@ -1,0 +1,171 @@
+"""Copies beforehand at one source and one target: whatever the rounds come to and in whatever order letters arrive, the same bits."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from oobleckd.protocol.job import Schedule
+from tests.helpers.ahead import NUMBER, TARGET, Aside
+from tests.helpers.engine import World
+from tests.helpers.engine_jobs import STAGES, check, job, scheduled
+from worker import sums
+from worker.ahead import STATE, UPDATE
+from worker.staging import is_of
+
+SOURCES = ("a0/0", "b1/0", "b2/0")
+
+
+def ran(world: World, source: str) -> Aside:
+    """A run of which all was sent ahead from the first boundary on; nothing has arrived yet."""
+    aside = Aside(world, source)
+    aside.begin()
+    world.run()
+    return aside
+
+
+def kinds(aside: Aside) -> list[str]:
+    return [str(letter.key[0]) for letter in aside.sent]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_target_makes_the_source_s_updates(clipped, tmp_path: Path, source: str) -> None:
+    world = World(clipped[0], STAGES, 1, tmp_path)
+    aside = ran(world, source)
+    check(world, clipped)
+    assert kinds(aside) == [STATE] * len(aside.buckets) + [UPDATE] * (clipped[0].train.steps - 1)
+    aside.arrive(aside.sent)
+    assert not aside.staging.caught_up
+    assert aside.here() is None
+    assert aside.replay() == len(aside.sent) + (clipped[0].train.steps - 1) * (len(aside.buckets) - 1)
+    assert aside.staging.caught_up
+    aside.check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_letters_arrive_late_and_in_any_order(clipped, tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    aside = ran(World(clipped[0], STAGES, seed, tmp_path), dice.choice(SOURCES))
+    letters = dice.sample(aside.sent, len(aside.sent))
+    while letters:
+        count = dice.randrange(1, 4)
+        aside.arrive(letters[:count])
+        letters = letters[count:]
+        for _ in range(dice.randrange(4)):
+            aside.staging.advance()
+    aside.replay()
+    aside.check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_updates_that_are_taken_back_are_not_sent(clipped, tmp_path: Path, seed: int) -> None:
+    """Staggered updates, and a death in the middle: what is sent is what was committed."""
+    source, victim = SOURCES[seed % 3], {"a0/0": "b0/0", "b1/0": "a0/0", "b2/0": "a1/0"}[SOURCES[seed % 3]]
+    world = scheduled(clipped, tmp_path, seed, update="staggered")
+    world.go_on = True
+    aside = Aside(world, source)
+    aside.begin()
+    world.nodes[victim].faults.arm(["reduced", "backup", "validate", "commit"][seed % 4], 2 + seed % 3)
+    world.run()
+    check(world, clipped)
+    aside.arrive(aside.sent)
+    aside.replay()
+    aside.check()
+
+
+@pytest.mark.parametrize("update", ["flushed", "staggered"])
+def test_a_round_that_is_repeated_changes_exponents_alone(
+    reference, tmp_path: Path, update: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "START_EXPONENT", 60)
+    changed = msgspec.structs.replace(reference[0], schedule=Schedule(update=update))
+    world = World(changed, STAGES, 3, tmp_path)
+    aside = ran(world, "b1/0")
+    assert aside.executor.counters.round > aside.executor.counters.step
+    updates = [letter for letter in aside.sent if letter.key[0] == UPDATE]
+    assert any(not letter.tensors for letter in updates)
+    aside.arrive(aside.sent)
+    aside.replay()
+    aside.check()
+
+
+def test_a_round_that_is_skipped_changes_counters_alone(
+    reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, rounds = sums.Sum.add, set[int]()
+    world = World(reference[0], STAGES, 2, tmp_path)
+
+    def add_with_nan(self, grads, exponents, num_contributions):
+        executor = world.nodes["a1/0"].executor
+        if executor.counters.round == 2 and any(part is self for part in executor.reducer.parts.values()):
+            rounds.add(executor.counters.round)
+            grads = [torch.full_like(grads[0], torch.nan), *grads[1:]] if grads else grads
+        return add(self, grads, exponents, num_contributions)
+
+    monkeypatch.setattr(sums.Sum, "add", add_with_nan)
+    aside = ran(world, "b2/0")
+    assert rounds == {2}
+    assert aside.executor.counters.applied == aside.executor.counters.step - 1
+    aside.arrive(aside.sent)
+    aside.replay()
+    aside.check()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_floating_point_sums_are_no_other(tmp_path: Path, exact: bool) -> None:
+    aside = ran(World(job(tmp_path, exact=exact), STAGES, 0, tmp_path), "b1/0")
+    aside.arrive(aside.sent)
+    aside.replay()
+    aside.check()
+
+
+def test_what_is_missing_is_not_there(reference, tmp_path: Path) -> None:
+    aside = ran(World(reference[0], STAGES, 0, tmp_path), "a0/0")
+    lost = next(letter for letter in aside.sent if letter.key[0] == UPDATE and letter.key[3] == 3)
+    aside.arrive([letter for letter in aside.sent if letter is not lost])
+    aside.replay()
+    assert aside.here() is None
+    assert aside.staging.round == 3
+    assert aside.staging.caught_up  # as far as is known there
+    aside.arrive([lost])
+    assert not aside.staging.caught_up
+    aside.replay()
+    aside.check()
+
+
+def test_a_stream_ends_after_its_rounds_and_says_so(reference, tmp_path: Path) -> None:
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "a0/0")
+    ahead = aside.begin(rounds=2)
+    assert ahead.sent_to(TARGET) == frozenset()  # nothing yet
+    world.run()
+    assert kinds(aside) == [STATE] * len(aside.buckets) + [UPDATE]
+    assert ahead.sent_to(TARGET) == frozenset()
+    aside.arrive(aside.sent)
+    aside.replay()
+    assert aside.here() is None
+
+
+def test_a_broken_link_ends_it_too(reference, tmp_path: Path) -> None:
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "a0/0")
+    ahead = aside.begin()
+    world.run()
+    assert ahead.sent_to(TARGET) == frozenset(aside.buckets)
+    ahead.broken.add(TARGET)
+    assert ahead.sent_to(TARGET) == frozenset()
+    before = len(aside.sent)
+    executor = aside.executor
+    ahead.committed(executor.counters, executor.counters, executor.store, {})
+    assert len(aside.sent) == before
+
+
+def test_letters_of_preparations_that_are_over_are_known() -> None:
+    assert is_of((STATE, NUMBER, 0), NUMBER)
+    assert is_of((UPDATE, NUMBER - 1, "a/0", 3), NUMBER)
+    assert not is_of((STATE, NUMBER + 1, 0), NUMBER)
+    assert not is_of(("T", 1, 0), NUMBER)

@@ -1,0 +1,49 @@
+"""Guards memory that is added to many times: a bit that changes between two additions is found.
+
+Owns a checksum of each region, kept by its differences: what an addition makes of the bits is added to it, so that nothing has to be read but what
+the addition reads and writes anyway. The bits are summed as integers modulo 2**64, and one flipped bit always shows. What an addition itself
+computes wrong does not (docs/corruption.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+class SumsChanged(RuntimeError):
+    """Gradient sums are not what was added up: memory of this device has changed."""
+
+
+class Guard:
+    """Checksums of ``num_regions`` regions, each a flat tensor of float64 or float32 on ``device``."""
+
+    def __init__(self, num_regions: int, device: torch.device) -> None:
+        self._nothing = torch.zeros((), dtype=torch.int64, device=device)
+        self._sums = [self._nothing] * num_regions
+
+    def clear(self, number: int) -> None:
+        """Region ``number`` is about to be overwritten."""
+        self._sums[number] = self._nothing
+
+    def reads(self, number: int, part: Tensor) -> None:
+        """``part`` of the region is about to be changed."""
+        self._sums[number] = self._sums[number] - _bits(part)
+
+    def wrote(self, number: int, part: Tensor) -> None:
+        """``part`` of the region is new."""
+        self._sums[number] = self._sums[number] + _bits(part)
+
+    def check(self, regions: Mapping[int, Tensor]) -> None:
+        """Raises SumsChanged if one of ``regions`` (by number) was changed by anybody else."""
+        if not regions:
+            return
+        differences = [self._sums[number] - _bits(region) for number, region in regions.items()]
+        if bool(torch.stack(differences).any()):
+            raise SumsChanged("gradient sums have changed in its memory between two additions")
+
+
+def _bits(flat: Tensor) -> Tensor:
+    return flat.view(torch.int64 if flat.dtype == torch.float64 else torch.int32).sum(dtype=torch.int64)

@@ -1,0 +1,54 @@
+"""Where a device process runs, and on which torch device: set up, named, measured. Owns nothing that changes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process runs: its name and kind, the host it shares with local peers, its folders; ``urgent``: whether
+    it answers before ordinary programs have their turn.
+    """
+
+    device: str
+    kind: str
+    host: str
+    bind: str
+    run_dir: Path
+    urgent: bool = False
+
+
+def give_back_memory() -> None:
+    """Have the C library return to the system what it keeps for allocations to come (``children``)."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc's
+        trim(0)
+
+
+def torch_device(place: Place) -> torch.device:
+    """The torch device of this process, set up so that its results repeat bit for bit."""
+    if place.kind != "cuda":
+        return torch.device("cpu")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(mode=True)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    index = int(place.device.rpartition("/")[2]) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def device_model(device: torch.device) -> str:
+    """Human name of the device, such as "NVIDIA H200" or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def device_memory_bytes(device: torch.device) -> int:
+    """Memory of the device in bytes; for the CPU that of the host."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,50 @@
+"""A device's part in checkpoints: at which boundaries, and of which copy.
+
+Owns what ``executor`` has to know of checkpoints between two boundaries. Who writes which bucket and what a share is are
+``snapshot``'s, writing is ``writer``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.parts import Counters, Vote
+from planner.plan import Layout
+from worker.snapshot import Due, Share, due_after, take_share
+from worker.store import Store
+from worker.writer import Writer
+
+
+class Saving:
+    """Of one device and job. ``begun``: the first round after the boundary of the last checkpoint."""
+
+    def __init__(
+        self, device: str, job_id: str, job: Job, store: Store, corpus_digest: str, writer: Writer
+    ) -> None:
+        self.device, self.job_id, self.job = device, job_id, job
+        self.store, self.corpus_digest, self.writer = store, corpus_digest, writer
+        self.due = Due()
+        self.begun = 0
+        self._share: Share | None = None
+
+    def decide(self, vote: Vote, step: int) -> Due:
+        """Whether a checkpoint begins at the boundary that ``vote`` leads to, which is that of ``step``."""
+        self.due = due_after(self.job, vote, step)
+        return self.due
+
+    def begin(self, layout: Layout, live: Collection[str], counters: Counters, *, last: bool) -> None:
+        """Write this device's share of the state at this boundary: of a copy, where the plan has room for one."""
+        copied = self.job.checkpoint.every != 0 and not last and not self.writer.busy
+        self._share = take_share(
+            self.device, self.job_id, self.job, self.store, layout, live, counters,
+            self.corpus_digest, copied=copied,
+        )  # fmt: skip
+        self.begun = counters.round
+        self.writer.begin(self._share)
+
+    def settle(self) -> None:
+        """The state is about to change: what is written must not change with it."""
+        if self._share is not None:
+            self._share.settle()
+            self._share = None

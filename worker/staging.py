@@ -1,0 +1,132 @@
+"""State that came ahead of a plan, beside the store: kept current by the updates that its sources made, in the order of their rounds.
+
+Nothing counts on it. It is no part of a layout, of what a device holds or of the commit: a ``Deploy`` takes out of it what is exactly the state of its boundary,
+and copies the rest (``deploy``). The optimizer is a pure function of state, gradients, step and number of updates, so what is
+here is bit for bit what the sources have. Owns the replay, a bucket at a time, so that whoever calls can train in between. What has arrived and is
+not replayed yet stays in the mailbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from torch import Tensor
+
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.parts import Counters
+from worker.ahead import KINDS, STATE, UPDATE, Staged, Update
+from worker.mailbox import Key
+from worker.post import Post
+from worker.store import BucketState, Store
+from worker.update import update_bucket
+
+
+@dataclass(slots=True)
+class _Stream:
+    """From one ``source``. ``missing``: buckets whose state is still to come. ``counters``: the boundary whose state is here, but for what is
+    ``left`` of ``update``: buckets and their gradients.
+    """
+
+    source: str
+    missing: set[int]
+    states: dict[int, BucketState] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
+    update: Update | None = None
+    left: list[tuple[int, list[Tensor]]] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the state is that of one boundary."""
+        return not self.missing and self.update is None
+
+
+class Staging:
+    """Preparation ``number`` at one target. ``sources``: bucket -> who sends it; ``store`` knows the model and where tensors are to be."""
+
+    def __init__(self, number: int, job: Job, store: Store, post: Post, sources: Mapping[int, str]) -> None:
+        self.number = number
+        self.told = False
+        self._job, self._store, self._post = job, store, post
+        self._streams = [
+            _Stream(source, {bucket for bucket, sender in sources.items() if sender == source})
+            for source in sorted(set(sources.values()))
+        ]
+
+    def advance(self) -> bool:
+        """Take in the state of a bucket, or make one update of one; False if nothing is to be done until more arrives."""
+        return any(self._receive(stream) or self._replay(stream) for stream in self._streams)
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether all that was sent is here and replayed, as far as this device knows."""
+        return all(
+            stream.whole and not self._post.has(self._next(stream, stream.counters))
+            for stream in self._streams
+        )
+
+    @property
+    def round(self) -> int:
+        """The first round that is not in all of the state."""
+        return min((stream.counters.round for stream in self._streams), default=0)
+
+    def state_at(self, bucket: int, counters: Counters) -> BucketState | None:
+        """The bucket's state at the boundary ``counters``, if that is what is here."""
+        for stream in self._streams:
+            if bucket in stream.states and stream.whole and stream.counters == counters:
+                return stream.states[bucket]
+        return None
+
+    def _next(self, stream: _Stream, counters: Counters) -> Key:
+        return (UPDATE, self.number, stream.source, counters.round)
+
+    def _receive(self, stream: _Stream) -> bool:
+        for bucket in sorted(stream.missing):
+            letter = self._post.take((STATE, self.number, bucket))
+            if letter is not None:
+                what = msgspec.msgpack.decode(letter.meta, type=Staged)
+                stream.states[bucket] = BucketState.received(letter.tensors, what.exponents)
+                stream.counters = what.counters
+                stream.missing.discard(bucket)
+                return True
+        return False
+
+    def _replay(self, stream: _Stream) -> bool:
+        if stream.missing:
+            return False
+        if stream.update is None and not self._begin(stream):
+            return False
+        update = stream.update
+        assert update is not None
+        if stream.left:
+            bucket, grads = stream.left.pop(0)
+            state = stream.states[bucket]
+            if update.applied:
+                update_bucket(self._job, state, grads, update.before)
+            state.exponents = update.exponents[bucket]
+        if not stream.left:
+            stream.update, stream.counters = None, update.after
+        return True
+
+    def _begin(self, stream: _Stream) -> bool:
+        """The next round, if what it was made from is here."""
+        letter = self._post.take(self._next(stream, stream.counters))
+        if letter is None:
+            return False
+        update = msgspec.msgpack.decode(letter.meta, type=Update)
+        assert update.before == stream.counters, f"{update.before} after {stream.counters}"
+        stream.update, tensors = update, list(letter.tensors)
+        for bucket in update.exponents:
+            count = len(self._store.spec.buckets[bucket].shapes) if update.applied else 0
+            grads, tensors = tensors[:count], tensors[count:]
+            if (
+                bucket in stream.states
+            ):  # the target may hold a tied weight that its source sends with a layer
+                stream.left.append((bucket, grads))
+        return True
+
+
+def is_of(key: Key, number: int) -> bool:
+    """Whether a letter with that key belongs to preparation ``number`` or to one before it."""
+    return key[0] in KINDS and int(key[1]) <= number
