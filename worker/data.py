@@ -39,7 +39,9 @@ class Corpus:
 
     def __init__(self, tokens: _Tokens, job: Job, name: str, masking: Masking | None = None) -> None:
         train = job.train
-        self._tokens, self._name = tokens, name
+        # Of the plain kind: to cut a window out of numpy's mapped one takes ten times as long.
+        self._tokens = tokens.view(np.ndarray)
+        self._name = name
         self._sequence, self._micro_batch, self._global_batch = (
             train.sequence,
             train.micro_batch,
@@ -49,6 +51,7 @@ class Corpus:
         self._masking = masking
         self.num_windows = len(tokens) // train.sequence
         self._order: tuple[int, Permutation] | None = None
+        self._drawn: dict[int, tuple[tuple[int, ...], ...]] = {}
 
     def batch(self, step: int, micro_batch: int) -> Batch:
         """A micro-batch as the model is trained on it: with tokens hidden for a masked language model."""
@@ -63,8 +66,16 @@ class Corpus:
 
     def sample_ids(self, step: int, micro_batch: int) -> tuple[int, ...]:
         """The samples of a micro-batch: pass * windows + window, so an id comes once in a whole run."""
-        first = step * self._global_batch + micro_batch * self._micro_batch
-        return tuple(self._sample(first + i) for i in range(self._micro_batch))
+        return self.of_step(step)[micro_batch]
+
+    def of_step(self, step: int) -> tuple[tuple[int, ...], ...]:
+        """The samples of every micro-batch of ``step``. Remembered for this step and the one before: who calls it early has them at once later."""
+        if step not in self._drawn:
+            firsts = range(step * self._global_batch, (step + 1) * self._global_batch, self._micro_batch)
+            drawn = (tuple(self._sample(first + i) for i in range(self._micro_batch)) for first in firsts)
+            kept = {number: samples for number, samples in self._drawn.items() if number == step - 1}
+            self._drawn = {**kept, step: tuple(drawn)}
+        return self._drawn[step]
 
     @cached_property
     def digest(self) -> str:

@@ -175,7 +175,11 @@ class Executor:
                     self.hold()
                 return True
         ahead = self.hurried.ahead if self.hurried else None
-        return self.now.advance() or (ahead is not None and ahead.advance()) or heard
+        if self.now.advance() or (ahead is not None and ahead.advance()) or heard:
+            return True
+        # Samples of the next step are drawn now that there is time: at the step's end everybody would wait for them.
+        self.corpus.of_step(self.counters.step + 1)
+        return False
 
     def _hear(self) -> bool:
         """Take in contributions and votes; whether there were any."""

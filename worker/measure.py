@@ -20,10 +20,11 @@ from torch import Tensor
 from oobleckd.protocol.job import Job
 from planner.profile import LayerCost, Profile
 from worker import optimizer, sums
-from worker.models import Batch, Layer, ModelSpec, gradients, input_gradients, seed_layer
+from worker.digest import digest
+from worker.models import Batch, Layer, ModelSpec, Owed, gradients, input_gradients, seed_layer
 
 _T = TypeVar("_T")
-_VERSION = 3  # of what a profile means
+_VERSION = 4  # of what a profile means
 _NUM_RUNS = 5
 _BUDGET_S = 0.5
 
@@ -68,7 +69,15 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
 def profile_key(job: Job, device: torch.device) -> str:
     """Identity of a profile: model, shapes, precision, exactness and the kind of device."""
     train = job.train
-    shapes = (train.micro_batch, train.sequence, train.precision, train.exact, job.schedule.backward)
+    checked = job.fault_tolerance.check_every
+    shapes = (
+        train.micro_batch,
+        train.sequence,
+        train.precision,
+        train.exact,
+        job.schedule.backward,
+        checked,
+    )
     identity = msgspec.json.encode((_VERSION, job.model, shapes, _device_name(device)), order="deterministic")
     return hashlib.blake2b(identity, digest_size=16).hexdigest()
 
@@ -155,9 +164,18 @@ class _Fused:
         self.layer, self.x, self.batch, self.sum_of = layer, x, batch, sum_of
         self.inputs = layer.leaves if x is None else [*layer.leaves, x]
 
+    def seed(self) -> None:
+        """As before every forward: dropout is a function of where it is."""
+        seed_layer(self.sum_of.seed, 0, 0, self.layer.index, self.sum_of.device)
+
+    def forward(self) -> Tensor:
+        """The layer's output."""
+        self.seed()
+        return self.layer(self.x, self.batch)
+
     def run(self, device: torch.device) -> tuple[float, float, float, float]:
         """Seconds of the forward, of the backward, of weight gradients apart from it, of the update."""
-        out, forward_s = _timed(lambda: self.layer(self.x, self.batch), device)
+        out, forward_s = _timed(self.forward, device)
         top = torch.ones_like(out)
         _, backward_s = _timed(lambda: self.sum_of.add(gradients(out, self.inputs, top)), device)
         _, update_s = _timed(self.sum_of.update, device)
@@ -167,9 +185,14 @@ class _Fused:
 class _Apart(_Fused):
     """The same with a decoupled backward. ``kept_bytes``: what lies between I and W."""
 
+    def forward_apart(self) -> tuple[Tensor, Owed]:
+        """The layer's output, and what its weight gradients are computed from later."""
+        self.seed()
+        return self.layer.forward_apart(self.x, self.batch)
+
     def run(self, device: torch.device) -> tuple[float, float, float, float]:
         """As of a fused one; the backward is then I alone."""
-        (out, owed), forward_s = _timed(lambda: self.layer.forward_apart(self.x, self.batch), device)
+        (out, owed), forward_s = _timed(self.forward_apart, device)
         top = torch.ones_like(out)
         grads, input_s = _timed(lambda: input_gradients(out, self.inputs, top, owed), device)
         self.kept_bytes = owed.num_bytes
@@ -181,13 +204,17 @@ class _Apart(_Fused):
 
 
 class _SumOf:
-    """What becomes of a layer's gradients: added up by micro-batch, and once a step an update (``reduce``, ``update``)."""
+    """What becomes of a layer's gradients: added up by micro-batch, and once a step an update (``reduce``, ``update``), where it is
+    asked for with a guard around the sums and a digest of the state (``check``).
+    """
 
     def __init__(self, params: Sequence[Tensor], job: Job, device: torch.device) -> None:
-        self._exact = job.train.exact
+        self.seed, self.device = job.train.seed, device
+        self._exact, self._checks_every = job.train.exact, job.fault_tolerance.check_every
         self._params = [torch.zeros_like(param) for param in params]
         self._moments = [[torch.zeros_like(param) for param in params] for _ in range(2)]
-        self._sum = sums.Sum([tuple(param.shape) for param in params], self._exact, device)
+        shapes = [tuple(param.shape) for param in params]
+        self._sum = sums.Sum(shapes, self._exact, device, guarded=self._checks_every > 0)
         self._exponents = [0] * len(params)  # with which nothing overflows
 
     def add(self, grads: Sequence[Tensor]) -> None:
@@ -205,6 +232,8 @@ class _SumOf:
             self._params, mean, *self._moments, applied=1, lr=1e-9, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
         )  # fmt: skip
         self._sum.zero_()
+        if self._checks_every == 1:  # of more steps than one it is no part of a usual step
+            digest([*self._params, *self._moments[0], *self._moments[1]], self._exponents)
 
 
 def _activations(layer: Layer, x: Tensor | None, batch: Batch) -> tuple[Tensor, int]:

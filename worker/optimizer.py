@@ -58,7 +58,7 @@ def adamw_(
     """
     if not params:
         return
-    steps = [torch.tensor(float(applied), device=param.device) for param in params]
+    steps = list(torch.full((len(params),), float(applied), device=params[0].device).unbind())
     adamw(
         list(params),
         list(grads),

@@ -23,9 +23,17 @@ from planner.policy import Setup
 
 
 def profile_key(spec: Job, device: DeviceInfo) -> str:
-    """Names (model, shapes, precision, kind of device): jobs that agree in these share a profile."""
+    """Names (model, shapes, precision, checks, kind of device): jobs that agree in these share a profile."""
     train = spec.train
-    shapes = (train.micro_batch, train.sequence, train.precision, train.exact, spec.schedule.backward)
+    checked = spec.fault_tolerance.check_every
+    shapes = (
+        train.micro_batch,
+        train.sequence,
+        train.precision,
+        train.exact,
+        spec.schedule.backward,
+        checked,
+    )
     what = msgspec.json.encode([spec.model, shapes, device.kind, device.name], order="deterministic")
     return hashlib.sha256(what).hexdigest()[:32]
 

@@ -6,9 +6,12 @@ for two calls of ``verify``. Does not own the comparison (``compare``).
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -61,9 +64,33 @@ def kinds_of(client: Client, job: JobView) -> tuple[str, ...]:
     return tuple(sorted({kind for node in own for kind in node.kinds}))
 
 
-def kept_file(client: Client, job: JobView, how: str) -> Path:
-    """Where the twin of ``job`` is noted. A twin of another version of the program is no twin."""
-    return Path(client.status().state_dir) / "verify" / f"{job.digest}-{__version__}-{how}.json"
+def kept_file(client: Client, job: JobView, *, single: bool) -> Path:
+    """Where the twin of ``job`` is noted. A twin of another version of the program is no twin.
+
+    One that ran in a single process is the twin of every job that trains the same, under whichever policy and schedule: neither
+    may show in a bit.
+    """
+    name = f"{training(job.spec)}-{__version__}-single" if single else f"{job.digest}-{__version__}-cluster"
+    return Path(client.status().state_dir) / "verify" / f"{name}.json"
+
+
+def training(job: Job) -> str:
+    """Names what decides the bits of ``job``: SHA-256 of its model, data, training and optimizer."""
+    parts = (job.model, job.data, job.train, job.optimizer)
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
+
+
+@contextmanager
+def made_once(file: Path) -> Iterator[None]:
+    """Hold the twin that ``file`` notes to oneself: who else wants it waits, and finds it kept."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            note("waiting for another verify, which runs the same job without failures")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def recall(file: Path) -> Kept | None:
@@ -77,7 +104,6 @@ def recall(file: Path) -> Kept | None:
 
 def keep(file: Path, kept: Kept) -> None:
     """Note a twin, whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
     part.write_bytes(msgspec.json.encode(kept))
     part.replace(file)

@@ -36,16 +36,17 @@ def verify(client: Client, job: str, single: bool, fresh: bool) -> None:
 def judge(client: Client, view: JobView, *, single: bool, fresh: bool = False) -> tuple[Run, Verdict]:
     """A finished job, and what the comparison with its twin says. Raises Failure where there is none."""
     _check(view)
-    file = twin.kept_file(client, view, "single" if single else "cluster")
-    kept = None if fresh else twin.recall(file)
+    file = twin.kept_file(client, view, single=single)
     try:
-        if kept is None:
-            kept = _make(client, view, file, single=single)
-            twin.keep(file, kept)
-        else:
-            note("comparing with the run without failures that is kept from before")
+        with twin.made_once(file):
+            kept = None if fresh else twin.recall(file)
+            if kept is None:
+                kept = _make(client, view, file, single=single)
+                twin.keep(file, kept)
+            else:
+                note("comparing with the run without failures that is kept from before")
+            theirs = twin.evidence(view.spec, kept.steps, Path(kept.checkpoint))
         ours = twin.run_of(view, client.steps(view.id))
-        theirs = twin.evidence(view.spec, kept.steps, Path(kept.checkpoint))
         _check_comparable(client, view, kept)
     except CompareError as error:
         fail(str(error), error.hint, FAILED)

@@ -10,15 +10,24 @@ they could if it was restarted in between. A state is a tuple, so that states ca
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from oobleckd.core.decide import LostLayers, Standing, decide
 from oobleckd.protocol.messages import Decide, Progress
 from oobleckd.protocol.parts import Counters, Vote
 from planner.plan import Detours
-from tests.helpers.commit_states import DEVICES, FLUSHED, REPLICATED_AND_NOT, Dev, Staggered, State, Topology
+from tests.helpers.commit_states import (
+    DEVICES,
+    FLUSHED,
+    REPLICATED_AND_NOT,
+    Dev,
+    Setting,
+    Staggered,
+    State,
+    Topology,
+)
 from worker.commit import Commit
 
 
@@ -71,14 +80,15 @@ class World:
     def __init__(self, state: State) -> None:
         self.devices = dict(state.devices)
         self.wires = {ends: list(queue) for ends, queue in state.wires}
-        self.topology, self.staggered, self.copying = state.topology, state.staggered, state.copying
+        self.setting = state.setting
         self.dead, self.epoch, self.over = state.dead, state.epoch, state.over
-        self.detours, self.settled, self.go_on = state.detours, state.settled, state.go_on
+        self.detours, self.settled = state.detours, state.settled
         self.progress = {name: msgspec.msgpack.decode(data, type=Progress) for name, data in state.progress}
 
     def state(self) -> State:
         """The state again."""
         return State(
+            self.setting,
             tuple(sorted(self.devices.items())),
             tuple(sorted((ends, tuple(queue)) for ends, queue in self.wires.items() if queue)),
             self.dead,
@@ -87,10 +97,6 @@ class World:
             self.over,
             self.detours,
             self.settled,
-            self.go_on,
-            self.topology,
-            self.staggered,
-            self.copying,
         )
 
     def post(self, source: str, target: str, message: object) -> None:
@@ -102,14 +108,14 @@ class World:
 
     def holders(self, name: str, dev: Dev) -> list[str]:
         """Live holders of the layer that ``name`` holds."""
-        held = self.topology.held
+        held = self.setting.topology.held
         return [peer for peer in DEVICES if held[peer] == held[name] and peer in dev.live]
 
     def compute(self, name: str, dev: Dev) -> None:
         """Everything owed, with the weights that are there."""
         self.check_weights(name, dev)
         dev = self.devices[name] = replace(dev, done=dev.done | dev.owed)
-        if self.copying:
+        if self.setting.copying:
             self.copy(name, dev)
 
     def check_weights(self, name: str, dev: Dev) -> None:
@@ -119,7 +125,7 @@ class World:
 
     def hurry(self, name: str, dev: Dev) -> None:
         """Update as if all votes were in."""
-        after = (dev.round + 1, "" if self.staggered.through else "wrong")
+        after = (dev.round + 1, "" if self.setting.staggered.through else "wrong")
         self.devices[name] = replace(dev, weights=after, saved=dev.weights)
 
     def take_back(self, dev: Dev) -> Dev:
@@ -128,7 +134,7 @@ class World:
 
     def contribute(self, name: str, dev: Dev) -> None:
         """Send what is complete to the other holders."""
-        ledger = self.topology.micro_batches if dev.donor else dev.done
+        ledger = self.setting.topology.micro_batches if dev.donor else dev.done
         for peer in self.holders(name, dev):
             if peer != name:
                 self.post(name, peer, ("G", dev.epoch, dev.round, ledger))
@@ -167,7 +173,7 @@ class World:
         if not all(source in got for source in sources):
             return
         counted = sorted(mb for source in sources for mb in got[source])
-        if counted != sorted(self.topology.micro_batches):
+        if counted != sorted(self.setting.topology.micro_batches):
             raise Violation(f"{name} round {dev.round}: counted {counted}")
         self.devices[name] = replace(dev, reduced=True, got=frozenset())
 
@@ -187,14 +193,14 @@ class World:
         dev = self.devices[name]
         if not dev.reduced:
             raise Violation(f"{name} commits round {dev.round} without being reduced")
-        if dev.saved is None or not self.staggered.through:
+        if dev.saved is None or not self.setting.staggered.through:
             dev = self.take_back(dev)
             dev = replace(dev, weights=(dev.weights[0] + 1, dev.weights[1]))
         dev = replace(dev, saved=None)
         commit.advance(VOTE)
         fresh = replace(
             freeze(dev, commit),
-            owed=self.topology.owed(name, dev.dead, dev.detours, commit.round),
+            owed=self.setting.topology.owed(name, dev.dead, dev.detours, commit.round),
             done=frozenset(), sent=False, got=frozenset(), reduced=False,
             holding=dev.hold_next, hold_next=False,
             copies=frozenset(copy for copy in dev.copies if copy[0] >= commit.round),
@@ -250,7 +256,7 @@ class World:
             return
         dev = self.take_back(self.devices[name])
         gone = dev.dead | dead
-        standing = self.topology.standing(dev.detours, dev.round)
+        standing = self.setting.topology.standing(dev.detours, dev.round)
         frozen = {r.micro_batch for r in standing if r.touches(gone)}
         dev = replace(freeze(dev, commit), dead=gone, owed=dev.owed - (frozen - dev.done))
         dev = self.inherit(dev, gone)
@@ -259,8 +265,8 @@ class World:
             name,
             epoch,
             Counters(dev.round, dev.round, dev.round),
-            {self.topology.held[name]: tuple(sorted(dev.done))},
-            (self.topology.held[name],) if dev.reduced else (),
+            {self.setting.topology.held[name]: tuple(sorted(dev.done))},
+            (self.setting.topology.held[name],) if dev.reduced else (),
             commit.heard(),
             commit.last,
             dev.holding,
@@ -275,10 +281,10 @@ class World:
         live = [d for d in DEVICES if d not in self.dead]
         if set(self.progress) != set(live):
             return
-        top = self.topology
+        top = self.setting.topology
         count = len(top.micro_batches)
         known = msgspec.msgpack.decode(self.detours, type=Detours) if self.detours else None
-        before = Standing(known, tuple(sorted(self.settled)), self.go_on)
+        before = Standing(known, tuple(sorted(self.settled)), self.setting.go_on)
         verdict = decide(self.epoch, self.progress, top.layout(), self.dead, top.uses, count, before)
         self.progress = {}
         if isinstance(verdict, LostLayers):
@@ -310,7 +316,7 @@ class World:
         extra = {
             r.micro_batch
             for r in message.routes
-            if any(s.device == name for s in r.segments) and r.wants(self.topology.held[name])
+            if any(s.device == name for s in r.segments) and r.wants(self.setting.topology.held[name])
         }
         if any(route.touches([name]) for route in message.routes):
             self.check_weights(name, dev)
@@ -319,7 +325,7 @@ class World:
             owed=dev.owed | extra,
             sent=False,
             got=frozenset(),
-            donor=message.donors.get(self.topology.held[name], ""),
+            donor=message.donors.get(self.setting.topology.held[name], ""),
             holding=message.hold_now,
             hold_next=message.hold,
         )
@@ -340,33 +346,33 @@ class World:
                 self.post(f"daemon {self.epoch}", peer, ("report", self.epoch, self.dead))
 
 
-def start(
-    topology: Topology, *, go_on: bool = False, staggered: Staggered = FLUSHED, copying: bool = False
-) -> State:
+def start(setting: Setting) -> State:
     """Nothing done yet."""
-    devices = tuple((d, Dev(owed=topology.owed(d))) for d in DEVICES)
-    return State(devices, go_on=go_on, topology=topology, staggered=staggered, copying=copying)
+    return State(setting, tuple((d, Dev(owed=setting.topology.owed(d))) for d in DEVICES))
 
 
-def successors(state: State, deaths: int, rounds: int) -> Iterator[State]:
-    """Every state that one action leads to."""
+def successors(state: State, rounds: int) -> Iterator[State]:
+    """Every state that one action leads to, but for those of a death."""
     if state.over:
         return
-    devices = dict(state.devices)
-    for name in DEVICES:
-        if name in state.dead:
-            continue
-        dev = devices[name]
-        if dev.round < rounds and not dev.holding:
+    for name, dev in state.devices:
+        if name not in state.dead and dev.round < rounds and not dev.holding:
             yield from _own(state, name, dev)
-        if len(state.dead) < deaths:
-            world = World(state)
-            world.kill(name)
-            yield world.state()
     for (source, target), _ in state.wires:
         world = World(state)
         world.deliver(source, target)
         yield world.state()
+
+
+def bereft(state: State, deaths: int) -> Iterator[State]:
+    """Every state that one more death leads to, of ``deaths`` at most."""
+    if state.over or len(state.dead) >= deaths:
+        return
+    for name in DEVICES:
+        if name not in state.dead:
+            world = World(state)
+            world.kill(name)
+            yield world.state()
 
 
 def _own(state: State, name: str, dev: Dev) -> Iterator[State]:
@@ -374,7 +380,8 @@ def _own(state: State, name: str, dev: Dev) -> Iterator[State]:
         world = World(state)
         world.compute(name, dev)
         yield world.state()
-    if thaw(name, dev).frozen:
+    commit = thaw(name, dev)
+    if commit.frozen:
         return
     may_send = dev.donor == name if dev.donor else dev.owed <= dev.done
     if not dev.sent and may_send:
@@ -385,13 +392,13 @@ def _own(state: State, name: str, dev: Dev) -> Iterator[State]:
         world = World(state)
         world.vote(name, thaw(name, dev))
         yield world.state()
-    if state.staggered.on and dev.voted and dev.saved is None and not dev.hold_next:
+    if state.setting.staggered.on and dev.voted and dev.saved is None and not dev.hold_next:
         world = World(state)
         world.hurry(name, dev)
         yield world.state()
-    if thaw(name, dev).committed() is not None:
+    if commit.committed() is not None:
         world = World(state)
-        world.commit(name, thaw(name, dev))
+        world.commit(name, commit)
         yield world.state()
 
 
@@ -405,28 +412,21 @@ def explore(
     copying: bool = False,
 ) -> tuple[int, int]:
     """Walk every state. Returns (states, ends). Raises Violation, also for a stuck state."""
-    first = start(topology, go_on=go_on, staggered=staggered, copying=copying)
+    first = start(Setting(topology, staggered, go_on, copying))
     seen = {first}
     frontier = [first]
     ends = 0
     while frontier:
         state = frontier.pop()
-        any_next = False
-        for following in successors(state, deaths, rounds):
-            any_next = True
+        moves = list(successors(state, rounds))
+        if not moves:  # a state that only a death can leave is an end
+            ends += 1
+            _check_end(state, rounds)
+        for following in [*moves, *bereft(state, deaths)]:
             if following not in seen:
                 seen.add(following)
                 frontier.append(following)
-        moved = any_next and any(True for _ in _moves(state, rounds))
-        if not moved:
-            ends += 1
-            _check_end(state, rounds)
     return len(seen), ends
-
-
-def _moves(state: State, rounds: int) -> Iterator[State]:
-    """Successors without another death: a state that only a death can leave is an end."""
-    return successors(state, 0, rounds)
 
 
 def _check_end(state: State, rounds: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -59,8 +59,7 @@ WITH_A_SHADOW = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("A", "C")))
 """``B`` holds layer 0 and has no route: it contributes nothing, reduces, votes and updates."""
 
 
-@dataclass(frozen=True)
-class Dev:
+class Dev(msgspec.Struct, frozen=True, cache_hash=True):
     """One device: what the engine keeps of a round, and its frozen ``Commit``."""
 
     epoch: int = 1
@@ -98,13 +97,23 @@ class Staggered:
 FLUSHED = Staggered()
 
 
-@dataclass(frozen=True)
-class State:
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What is the same in all states of a walk. ``go_on``: the job goes on without its dead; ``copying``: sums are copied to the next holder."""
+
+    topology: Topology = REPLICATED_AND_NOT
+    staggered: Staggered = FLUSHED
+    go_on: bool = False
+    copying: bool = False
+
+
+class State(msgspec.Struct, frozen=True, cache_hash=True):
     """The whole world. ``wires``: (source, target) -> messages on their way, in order.
 
-    ``go_on``: the job goes on without its dead, with ``detours`` around those ``settled``. ``copying``: sums are copied to the next holder.
+    ``detours``: around those ``settled``, without whom the job goes on.
     """
 
+    setting: Setting
     devices: tuple[tuple[str, Dev], ...]
     wires: tuple[tuple[tuple[str, str], tuple[object, ...]], ...] = ()
     dead: frozenset[str] = frozenset()
@@ -113,7 +122,3 @@ class State:
     over: bool = False
     detours: bytes = b""
     settled: frozenset[str] = frozenset()
-    go_on: bool = field(default=False, compare=False)
-    topology: Topology = field(default=REPLICATED_AND_NOT, compare=False)
-    staggered: Staggered = field(default=FLUSHED, compare=False)
-    copying: bool = field(default=False, compare=False)

@@ -86,6 +86,10 @@ class SimCorpus:
     def sample_ids(self, step: int, micro_batch: int) -> tuple[int, ...]:
         return (step * 1000 + micro_batch,)
 
+    def of_step(self, step: int) -> tuple[tuple[int, ...], ...]:
+        """Nothing that would be worth drawing early."""
+        return ()
+
 
 class SimDevice(DeviceProcess):
     """One life of one device."""

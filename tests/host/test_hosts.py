@@ -22,6 +22,8 @@ from tests.helpers.unitcluster import UnitCluster, installation
 
 NUM_HOSTS = 4
 PARTED_S = 3.0
+STEPS = 100
+"""For as long as a host is away, and more. The same where it can be: one run without failures serves all."""
 SHARED = "/shared"
 SETTINGS = """
 [daemon]
@@ -43,7 +45,7 @@ class Hosts:
     cluster: UnitCluster
     switch: Switch
 
-    def job(self, name: str, steps: int) -> str:
+    def job(self, name: str, steps: int = STEPS) -> str:
         """Submit a job that all four train, and wait until it is under way."""
         self.switch.heal()
         self.cluster.usable(NUM_HOSTS)
@@ -129,14 +131,14 @@ def test_loss_and_delay_kill_nobody(hosts: Hosts) -> None:
 
 
 def test_a_slow_network_kills_nobody(hosts: Hosts) -> None:
-    job = hosts.job("slow", 30)
+    job = hosts.job("slow", 15)
     hosts.switch.weather = Weather(rate_bytes_s=1_000_000.0)
     assert hosts.ends_as_ever(job).incidents == 0
 
 
 @pytest.mark.parametrize("one_way", [False, True])
 def test_a_host_that_is_cut_off_for_a_while(hosts: Hosts, one_way: bool) -> None:
-    job = hosts.job(f"parted-{'one-way' if one_way else 'both'}", 150)
+    job = hosts.job(f"parted-{'one-way' if one_way else 'both'}")
     hosts.switch.part([4], [1, 2, 3], one_way=one_way)
     threading.Event().wait(PARTED_S)
     hosts.switch.heal()
@@ -148,7 +150,7 @@ def test_a_host_that_is_cut_off_for_a_while(hosts: Hosts, one_way: bool) -> None
 
 
 def test_workers_leave_in_order_when_their_host_shuts_down(hosts: Hosts) -> None:
-    job = hosts.job("shutdown", 150)
+    job = hosts.job("shutdown")
     hosts.boxes[2].run("systemctl", "stop", "oobleck-workers.target")
     (left,) = [view for view in hosts.cluster.client.nodes() if view.name == node(3)]
     assert (left.state, left.reason) == ("left", "left: SIGTERM")
@@ -158,7 +160,7 @@ def test_workers_leave_in_order_when_their_host_shuts_down(hosts: Hosts) -> None
 
 def test_a_power_cut(hosts: Hosts) -> None:
     """The last one: the host stays off."""
-    job = hosts.job("power", 100)
+    job = hosts.job("power")
     hosts.boxes[3].cut_power()
     view = hosts.ends_as_ever(job)
     assert view.incidents == 1

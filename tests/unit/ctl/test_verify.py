@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from oobleckd.ctl import twin
 from oobleckd.ctl.compare import CompareError, StepFact
 from oobleckd.protocol.api import Accepted, JobView, StepView
-from oobleckd.protocol.job import parse_job
+from oobleckd.protocol.job import Job, parse_job
 from tests.helpers.api_server import job_spec, job_view, node_view
 from tests.helpers.runs import facts, flip_bit, seal, write_checkpoint
 from tests.unit.ctl.conftest import Ctl
@@ -62,6 +63,55 @@ def test_the_twin_is_kept(cluster: Ctl) -> None:
     assert len(cluster.api.asked) == 1
     assert cluster("verify", "job-1", "--fresh").exit_code == 0
     assert len(cluster.api.asked) == 2
+
+
+def test_a_twin_of_one_process_serves_every_job_that_trains_the_same(
+    cluster: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def run(job: Job, _out: Path) -> twin.Kept:
+        ran.append(job.name)
+        return twin.Kept(str(write_checkpoint(tmp_path / f"single-{len(ran)}")), facts(), ("cpu",))
+
+    monkeypatch.setattr(twin, "run_single", run)
+    usual = msgspec.to_builtins(job_spec())
+    rerouted = {"fault_tolerance": {"policy": "slipstream"}, "schedule": {"backward": "decoupled"}}
+    seeded = {"train": usual["train"] | {"seed": 1}}
+    for number, changed in enumerate((rerouted, seeded), 2):
+        spec = parse_job(usual | changed | {"name": f"other-{number}"})
+        checkpoint = write_checkpoint(tmp_path / f"other-{number}")
+        cluster.api.jobs.append(job_view(id=f"job-{number}", spec=spec, checkpoint=str(checkpoint)))
+        cluster.api.steps[f"job-{number}"] = step_views(facts())
+    results = [cluster("verify", f"job-{number}", "--single") for number in (1, 2, 3)]
+    assert [result.exit_code for result in results] == [0, 0, 0]
+    assert ran == ["small", "other-3"]
+    assert "kept from before" in results[1].stderr
+
+
+def test_who_wants_a_twin_that_is_being_made_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "verify" / "one.json"
+    held, waited_for = threading.Event(), threading.Event()
+
+    def make() -> None:
+        with twin.made_once(file):
+            held.set()
+            waited_for.wait()
+            twin.keep(file, twin.Kept(str(write_checkpoint(tmp_path / "theirs")), facts(), ("cpu",)))
+
+    def noted(text: str) -> None:
+        assert "waiting for another verify" in text
+        waited_for.set()
+
+    monkeypatch.setattr(twin, "note", noted)
+    other = threading.Thread(target=make)
+    other.start()
+    held.wait()
+    with twin.made_once(file):
+        assert twin.recall(file) is not None
+    other.join()
 
 
 def test_a_kept_twin_without_its_checkpoint_is_run_again(cluster: Ctl) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.helpers import commit_model
 from tests.helpers.commit_states import REPLICATED_AND_NOT, THREE_REPLICAS, WITH_A_SHADOW, Staggered

@@ -72,6 +72,25 @@ def test_no_sample_twice_within_a_pass_and_windows_do_not_overlap(text: Path) ->
     assert sorted(first.flatten().tolist()) == list(range(80))
 
 
+def test_samples_of_a_step_are_drawn_once(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while two steps take turns, as where one is begun before the votes for the other are in."""
+    drawn: list[int] = []
+    plain = Permutation.__call__
+    monkeypatch.setattr(
+        Permutation, "__call__", lambda order, position: drawn.append(position) or plain(order, position)
+    )
+    corpus = open_corpus(text_job(text))
+    both = corpus.of_step(0), corpus.of_step(1)
+    assert len(drawn) == sum(len(samples) for step in both for samples in step) == 8
+    for _ in range(3):
+        assert corpus.of_step(0) == both[0]
+        assert corpus.sample_ids(1, 1) == both[1][1]
+        corpus.tokens(0, 1)
+    assert len(drawn) == 8
+    corpus.of_step(2)
+    assert corpus.of_step(0) == both[0]  # of longer ago: drawn anew, and the same
+
+
 def test_tokens_are_those_of_the_samples(text: Path) -> None:
     corpus = open_corpus(text_job(text))
     for row, sample in zip(corpus.tokens(0, 1), corpus.sample_ids(0, 1), strict=True):

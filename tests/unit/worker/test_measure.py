@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from tests.helpers.models import CPU, GPT2, NO_DROPOUT, small_config, small_job
 from worker.measure import measure, profile_key, state_bytes
 from worker.models import load_spec
+from worker.sums import Sum
 
 
 def test_a_profile_has_every_layer() -> None:
@@ -47,9 +50,10 @@ def test_the_key_is_of_what_costs_depend_on() -> None:
             small_job("llama"),
             small_job("gpt2", train={"sequence": 16}),
             small_job("gpt2", train={"precision": "bf16"}),
+            small_job("gpt2", fault_tolerance={"check_every": 0}),
         )
     }
-    assert len(keys) == 4
+    assert len(keys) == 5
     assert profile_key(small_job("gpt2", train={"steps": 9}), CPU) in keys
 
 
@@ -57,6 +61,25 @@ def test_bf16_hands_over_what_blocks_produce() -> None:
     job = small_job("gpt2", train={"precision": "bf16"})
     profile = measure(load_spec(job), job, CPU)
     assert profile.layers[1].output_bytes == 4 * 2 * 8 * 32
+
+
+@pytest.mark.parametrize(("every", "digests"), [(0, 0), (1, 1), (2, 0)])
+def test_what_checks_cost_is_part_of_it(every: int, digests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums are guarded wherever anything is compared; digests are part of a step where every step has them."""
+    taken: list[int] = []
+    guarded: list[bool] = []
+    plain = Sum.__init__
+
+    def init(self: Sum, *args: Any, **kwargs: Any) -> None:
+        guarded.append(bool(kwargs.get("guarded")))
+        plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(Sum, "__init__", init)
+    monkeypatch.setattr("worker.measure.digest", lambda tensors, _: taken.append(len(tensors)) or 0)
+    job = small_job("gpt2", fault_tolerance={"check_every": every})
+    measure(load_spec(job), job, CPU)
+    assert bool(taken) == bool(digests)
+    assert set(guarded) == {every > 0}
 
 
 def test_measuring_leaves_no_gradients_behind() -> None:
