@@ -75,13 +75,14 @@ def _table(
     lines = [f"## {title}", *([intro] if intro else []), ""]
     lines += ["| Key | Type | Default | Meaning |", "|---|---|---|---|"]
     for field in fields:
-        type_name, bounds, meaning = _explain(hints[field.name])
+        type_name, bounds, meaning = explain(hints[field.name])
         said = " ".join(filter(None, [meaning, f"({bounds})" if bounds else ""]))
-        lines.append(f"| `{field.encode_name}` | {type_name} | {_default(field)} | {_cell(said)} |")
+        lines.append(f"| `{field.encode_name}` | {type_name} | {default(field)} | {_cell(said)} |")
     return "\n".join([*lines, ""])
 
 
-def _default(field: msgspec.structs.FieldInfo) -> str:
+def default(field: msgspec.structs.FieldInfo) -> str:
+    """What a field is where it is left out, as JSON; "required" where it may not be."""
     if field.required:
         return "required"
     value = field.default if field.default is not msgspec.NODEFAULT else _made(field.default_factory)
@@ -92,12 +93,12 @@ def _made(factory: Any) -> Any:
     return factory() if callable(factory) else None
 
 
-def _explain(kind: Any) -> tuple[str, str, str]:
+def explain(kind: Any) -> tuple[str, str, str]:
     """Name of a type, its bounds, and what its annotations say."""
     if get_origin(kind) is not Annotated:
         return _name(kind), "", ""
     inner, *metas = get_args(kind)
-    name, bounds, meaning = _explain(inner)
+    name, bounds, meaning = explain(inner)
     for meta in metas:
         if isinstance(meta, Meta):
             bounds = ", ".join(filter(None, [bounds, _bounds(meta)]))
@@ -111,7 +112,7 @@ def _bounds(meta: Meta) -> str:
     return ", ".join([*words, *([f"matches `{meta.pattern}`"] if meta.pattern else [])])
 
 
-_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", msgspec.Raw: "anything"}
 
 
 def _name(kind: Any) -> str:
@@ -120,13 +121,21 @@ def _name(kind: Any) -> str:
         return _name(args[0])
     if origin is Literal:
         return " or ".join(f"`{value!r}`".replace("'", '"') for value in args)
-    if origin is dict:
+    if origin is dict or kind is dict:
         return "table"
     if origin is tuple:
-        return f"array of {len(args)} {_name(args[0])}s"
+        many = "" if args[-1] is ... else f"{len(args)} "
+        return f"array of {many}{_name(args[0])}{'' if _is_table(args[0]) else 's'}"
     if args:
         return " or ".join(_name(arg) for arg in args if arg is not type(None))
-    return _NAMES.get(kind, str(kind))
+    return _NAMES.get(kind) or f"`{kind.__name__}`"
+
+
+def structs_in(kind: Any) -> list[type[msgspec.Struct]]:
+    """The structs that a type is made of, itself among them."""
+    if _is_table(kind):
+        return [kind]
+    return [struct for arg in get_args(kind) for struct in structs_in(arg)]
 
 
 def _cell(text: str) -> str:

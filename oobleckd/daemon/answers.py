@@ -62,9 +62,12 @@ def seconds(request: web.Request, name: str, default: float) -> float:
     return value
 
 
-def flag(request: web.Request, name: str) -> bool:
-    """Whether ``name`` of the query is set."""
-    return request.query.get(name, "") not in {"", "0", "false"}
+def flag(request: web.Request, name: str, *, default: bool = False) -> bool:
+    """``name`` of the query, which is 0 or 1."""
+    text = request.query.get(name, "") or str(int(default))
+    if text not in {"0", "1"}:
+        raise Refusal(422, "invalid", f"{name} = {text!r} is neither 0 nor 1", "write 0 or 1")
+    return text == "1"
 
 
 def find_job(service: Service, name: str) -> JobRecord:

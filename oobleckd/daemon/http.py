@@ -161,6 +161,7 @@ class Api:
         since = answers.number(request, "since")
         if since is None:
             since = _header_number(request, "Last-Event-ID")
+        follow = answers.flag(request, "follow", default=True)
         history = self._service.history
         cursor = history.cursor(since)
         headers = {"Cache-Control": "no-store", "Oobleck-Seq": str(history.last)}
@@ -170,7 +171,7 @@ class Api:
         with contextlib.suppress(ConnectionResetError):  # the client has gone, which is how a stream ends
             while not history.closed:
                 await response.write(b"".join(map(_sse, cursor.take())))
-                if request.query.get("follow") == "0":
+                if not follow:
                     break
                 if not await cursor.wait(HEARTBEAT_S) and not history.closed:
                     await response.write(b": beat\n\n")
@@ -259,6 +260,7 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
             raise
         detail = f"{request.method} {request.path}: {error.reason}"
         problem = Problem(error.reason, error.status, detail, "is the client of this daemon's version?")
+        headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
     except Exception:  # noqa: BLE001 - a request's boundary, logged with the request
         _log.exception("%s %s", request.method, request.raw_path)
         problem = Problem("fault", 500, "a fault of oobleckd", "its log has more: please report it")

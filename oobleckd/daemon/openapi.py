@@ -13,15 +13,18 @@ import msgspec
 
 from oobleckd import __version__
 from oobleckd.daemon.bodies import DrainBody, KillBody, SubmitBody
+from oobleckd.daemon.watchapi import MOST_SPAN_S
 from oobleckd.protocol import api, watch
 from oobleckd.protocol.api import API_VERSION, Problem
 from oobleckd.protocol.job import Job
 
 Struct = type[msgspec.Struct]
 _NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
-_SECONDS = {"type": "number"}
+_TIME = {"type": "number"}
+_SPAN = {"type": "number", "minimum": 0, "maximum": MOST_SPAN_S}
 _FLAG = {"type": "string", "enum": ["0", "1"]}
 _TEXT = {"type": "string"}
+_SOME_TEXT = {"type": "string", "minLength": 1}
 _JOB = {"job": _TEXT}
 
 
@@ -39,6 +42,11 @@ class Operation:
     body: Struct | None = None
 
 
+_OTHER: dict[str, dict[str, Any]] = {
+    "application/json": {},
+    # Of one event; what its data is, as text, is a ``Change``.
+    "text/event-stream": {"type": "object", "properties": {"id": _TEXT, "event": _TEXT, "data": _TEXT}},
+}
 _ACTS = ("pause", "resume", "cancel", "checkpoint")
 OPERATIONS = (
     Operation("get", "/healthz", "Whether the daemon can do its work.", "text/plain"),
@@ -63,16 +71,16 @@ OPERATIONS = (
     Operation("get", "/v1/pipelines", "Pipelines of a job.", api.PipelineView, many=True, query=_JOB),
     Operation("get", "/v1/templates", "Templates of a job.", api.TemplateView, many=True, query=_JOB),
     Operation("get", "/v1/layers", "Who holds each layer.", watch.LayerView, many=True, query=_JOB),
-    Operation("get", "/v1/story", "What concerns a key.", api.Change, many=True, query={"key": _TEXT}, needs=("key",)),
+    Operation("get", "/v1/story", "What concerns a key.", api.Change, many=True, query={"key": _SOME_TEXT}, needs=("key",)),
     Operation("get", "/v1/events", "Changes as server-sent events.", "text/event-stream", query={"since": _NUMBER, "follow": _FLAG}),
     Operation("get", "/v1/schedules", "Steps whose ops are known.", watch.SampledSteps, query=_JOB),
     Operation(
         "get", "/v1/schedule", "A step, op by op.", watch.ScheduleView,
         query={**_JOB, "step": _NUMBER, "modelled": _FLAG},
     ),
-    Operation("get", "/v1/blast", "What would follow a loss.", watch.BlastView, query={**_JOB, "nodes": _TEXT}, needs=("nodes",)),
+    Operation("get", "/v1/blast", "What would follow a loss.", watch.BlastView, query={**_JOB, "nodes": _SOME_TEXT}, needs=("nodes",)),
     Operation("get", "/v1/debug", "What the daemon is made of now, for a report of a fault.", watch.DebugView),
-    Operation("get", "/v1/past", "The state at a time, and what came after.", watch.Past, query={"at": _SECONDS, "span": _SECONDS}),
+    Operation("get", "/v1/past", "The state at a time, and what came after.", watch.Past, query={"at": _TIME, "span": _SPAN}),
 )  # fmt: skip
 
 
@@ -134,7 +142,7 @@ def _described(op: Operation) -> dict[str, Any]:
 
 def _content(op: Operation) -> dict[str, Any]:
     if isinstance(op.answer, str):
-        return {op.answer: {"schema": {} if op.answer == "application/json" else _TEXT}}
+        return {op.answer: {"schema": _OTHER.get(op.answer, _TEXT)}}
     one = _ref(op.answer)
     if not op.many:
         return {"application/json": {"schema": one}}
@@ -149,8 +157,7 @@ def _content(op: Operation) -> dict[str, Any]:
 
 def _path_parameters(op: Operation) -> list[dict[str, Any]]:
     names = [part[1:-1] for part in op.path.split("/") if part.startswith("{")]
-    schema = {"type": "string", "minLength": 1}
-    return [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
+    return [{"name": name, "in": "path", "required": True, "schema": _SOME_TEXT} for name in names]
 
 
 def _query_parameters(op: Operation) -> list[dict[str, Any]]:

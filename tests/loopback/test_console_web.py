@@ -21,16 +21,11 @@ from tests.helpers.browser import browsing, install
 from tests.helpers.busy import BusyApi
 from tests.helpers.cluster import BIN
 from tests.helpers.fleet import Fleet
+from tests.helpers.tls import free_port
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("OOBLECK_NO_BROWSER_TESTS") == "1", reason="OOBLECK_NO_BROWSER_TESTS is 1"
 )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -26,7 +26,8 @@ from oobleckd.protocol import codec
 from oobleckd.protocol.messages import Beat, Refused, StepDone
 from oobleckd.protocol.parts import Counters
 from tests.helpers.agents import Agent, hello
-from tests.helpers.daemons import Daemon, daemon
+from tests.helpers.daemons import Daemon
+from tests.helpers.tls import make_certificate, remote_daemon
 from worker.uplink import CurveKeys, Uplink
 
 WAIT_S = 120.0
@@ -189,26 +190,6 @@ def test_a_key_that_is_being_changed_is_not_changed_again(tmp_path: Path) -> Non
 # ---------------------------------------------------------------------- the API on TCP
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return cert, key
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Remote:
     """The API of a daemon over HTTPS."""
 
@@ -234,12 +215,10 @@ class Remote:
 
 
 @pytest.fixture(scope="module")
-def remote(tmp_path_factory: pytest.TempPathFactory, certificate: tuple[Path, Path]) -> Iterator[Remote]:
-    folder, port = tmp_path_factory.mktemp("remote"), free_port()
-    cert, key = certificate
-    flags = ("--api", f"127.0.0.1:{port}", "--tls-cert", str(cert), "--tls-key", str(key))
-    with daemon(folder, *flags) as running:
-        yield Remote(running, port, cert)
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    certificate = make_certificate(tmp_path_factory.mktemp("tls"))
+    with remote_daemon(tmp_path_factory.mktemp("remote"), certificate) as (running, port):
+        yield Remote(running, port, certificate[0])
 
 
 def test_without_a_token_nothing_is_answered(remote: Remote) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from oobleckd.ctl import apidocs
 from oobleckd.ctl.docs import page
 from oobleckd.protocol.job import Job, load_job, parse_job
 
@@ -19,6 +20,18 @@ PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")])
 def test_job_toml_is_up_to_date() -> None:
     written = (ROOT / "docs/job-toml.md").read_text(encoding="utf-8")
     assert written == page(), "run `make docs`"
+
+
+def test_api_is_up_to_date() -> None:
+    written = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    assert written == apidocs.page(), "run `make docs`"
+
+
+def test_every_type_on_the_api_page_is_on_it() -> None:
+    page = apidocs.page()
+    named = set(re.findall(r"`([A-Z]\w+(?:View|Range|Steps|Body))`", page))
+    assert named
+    assert {name for name in named if f"\n## {name}\n" not in page} == set()
 
 
 def test_every_key_has_a_meaning() -> None:
