@@ -20,6 +20,7 @@ from oobleckd.protocol.messages import Measure, Measured, Release
 from oobleckd.protocol.parts import DeviceInfo
 from planner.plan import Template, node_of
 from planner.policy import Setup
+from planner.profile import Profile
 
 
 def profile_key(spec: Job, device: DeviceInfo) -> str:
@@ -36,6 +37,12 @@ def profile_key(spec: Job, device: DeviceInfo) -> str:
     )
     what = msgspec.json.encode([spec.model, shapes, device.kind, device.name], order="deterministic")
     return hashlib.sha256(what).hexdigest()[:32]
+
+
+def as_linked(profile: Profile, spec: Job) -> Profile:
+    """``profile`` with the link that the job says it has: no device measures what lies between two nodes."""
+    said = spec.resources.link_bytes_per_s
+    return msgspec.structs.replace(profile, link_bytes_per_s=said) if said else profile
 
 
 def start_next(core: Core) -> None:
@@ -74,6 +81,7 @@ def prepare(core: Core, run: Run) -> None:
     if run.job.state == "profiling":
         core.move(run.job, "measured")
     if run.asked is None:
+        profile = as_linked(profile, run.job.spec)
         nodes = [core.members.nodes[name] for name in core.candidates(run.job)]
         members = [node for node in core.members.nodes.values() if node.alive]
         cap = run.job.spec.resources.device_memory_bytes  # of the job: the runtime's share comes on top

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from oobleckd.core.entries import ProfileMeasured
-from oobleckd.core.jobs import profile_key
+from oobleckd.core.jobs import as_linked, profile_key
 from oobleckd.ctl.output import USAGE, Failure
 from oobleckd.ctl.shapes import shape_of
 from oobleckd.protocol.job import Job, JobError, parse_size
@@ -44,7 +44,7 @@ def limit_bytes(job: Job, profile: Profile, sheet: DeviceSheet | None) -> int:
 def analytic(job: Job, sheet: DeviceSheet) -> Profile:
     """The profile that follows from the model's shape. Raises Failure for a model whose shape is not known."""
     try:
-        return analytic_profile(shape_of(job), workload_of(job), sheet)
+        return as_linked(analytic_profile(shape_of(job), workload_of(job), sheet), job)
     except JobError as error:
         raise Failure(str(error), error.hint, USAGE) from error
 
@@ -124,7 +124,7 @@ def measured(path: Path, job: Job) -> Profile:
         raise Failure(f"{path}: no profile: {error}", _HOW, USAGE) from error
     if not profile.layers:
         raise Failure(f"{path}: a profile without layers", _HOW, USAGE)
-    return profile
+    return as_linked(profile, job)
 
 
 def _from_journal(path: Path, job: Job) -> Profile:

@@ -26,6 +26,8 @@ MOST_MICRO_BATCHES = 2**16
 
 _LARGEST = 2**63 - 1
 _SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_LEAST_LINK = 1000.0  # bytes a second: whoever says less forgot the unit
+_BITS = {"Kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9}
 
 
 class JobError(ValueError):
@@ -246,6 +248,19 @@ class Resources(_Table, frozen=True):
         Meta(ge=1, description="Nodes of a pipeline at least, even where the model fits fewer."),
     ] = 1
 
+    link: Annotated[
+        str | int,
+        Meta(
+            description='What a node sends to another one, as achieved, such as "25Gbit/s" or "2.5GB/s": what copies after a loss and tensors '
+            "between stages are planned with. 0: 1 GB/s, or in a simulation what the device's data sheet has."
+        ),
+    ] = 0
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """The link's bandwidth in bytes a second, one way; 0 when it is not said."""
+        return parse_rate(self.link)
+
     @property
     def device_memory_bytes(self) -> int:
         """The cap in bytes; 0 when there is none."""
@@ -295,6 +310,17 @@ def parse_size(text: str | int) -> int:
     if match is None or match[2] not in _SIZES:
         raise ValueError(f"{text!r} is no size")
     return int(float(match[1]) * _SIZES[match[2]])
+
+
+def parse_rate(text: str | int) -> float:
+    """Bytes a second of ``"2.5GB/s"``, ``"25Gbit/s"`` or a number. Raises ValueError."""
+    if isinstance(text, int):
+        return float(text)
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]+)/s\s*", text, re.ASCII)
+    if match is None or match[2] not in _SIZES | _BITS:
+        raise ValueError(f"{text!r} is no bandwidth")
+    unit = _SIZES[match[2]] if match[2] in _SIZES else _BITS[match[2]] / 8
+    return float(match[1]) * unit
 
 
 def load_job(path: Path) -> Job:
@@ -350,6 +376,7 @@ def check_job(job: Job) -> None:
             parse_size(size)
         except ValueError as error:
             raise JobError(path, str(error), 'write a number with a unit, such as "48MiB"') from error
+    _check_link(job.resources)
     _check_chunks(job)
     if job.data.source != "stdlib" and not job.data.path:
         raise JobError(
@@ -385,6 +412,16 @@ def _reject_huge(value: object, path: str) -> None:
             raise JobError(path, "is no finite number", "write one, such as 0.01")
         case _:
             pass
+
+
+def _check_link(resources: Resources) -> None:
+    hint = 'write a number with a unit, such as "25Gbit/s" or "2.5GB/s"'
+    try:
+        rate = resources.link_bytes_per_s
+    except ValueError as error:
+        raise JobError("resources.link", str(error), hint) from error
+    if resources.link != 0 and rate < _LEAST_LINK:
+        raise JobError("resources.link", f"{resources.link!r} is less than a kilobyte a second", hint)
 
 
 def _check_chunks(job: Job) -> None:

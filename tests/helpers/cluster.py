@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar
 from oobleckd.client import Client, socket_of
 from oobleckd.ctl.local import DAEMON, Home
 from oobleckd.ctl.processes import Process, is_alive
+from oobleckd.ctl.waiting import FINAL
 from oobleckd.protocol.api import JobView, NodeView
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.unixhttp import ClientError
@@ -105,7 +106,7 @@ class Cluster:
         self.home.start_daemon(cluster)
 
     def heal(self) -> None:
-        """Start the nodes whose agent is dead, lift drains, and wait until all can be used."""
+        """Start the nodes whose agent is dead, lift drains, end what a test left behind, and wait until all can be used."""
         alive = self.home.alive()
         for i in range(1, self.num_nodes + 1):
             if f"node-{i}" not in alive:
@@ -113,6 +114,9 @@ class Cluster:
         for node in self.client.nodes():
             if node.state in {"drained", "draining"}:
                 self.client.undrain(node.name)
+        for job in self.client.jobs():
+            if job.state not in FINAL:
+                self.client.control(job.id, "cancel")
         self.usable(self.num_nodes)
 
     def restart(self) -> None:

@@ -1,6 +1,6 @@
 """Deaths while copies are made beforehand, on a real cluster: of a source, of the node that is to leave, of the target, and of the daemon.
 
-Owns the shape of a job whose copies take about as long as a step, so that they are made beforehand at all, and how such a run goes: four nodes train, a
+Owns a job whose copies take about as long as a step, so that they are made beforehand at all, and how such a run goes: four nodes train, a
 fifth stands by, and one of the four is drained. The one that stood by gets its layers while all four train on, and then its place.
 """
 
@@ -9,22 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import count
 
-from oobleckd.protocol.api import JobView, TemplateView
+from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job
-from planner.beforehand import LEAST_STEPS, MOST_STEPS
 from planner.policy import SHADOWING
-from planner.profile import Profile
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import Manner
 
 PREPARING = (("ahead", "source"), ("ahead", "leaver"), ("stage", "target"), ("prepared", "daemon"))
 """(phase, who dies in it). A source dies once it has sent something, a target once it has something, the daemon once it has told both."""
 STEPS = 60
-_BLOCKS = 6
+_BLOCKS, _WIDTH = 6, 128
 _BYTES = 12  # of a parameter: weight and two moments
 _NODES = 4
-_MARGIN = 1.1  # what is modelled stays so far inside of the bounds between which copies are made beforehand
-_GUESSES = 5  # at a shape for it: each job measures anew how fast this machine is
+_SHARE = 4  # micro-batches of a pipeline
 _names = count(1)
 
 
@@ -60,49 +57,29 @@ def die_preparing(cluster: Cluster, phase: str, victim: str, manner: Manner) -> 
     return done
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Of a job: blocks of ``width``, ``share`` micro-batches of ``tokens`` for each pipeline. Wide layers and few tokens: much to copy for what is computed."""
-
-    width: int = 256
-    tokens: int = 8
-    share: int = 2
-
-    def num_bytes(self, manner: Manner) -> int:
-        """Of a stage's state: half of the blocks, and those of the other stage where devices shadow it."""
-        stages = 2 if manner.policy in SHADOWING else 1
-        return stages * _BLOCKS // 2 * 12 * self.width**2 * _BYTES
-
-    def next(self, copies_s: float, fill_s: float, period_s: float) -> Shape:
-        """What to try where copies of ``copies_s`` met steps of ``fill_s + (share - 1) * period_s``."""
-        shortest_s = fill_s  # a step of one micro-batch
-        if copies_s < LEAST_STEPS * _MARGIN * shortest_s:
-            return Shape(2 * self.width, max(2, self.tokens // 2), self.share)
-        return Shape(self.width, self.tokens, max(1, 1 + round((copies_s - fill_s) / period_s)))
-
-
 def _started(cluster: Cluster, manner: Manner) -> JobView:
-    """A job at work in which a stage's copies take about as long as a step: of a shape that makes it so on this machine."""
-    shape, seen = Shape(), []
-    for _ in range(_GUESSES):
-        job = cluster.client.submit(_job(manner, shape)).id
-        view = cluster.at_step(job, 2)
-        manner.check(view)
-        (template,) = [each for each in cluster.client.templates(job) if each.instances]
-        copies_s, step_s = _copies_s(manner, shape), _step_s(template, shape.share)
-        if LEAST_STEPS * _MARGIN <= copies_s / step_s <= MOST_STEPS / _MARGIN:
-            return view
-        cluster.client.control(job, "cancel")
-        cluster.job_in(job, "cancelled")
-        seen.append(f"{shape}: copies of {copies_s:.3g} s, a step of {step_s:.3g} s")
-        shape = shape.next(copies_s, template.fill_s, template.period_s)
-    raise AssertionError("\n".join(seen))
+    """A job at work, of which a stage's copies take about as long as a step.
+
+    How long a step takes is the machine's; so a first job is measured, and the one that counts says that its nodes are linked accordingly.
+    """
+    measured = _at_work(cluster, _job(manner, link=0))
+    (template,) = [each for each in cluster.client.templates(measured.id) if each.instances]
+    cluster.client.control(measured.id, "cancel")
+    cluster.job_in(measured.id, "cancelled")
+    step_s = template.fill_s + (_SHARE - 1) * template.period_s
+    view = _at_work(cluster, _job(manner, link=round(_state_bytes(manner) / step_s)))
+    manner.check(view)
+    return view
 
 
-def _job(manner: Manner, shape: Shape) -> Job:
-    """Two pipelines of two nodes."""
+def _at_work(cluster: Cluster, job: Job) -> JobView:
+    return cluster.at_step(cluster.client.submit(job).id, 2)
+
+
+def _job(manner: Manner, link: int) -> Job:
+    """Two pipelines of two nodes, between which ``link`` bytes go in a second (0: not said)."""
     config = {
-        "n_layer": _BLOCKS, "n_embd": shape.width, "n_head": 4, "n_positions": 32, "vocab_size": 256,
+        "n_layer": _BLOCKS, "n_embd": _WIDTH, "n_head": 4, "n_positions": 32, "vocab_size": 256,
         "bos_token_id": 0, "eos_token_id": 0,
     }  # fmt: skip
     return tiny_job(
@@ -110,25 +87,16 @@ def _job(manner: Manner, shape: Shape) -> Job:
         **manner.tables()
         | {
             "model": {"config": config},
-            "train": {
-                "steps": STEPS,
-                "global_batch": 2 * shape.share,
-                "micro_batch": 1,
-                "sequence": shape.tokens,
-            },
-            "resources": {"device_memory": 0, "min_pipeline_nodes": 2, "max_nodes": _NODES},
+            "train": {"steps": STEPS, "global_batch": 2 * _SHARE, "micro_batch": 1, "sequence": 8},
+            "resources": {"device_memory": 0, "min_pipeline_nodes": 2, "max_nodes": _NODES, "link": link},
         },
     )
 
 
-def _copies_s(manner: Manner, shape: Shape) -> float:
-    """Of a stage, as the planner has it."""
-    profile = Profile("", "", ())
-    return profile.link_latency_s + shape.num_bytes(manner) / profile.link_bytes_per_s
-
-
-def _step_s(template: TemplateView, share: int) -> float:
-    return template.fill_s + (share - 1) * template.period_s
+def _state_bytes(manner: Manner) -> int:
+    """Of a stage's state: half of the blocks, and those of the other stage where devices shadow it."""
+    stages = 2 if manner.policy in SHADOWING else 1
+    return stages * _BLOCKS // 2 * 12 * _WIDTH**2 * _BYTES
 
 
 def _cast(cluster: Cluster, view: JobView) -> Cast:

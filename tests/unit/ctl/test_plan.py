@@ -342,6 +342,7 @@ def test_wrong_words(words: tuple[str, ...], says: str) -> None:
         ("[model]\nconfig = { n_head = 5 }\n", "model.config.n_head: 5 does not divide n_embd = 768"),
         ("[model]\nconfig = { attn_pdrop = 1 }\n", "model.config.attn_pdrop: 1 is not in [0, 1)"),
         ("[model]\ncheckpoint = '/nowhere'\n", "/nowhere/config.json: No such file"),
+        ("[resources]\nlink = 'fast'\n", "resources.link: 'fast' is no bandwidth"),
         ("[modell]\n", "unknown key"),
     ],
 )
