@@ -6,7 +6,6 @@ Owns no printing and no waiting for conditions (``ctl``), and knows neither aioh
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import math
 import os
@@ -219,9 +218,10 @@ class Client:
         at: str = "",
         round: int = -1,  # noqa: A002 - the API's word
         seconds: float = 0.0,
+        times: float = 1.0,
     ) -> Accepted:
         """Inject a failure; ApiProblem 403 unless the daemon allows injection."""
-        body = {"how": how, "at": at, "round": round, "seconds": seconds}
+        body = {"how": how, "at": at, "round": round, "seconds": seconds, "times": times}
         return self._post(f"/v1/nodes/{quote(node, safe='')}/kill", body)
 
     # ------------------------------------------------------------------- below
@@ -289,13 +289,17 @@ class Events(Iterator[Change]):
         self._follow = follow
         self._on_link = on_link
         self._closed = threading.Event()
+        self._inside = threading.Lock()  # the generator: two threads in it at once are an error
         self._connection: UnixConnection | None = None
         # "From now on" means from this call, not from the first ``next``.
         self._opened = self._open_now() if since is None else None
         self._changes = self._run()
 
     def __next__(self) -> Change:
-        return next(self._changes)
+        with self._inside:
+            if self._closed.is_set():
+                self._changes.close()
+            return next(self._changes)
 
     def __enter__(self) -> Self:
         return self
@@ -317,8 +321,11 @@ class Events(Iterator[Change]):
         if self._opened is not None:  # never iterated: nobody else closes it
             close(*self._opened)
             self._opened = None
-        with contextlib.suppress(ValueError):  # another thread is inside, and is being woken up
-            self._changes.close()
+        if self._inside.acquire(blocking=False):  # else another thread is inside, and is being woken up
+            try:
+                self._changes.close()
+            finally:
+                self._inside.release()
 
     def _run(self) -> Generator[Change, None, None]:
         retry_s = _RETRY_FIRST_S

@@ -227,6 +227,8 @@ class DeviceProcess:
             self.transport.block(message.seconds)
         elif message.how.startswith("flip-"):
             self.flips.append(message.how)
+        elif message.how == "slow":
+            self.faults.slow_down(message.times, message.seconds)
         elif message.how == "hang" and not message.at and self.executor is None:
             self.pulse.wait()
             hang_for_ever()

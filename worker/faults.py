@@ -1,4 +1,4 @@
-"""Fault points: places in a device process where a test or drill can make it die or hang.
+"""Fault points: places in a device process where a test or drill can make it die or hang; and how slow it is made to be.
 
 Owns the names of the places. Each firing is written to ``<run dir>/faults.jsonl`` and synced before it
 happens, so that a test can tell that it happened where it was meant to.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import signal
 import sys
@@ -30,6 +31,8 @@ class Faults:
     device: str
     run_dir: Path
     armed: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    _times: float = 1.0
+    _slow_until: float = math.inf  # of the monotonic clock
 
     def arm(self, point: str, round_: int, *, hang: bool = False) -> None:
         """Die (or hang) at ``point`` in round ``round_`` or, if that is over, at the next chance."""
@@ -41,6 +44,15 @@ class Faults:
         wanted, hang = self.armed.get(point) or anywhere or (sys.maxsize, False)
         if round_ >= wanted:
             self.strike(point, round_, hang=hang)
+
+    def slow_down(self, times: float, seconds: float) -> None:
+        """Take ``times`` as long for every layer from now on, or for ``seconds``."""
+        self._times, self._slow_until = times, time.monotonic() + (seconds or math.inf)
+
+    def drag(self, took_s: float) -> None:
+        """A layer took so long: take as much longer as was asked for."""
+        if self._times > 1 and time.monotonic() < self._slow_until:
+            time.sleep((self._times - 1) * took_s)
 
     def strike(self, point: str, round_: int, *, hang: bool) -> None:
         """Write it down, then die or hang: now."""

@@ -80,9 +80,16 @@ class Passes:
     def _run(self, work: Work) -> None:
         """Layer by layer to the end, or until it halts."""
         self.under_way = work
-        while work.compute() and not self._halts(work):
+        while self._computed(work) and not self._halts(work):
             pass
         self.under_way = None
+
+    def _computed(self, work: Work) -> bool:
+        """A layer of it; whether there are more."""
+        began_s = self.means.now()
+        more = work.compute()
+        self.means.faults.drag(self.means.now() - began_s)
+        return more
 
     def _halts(self, work: Work) -> bool:
         """Whether a report that came while a layer was computed froze its micro-batch; it answered for the layers before.

@@ -27,6 +27,9 @@ from oobleckd.protocol.job import JobError, check_job
 from oobleckd.protocol.messages import Inject
 from oobleckd.protocol.parts import Counters
 
+_ENDING = ("sigstop", "net-drop", "slow")
+_SLOW = 3.0  # times as long, where nobody says how slow
+
 
 def on_asked(core: Core, event: Asked) -> None:
     """Answer a user."""
@@ -183,16 +186,20 @@ def _kill(core: Core, request: Kill) -> Response:
     if not (node.alive and node.connected):
         hint = f"`oobleckctl describe node {request.node}` says since when and why"
         return Denied("conflict", f"{request.node} is not connected", hint)
-    if request.seconds and request.how not in {"sigstop", "net-drop"}:
-        return Denied("invalid", f"{request.how} does not end after a time", "sigstop and net-drop do")
+    if request.seconds and request.how not in _ENDING:
+        return Denied("invalid", f"{request.how} does not end after a time", f"{', '.join(_ENDING)} do")
+    if request.times != 1 and request.how != "slow":
+        return Denied("invalid", f"{request.how} is not done several times", "slow is: --how slow=3")
+    times = request.times if request.how != "slow" or request.times > 1 else _SLOW
     victims = [node] if request.how != "host" else _on_host(core, node.host)
     names = ", ".join(victim.name for victim in victims)
     at = f" at {request.at}" if request.at else ""
+    at += f", {times:g} times as long" if request.how == "slow" else ""
     story = [f"node:{victim.name}" for victim in victims]
     _audit(core, request.who, f"kill {names}: {request.how}{at}", *story, level="warn")
     for victim in victims:
         device = victim.devices[0].device if victim.devices else ""
-        core.tell(victim.name, Inject(request.how, device, request.at, request.round, request.seconds))
+        core.tell(victim.name, Inject(request.how, device, request.at, request.round, request.seconds, times))
     return Accepted(request.node, f"{request.how} on its way to {names}")
 
 

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from oobleckd.protocol.parts import How
 
-_COME_BACK = frozenset({"device", "hang"})  # the agent starts what was lost by itself
+_COME_BACK = frozenset({"device", "hang", "slow"})  # nothing is lost, or the agent starts it by itself
 Wait = Literal["no", "recovered", "whole"]
 Number = TypeVar("Number", int, float)
 
@@ -36,7 +36,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     ``who``: a node's name, ``random`` or ``random:K``. ``step``: steps that the job has committed before.
     ``after_s``: seconds after that. ``phase``: not then, but when a device reaches this fault point.
-    ``for_s``: sigstop and net-drop end after so long. ``start``: once the job has recovered, start the nodes
+    ``for_s``: sigstop, net-drop and slow end after so long. ``start``: once the job has recovered, start the nodes
     again. ``wait``: go on at once ("no"), when the job has recovered, or when it is whole again: the
     nodes are back in its plan, so that it can bear as much as before.
     """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, cast, get_args
 
 import click
+from click.shell_completion import CompletionItem
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
@@ -12,6 +13,8 @@ from oobleckd.ctl.names import node_names
 from oobleckd.ctl.output import emit_item, note
 from oobleckd.protocol.api import Accepted
 from oobleckd.protocol.parts import How
+
+_SLOWEST = 1000
 
 
 def told(answer: Accepted) -> None:
@@ -22,17 +25,46 @@ def told(answer: Accepted) -> None:
         note(answer.message)
 
 
+class _Failure(click.ParamType[tuple[How, float]]):
+    """A ``How``, slow with how many times as long: (how, times)."""
+
+    name = "how"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[How, float]:
+        """Of what was typed. Raises BadParameter."""
+        how, _, times = str(value).partition("=")
+        if how not in get_args(How) or (times and how != "slow"):
+            self.fail(f"{value!r} is none of {', '.join(get_args(How))}", param, ctx)
+        try:
+            factor = float(times or 1)
+        except ValueError:
+            factor = 0.0
+        if not 1 <= factor <= _SLOWEST:
+            self.fail(f"{times!r} is not from 1 to {_SLOWEST}: write slow=3", param, ctx)
+        return cast("How", how), factor
+
+    def shell_complete(
+        self, _ctx: click.Context, _param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """What there is."""
+        return [CompletionItem(how) for how in get_args(How) if how.startswith(incomplete)]
+
+
 @click.command("kill-node")
 @click.argument("nodes", nargs=-1, required=True, metavar="NODE…", shell_complete=node_names)
 @click.option(
     "--how",
-    type=click.Choice(get_args(How)),
+    "failure",
+    type=_Failure(),
+    metavar=f"[{'|'.join('slow=K' if how == 'slow' else how for how in get_args(How))}]",
     default="sigkill",
     show_default=True,
     help="sigkill, sigstop: agent and devices; sigterm: an orderly leave; flip-weight, flip-moment, flip-sum: one bit of a device's "
     "memory; hang: a device process, its interpreter "
     "locked; net-drop: nothing leaves or arrives; agent-only, device: SIGKILL of that process; host: sigkill "
-    "of every node on the host of NODE.",
+    "of every node on the host of NODE; slow=K: a device takes K times as long for every layer.",
 )
 @click.option(
     "--at", default="", metavar="POINT", help="Not now, but when a device reaches this fault point."
@@ -44,15 +76,18 @@ def told(answer: Accepted) -> None:
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="S",
-    help="sigstop and net-drop: they end after so many seconds.",
+    help="sigstop, net-drop and slow: they end after so many seconds.",
 )
 @connected
-def kill_node(client: Client, nodes: tuple[str, ...], how: How, at: str, round_: int, seconds: float) -> None:
+def kill_node(
+    client: Client, nodes: tuple[str, ...], failure: tuple[How, float], at: str, round_: int, seconds: float
+) -> None:
     """Inject a failure into NODE, or into several at once, where the daemon allows injection."""
     if round_ >= 0 and not at:
         raise click.UsageError("--round needs --at: it says in which round the fault point counts")
-    for answer in [client.kill(node, how, at=at, round=round_, seconds=seconds) for node in nodes]:
-        told(answer)
+    how, times = failure
+    for node in nodes:
+        told(client.kill(node, how, at=at, round=round_, seconds=seconds, times=times))
 
 
 @click.command()

@@ -30,3 +30,4 @@ class KillBody(msgspec.Struct, forbid_unknown_fields=True):
     at: Annotated[str, Meta(max_length=64)] = ""
     round: Annotated[int, Meta(ge=-1, lt=2**62)] = -1
     seconds: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    times: Annotated[float, Meta(ge=1, le=1000)] = 1.0

@@ -67,6 +67,7 @@ class Kill(Request, frozen=True):
     at: str = ""
     round: int = -1
     seconds: float = 0.0
+    times: float = 1.0
     who: str = ""
 
 

@@ -428,7 +428,7 @@ class Inject(Message, frozen=True):
     device (SIGKILL of one process), host (sigkill, told to every node of a host). ``at`` names a fault point
     of the device process instead of "now" (docs/recovery.md lists them), optionally at a given ``round``.
     flip-weight, flip-moment and flip-sum: one bit of a weight, an optimizer moment or a gradient sum of a device changes.
-    ``seconds``: sigstop and net-drop end after so long (0: never).
+    slow: a device takes ``times`` as long for every layer. ``seconds``: sigstop, net-drop and slow end after so long (0: never).
     """
 
     how: How
@@ -436,6 +436,7 @@ class Inject(Message, frozen=True):
     at: str = ""
     round: int = -1
     seconds: float = 0.0
+    times: float = 1.0
 
 
 class Release(Message, frozen=True):

@@ -9,7 +9,7 @@ import msgspec
 Outcome = Literal["applied", "skipped", "repeated"]
 How = Literal[
     "sigkill", "sigterm", "sigstop", "hang", "net-drop", "agent-only", "device", "host",
-    "flip-weight", "flip-moment", "flip-sum",
+    "slow", "flip-weight", "flip-moment", "flip-sum",
 ]  # fmt: skip
 
 

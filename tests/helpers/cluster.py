@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -40,11 +40,18 @@ class Cluster:
     """``nodes`` nodes of ``devices`` devices of ``kind`` each, under ``state``. Spares only where a test needs them."""
 
     def __init__(
-        self, state: Path, nodes: int, *, kind: str = "cpu", devices: int = 1, spare: bool = False
+        self,
+        state: Path,
+        nodes: int,
+        *,
+        kind: str = "cpu",
+        devices: int = 1,
+        spare: bool = False,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.state, self.num_nodes, self.num_devices, self.kind = state, nodes, devices, kind
         self._options = ("--kind", kind, "--devices", str(devices), "--spare" if spare else "--no-spare")
-        self.env = {**os.environ, "OOBLECK_STATE": str(state), "OMP_NUM_THREADS": "1"}
+        self.env = {**os.environ, "OOBLECK_STATE": str(state), "OMP_NUM_THREADS": "1", **(env or {})}
         self.client = Client(socket_of(state))
         self._pause = threading.Event()
 

@@ -15,6 +15,7 @@ from console.facts import AnyFact, Away, Fetched, Heard, History
 from console.feed import ALL, NODES_AT_FULL_RATE, OPEN_INCIDENT_S, PERIODS_S, TOUCHES, Feed, fetch_once
 from console.model import View, fold
 from oobleckd.client import Client
+from oobleckd.protocol.api import Change
 from tests.helpers.api_server import Api, node_view, serving, status_view
 from tests.unit.console import build
 
@@ -128,3 +129,26 @@ def test_an_open_incident_is_fetched_while_it_lasts(tmp_path: Path) -> None:
         feed = Feed(Client(tmp_path / "s"), lambda _fact: None, lambda: build.NOW)
         feed._fetch()
     assert feed._due["incidents"] == build.NOW + OPEN_INCIDENT_S
+
+
+def test_a_stream_that_is_closed_while_its_reader_comes_back_ends(tmp_path: Path) -> None:
+    """Seen once: the reader was between two changes, and came back to the generator that ``close`` was in."""
+    with serving(tmp_path / "s", api(tmp_path)):
+        events = Client(tmp_path / "s", timeout_s=WAIT_S).events(0)
+        closing, read = threading.Event(), threading.Event()
+
+        def changes() -> Iterator[Change]:
+            try:
+                yield build.change(1, "node", "node-1 is here")
+            finally:
+                closing.set()
+                read.wait(0.2)  # for the reader to come: it cannot say that it waits
+
+        events._changes = changes()  # type: ignore[assignment]
+        assert next(events).seq == 1
+        closer = threading.Thread(target=events.close)
+        closer.start()
+        assert closing.wait(WAIT_S)
+        assert list(events) == []
+        closer.join(WAIT_S)
+        assert not closer.is_alive()

@@ -97,3 +97,13 @@ def test_a_host_is_all_nodes_on_it_and_only_what_can_end_has_a_time(world):
     denied(world, Kill("n02", "sigkill", seconds=3.0), "invalid")
     assert isinstance(world.ask(Kill("n02", "sigstop", seconds=3.0)), Accepted)
     assert told[-1].message == Inject("sigstop", "n02/0", seconds=3.0)
+
+
+def test_slow_is_by_how_much(world):
+    told = []
+    world.network.tell = told.append
+    assert world.ask(Kill("n02", "slow")).message == "slow on its way to n02"
+    assert told[-1].message == Inject("slow", "n02/0", times=3.0)
+    assert isinstance(world.ask(Kill("n02", "slow", times=5.0, seconds=9.0)), Accepted)
+    assert told[-1].message == Inject("slow", "n02/0", seconds=9.0, times=5.0)
+    denied(world, Kill("n02", "hang", times=5.0), "invalid")

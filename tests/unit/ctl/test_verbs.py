@@ -200,17 +200,22 @@ def test_submit_wait_ends_as_the_job_ends(ctl: Ctl, job_file: Callable[..., Path
         (
             ("kill-node", "node-1"),
             "/v1/nodes/node-1/kill",
-            {"how": "sigkill", "at": "", "round": -1, "seconds": 0.0},
+            {"how": "sigkill", "at": "", "round": -1, "seconds": 0.0, "times": 1.0},
         ),
         (
             ("kill-node", "node-1", "--how", "sigstop", "--for", "3"),
             "/v1/nodes/node-1/kill",
-            {"how": "sigstop", "at": "", "round": -1, "seconds": 3.0},
+            {"how": "sigstop", "at": "", "round": -1, "seconds": 3.0, "times": 1.0},
         ),
         (
             ("kill-node", "node-1", "--how", "device", "--at", "reduce", "--round", "4"),
             "/v1/nodes/node-1/kill",
-            {"how": "device", "at": "reduce", "round": 4, "seconds": 0.0},
+            {"how": "device", "at": "reduce", "round": 4, "seconds": 0.0, "times": 1.0},
+        ),
+        (
+            ("kill-node", "node-1", "--how", "slow=2.5"),
+            "/v1/nodes/node-1/kill",
+            {"how": "slow", "at": "", "round": -1, "seconds": 0.0, "times": 2.5},
         ),
     ],
 )
@@ -314,4 +319,6 @@ def test_usage(ctl: Ctl) -> None:
     assert result.exit_code == 2
     assert "did you mean 'get'?" in result.stderr
     assert ctl("kill-node", "node-1", "--round", "3").exit_code == 2
+    for how in ("slow=x", "slow=0.5", "slow=nan", "sigkill=3", "slw"):
+        assert ctl("kill-node", "node-1", "--how", how).exit_code == 2, how
     assert ctl("get", "cheese").stderr.startswith("error: ")
