@@ -68,17 +68,8 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
 
 def profile_key(job: Job, device: torch.device) -> str:
     """Identity of a profile: model, shapes, precision, exactness and the kind of device."""
-    train = job.train
-    checked = job.fault_tolerance.check_every
-    shapes = (
-        train.micro_batch,
-        train.sequence,
-        train.precision,
-        train.exact,
-        job.schedule.backward,
-        checked,
-    )
-    identity = msgspec.json.encode((_VERSION, job.model, shapes, _device_name(device)), order="deterministic")
+    what = (_VERSION, job.costs_depend_on, _device_name(device))
+    identity = msgspec.json.encode(what, order="deterministic")
     return hashlib.blake2b(identity, digest_size=16).hexdigest()
 
 

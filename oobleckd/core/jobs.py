@@ -25,17 +25,7 @@ from planner.profile import Profile
 
 def profile_key(spec: Job, device: DeviceInfo) -> str:
     """Names (model, shapes, precision, checks, kind of device): jobs that agree in these share a profile."""
-    train = spec.train
-    checked = spec.fault_tolerance.check_every
-    shapes = (
-        train.micro_batch,
-        train.sequence,
-        train.precision,
-        train.exact,
-        spec.schedule.backward,
-        checked,
-    )
-    what = msgspec.json.encode([spec.model, shapes, device.kind, device.name], order="deterministic")
+    what = msgspec.json.encode([spec.costs_depend_on, device.kind, device.name], order="deterministic")
     return hashlib.sha256(what).hexdigest()[:32]
 
 

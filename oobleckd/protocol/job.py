@@ -301,6 +301,13 @@ class Job(_Table, frozen=True):
         """Micro-batches of a step."""
         return self.train.global_batch // self.train.micro_batch
 
+    @property
+    def costs_depend_on(self) -> tuple[object, ...]:
+        """What of a job decides what a layer costs on a device: jobs that agree in it share a profile."""
+        train = self.train
+        shapes = (train.micro_batch, train.sequence, train.precision, train.exact)
+        return self.model, *shapes, self.schedule.backward, self.fault_tolerance.check_every
+
 
 def parse_size(text: str | int) -> int:
     """Bytes of ``"48MiB"``, ``"2GB"`` or a number. Raises ValueError."""
