@@ -150,9 +150,11 @@ class Cluster:
         raise TimedOut(f"{what}: not within {timeout_s} s; jobs: {self.describe()}")
 
     def describe(self) -> str:
-        """The jobs in one line each, for a message."""
+        """The jobs that are not done, and the newest, for a message."""
         try:
-            return "; ".join(f"{j.id} {j.state} step {j.step} ({j.reason})" for j in self.client.jobs())
+            jobs = self.client.jobs()
+            shown = [job for job in jobs if job.state != "done" or job is jobs[-1]]
+            return "; ".join(f"{j.id} {j.state} step {j.step} ({j.reason})" for j in shown)
         except ClientError as error:
             return str(error)
 

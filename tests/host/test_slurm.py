@@ -1,7 +1,7 @@
 """Debian's Slurm runs the example: a job that is preempted, goes back into the queue, and goes on where it was.
 
 One machine with as many slots as the job has workers. Two partitions, of which the better one takes the machine from the other, as a
-cluster is set up that preempts with grace.
+cluster is set up that preempts with grace. A job that went back into the queue waits there until its credentials have expired.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ SETTINGS = f"""\
 ClusterName=test
 SlurmctldHost=box
 AuthType=auth/munge
+AuthInfo=cred_expire=15
 SlurmUser=root
 StateSaveLocation=/var/spool/slurmctld
 SlurmdSpoolDir=/var/spool/slurmd
