@@ -59,6 +59,7 @@ bench: setup ## the planner against brute force and the optimum; recovery and th
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/lag.py
+	$(BIN)/python benchmarks/fleet.py
 	$(BIN)/python benchmarks/modelled.py
 	$(BIN)/python benchmarks/backward.py
 	$(BIN)/python benchmarks/bubbles.py
@@ -82,9 +83,10 @@ lossy: setup ## the same over two network namespaces with lost and late packets 
 	$(BIN)/python benchmarks/lossy.py --minutes $(MINUTES)
 
 soak: SEEDS ?= 5000
-soak: setup ## bad weather in simulated worlds, SEEDS=50000 for so many; the slow ones of tests/loopback
+soak: setup ## bad weather in simulated worlds, SEEDS=50000 for so many; the slow ones of tests/loopback; 10,000 nodes
 	$(BIN)/python benchmarks/soak.py --seeds $(SEEDS)
 	$(BIN)/python -m pytest -q -m slow tests/loopback
+	$(BIN)/python benchmarks/fleet.py --nodes 10000
 
 chaos-torn: setup ## a writer killed in the middle of a checkpoint file, 20 times
 	$(BIN)/python benchmarks/chaos.py --torn 20

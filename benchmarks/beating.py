@@ -1,13 +1,16 @@
 """Many agents that do nothing but live: they join the daemon, and beat as often as it tells them.
 
-    python -m benchmarks.beating ENDPOINT KEYS NODE...
+    python -m benchmarks.beating [--starting] ENDPOINT KEYS NODE...
 
-Prints ``joined`` when the daemon has welcomed all of them; lives until it is killed.
+Prints ``joined`` when the daemon has welcomed all of them; lives until it is killed. A line on its standard input says that the daemon
+is another process from now on: all say Hello again, as soon as they are connected, and ``joined`` is printed once more.
 """
 
 from __future__ import annotations
 
+import argparse
 import heapq
+import select
 import sys
 import time
 from pathlib import Path
@@ -21,10 +24,11 @@ from oobleckd.protocol.parts import DeviceInfo
 
 _JOINING = 50  # at a time: a handshake is some milliseconds of the daemon's
 _LIFE = "beating.1"
+_RECONNECT_MS = (100, 2000, 5000)
 
 
-def main(endpoint: str, folder: str, *nodes: str) -> None:
-    """The program."""
+def main(endpoint: str, folder: str, nodes: list[str], *, ready: bool) -> None:
+    """The program. Nodes that are not ``ready`` live, and take part in no job."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.max_sockets = len(nodes) + 10
     server, poller = keys.load_public(keys.server_public_path(Path(folder))), zmq.Poller()
@@ -33,17 +37,23 @@ def main(endpoint: str, folder: str, *nodes: str) -> None:
     for index, node in enumerate(nodes):
         sockets.append(_connect(context, endpoint, Path(folder), server, node))
         poller.register(sockets[-1], zmq.POLLIN)
-        sockets[-1].send(codec.encode(_hello(node)))
+        sockets[-1].send(codec.encode(_hello(node, ready=ready)))
         while len(beats) < index + 1 - _JOINING:
             _listen(poller, sockets, beats, 1000)
             _beat(sockets, beats)
-    while len(beats) < len(nodes):
-        _listen(poller, sockets, beats, 100)
-        _beat(sockets, beats)
-    print("joined", flush=True)
     while True:
-        _beat(sockets, beats)
-        time.sleep(max(0.0, beats[0][0] - time.monotonic()))
+        while len(beats) < len(nodes):
+            _listen(poller, sockets, beats, 100)
+            _beat(sockets, beats)
+        print("joined", flush=True)
+        while not select.select([sys.stdin], [], [], max(0.0, beats[0][0] - time.monotonic()))[0]:
+            _beat(sockets, beats)
+        if not sys.stdin.readline():
+            return
+        beats.clear()
+        for socket, node in zip(sockets, nodes, strict=True):
+            poller.register(socket, zmq.POLLIN)
+            socket.send(codec.encode(_hello(node, ready=ready)))  # waits for the connection
 
 
 def _connect(
@@ -51,14 +61,15 @@ def _connect(
 ) -> zmq.Socket[bytes]:
     pair, socket = keys.load_pair(keys.node_secret_path(folder, node)), context.socket(zmq.DEALER)
     socket.linger = 0
+    socket.reconnect_ivl, socket.reconnect_ivl_max, socket.handshake_ivl = _RECONNECT_MS  # as an agent's
     socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = pair.public, pair.secret, server
     socket.connect(endpoint)
     return socket
 
 
-def _hello(node: str) -> Hello:
+def _hello(node: str, *, ready: bool) -> Hello:
     device = DeviceInfo(f"{node}/0", "cpu", "beating", 2**30, "127.0.0.1:1", "", 1)
-    return Hello(PROTOCOL, node, _LIFE, "host", ready=True, devices=(device,))
+    return Hello(PROTOCOL, node, _LIFE, "host", ready=ready, devices=(device,))
 
 
 def _listen(
@@ -82,4 +93,10 @@ def _beat(sockets: list[zmq.Socket[bytes]], beats: list[tuple[float, int, float]
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--starting", action="store_true")
+    parser.add_argument("endpoint")
+    parser.add_argument("folder")
+    parser.add_argument("nodes", nargs="+")
+    args = parser.parse_args()
+    main(args.endpoint, args.folder, args.nodes, ready=not args.starting)

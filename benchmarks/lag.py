@@ -59,7 +59,7 @@ async def measure(num_nodes: int, folder: Path) -> dict[str, list[float]]:
     service.start()
     agents = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.beating", service.hub.endpoint, str(config.keys_path), *names,
-        stdout=asyncio.subprocess.PIPE, cwd=_ROOT,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=_ROOT,
     )  # fmt: skip
     try:
         assert agents.stdout is not None
