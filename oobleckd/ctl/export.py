@@ -16,7 +16,7 @@ from oobleckd.ctl.waiting import FINAL, TimedOut
 from oobleckd.draw.lines import size
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.export import Exported, why_not
-from oobleckd.protocol.job import parse_size
+from oobleckd.protocol.units import parse_size
 from oobleckd.unixhttp import ApiProblem
 
 _CONFLICT = 409

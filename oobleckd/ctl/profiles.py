@@ -19,8 +19,9 @@ from oobleckd.core.entries import ProfileMeasured
 from oobleckd.core.jobs import as_linked, profile_key
 from oobleckd.ctl.output import USAGE, Failure
 from oobleckd.ctl.shapes import shape_of
-from oobleckd.protocol.job import Job, JobError, parse_size
+from oobleckd.protocol.job import Job, JobError
 from oobleckd.protocol.parts import DeviceInfo
+from oobleckd.protocol.units import parse_size
 from oobleckd.protocol.unreadable import UNREADABLE
 from planner.analytic import Workload, analytic_profile
 from planner.devices import SHEETS, DeviceSheet

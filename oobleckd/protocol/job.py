@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from oobleckd.protocol.units import parse_rate, parse_size
 from planner.policy import SHADOWING
 
 PolicyName = Literal["adaptive", "oobleck", "slipstream", "bamboo", "varuna"]
@@ -25,9 +25,7 @@ MOST_MICRO_BATCHES = 2**16
 """In a step: each has a route of its own in every plan."""
 
 _LARGEST = 2**63 - 1
-_SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _LEAST_LINK = 1000.0  # bytes a second: whoever says less forgot the unit
-_BITS = {"Kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9}
 
 
 class JobError(ValueError):
@@ -307,27 +305,6 @@ class Job(_Table, frozen=True):
         train = self.train
         shapes = (train.micro_batch, train.sequence, train.precision, train.exact)
         return self.model, *shapes, self.schedule.backward, self.fault_tolerance.check_every
-
-
-def parse_size(text: str | int) -> int:
-    """Bytes of ``"48MiB"``, ``"2GB"`` or a number. Raises ValueError."""
-    if isinstance(text, int):
-        return text
-    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", text, re.ASCII)
-    if match is None or match[2] not in _SIZES:
-        raise ValueError(f"{text!r} is no size")
-    return int(float(match[1]) * _SIZES[match[2]])
-
-
-def parse_rate(text: str | int) -> float:
-    """Bytes a second of ``"2.5GB/s"``, ``"25Gbit/s"`` or a number. Raises ValueError."""
-    if isinstance(text, int):
-        return float(text)
-    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]+)/s\s*", text, re.ASCII)
-    if match is None or match[2] not in _SIZES | _BITS:
-        raise ValueError(f"{text!r} is no bandwidth")
-    unit = _SIZES[match[2]] if match[2] in _SIZES else _BITS[match[2]] / 8
-    return float(match[1]) * unit
 
 
 def load_job(path: Path) -> Job:

@@ -1,0 +1,29 @@
+"""Sizes and bandwidths as people write them."""
+
+from __future__ import annotations
+
+import re
+
+_SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_BITS = {"Kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9}
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of ``"48MiB"``, ``"2GB"`` or a number. Raises ValueError."""
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", text, re.ASCII)
+    if match is None or match[2] not in _SIZES:
+        raise ValueError(f"{text!r} is no size")
+    return int(float(match[1]) * _SIZES[match[2]])
+
+
+def parse_rate(text: str | int) -> float:
+    """Bytes a second of ``"2.5GB/s"``, ``"25Gbit/s"`` or a number. Raises ValueError."""
+    if isinstance(text, int):
+        return float(text)
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]+)/s\s*", text, re.ASCII)
+    if match is None or match[2] not in _SIZES | _BITS:
+        raise ValueError(f"{text!r} is no bandwidth")
+    unit = _SIZES[match[2]] if match[2] in _SIZES else _BITS[match[2]] / 8
+    return float(match[1]) * unit
