@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -138,10 +139,12 @@ def agents(daemon: Daemon, names: list[str]) -> Iterator[list[subprocess.Popen[s
 
 def joined(found: list[subprocess.Popen[str]]) -> None:
     """All of them say so. Raises FleetFailed."""
+    deadline = time.monotonic() + _PATIENCE_S
     for process in found:
         assert process.stdout is not None
-        if process.stdout.readline() != "joined\n":
-            raise FleetFailed("agents could not join")
+        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready or process.stdout.readline() != "joined\n":
+            raise FleetFailed(f"agents did not all join within {_PATIENCE_S:g} s")
 
 
 @contextlib.contextmanager

@@ -106,15 +106,17 @@ class Core:
         Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them. None that has notice of its end.
         """
         inside = {node_of(device) for device in job.survivors()}
-        fit = [
+        # Asked at every step, with thousands of nodes: what does not fit is not sorted.
+        fit = sorted(
             name
-            for name, node in sorted(self.members.nodes.items())
+            for name, node in self.members.nodes.items()
             if self._fits(job, node, inside) and name not in self.state.drained and name not in without
-        ]
+        )
         most = job.spec.resources.max_nodes
         if most and len(fit) > most:
             fit = sorted(fit, key=lambda name: (name not in inside, name))[:most]
-        return tuple(sorted(fit))
+            fit.sort()
+        return tuple(fit)
 
     @staticmethod
     def _fits(job: JobRecord, node: Node, inside: Iterable[str]) -> bool:

@@ -249,6 +249,8 @@ class Membership:
     def deadline(self, now: float) -> float | None:
         """When ``expire`` or ``quarrel`` may have something new to say after ``now``."""
         due = [self.look_at + self.asleep_s] if self.look_at != float("inf") else []
+        if not self.at_odds:  # asked after every event
+            return min(due, default=None)
         awake = self._awake(now) + ROUNDING_S
         due += [
             at + self.link_grace_s + self.asleep_s
