@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # The programs started here are many, and compiling our modules anew is a tenth of what each imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-gpu check fmt docs snapshots pictures bench chaos chaos-matrix chaos-points chaos-torn quiet lossy soak
+.PHONY: help setup demo test test-gpu check fmt docs snapshots pictures bench chaos chaos-matrix chaos-points chaos-torn thorough quiet lossy soak
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -87,6 +87,9 @@ soak: setup ## bad weather in simulated worlds, SEEDS=50000 for so many; the slo
 	$(BIN)/python benchmarks/soak.py --seeds $(SEEDS)
 	$(BIN)/python -m pytest -q -m slow tests/loopback
 	$(BIN)/python benchmarks/fleet.py --nodes 10000
+
+thorough: setup ## all of the simulated and single-process tests of which make test runs some
+	$(BIN)/python -m pytest -m "thin and not gpu" -n 2 tests/sim tests/unit
 
 chaos-torn: setup ## a writer killed in the middle of a checkpoint file, 20 times
 	$(BIN)/python benchmarks/chaos.py --torn 20

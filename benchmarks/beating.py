@@ -25,71 +25,103 @@ from oobleckd.protocol.parts import DeviceInfo
 _JOINING = 50  # at a time: a handshake is some milliseconds of the daemon's
 _LIFE = "beating.1"
 _RECONNECT_MS = (100, 2000, 5000)
+_LISTEN_MS = 100
+_ANSWER_S = 10.0
+
+
+class Agents:
+    """All of them. Nodes that are not ``ready`` live, and take part in no job."""
+
+    def __init__(self, endpoint: str, folder: Path, nodes: list[str], *, ready: bool) -> None:
+        self._nodes, self._ready = nodes, ready
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.max_sockets = len(nodes) + 10
+        self._endpoint, self._folder = endpoint, folder
+        self._server = keys.load_public(keys.server_public_path(folder))
+        self._poller = zmq.Poller()
+        self._sockets: dict[zmq.Socket[bytes], str] = {}
+        self._asked: dict[
+            zmq.Socket[bytes], float
+        ] = {}  # who waits to be welcomed, and since when; oldest first
+        self._beats: list[tuple[float, int, zmq.Socket[bytes], float]] = []  # when, whose, how often
+        self._data = codec.encode(Beat(_LIFE))
+
+    def join(self) -> None:
+        """Until the daemon has welcomed everybody."""
+        for node in self._nodes:
+            socket = self._connected(node)
+            self._sockets[socket] = node
+            self._hello(socket)
+            while len(self._asked) >= _JOINING:
+                self._listen()
+        self._all_welcome()
+
+    def join_again(self) -> None:
+        """The same, by another daemon."""
+        self._beats.clear()
+        for socket in self._sockets:
+            while socket.poll(0):
+                socket.recv()  # what the one before said
+            self._hello(socket)  # waits for the connection
+        self._all_welcome()
+
+    def beat_until_told(self) -> str:
+        """The line that came on standard input; "" at its end."""
+        while not select.select([sys.stdin], [], [], max(0.0, self._beats[0][0] - time.monotonic()))[0]:
+            self._beat()
+        return sys.stdin.readline()
+
+    def _connected(self, node: str) -> zmq.Socket[bytes]:
+        pair = keys.load_pair(keys.node_secret_path(self._folder, node))
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.reconnect_ivl, socket.reconnect_ivl_max, socket.handshake_ivl = _RECONNECT_MS  # as an agent's
+        socket.curve_publickey, socket.curve_secretkey = pair.public, pair.secret
+        socket.curve_serverkey = self._server
+        socket.connect(self._endpoint)
+        return socket
+
+    def _hello(self, socket: zmq.Socket[bytes]) -> None:
+        node = self._sockets[socket]
+        device = DeviceInfo(f"{node}/0", "cpu", "beating", 2**30, "127.0.0.1:1", "", 1)
+        socket.send(codec.encode(Hello(PROTOCOL, node, _LIFE, "host", ready=self._ready, devices=(device,))))
+        self._asked.pop(socket, None)
+        self._asked[socket] = time.monotonic()
+        self._poller.register(socket, zmq.POLLIN)
+
+    def _all_welcome(self) -> None:
+        while self._asked:
+            self._listen()
+
+    def _listen(self) -> None:
+        """Take in Welcomes, and beat for those who are welcome. A Hello may go down with its connection: it is said again."""
+        for socket, _ in self._poller.poll(_LISTEN_MS):
+            message = codec.decode_to_worker(socket.recv())
+            if isinstance(message, Welcome):
+                self._poller.unregister(socket)
+                del self._asked[socket]
+                heapq.heappush(self._beats, (time.monotonic(), id(socket), socket, message.beat_s))
+        while self._asked and time.monotonic() > (oldest := next(iter(self._asked.items())))[1] + _ANSWER_S:
+            self._hello(oldest[0])
+        self._beat()
+
+    def _beat(self) -> None:
+        """Send what is due."""
+        now = time.monotonic()
+        while self._beats and self._beats[0][0] <= now:
+            due, whose, socket, every_s = self._beats[0]
+            socket.send(self._data)
+            heapq.heapreplace(self._beats, (max(due + every_s, now), whose, socket, every_s))
 
 
 def main(endpoint: str, folder: str, nodes: list[str], *, ready: bool) -> None:
-    """The program. Nodes that are not ``ready`` live, and take part in no job."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    context.max_sockets = len(nodes) + 10
-    server, poller = keys.load_public(keys.server_public_path(Path(folder))), zmq.Poller()
-    sockets = []
-    beats: list[tuple[float, int, float]] = []  # when, whose, how often
-    for index, node in enumerate(nodes):
-        sockets.append(_connect(context, endpoint, Path(folder), server, node))
-        poller.register(sockets[-1], zmq.POLLIN)
-        sockets[-1].send(codec.encode(_hello(node, ready=ready)))
-        while len(beats) < index + 1 - _JOINING:
-            _listen(poller, sockets, beats, 1000)
-            _beat(sockets, beats)
-    while True:
-        while len(beats) < len(nodes):
-            _listen(poller, sockets, beats, 100)
-            _beat(sockets, beats)
+    """The program."""
+    agents = Agents(endpoint, Path(folder), nodes, ready=ready)
+    agents.join()
+    print("joined", flush=True)
+    while agents.beat_until_told():
+        agents.join_again()
         print("joined", flush=True)
-        while not select.select([sys.stdin], [], [], max(0.0, beats[0][0] - time.monotonic()))[0]:
-            _beat(sockets, beats)
-        if not sys.stdin.readline():
-            return
-        beats.clear()
-        for socket, node in zip(sockets, nodes, strict=True):
-            poller.register(socket, zmq.POLLIN)
-            socket.send(codec.encode(_hello(node, ready=ready)))  # waits for the connection
-
-
-def _connect(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, folder: Path, server: bytes, node: str
-) -> zmq.Socket[bytes]:
-    pair, socket = keys.load_pair(keys.node_secret_path(folder, node)), context.socket(zmq.DEALER)
-    socket.linger = 0
-    socket.reconnect_ivl, socket.reconnect_ivl_max, socket.handshake_ivl = _RECONNECT_MS  # as an agent's
-    socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = pair.public, pair.secret, server
-    socket.connect(endpoint)
-    return socket
-
-
-def _hello(node: str, *, ready: bool) -> Hello:
-    device = DeviceInfo(f"{node}/0", "cpu", "beating", 2**30, "127.0.0.1:1", "", 1)
-    return Hello(PROTOCOL, node, _LIFE, "host", ready=ready, devices=(device,))
-
-
-def _listen(
-    poller: zmq.Poller, sockets: list[zmq.Socket[bytes]], beats: list[tuple[float, int, float]], wait_ms: int
-) -> None:
-    """Take in Welcomes; a node that is welcome beats from now on."""
-    for socket, _ in poller.poll(wait_ms):
-        message = codec.decode_to_worker(socket.recv())
-        if isinstance(message, Welcome):
-            poller.unregister(socket)
-            heapq.heappush(beats, (time.monotonic(), sockets.index(socket), message.beat_s))
-
-
-def _beat(sockets: list[zmq.Socket[bytes]], beats: list[tuple[float, int, float]]) -> None:
-    """Send what is due."""
-    data, now = codec.encode(Beat(_LIFE)), time.monotonic()
-    while beats and beats[0][0] <= now:
-        due, index, every_s = beats[0]
-        sockets[index].send(data)
-        heapq.heapreplace(beats, (max(due + every_s, now), index, every_s))
 
 
 if __name__ == "__main__":

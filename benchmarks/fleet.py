@@ -193,11 +193,11 @@ def measure(daemon: Daemon, names: list[str], seconds: float) -> dict[str, float
         found |= {f"lag_p{q}_s": float(np.quantile(lags, q / 100)) for q in (50, 99, 100)}
         daemon.kill()
         began = time.monotonic()
+        daemon.start()
         for process in fleet:
             assert process.stdin is not None
-            process.stdin.write("again\n")
+            process.stdin.write("again\n")  # what is said before its end is seen would go down with the connection
             process.stdin.flush()
-        daemon.start()
         joined(fleet)
         found["back_s"] = time.monotonic() - began
         step = daemon.client.job(job).step

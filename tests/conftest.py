@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 
 import pytest
 from hypothesis import settings
@@ -46,6 +47,15 @@ class _LiveTogether(LoadScopeScheduling):
             return "also live"
         # One cluster for all tests of a file, and not one in each process.
         return nodeid.partition("::")[0] if nodeid.startswith("tests/loopback/") else nodeid
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of what is marked ``thin(n)``, about one in n is for ``make test``, by its name: all others are slow, and ``make thorough`` runs them."""
+    for item in items:
+        mark = item.get_closest_marker("thin")
+        if mark is not None and zlib.crc32(item.name.encode()) % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:

@@ -46,6 +46,7 @@ class Core:
     joined_at: float = float("-inf")
     samples: Samples = field(default_factory=Samples)
     outbox: list[Command] = field(default_factory=list)
+    _found: tuple[tuple[object, ...], tuple[str, ...]] = ((), ())  # the last candidates, and what for
 
     # ------------------------------------------------------------------ what leaves the machine
 
@@ -105,22 +106,30 @@ class Core:
 
         Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them. None that has notice of its end.
         """
-        inside = {node_of(device) for device in job.survivors()}
-        # Asked at every step, with thousands of nodes: what does not fit is not sorted.
-        fit = sorted(
-            name
-            for name, node in self.members.nodes.items()
-            if self._fits(job, node, inside) and name not in self.state.drained and name not in without
-        )
+        least = job.setup.devices_per_node if job.setup is not None else 0
         most = job.spec.resources.max_nodes
-        if most and len(fit) > most:
-            fit = sorted(fit, key=lambda name: (name not in inside, name))[:most]
-            fit.sort()
-        return tuple(fit)
+        # Asked several times a step, with thousands of nodes, and seldom is anything new.
+        asked = (
+            self.members.version,
+            least,
+            most,
+            job.survivors(),
+            tuple(self.state.drained),
+            tuple(without),
+        )
+        if self._found[0] != asked:
+            inside = {node_of(device) for device in job.survivors()}
+            out = {*self.state.drained, *without}
+            nodes = self.members.nodes.values()
+            fit = [node.name for node in nodes if self._fits(node, least, inside) and node.name not in out]
+            if most and len(fit) > most:
+                fit = sorted(fit, key=lambda name: (name not in inside, name))[:most]
+            self._found = (asked, tuple(sorted(fit)))
+        return self._found[1]
 
     @staticmethod
-    def _fits(job: JobRecord, node: Node, inside: Iterable[str]) -> bool:
-        if job.setup is not None and len(node.devices) < job.setup.devices_per_node:
+    def _fits(node: Node, least: int, inside: Collection[str]) -> bool:
+        if len(node.devices) < least:
             return False
         return node.alive and not node.notice and (node.present or node.name in inside)
 

@@ -22,6 +22,14 @@ def check(core: Core) -> None:
         _job(core, job)
     if core.run is not None:
         _run(core, core.run)
+        _candidates(core, core.run.job)
+
+
+def _candidates(core: Core, job: JobRecord) -> None:
+    """What is remembered is what is so."""
+    remembered = core.candidates(job)
+    core.candidates(job, without=[""])  # another question, so that the one before is forgotten
+    assert core.candidates(job) == remembered
 
 
 def _job(core: Core, job: JobRecord) -> None:

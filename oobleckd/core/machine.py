@@ -86,12 +86,14 @@ class Machine:
                 if core.run.phase == "adrift":
                     machine.grace_until = now + config.grace_s
                     core.record(Restarted(core.state.epoch + 1, now))
-        machine.due = machine.next_deadline()
+        machine.due = machine._next_deadline()
         return machine
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in an event of time ``now`` (POSIX seconds, never decreasing); what is to be done, in order."""
         core = self.core
+        if self._only_beats(event, now):
+            return []
         slept_s = core.members.attend(now, self.due)
         if self.grace_until is not None:
             self.grace_until += slept_s
@@ -114,12 +116,15 @@ class Machine:
         core.members.expire(core.now)
         if core.members.obituaries or not self._is_routine(event):
             self._settle()
-        self.due = self.next_deadline()
+        self.due = self._next_deadline()
         commands, core.outbox = core.outbox, []
         return commands
 
     def next_deadline(self) -> float | None:
         """When to send a ``Tick`` if nothing else happens before; None when there is nothing to wait for."""
+        return self.due
+
+    def _next_deadline(self) -> float | None:
         core = self.core
         due = [self.grace_until, core.members.deadline(core.now)]
         if core.now < core.joined_at + core.config.batch_s:
@@ -127,6 +132,19 @@ class Machine:
         if core.members.nodes or self.grace_until is not None:
             due.append(core.now + core.config.look_s)
         return min((at for at in due if at is not None), default=None)
+
+    def _only_beats(self, event: Event, now: float) -> bool:
+        """Take in a beat that comes in time and leads to nothing, which are nearly all events where nodes are many: what
+        was due stays due.
+        """
+        if self.due is None or now >= self.due or not isinstance(event, Heard):
+            return False
+        core, message = self.core, event.message
+        if not isinstance(message, Beat) or not core.members.goes_on(event.node, message.incarnation, now):
+            return False
+        core.now = now
+        self.due = min(self.due, core.members.look_at + core.members.asleep_s)
+        return True
 
     # ------------------------------------------------------------------ after every event
 

@@ -84,7 +84,7 @@ class Membership:
     """All nodes ever seen in this life of the daemon. ``obituaries``: lives that ended, not yet announced.
 
     ``lease_s``: the longest lease. ``beat_s``: the least distance of beats. ``asleep_s``: how long this daemon did not run although it was due; leases
-    do not run meanwhile. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused. ``leaving``: nobody else has a notice.
+    do not run meanwhile. ``version`` grows with all that a plan may count on. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused. ``leaving``: nobody else has a notice.
     """
 
     lease_s: float
@@ -93,6 +93,7 @@ class Membership:
     nodes: dict[str, Node] = field(default_factory=dict)
     obituaries: list[str] = field(default_factory=list)
     asleep_s: float = 0.0
+    version: int = 0
     look_at: float = float("inf")
     at_odds: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
@@ -122,10 +123,19 @@ class Membership:
         self._forgive_ended(message, change)
         self._take_notice(node, message, now)
         self._take_devices(node, message, now)
+        self.version += 1
         node.connected, node.heard_at = True, now
         node.suspect_at = None
         self._watch(node)
         return change
+
+    def goes_on(self, name: str, incarnation: str, now: float) -> bool:
+        """Take in a beat of a life that is known and connected; False, and nothing is taken in, if it is of any other."""
+        node = self.nodes.get(name)
+        if node is None or not (node.alive and node.connected) or node.incarnation != incarnation:
+            return False
+        self._beats(node, now)
+        return True
 
     def beat(self, name: str, incarnation: str, now: float) -> bool:
         """A sign of life; True if it comes from a life that was declared over (it is a fresh one now)."""
@@ -137,11 +147,15 @@ class Membership:
             node.alive, node.cause, node.suspect_at, node.accused = True, "", None, {}
             node.exited = False
             node.lease = Lease(self.lease_s, self._awake(now), self.beat_s)
+            self.version += 1
         node.connected = node.connected or revived
+        self._beats(node, now)
+        return revived
+
+    def _beats(self, node: Node, now: float) -> None:
         node.heard_at = now
         node.lease.beats(self._awake(now))
         self._watch(node)
-        return revived
 
     def heard(self, name: str, now: float) -> None:
         """Any other message of a node."""
@@ -162,6 +176,7 @@ class Membership:
         if node is None or not node.alive:
             return
         node.connected = False
+        self.version += 1
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         if node.accused:
             self._over(node, f"its link closed and {node.accusers()} lost it too", now)
@@ -189,6 +204,7 @@ class Membership:
         if node is None or not node.alive or node.incarnation != message.incarnation:
             return False
         node.ready = False
+        self.version += 1
         if not message.spare:
             self._over(node, f"{message.device}: {message.evidence}", now)
             node.exited = True
@@ -205,6 +221,7 @@ class Membership:
         if node is not None and node.incarnation == incarnation:
             self._over(node, f"left: {reason}", now)
             node.left, node.connected = True, False
+            self.version += 1
 
     def evict(self, name: str, cause: str, now: float) -> None:
         """End a node's life by decision; its next sign of life makes it a fresh node."""
@@ -339,6 +356,7 @@ class Membership:
         if node.alive:
             self.obituaries.append(node.name)
         node.alive = False
+        self.version += 1
         node.cause = cause
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         node.accused, node.fallen = {}, {}

@@ -66,9 +66,9 @@ def node_state(core: Core, node: Node, *, inside: bool) -> NodeState:
 def node_views(core: Core) -> list[NodeView]:
     """Every node, in name order; after a restart also those of the plan that have not said Hello yet."""
     inside = {node_of(d) for d in core.run.job.survivors()} if core.run is not None else set()
-    held = _by_node(core)
+    held, use = _by_node(core), _use(core)
     found = [
-        _node_view(core, node, held.get(name), inside=name in inside)
+        _node_view(core, node, held.get(name), use, inside=name in inside)
         for name, node in sorted(core.members.nodes.items())
     ]
     missing = sorted(inside - core.members.nodes.keys())
@@ -84,6 +84,23 @@ class _Held(NamedTuple):
 
     layers: list[LayerRange]
     shadows: list[LayerRange]
+
+
+class _Use(NamedTuple):
+    """Names of nodes that the plan in force leaves idle, that a plan may use, and that one was found to have no use for."""
+
+    idle: frozenset[str]
+    usable: frozenset[str]
+    useless: frozenset[str]
+
+
+def _use(core: Core) -> _Use:
+    run = core.run
+    if run is None or run.job.plan is None:
+        return _Use(frozenset(), frozenset(), frozenset())
+    return _Use(
+        frozenset(run.job.plan.idle), frozenset(core.candidates(run.job)), frozenset(run.satisfied or ())
+    )
 
 
 def _by_node(core: Core) -> dict[str, _Held]:
@@ -103,7 +120,7 @@ def _ranges(device: str, held: Layers) -> Iterator[LayerRange]:
     return (LayerRange(device, part.start, part.stop) for part in held.ranges)
 
 
-def _node_view(core: Core, node: Node, held: _Held | None, *, inside: bool) -> NodeView:
+def _node_view(core: Core, node: Node, held: _Held | None, use: _Use, *, inside: bool) -> NodeView:
     state = node_state(core, node, inside=inside)
     layers: tuple[LayerRange, ...] = ()
     shadows: tuple[LayerRange, ...] = ()
@@ -121,7 +138,7 @@ def _node_view(core: Core, node: Node, held: _Held | None, *, inside: bool) -> N
         pids=tuple(d.pid for d in node.devices),
         beat_age_s=max(0.0, core.now - node.heard_at),
         layers=layers,
-        reason=_node_reason(core, node, state),
+        reason=_node_reason(core, node, state, use),
         spare="ready" if spare.ready else "starting" if spare.pid else "",
         spare_pid=spare.pid,
         spare_bytes=spare.memory_bytes,
@@ -130,7 +147,7 @@ def _node_view(core: Core, node: Node, held: _Held | None, *, inside: bool) -> N
     )
 
 
-def _node_reason(core: Core, node: Node, state: NodeState) -> str:
+def _node_reason(core: Core, node: Node, state: NodeState, use: _Use) -> str:
     if state in {"lost", "left"}:
         return node.cause
     if state in {"draining", "drained"}:
@@ -140,7 +157,7 @@ def _node_reason(core: Core, node: Node, state: NodeState) -> str:
     run = core.run
     if state == "active" and run is not None:
         return _pace(run, node)
-    return _why_standby(core, run, node) if state == "standby" and run is not None else ""
+    return _why_standby(run, node, use) if state == "standby" and run is not None else ""
 
 
 def _pace(run: Run, node: Node) -> str:
@@ -163,20 +180,20 @@ def _why_disconnected(core: Core, node: Node) -> str:
     return f"silent for {silent_s:.1f} s; its lease is {node.lease.length_s:.1f} s"
 
 
-def _why_standby(core: Core, run: Run, node: Node) -> str:
+def _why_standby(run: Run, node: Node, use: _Use) -> str:
     """Why a node that is here has no place in the plan in force; "" while one is being made."""
     job = run.job
     if job.plan is None:
         return ""
-    if node.name in job.plan.idle:
+    if node.name in use.idle:
         return job.plan.reason
     if job.setup is not None and len(node.devices) < job.setup.devices_per_node:
         return (
             f"has {len(node.devices)} devices, and the plan needs {job.setup.devices_per_node} of every node"
         )
-    if node.name not in core.candidates(job):
+    if node.name not in use.usable:
         return f"the job may use {job.spec.resources.max_nodes or len(job.offered)} nodes at most"
-    return "the plan has no use for it" if node.name in (run.satisfied or ()) else ""
+    return "the plan has no use for it" if node.name in use.useless else ""
 
 
 # ---------------------------------------------------------------------- jobs

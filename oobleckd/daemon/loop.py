@@ -133,9 +133,10 @@ class Loop:
             _log.exception("the core failed at %r", event)
             self._fail(error)
             return
-        for command in self._waiting.put(commands):
-            self._do(command)
-        self._news.set()
+        if commands:
+            for command in self._waiting.put(commands):
+                self._do(command)
+            self._news.set()
         self._arm()
 
     # ------------------------------------------------------------------- life

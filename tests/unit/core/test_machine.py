@@ -88,6 +88,41 @@ def test_a_beat_costs_the_same_with_a_hundred_nodes_and_with_thousands():
     assert beat_cost_s(4000) < 8 * beat_cost_s(100)
 
 
+def beating(look_s, beat_s, times):
+    """A machine with one node that beats so often."""
+    machine, now = Machine(Config(look_s=look_s)), 1.0
+    machine.handle(Heard("n1", Hello(PROTOCOL, "n1", "1", "host", False, ())), now)
+    for _ in range(times):
+        now += beat_s
+        assert machine.handle(Heard("n1", Beat("1")), now) == []
+    return machine, now
+
+
+def test_a_beat_in_time_leaves_due_what_was():
+    machine, now = beating(look_s=1.0, beat_s=0.25, times=3)
+    assert machine.next_deadline() == 2.0
+    assert machine.core.members.nodes["n1"].lease.heard == machine.core.now == now
+    machine.handle(Heard("n1", Beat("1")), 2.25)
+    assert machine.next_deadline() == 3.25
+    assert machine.core.members.asleep_s == 0.25  # there was no Tick
+
+
+def test_a_beat_that_shortens_a_lease_is_asked_about_earlier():
+    machine, now = beating(look_s=60.0, beat_s=0.25, times=20)
+    assert now < machine.next_deadline() < now + 1.5
+
+
+def test_a_beat_of_another_life_is_looked_at():
+    machine, now = beating(look_s=1.0, beat_s=0.25, times=1)
+    machine.core.members.evict("n1", "why", now)
+    assert not machine.core.members.nodes["n1"].alive
+    commands = machine.handle(Heard("n1", Beat("1")), now + 0.25)
+    assert machine.core.members.nodes["n1"].alive
+    assert commands
+    machine.handle(Heard("n1", Beat("another")), now + 0.5)
+    assert machine.core.members.nodes["n1"].lease.heard == now + 0.5
+
+
 def test_devices_that_disagree_on_a_loss_are_silent_corruption(world):
     commands = hear(world, step_done(world, loss=123.0))
     texts = [c.change.text for c in commands if hasattr(c, "change")]
