@@ -18,13 +18,13 @@ from pathlib import Path
 import zmq
 
 from oobleckd.daemon import keys
-from oobleckd.protocol import codec
+from oobleckd.protocol import codec, tcp
 from oobleckd.protocol.messages import PROTOCOL, Beat, Hello, Welcome
 from oobleckd.protocol.parts import DeviceInfo
+from worker import uplink
 
 _JOINING = 50  # at a time: a handshake is some milliseconds of the daemon's
 _LIFE = "beating.1"
-_RECONNECT_MS = (100, 2000, 5000)
 _LISTEN_MS = 100
 _ANSWER_S = 10.0
 
@@ -75,7 +75,9 @@ class Agents:
         pair = keys.load_pair(keys.node_secret_path(self._folder, node))
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
-        socket.reconnect_ivl, socket.reconnect_ivl_max, socket.handshake_ivl = _RECONNECT_MS  # as an agent's
+        socket.reconnect_ivl, socket.reconnect_ivl_max = uplink.RECONNECT_MS, uplink.RECONNECT_MAX_MS
+        socket.handshake_ivl = uplink.HANDSHAKE_MS
+        tcp.drop_dead(socket)
         socket.curve_publickey, socket.curve_secretkey = pair.public, pair.secret
         socket.curve_serverkey = self._server
         socket.connect(self._endpoint)

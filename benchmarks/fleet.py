@@ -47,8 +47,8 @@ _SCHEDULED = 2  # the clock of a process that the scheduler keeps: clock_getcpuc
 _PATIENCE_S = 300.0
 _JOB: dict[str, Any] = {
     "name": "beside",
-    "model": {"config": {"n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 32, "vocab_size": 256}},
-    "train": {"steps": 1_000_000, "global_batch": 8, "micro_batch": 2, "sequence": 32},
+    "model": {"config": {"n_layer": 8, "n_embd": 256, "n_head": 8, "n_positions": 64, "vocab_size": 256}},
+    "train": {"steps": 1_000_000, "global_batch": 8, "micro_batch": 2, "sequence": 64},
     "fault_tolerance": {"f": 1},
 }
 
@@ -196,7 +196,9 @@ def measure(daemon: Daemon, names: list[str], seconds: float) -> dict[str, float
         daemon.start()
         for process in fleet:
             assert process.stdin is not None
-            process.stdin.write("again\n")  # what is said before its end is seen would go down with the connection
+            process.stdin.write(
+                "again\n"
+            )  # what is said before its end is seen would go down with the connection
             process.stdin.flush()
         joined(fleet)
         found["back_s"] = time.monotonic() - began

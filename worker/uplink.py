@@ -16,14 +16,12 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from oobleckd.protocol import urgency
+from oobleckd.protocol import tcp, urgency
 
 _BURST = 256
-_RECONNECT_MS = 100  # libzmq adds as much again at random, and doubles up to the maximum
-_RECONNECT_MAX_MS = 2000
-_HANDSHAKE_MS = 5000
-_HEARTBEAT_MS = 2000
-_HEARTBEAT_TIMEOUT_MS = 8000
+RECONNECT_MS = 100  # libzmq adds as much again at random, and doubles up to the maximum
+RECONNECT_MAX_MS = 2000
+HANDSHAKE_MS = 5000
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
@@ -124,11 +122,10 @@ class Uplink:
         sock = self._socket
         sock.setsockopt(zmq.IMMEDIATE, 1)
         sock.setsockopt(zmq.SNDHWM, 0)
-        sock.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        sock.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
-        sock.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        sock.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        sock.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        sock.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        tcp.drop_dead(sock)
         self._set_keys(keys)
 
     def _set_keys(self, keys: CurveKeys | None) -> None:

@@ -17,11 +17,12 @@ import msgspec
 from oobleckd.core.config import Config
 from oobleckd.core.entries import AnyEntry, JobStateChanged, apply, note
 from oobleckd.core.events import Announce, Command, MakePlan, Record, Tell
-from oobleckd.core.membership import Membership, Node
+from oobleckd.core.membership import Membership
 from oobleckd.core.run import Run
 from oobleckd.core.samples import Samples
 from oobleckd.core.state import JobRecord, State
 from oobleckd.core.states import Trigger, after
+from oobleckd.core.usable import Terms, Usable
 from oobleckd.protocol.api import Change
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, Release, ToWorker
@@ -46,7 +47,10 @@ class Core:
     joined_at: float = float("-inf")
     samples: Samples = field(default_factory=Samples)
     outbox: list[Command] = field(default_factory=list)
-    _found: tuple[tuple[object, ...], tuple[str, ...]] = ((), ())  # the last candidates, and what for
+    usable: Usable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.usable = Usable(self.members)
 
     # ------------------------------------------------------------------ what leaves the machine
 
@@ -107,31 +111,8 @@ class Core:
         Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them. None that has notice of its end.
         """
         least = job.setup.devices_per_node if job.setup is not None else 0
-        most = job.spec.resources.max_nodes
-        # Asked several times a step, with thousands of nodes, and seldom is anything new.
-        asked = (
-            self.members.version,
-            least,
-            most,
-            job.survivors(),
-            tuple(self.state.drained),
-            tuple(without),
-        )
-        if self._found[0] != asked:
-            inside = {node_of(device) for device in job.survivors()}
-            out = {*self.state.drained, *without}
-            nodes = self.members.nodes.values()
-            fit = [node.name for node in nodes if self._fits(node, least, inside) and node.name not in out]
-            if most and len(fit) > most:
-                fit = sorted(fit, key=lambda name: (name not in inside, name))[:most]
-            self._found = (asked, tuple(sorted(fit)))
-        return self._found[1]
-
-    @staticmethod
-    def _fits(node: Node, least: int, inside: Collection[str]) -> bool:
-        if len(node.devices) < least:
-            return False
-        return node.alive and not node.notice and (node.present or node.name in inside)
+        out = (*self.state.drained, *without)
+        return self.usable.under(Terms(least, job.spec.resources.max_nodes, job.survivors(), out))
 
     def needs(self, name: str) -> bool:
         """Whether a device of the node holds state that counts, or is about to: of the layout in force, or of the one being deployed."""

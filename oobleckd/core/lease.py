@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_MISSED = 4  # so many beats of the usual distance may be missing
+SHORTEST = 4
+"""Beats of the usual distance that may be missing of any lease."""
 # What the longest gap had on top of the usual one may come this many times over: TCP doubles its wait when it sends
 # again in vain, so that the next longest gap is a multiple of the longest seen (tests/unit/core/test_lease.py).
 _EXCESS = 8
@@ -38,7 +39,12 @@ class Lease:
     def beats(self, at: float) -> None:
         """A beat: a word that comes at regular times, so that the gap before it teaches something."""
         if self.beat is not None:
-            self._learn(at - self.beat)
+            gap_s = at - self.beat
+            self.mean_s += (gap_s - self.mean_s) * (_GAIN if self.num_gaps else 1.0)
+            faded_s = self.worst_s - _FADE * (self.worst_s - self.mean_s)
+            self.worst_s = max(faded_s, gap_s)
+            if gap_s >= self.beat_s / 2:
+                self.num_gaps += 1
         self.beat = self.heard = at
 
     def reconnected(self, at: float) -> None:
@@ -50,20 +56,18 @@ class Lease:
         """The silence that is forgiven: a few beats, and more where beats were late before."""
         if self.num_gaps < _ENOUGH:
             return self.most_s
-        excess_s = max(0.0, self.worst_s - self.mean_s)
-        return min(_MISSED * max(self.mean_s, self.beat_s) + _EXCESS * excess_s, self.most_s)
+        usual_s = max(self.beat_s, self.mean_s)
+        length_s = SHORTEST * usual_s
+        if self.worst_s > self.mean_s:
+            length_s += _EXCESS * (self.worst_s - self.mean_s)
+        return min(self.most_s, length_s)
 
     def ends(self) -> float:
         """When it runs out, unless something is heard before."""
-        last = max(self.heard, self.witnessed)
-        return min(last + self.length_s, self.heard + self.most_s)
+        last = max(self.witnessed, self.heard)
+        ends, most = last + self.length_s, self.heard + self.most_s
+        return min(most, ends)
 
     def late(self, at: float) -> bool:
         """Whether the node is silent for longer than it should: suspect, not more."""
         return at - self.heard > self.length_s / 2
-
-    def _learn(self, gap_s: float) -> None:
-        self.mean_s += (gap_s - self.mean_s) * (_GAIN if self.num_gaps else 1.0)
-        self.worst_s = max(gap_s, self.worst_s - _FADE * (self.worst_s - self.mean_s))
-        if gap_s >= self.beat_s / 2:
-            self.num_gaps += 1

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from oobleckd.core.lease import Lease
+from oobleckd.core.lease import SHORTEST, Lease
 from oobleckd.protocol.messages import DeviceLost, Hello, LinkDown
 from oobleckd.protocol.parts import DeviceInfo, Spare
 from planner.plan import node_of
@@ -84,7 +84,7 @@ class Membership:
     """All nodes ever seen in this life of the daemon. ``obituaries``: lives that ended, not yet announced.
 
     ``lease_s``: the longest lease. ``beat_s``: the least distance of beats. ``asleep_s``: how long this daemon did not run although it was due; leases
-    do not run meanwhile. ``version`` grows with all that a plan may count on. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused. ``leaving``: nobody else has a notice.
+    do not run meanwhile. ``touched``: nodes on which a plan may count more, or less, since somebody cleared it. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused. ``leaving``: nobody else has a notice.
     """
 
     lease_s: float
@@ -93,7 +93,7 @@ class Membership:
     nodes: dict[str, Node] = field(default_factory=dict)
     obituaries: list[str] = field(default_factory=list)
     asleep_s: float = 0.0
-    version: int = 0
+    touched: set[str] = field(default_factory=set)
     look_at: float = float("inf")
     at_odds: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
@@ -123,7 +123,7 @@ class Membership:
         self._forgive_ended(message, change)
         self._take_notice(node, message, now)
         self._take_devices(node, message, now)
-        self.version += 1
+        self.touched.add(node.name)
         node.connected, node.heard_at = True, now
         node.suspect_at = None
         self._watch(node)
@@ -147,15 +147,17 @@ class Membership:
             node.alive, node.cause, node.suspect_at, node.accused = True, "", None, {}
             node.exited = False
             node.lease = Lease(self.lease_s, self._awake(now), self.beat_s)
-            self.version += 1
+            self.touched.add(node.name)
         node.connected = node.connected or revived
         self._beats(node, now)
         return revived
 
     def _beats(self, node: Node, now: float) -> None:
         node.heard_at = now
-        node.lease.beats(self._awake(now))
-        self._watch(node)
+        awake = now - self.asleep_s
+        node.lease.beats(awake)
+        if self.look_at > awake + min(SHORTEST * self.beat_s, self.lease_s):
+            self._watch(node)  # no lease that begins now ends before
 
     def heard(self, name: str, now: float) -> None:
         """Any other message of a node."""
@@ -176,7 +178,7 @@ class Membership:
         if node is None or not node.alive:
             return
         node.connected = False
-        self.version += 1
+        self.touched.add(node.name)
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         if node.accused:
             self._over(node, f"its link closed and {node.accusers()} lost it too", now)
@@ -204,7 +206,7 @@ class Membership:
         if node is None or not node.alive or node.incarnation != message.incarnation:
             return False
         node.ready = False
-        self.version += 1
+        self.touched.add(node.name)
         if not message.spare:
             self._over(node, f"{message.device}: {message.evidence}", now)
             node.exited = True
@@ -221,7 +223,7 @@ class Membership:
         if node is not None and node.incarnation == incarnation:
             self._over(node, f"left: {reason}", now)
             node.left, node.connected = True, False
-            self.version += 1
+            self.touched.add(node.name)
 
     def evict(self, name: str, cause: str, now: float) -> None:
         """End a node's life by decision; its next sign of life makes it a fresh node."""
@@ -325,7 +327,8 @@ class Membership:
                 node.accused = {e: at for e, at in node.accused.items() if not set(devices) & set(e)}
 
     def _watch(self, node: Node) -> None:
-        self.look_at = min(self.look_at, self._ends(node))
+        ends = self._ends(node)
+        self.look_at = min(self.look_at, ends)
 
     def _hear_others(self, node: Node, awake: float) -> bool:
         """Whether some other node is in time: then our ears and the network behind them are."""
@@ -356,7 +359,7 @@ class Membership:
         if node.alive:
             self.obituaries.append(node.name)
         node.alive = False
-        self.version += 1
+        self.touched.add(node.name)
         node.cause = cause
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         node.accused, node.fallen = {}, {}

@@ -26,7 +26,7 @@ from oobleckd.daemon.connections import Connection, Connections
 from oobleckd.daemon.keys import KeyPair
 from oobleckd.daemon.readiness import Readiness
 from oobleckd.daemon.zap import DOMAIN, Door
-from oobleckd.protocol import codec, urgency
+from oobleckd.protocol import codec, tcp, urgency
 from oobleckd.protocol.messages import PROTOCOL, FromWorker, Hello, Refused, ToWorker
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.protocol.versions import OLDEST, spoken, words
@@ -34,7 +34,6 @@ from planner.plan import node_of
 
 _MAX_MESSAGE_BYTES = 64 * 2**20
 _BACKLOG = 4096
-_HEARTBEAT_MS = 1000
 _LINGER_MS = 200
 _MOST_BAD = 64
 _log = logging.getLogger(__name__)
@@ -286,9 +285,7 @@ class Hub:
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         router.setsockopt(zmq.BACKLOG, _BACKLOG)
-        # Only to drop dead TCP connections; who is alive is decided by leases.
-        router.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10 * _HEARTBEAT_MS)
+        tcp.drop_dead(router)
         if pair is not None:
             router.curve_server = True
             router.curve_publickey, router.curve_secretkey = pair.public, pair.secret

@@ -1,0 +1,74 @@
+"""Which nodes a plan may use: asked several times a step, and after each word of thousands of nodes that come at once.
+
+Owns the rule, and remembering its answer: only nodes of which something has changed since are looked at again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from oobleckd.core.membership import Membership, Node
+from planner.plan import node_of
+
+
+class Terms(NamedTuple):
+    """What a plan asks of nodes: at least so many devices (``least``), at most so many of them (``most``, 0 for any). ``holders``: devices whose
+    nodes stay through a short disconnection, and that ``most`` prefers. ``out``: nodes that are not wanted.
+    """
+
+    least: int
+    most: int
+    holders: tuple[str, ...]
+    out: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Usable:
+    """The answer to the last question. ``fit``: in name order, all that fit."""
+
+    members: Membership
+    terms: Terms | None = None
+    fit: list[str] = field(default_factory=list)
+    _inside: frozenset[str] = frozenset()
+    _out: frozenset[str] = frozenset()
+    _found: tuple[str, ...] = ()
+
+    def under(self, terms: Terms) -> tuple[str, ...]:
+        """The nodes that a plan should use now, in name order. None that has notice of its end."""
+        touched = self.members.touched
+        if terms != self.terms:
+            self.terms, self._out = terms, frozenset(terms.out)
+            self._inside = frozenset(node_of(device) for device in terms.holders)
+            self.fit = sorted(node.name for node in self.members.nodes.values() if self._fits(node))
+        elif touched:
+            for name in touched:
+                self._look_again(name)
+        else:
+            return self._found
+        touched.clear()
+        self._found = tuple(self._preferred())
+        return self._found
+
+    def _look_again(self, name: str) -> None:
+        at = bisect_left(self.fit, name)
+        was, fits = self.fit[at : at + 1] == [name], self._fits(self.members.nodes[name])
+        if fits and not was:
+            self.fit.insert(at, name)
+        elif was and not fits:
+            del self.fit[at]
+
+    def _preferred(self) -> Iterator[str]:
+        assert self.terms is not None
+        if not self.terms.most or len(self.fit) <= self.terms.most:
+            return iter(self.fit)
+        first = sorted(self.fit, key=lambda name: (name not in self._inside, name))
+        return iter(sorted(first[: self.terms.most]))
+
+    def _fits(self, node: Node) -> bool:
+        assert self.terms is not None
+        if len(node.devices) < self.terms.least or node.name in self._out:
+            return False
+        return node.alive and not node.notice and (node.present or node.name in self._inside)
