@@ -21,7 +21,7 @@ from oobleckd.protocol import tcp, urgency
 _BURST = 256
 RECONNECT_MS = 100  # libzmq adds as much again at random, and doubles up to the maximum
 RECONNECT_MAX_MS = 2000
-HANDSHAKE_MS = 5000
+HANDSHAKE_MS = 30_000
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED

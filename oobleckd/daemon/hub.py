@@ -27,7 +27,7 @@ from oobleckd.daemon.keys import KeyPair
 from oobleckd.daemon.readiness import Readiness
 from oobleckd.daemon.zap import DOMAIN, Door
 from oobleckd.protocol import codec, tcp, urgency
-from oobleckd.protocol.messages import PROTOCOL, FromWorker, Hello, Refused, ToWorker
+from oobleckd.protocol.messages import PROTOCOL, Beat, FromWorker, Hello, Refused, ToWorker
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.protocol.versions import OLDEST, spoken, words
 from planner.plan import node_of
@@ -97,7 +97,8 @@ class Hub:
         self._door = Door(self._context, lambda key: key in self._allowed)
         self._router = self._open_router(pair)
         self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._messages = Readiness(self._router, self._take_message)
+        self._messages = Readiness(self._router, self._take_message, self._is_calm)
+        self._num_beats = self._num_others = 0  # since it was asked whether all is calm
         self._closings = Readiness(self._monitor, self._take_closing)
         try:
             self._router.bind(endpoint)
@@ -195,7 +196,17 @@ class Hub:
         except codec.CodecError as error:
             self._receive_damaged(peer, data, error)
         else:
+            if isinstance(message, Beat):
+                self._num_beats += 1
+            else:
+                self._num_others += 1
             self._heard(peer, message)
+
+    def _is_calm(self, resting: bool) -> bool:
+        """Whether beats come that fast that they wait for each other, and nothing else does."""
+        calm = not self._num_others and self._num_beats > (not resting)
+        self._num_beats = self._num_others = 0
+        return calm
 
     def _receive_damaged(self, peer: _Peer, data: bytes, error: codec.CodecError) -> None:
         # Another protocol's Hello may have other fields: say what is wrong instead of counting damage.

@@ -3,6 +3,9 @@
 Owns when a socket is looked at. A bare ``await recv()`` loop starves the loop (a finished future does not
 yield), and the descriptor of a ZeroMQ socket tells of a *change* only: it must be read until empty, and
 looked at again after every send.
+
+Where thousands of messages a second come that nobody waits for, waking up for each costs several times what it takes to read it. So the one who reads may
+say that it is *calm*: then the socket is looked at after a rest, and not at once when something comes.
 """
 
 from __future__ import annotations
@@ -15,15 +18,30 @@ import zmq
 MOST_PER_TURN = 256
 
 
-class Readiness:
-    """Calls ``take_one`` while it returns True, at most 256 times a turn of the running loop."""
+REST_S = 0.002
 
-    def __init__(self, socket: zmq.Socket[bytes], take_one: Callable[[], bool]) -> None:
+
+def never(_resting: bool) -> bool:
+    """Nothing is calm."""
+    return False
+
+
+class Readiness:
+    """Calls ``take_one`` while it returns True, at most 256 times a turn of the running loop.
+
+    ``calm`` is asked once a turn when nothing is left: whether what comes next may wait for ``REST_S``. Its argument: whether this turn was after such a rest.
+    """
+
+    def __init__(
+        self, socket: zmq.Socket[bytes], take_one: Callable[[], bool], calm: Callable[[bool], bool] = never
+    ) -> None:
         self._socket = socket
         self._take_one = take_one
+        self._calm = calm
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fd = -1
         self._scheduled = False
+        self._rest: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin, on the running loop."""
@@ -43,13 +61,34 @@ class Readiness:
         if self._loop is not None:
             self._loop.remove_reader(self._fd)
             self._loop = None
+        if self._rest is not None:
+            self._rest.cancel()
 
     def _scheduled_turn(self) -> None:
         self._scheduled = False
         self._turn()
 
-    def _turn(self) -> None:
+    def _rested_turn(self) -> None:
+        loop, self._rest = self._loop, None
+        if loop is None:
+            return
+        self._turn(rested=True)
+        if self._rest is None and self._loop is not None:
+            loop.add_reader(self._fd, self._turn)  # what has come meanwhile shows at once
+
+    def _turn(self, *, rested: bool = False) -> None:
         for _ in range(MOST_PER_TURN):
-            if self._loop is None or not self._take_one():
+            if self._loop is None:
+                return
+            if not self._take_one():
+                self._emptied(rested=rested)
                 return
         self.look()
+
+    def _emptied(self, *, rested: bool) -> None:
+        loop = self._loop
+        if loop is None or self._rest is not None or not self._calm(rested):
+            return
+        if not rested:
+            loop.remove_reader(self._fd)
+        self._rest = loop.call_later(REST_S, self._rested_turn)
