@@ -10,7 +10,6 @@ Pure: no socket, and no word about who may call itself what (``hub``).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -26,7 +25,7 @@ class Connection:
 
     node: str = ""
     replaced: bool = False
-    early: deque[FromWorker] = field(default_factory=lambda: deque(maxlen=MOST_EARLY))
+    early: list[FromWorker] = field(default_factory=list)
 
 
 Peer = TypeVar("Peer", bound=Connection)
@@ -56,12 +55,14 @@ class Connections(Generic[Peer]):
             self._on_lost(node)
         connection.node, self._of[node] = node, connection
         self._on_heard(node, hello)
-        while connection.early:
-            self._on_heard(node, connection.early.popleft())
+        early, connection.early = connection.early, []
+        for message in early:
+            self._on_heard(node, message)
 
     def heard(self, connection: Peer, message: FromWorker) -> None:
         """Anything but a Hello."""
         if not connection.node:
+            del connection.early[: max(0, len(connection.early) + 1 - MOST_EARLY)]
             connection.early.append(message)
         elif not connection.replaced:
             self._on_heard(connection.node, message)

@@ -35,6 +35,7 @@ from planner.plan import node_of
 _MAX_MESSAGE_BYTES = 64 * 2**20
 _BACKLOG = 4096
 _LINGER_MS = 200
+_ZERO_COPY_RECV = 10  # of zmq_ctx_set; pyzmq has no name for it
 _MOST_BAD = 64
 _log = logging.getLogger(__name__)
 
@@ -88,9 +89,10 @@ class Hub:
         self._peers: dict[bytes, _Peer] = {}
         self._connections: Connections[_Peer] = Connections()
         # Connections by descriptor, oldest first: the kernel gives a closed one's number to the next.
-        self._by_fd: dict[int, deque[bytes]] = {}
+        self._by_fd: dict[int, list[bytes]] = {}
         self._closed_fds: deque[int] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context.set(_ZERO_COPY_RECV, 0)  # a page of counters for each connection, for what is short
         if urgency.hurries():
             self._context.set(zmq.THREAD_SCHED_POLICY, urgency.POLICY)
             self._context.set(zmq.THREAD_PRIORITY, urgency.PRIORITY)
@@ -174,7 +176,7 @@ class Hub:
         return True
 
     def _newcomer(self, identity: bytes, frame: zmq.Frame) -> _Peer:
-        self._by_fd.setdefault(int(frame.get(zmq.SRCFD)), deque()).append(identity)
+        self._by_fd.setdefault(int(frame.get(zmq.SRCFD)), []).append(identity)
         key = str(frame.get("User-Id")) if self._curve else ""
         peer = self._peers[identity] = _Peer(identity=identity, key=key)
         return peer
@@ -286,7 +288,7 @@ class Hub:
             fds = self._by_fd.get(fd := self._closed_fds.popleft())
             if not fds:
                 continue  # it never said a word
-            peer = self._peers.pop(fds.popleft())
+            peer = self._peers.pop(fds.pop(0))
             if not fds:
                 del self._by_fd[fd]
             self._connections.closed(peer)

@@ -243,6 +243,7 @@ def _begin(nicer_by: int) -> None:
     ):  # a sandbox may forbid it: then its plans take the processor that they get
         os.nice(nicer_by)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    poolwork.load()
     parent = multiprocessing.parent_process()
     assert parent is not None
 

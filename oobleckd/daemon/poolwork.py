@@ -2,6 +2,9 @@
 
 Pickle takes some fifty times as long (0.2 s for the templates of 128 blocks on up to 64 nodes of 8 devices), and
 both of its ends are in the daemon's process, where the event loop waits meanwhile.
+
+That process imports this module, too, to name what is to be done: what does it (with scipy 50 MB) is imported where it is done, and ``load`` does
+so before anybody waits for it.
 """
 
 from __future__ import annotations
@@ -11,11 +14,8 @@ from functools import lru_cache
 
 import msgspec
 
-from oobleckd.core.blast import blast_view
-from oobleckd.core.modelled import modelled_view
 from oobleckd.core.questions import LossQuestion, StepQuestion
 from oobleckd.protocol.watch import BlastView, ScheduleView
-from planner import catalogue, policies
 from planner.catalogue import Entry
 from planner.plan import Template
 from planner.policy import Proposal, Setup, Situation
@@ -31,29 +31,47 @@ schedule_of = msgspec.msgpack.Decoder(ScheduleView).decode
 pack = msgspec.msgpack.encode
 
 
+def load() -> None:
+    """Import everything that the others need."""
+    from oobleckd.core import blast, modelled
+    from planner import catalogue, policies
+
+    assert all((blast, modelled, catalogue, policies))
+
+
 def prepare(policy: str, setup: bytes) -> bytes:
     """The templates. Raises PlanError."""
+    from planner import policies
+
     return pack(policies.prepare(policy, _setup_of(setup)))
 
 
 def adapt(policy: str, setup: bytes, templates: bytes, situation: bytes, sizes: tuple[int, ...]) -> bytes:
     """The proposal. Raises PlanError."""
+    from planner import policies
+
     made = policies.adapt(policy, _setup_of(setup), templates_of(templates), _situation_of(situation), sizes)
     return pack(made)
 
 
 def ahead(templates: bytes, numbers: Sequence[int], f: int, num_micro_batches: int) -> tuple[Entry, ...]:
     """Entries of the catalogue."""
+    from planner import catalogue
+
     return catalogue.entries(templates_of(templates), numbers, f, num_micro_batches)
 
 
 def blast(setup: bytes, templates: bytes, question: bytes, sizes: tuple[int, ...]) -> bytes:
     """What would follow. Raises PlanError."""
+    from oobleckd.core.blast import blast_view
+
     return pack(blast_view(_loss_of(question), _setup_of(setup), templates_of(templates), sizes))
 
 
 def schedule(question: bytes) -> bytes:
     """A step as modelled. Raises PlanError, ScheduleError."""
+    from oobleckd.core.modelled import modelled_view
+
     return pack(modelled_view(_step_of(question)))
 
 
@@ -62,6 +80,7 @@ __all__ = [
     "ahead",
     "blast",
     "blast_of",
+    "load",
     "pack",
     "prepare",
     "proposal_of",

@@ -30,6 +30,11 @@ def test_light_modules_load_nothing_heavy(module: str) -> None:
     assert loaded_by(module).isdisjoint(HEAVY)
 
 
+def test_the_daemon_s_loop_leaves_scipy_to_the_pool() -> None:
+    """50 MB, in a process that needs little more for thousands of nodes."""
+    assert "scipy" not in loaded_by("oobleckd.daemon.app")
+
+
 def test_the_pure_packages_load_no_sockets_and_no_torch() -> None:
     assert loaded_by("oobleckd.core.events, planner.plan, oobleckd.protocol.codec").isdisjoint(
         {"asyncio", "socket", "zmq", "torch", "aiohttp"}

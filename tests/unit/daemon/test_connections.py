@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from oobleckd.daemon.connections import Connection, Connections
+import pytest
+
+from oobleckd.daemon.connections import MOST_EARLY, Connection, Connections
 from oobleckd.protocol.messages import PROTOCOL, Beat, FromWorker, Hello
 
 HELLO = Hello(PROTOCOL, "n", "life.1", "host", True, ())
@@ -24,6 +26,16 @@ def test_what_came_before_hello_waits_for_it() -> None:
     listener.connections.introduced(connection, "n", HELLO)
     assert listener.heard == [HELLO, Beat("early")]
     assert listener.connections.of("n") is connection
+
+
+@pytest.mark.parametrize("more", [-100, 0, 1, 100])
+def test_of_what_came_before_hello_the_newest_are_kept(more: int) -> None:
+    listener, connection = Listener(), Connection()
+    said = [Beat(str(number)) for number in range(MOST_EARLY + more)]
+    for beat in said:
+        listener.connections.heard(connection, beat)
+    listener.connections.introduced(connection, "n", HELLO)
+    assert listener.heard == [HELLO, *said[-MOST_EARLY:]]
 
 
 def test_a_newer_connection_is_a_lost_link_and_the_older_one_s_end_is_no_other() -> None:
