@@ -55,6 +55,7 @@ def strike(world: World, how: str) -> None:
         world.run_for(0.3)  # somebody was about to be told something: all have to wait for the disk
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("how", ["spare", "device"])
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream"])
 @pytest.mark.parametrize("seed", range(8))

@@ -122,6 +122,7 @@ def test_rounds_of_all_kinds_come_in_between(seed: int) -> None:
     finish(world)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("who", ["source", "target", "other"])
 @pytest.mark.parametrize("seed", range(10))
 def test_deaths_while_copies_are_made(who: str, seed: int) -> None:
@@ -230,6 +231,7 @@ def test_numbers_are_not_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     finish(world)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_storms_on_slow_links(seed: int) -> None:
     dice = random.Random(f"beforehand {seed}")
@@ -241,6 +243,7 @@ def test_storms_on_slow_links(seed: int) -> None:
     world.check_done()
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("point", ["ahead", "stage"])
 @pytest.mark.parametrize("policy", ["slipstream", "bamboo"])
 @pytest.mark.parametrize("seed", range(8))

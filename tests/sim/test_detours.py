@@ -52,6 +52,7 @@ def twin(world, *others):
     raise AssertionError(pipelines)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_loss_costs_no_deployment(seed, silent):
@@ -103,6 +104,7 @@ def test_one_after_the_other(seed):
     assert world.job().steps_lost == 0
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("apart_s", [0.0, 0.005, 0.02, 0.05])
 def test_two_at_nearly_the_same_time(seed, apart_s):
@@ -188,6 +190,7 @@ def test_a_standby_takes_the_place_at_once(seed):
     world.check_done()
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_a_spare_gets_back_what_its_device_held(seed, num_devices):
@@ -222,6 +225,7 @@ def test_the_daemon_restarts_while_re_routed(seed):
     assert len(world.incidents()) == 1
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("phase", ["report", "run"])
 @pytest.mark.parametrize("seed", range(10))
 def test_the_daemon_restarts_in_the_middle(phase, seed):
@@ -323,6 +327,7 @@ def test_a_checkpoint_while_re_routed():
     world.check_done()
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("phase", ["report", "deploy"])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_death_while_a_place_is_filled(phase, seed):

@@ -15,7 +15,7 @@ class Reader:
 
     def __init__(self, socket):
         self.socket, self.turns, self.turn, self.rests = socket, [], [], []
-        self.news = asyncio.Event()
+        self.news, self.asked = asyncio.Event(), asyncio.Event()
         self.readiness = Readiness(socket, self.take_one, self.is_calm)
 
     def take_one(self):
@@ -31,6 +31,7 @@ class Reader:
             self.turns.append(turn)
             self.news.set()
         self.rests.append(resting)
+        self.asked.set()
         return URGENT not in turn and len(turn) > (not resting)
 
     async def until(self, count):
@@ -56,6 +57,13 @@ async def until_resting(reader, other):
         await reader.until(count + 2)
 
 
+async def until_awake(reader):
+    """What comes is looked at at once."""
+    while reader.readiness._rest is not None:
+        reader.asked.clear()
+        await asyncio.wait_for(reader.asked.wait(), 10)
+
+
 @pytest.mark.asyncio
 async def test_one_at_a_time_is_looked_at_at_once(ends):
     reader = Reader(ends[0])
@@ -79,8 +87,7 @@ async def test_what_is_calm_is_taken_together_and_nothing_is_missed(ends):
     await reader.until(sum(map(len, reader.turns)) + 5)
     assert len(reader.turns) - before < 5
     assert any(reader.rests)
-    while reader.readiness._rest is not None:  # a rest in which nothing came was the last one
-        await asyncio.sleep(0)
+    await until_awake(reader)  # a rest in which nothing came was the last one
     count = sum(map(len, reader.turns))
     ends[1].send(IDLE)
     await reader.until(count + 1)
@@ -96,8 +103,7 @@ async def test_what_is_urgent_ends_the_rests(ends):
     count = sum(map(len, reader.turns))
     ends[1].send(URGENT)
     await reader.until(count + 1)
-    while reader.readiness._rest is not None:
-        await asyncio.sleep(0)
+    await until_awake(reader)
     ends[1].send(URGENT)
     await reader.until(count + 2)
     assert not reader.rests[-1]

@@ -53,6 +53,7 @@ def test_two_chunks_do_not_show(reference, tmp_path: Path, seed: int, stages: An
     assert world.redone == 0
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("point", ["weights", *(p for p in POINTS if p not in {*ELSEWHERE, "frozen"})])
 @pytest.mark.parametrize(("stages", "victim", "schedule"), KILLS_V)
 def test_kill_at_every_point_of_two_chunks(
@@ -89,6 +90,7 @@ def test_kill_of_a_frozen_device_of_two_chunks(reference, tmp_path: Path, first:
         check(world, reference)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("go_on", [False, True])
 @pytest.mark.parametrize("stages", [BOTH_V, ONE_V])
 @pytest.mark.parametrize("seed", range(16))
@@ -110,6 +112,7 @@ DEEP_V = {
 """A device with two chunks that are no neighbours, chunks that begin elsewhere in another pipeline, and one without."""
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("go_on", [False, True])
 @pytest.mark.parametrize("seed", range(24))
 def test_random_deaths_of_chunks_that_are_apart(deep, tmp_path: Path, seed: int, go_on: bool) -> None:

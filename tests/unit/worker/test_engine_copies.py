@@ -67,6 +67,7 @@ def test_copies_do_not_show(many, tmp_path: Path, manner: str, monkeypatch: pyte
     assert world.redone == 0
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("manner", SCHEDULES)
 @pytest.mark.parametrize("seed", range(20))
 def test_random_deaths(many, tmp_path: Path, seed: int, manner: str) -> None:
@@ -76,6 +77,7 @@ def test_random_deaths(many, tmp_path: Path, seed: int, manner: str) -> None:
     check(world, many)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("manner", SCHEDULES)
 @pytest.mark.parametrize("seed", range(8))
 def test_several_deaths_among_three_pipelines(many, tmp_path: Path, seed: int, manner: str) -> None:

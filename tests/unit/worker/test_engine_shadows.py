@@ -43,6 +43,7 @@ def test_shadows_do_not_show(reference, tmp_path: Path, seed: int, schedule: Any
     assert world.redone == world.forwards_again == 0
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("point", [p for p in POINTS if p not in {*ELSEWHERE, "frozen"}])
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("go_on", [False, True])
@@ -64,6 +65,7 @@ def test_kill_at_every_point(reference, tmp_path: Path, point: str, victim: str,
     assert world.redone <= share * own
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("go_on", [False, True])
 @pytest.mark.parametrize("seed", range(8))
