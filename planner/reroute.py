@@ -12,25 +12,15 @@ through (from the lowest missing layer upwards), 1 for the weight gradients (mis
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate, pairwise
+from functools import lru_cache
+from itertools import accumulate
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from planner.plan import Layers, Layout, Plan, Range, Route, Segment
 from planner.policy import PlanError
 from planner.shadow import heir
-
-FULL_PASS = 3  # forward, input gradient, weight gradient of one layer
-HOP_COST = FULL_PASS  # a hop more is worth it when it takes a whole layer off the busiest device
-
-
-NEVER = 2**40  # more layer passes than any device can have to do
-
-Passes = NDArray[np.int64]
-Holder = tuple[str, Range]
-"""A device, and the range of what it holds that is meant."""
+from planner.ways import FULL_PASS, Ways
 
 
 def reroute(
@@ -61,6 +51,7 @@ class Rerouting:
         self._own = {route.micro_batch: route for route in layout.routes} if layout.shadows else {}
         self._depth = max((len(route.segments) for route in layout.routes), default=1)
         self._load = _standing_load(layout, lost)
+        self._ways: dict[tuple[Range, frozenset[str]], Ways] = {}
 
     def heir(self, route: Route, layers: Range) -> str | None:
         """Who takes over a dead device's hop of ``route`` without having been asked: a live shadow of it, if there is one."""
@@ -83,13 +74,21 @@ class Rerouting:
         self, layers: Range, mask: tuple[int, ...], without: Collection[str] = ()
     ) -> tuple[Segment, ...] | None:
         """The best hops through ``layers`` on live devices other than ``without``; None if those do not hold them all."""
-        free = _free(self._layout, self._load, layers, without)
-        if {layer for part in free for layer in part.layers()} != set(range(len(layers))):
+        ways = self._ways_of(layers, frozenset(without))
+        if not ways.whole:
             return None
         work = _work_before(self._layout.num_layers, mask)[layers.start : layers.stop + 1]
-        hops = _best_path(free, [done - work[0] for done in work], self._depth)
+        hops = ways.best(self._load, work, self._depth)
         shift = layers.start
         return tuple(Segment(h.device, Range(h.layers.start + shift, h.layers.stop + shift)) for h in hops)
+
+    def _ways_of(self, layers: Range, without: frozenset[str]) -> Ways:
+        """What there is to choose from; the same for every micro-batch that asks for the same."""
+        found = self._ways.get((layers, without))
+        if found is None:
+            free = [device for device in self._load if device not in without]
+            found = self._ways[layers, without] = Ways(self._layout.holdings, free, layers)
+        return found
 
     def charge(self, segment: Segment, mask: tuple[int, ...]) -> None:
         """``segment`` will be computed by its device."""
@@ -124,7 +123,8 @@ def detour(layout: Layout, dead: Collection[str], attempt: int) -> tuple[Route, 
     load = _standing_load(layout, lost)
     for route in routes.values():
         _carry(load, route.segments, 1)
-    while _improve(layout, routes, load):
+    ways = Ways(layout.holdings, load, Range(0, layout.num_layers))
+    while _improve(layout, ways, routes, load):
         pass
     found = kept | routes
     return tuple(found[route.micro_batch] for route in hit)
@@ -145,17 +145,22 @@ def inherited(layout: Layout, route: Route, lost: Collection[str]) -> tuple[Segm
     return tuple(segments)
 
 
-def _improve(layout: Layout, routes: dict[int, Route], load: dict[str, int]) -> bool:
-    """Move one micro-batch at a time off the busiest device; whether the loads, the busiest first, went down."""
+def _improve(layout: Layout, ways: Ways, routes: dict[int, Route], load: dict[str, int]) -> bool:
+    """Move one micro-batch at a time off the busiest device; whether the loads, the busiest first, went down.
+
+    Of micro-batches that go the same way one is tried: the others would find the same.
+    """
     began = sorted(load.values(), reverse=True)
     depth = max(len(route.segments) for route in layout.routes)
     work = _work_before(layout.num_layers, tuple(range(layout.num_layers)))
     busiest = max(load, key=lambda device: (load[device], device))
+    tried: set[tuple[Segment, ...]] = set()
     for micro_batch, route in sorted(routes.items()):
-        if not route.touches([busiest]):
+        if route.segments in tried or not route.touches([busiest]):
             continue
+        tried.add(route.segments)
         _carry(load, route.segments, -1)
-        segments = _best_path(_free(layout, load, Range(0, layout.num_layers)), work, depth)
+        segments = ways.best(load, work, depth)
         _carry(load, segments, 1)
         if sorted(load.values(), reverse=True) < began:
             routes[micro_batch] = Route(micro_batch, route.attempt, segments)
@@ -169,25 +174,6 @@ def _carry(load: dict[str, int], segments: Sequence[Segment], sign: int) -> None
     """Add (or take off) one micro-batch with all its passes."""
     for segment in segments:
         load[segment.device] += sign * FULL_PASS * len(segment.layers)
-
-
-def _free(
-    layout: Layout, load: Mapping[str, int], within: Range, without: Collection[str] = ()
-) -> dict[Range, tuple[int, str]]:
-    """What is held of the layers ``within``, counted from their first: (load, device).
-
-    Devices with the same range differ in their load alone: the least loaded stands for all.
-    """
-    free: dict[Range, tuple[int, str]] = {}
-    for device, passes in load.items():
-        if device in without:
-            continue
-        for held in layout.holdings[device].ranges:
-            start, stop = max(held.start, within.start), min(held.stop, within.stop)
-            if start < stop:
-                part = Range(start - within.start, stop - within.start)
-                free[part] = min(free.get(part, (passes, device)), (passes, device))
-    return free
 
 
 def layout_of(plan: Plan, epoch: int, num_layers: int) -> Layout:
@@ -224,79 +210,12 @@ def _standing_load(layout: Layout, lost: frozenset[str]) -> dict[str, int]:
     return load
 
 
-def _work_before(num_layers: int, mask: tuple[int, ...]) -> list[int]:
+@lru_cache(maxsize=1024)
+def _work_before(num_layers: int, mask: tuple[int, ...]) -> tuple[int, ...]:
     """Entry ``i``: layer passes of layers ``[0, i)`` when the gradients of ``mask`` are missing."""
     wanted = frozenset(mask)
     passes = (1 + (layer >= mask[0]) + (layer in wanted) for layer in range(num_layers))
-    return list(accumulate(passes, initial=0))
-
-
-def _best_path(free: Mapping[Range, tuple[int, str]], work: Sequence[int], depth: int) -> tuple[Segment, ...]:
-    """The hops with the least busy busiest device, where a hop costs ``HOP_COST`` passes.
-
-    Dynamic programme over (number of hops, cut); cuts are where some live range begins or ends. More
-    than ``depth`` hops (the deepest pipeline) only where fewer do not reach the last layer. The optimum,
-    except where it comes back to a device, whose hops are weighed each for itself: within one range that device
-    then computes what lies between as well.
-    """
-    cuts = sorted({0, len(work) - 1}.union(*({layers.start, layers.stop} for layers in free)))
-    busy, who = _hops(free, cuts, work)
-    least = int(np.diagonal(busy, 1).max())  # every path computes every layer somewhere
-    reached = np.full(len(cuts), NEVER)
-    reached[0] = 0
-    before: list[Passes] = []
-    best, num_hops = NEVER, 0
-    while best == NEVER or (len(before) < depth and least + HOP_COST * (len(before) + 1) < best):
-        peaks = np.maximum(reached[:, None], busy)
-        before.append(peaks.argmin(axis=0))
-        reached = peaks.min(axis=0)
-        cost = int(reached[-1]) + HOP_COST * len(before)
-        if reached[-1] < NEVER and cost < best:
-            best, num_hops = cost, len(before)
-    stops = [len(cuts) - 1]
-    for origin in reversed(before[:num_hops]):
-        stops.append(int(origin[stops[-1]]))
-    stops.reverse()
-    hops = [(who[i, j], Range(cuts[i], cuts[j])) for i, j in pairwise(stops)]
-    return _without_returns(hops)
-
-
-def _hops(
-    free: Mapping[Range, tuple[int, str]], cuts: Sequence[int], work: Sequence[int]
-) -> tuple[Passes, dict[tuple[int, int], Holder]]:
-    """For every pair of cuts the passes of the least busy device that holds all between, with the hop,
-    and who that is.
-    """
-    at = {cut: index for index, cut in enumerate(cuts)}
-    chosen = np.full((len(cuts), len(cuts)), -1)
-    options = sorted(free.items(), key=lambda option: option[1])
-    for number, (layers, _) in enumerate(options):
-        first, last = at[layers.start], at[layers.stop]
-        block = chosen[first:last, first + 1 : last + 1]
-        block[block < 0] = number
-    chosen[np.tril_indices(len(cuts))] = -1
-    load = np.array([*(load for _, (load, _) in options), NEVER])
-    until = np.array([work[cut] for cut in cuts])
-    busy: Passes = np.where(chosen < 0, NEVER, load[chosen] + until[None, :] - until[:, None])
-    pairs = zip(*np.nonzero(chosen >= 0), strict=True)
-    return busy, {(int(i), int(j)): _holder(options[chosen[i, j]]) for i, j in pairs}
-
-
-def _holder(option: tuple[Range, tuple[int, str]]) -> Holder:
-    held, (_, device) = option
-    return device, held
-
-
-def _without_returns(hops: Sequence[tuple[Holder, Range]]) -> tuple[Segment, ...]:
-    """``hops`` where no range of a device comes twice: it has what lies between, so that is computed there as well."""
-    path: list[tuple[Holder, Range]] = []
-    for holder, layers in hops:
-        earlier = next((k for k, (other, _) in enumerate(path) if other == holder), None)
-        if earlier is None:
-            path.append((holder, layers))
-        else:
-            path[earlier:] = [(holder, Range(path[earlier][1].start, layers.stop))]
-    return tuple(Segment(device, layers) for (device, _), layers in path)
+    return tuple(accumulate(passes, initial=0))
 
 
 def covers(route: Route, layout: Layout) -> bool:

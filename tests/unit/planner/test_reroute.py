@@ -20,7 +20,8 @@ from planner.plan import (
     standing_routes,
 )
 from planner.policy import PlanError
-from planner.reroute import HOP_COST, covers, detour, layout_of, reroute
+from planner.reroute import covers, detour, layout_of, reroute
+from planner.ways import HOP_COST
 
 
 def layout_with(splits: list[list[int]], num_layers: int, num_micro_batches: int) -> Layout:
