@@ -19,7 +19,18 @@ import msgspec
 
 from oobleckd.protocol.corruption import Fingerprints, Odd
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How, Notice, Outcome, Peer, Spare, Vote
+from oobleckd.protocol.parts import (
+    Counters,
+    DatagramSession,
+    DeviceInfo,
+    Flags,
+    How,
+    Notice,
+    Outcome,
+    Peer,
+    Spare,
+    Vote,
+)
 from planner.plan import Detours, HopState, Layout, Route, Transfer
 from planner.profile import Profile
 
@@ -285,7 +296,8 @@ class Welcome(Message, frozen=True):
     """Accepted: ``protocol`` is spoken from now on. ``daemon`` is the incarnation of the daemon.
 
     ``lives``: the device lives of the Hello that this answers. Until a life is among them, what comes for
-    its device is meant for the life before it, and the agent drops it.
+    its device is meant for the life before it, and the agent drops it. ``datagrams``: how the node may beat while it is idle, until the
+    next Welcome or the end of the connection; None: over the connection alone.
     """
 
     protocol: int
@@ -293,6 +305,7 @@ class Welcome(Message, frozen=True):
     beat_s: float
     lease_s: float
     lives: tuple[str, ...] = ()
+    datagrams: DatagramSession | None = None
 
 
 class Refused(Message, frozen=True):

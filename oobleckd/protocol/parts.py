@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+
+DATAGRAM_SESSION_BYTES, DATAGRAM_KEY_BYTES = 8, 32
 
 Outcome = Literal["applied", "skipped", "repeated"]
 How = Literal[
@@ -56,6 +59,14 @@ class Notice(msgspec.Struct, frozen=True):
 
     reason: str
     left_s: float
+
+
+class DatagramSession(msgspec.Struct, frozen=True):
+    """How an idle agent may beat by UDP: at ``port`` of the daemon's host, under the name ``session``, proven by ``key`` (``datagrams``)."""
+
+    port: int
+    session: Annotated[bytes, Meta(min_length=DATAGRAM_SESSION_BYTES, max_length=DATAGRAM_SESSION_BYTES)]
+    key: Annotated[bytes, Meta(min_length=DATAGRAM_KEY_BYTES, max_length=DATAGRAM_KEY_BYTES)]
 
 
 class Flags(msgspec.Struct, frozen=True):

@@ -1,0 +1,115 @@
+"""Beats of idle nodes as UDP datagrams, and the daemon's acknowledgements: their bytes, and which of them count.
+
+A datagram stands for a beat only if it says that the one before it was acknowledged; any other merely asks whether datagrams get through, and
+its agent beats over ZeroMQ at the same time. So a lost datagram costs one interval, who hears nothing of the daemon does not look alive, and of
+what somebody holds back on the way one beat at most would count later.
+
+Both ends know a session's key, which came with the ``Welcome``. The code at a datagram's end is made with it, and for its direction: a beat cannot be
+sent back as its acknowledgement. Counters only rise, so nothing counts twice. An acknowledgement is shorter than what it answers.
+
+Layout, big-endian: version (1 byte), session (8), counter (8), of a beat the newest counter that was acknowledged (8), code (16: keyed BLAKE2b).
+
+Pure: no socket. Who sends when is ``worker.beacon``'s, who is heard ``oobleckd.daemon.beats``'.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+from oobleckd.protocol.parts import DATAGRAM_SESSION_BYTES
+
+VERSION = 1
+_CODE_BYTES = 16
+_BEAT = struct.Struct(f"!B{DATAGRAM_SESSION_BYTES}sQQ")
+_ACK = struct.Struct(f"!B{DATAGRAM_SESSION_BYTES}sQ")
+BEAT_BYTES = _BEAT.size + _CODE_BYTES
+ACK_BYTES = _ACK.size + _CODE_BYTES
+_FROM_AGENT, _FROM_DAEMON = b"oobleck beat", b"oobleck ack"
+
+Verdict = Literal["beat", "question", "forged", "replayed"]
+
+
+def stands(counter: int, acked: int) -> bool:
+    """Whether a datagram stands for a beat: the one before it got through, and the word of that came back."""
+    return 0 < acked == counter - 1
+
+
+@dataclass(slots=True)
+class Sender:
+    """The agent's end of a session."""
+
+    session: bytes
+    key: bytes
+    counter: int = 0
+    acked: int = 0
+
+    def beat(self) -> tuple[bytes, bool]:
+        """The next datagram, and whether it stands for a beat: if not, ZeroMQ has to bear one."""
+        self.counter += 1
+        head = _BEAT.pack(VERSION, self.session, self.counter, self.acked)
+        return head + _code(head, self.key, _FROM_AGENT), stands(self.counter, self.acked)
+
+    def heard(self, data: bytes) -> None:
+        """Take in what may be an acknowledgement."""
+        head = data[: _ACK.size]
+        if len(data) != ACK_BYTES or not _is_of(self.key, _FROM_DAEMON, head, data):
+            return
+        version, session, counter = _ACK.unpack(head)
+        if version == VERSION and session == self.session and self.acked < counter <= self.counter:
+            self.acked = counter
+
+
+@dataclass(slots=True)
+class Receiver:
+    """The daemon's end of a session."""
+
+    session: bytes
+    key: bytes
+    newest: int = 0
+
+    def take(self, data: bytes) -> Verdict:
+        """What a datagram is whose ``session_of`` is this one."""
+        head = data[: _BEAT.size]
+        if not _is_of(self.key, _FROM_AGENT, head, data):
+            return "forged"
+        _, _, counter, acked = _BEAT.unpack(head)
+        if counter <= self.newest:
+            return "replayed"
+        self.newest = counter
+        return "beat" if stands(counter, acked) else "question"
+
+    def ack(self) -> bytes:
+        """Answer to the newest datagram."""
+        head = _ACK.pack(VERSION, self.session, self.newest)
+        return head + _code(head, self.key, _FROM_DAEMON)
+
+
+def session_of(data: bytes) -> bytes:
+    """The session that a datagram of an agent names; empty where it is none of this version."""
+    if len(data) != BEAT_BYTES or data[0] != VERSION:
+        return b""
+    return data[1 : 1 + DATAGRAM_SESSION_BYTES]
+
+
+def acked_session_of(data: bytes) -> bytes:
+    """The session that an acknowledgement names, for who has many on one socket; empty where it is none."""
+    return data[1 : 1 + DATAGRAM_SESSION_BYTES] if len(data) == ACK_BYTES else b""
+
+
+def address_of(endpoint: str) -> tuple[str, int] | None:
+    """Host and port of ``tcp://host:port``, without the brackets of IPv6; None where datagrams have nowhere to go (ipc)."""
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(";")[2].rpartition(":")  # what is before a semicolon is the own end
+    return (host.strip("[]"), int(port)) if scheme == "tcp" and host and port.isdigit() else None
+
+
+def _code(head: bytes, key: bytes, direction: bytes) -> bytes:
+    return blake2b(head, digest_size=_CODE_BYTES, key=key, person=direction).digest()
+
+
+def _is_of(key: bytes, direction: bytes, head: bytes, data: bytes) -> bool:
+    return hmac.compare_digest(_code(head, key, direction), data[len(head) :])

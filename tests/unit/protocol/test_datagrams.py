@@ -1,0 +1,189 @@
+"""Datagrams byte by byte: what counts as a beat, and what is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from oobleckd.protocol import codec
+from oobleckd.protocol.datagrams import (
+    ACK_BYTES,
+    BEAT_BYTES,
+    VERSION,
+    Receiver,
+    Sender,
+    acked_session_of,
+    address_of,
+    session_of,
+    stands,
+)
+from oobleckd.protocol.messages import PROTOCOL, Welcome
+from oobleckd.protocol.parts import DatagramSession
+
+SESSION, KEY = b"session1", bytes(range(32))
+
+
+def ends() -> tuple[Sender, Receiver]:
+    return Sender(SESSION, KEY), Receiver(SESSION, KEY)
+
+
+def exchanged(sender: Sender, receiver: Receiver) -> str:
+    """A datagram there, and the answer back."""
+    data, counts = sender.beat()
+    verdict = receiver.take(data)
+    assert counts == (verdict == "beat"), "both ends see it alike"
+    sender.heard(receiver.ack())
+    return verdict
+
+
+def test_the_layout() -> None:
+    sender, receiver = Sender(SESSION, KEY, counter=0x0102, acked=0x0101), Receiver(SESSION, KEY)
+    data, _ = sender.beat()
+    assert len(data) == BEAT_BYTES == 41
+    assert data[:25] == bytes([VERSION]) + SESSION + bytes.fromhex("0000000000000103 0000000000000101")
+    receiver.take(data)
+    ack = receiver.ack()
+    assert len(ack) == ACK_BYTES == 33 < BEAT_BYTES, "an answer is never longer than what it answers"
+    assert ack[:17] == bytes([VERSION]) + SESSION + bytes.fromhex("0000000000000103")
+    assert session_of(data) == acked_session_of(ack) == SESSION
+    assert session_of(ack) == acked_session_of(data) == b""
+
+
+def test_the_first_asks_and_the_next_are_beats() -> None:
+    sender, receiver = ends()
+    assert [exchanged(sender, receiver) for _ in range(4)] == ["question", "beat", "beat", "beat"]
+
+
+@pytest.mark.parametrize(
+    ("counter", "acked", "beat"),
+    [(1, 0, False), (2, 1, True), (2, 0, False), (9, 8, True), (9, 7, False), (9, 9, False), (9, 10, False)],
+)
+def test_a_beat_says_that_the_one_before_it_got_through(counter: int, acked: int, beat: bool) -> None:
+    assert stands(counter, acked) is beat
+
+
+def test_after_a_loss_one_asks_again() -> None:
+    sender, receiver = ends()
+    exchanged(sender, receiver)
+    assert sender.beat()[1], "nobody knows yet that this one is lost"
+    assert [exchanged(sender, receiver) for _ in range(2)] == ["question", "beat"]
+    data, _ = sender.beat()
+    assert receiver.take(data) == "beat"  # and its answer is lost
+    assert [exchanged(sender, receiver) for _ in range(2)] == ["question", "beat"]
+
+
+def test_who_is_never_answered_never_beats() -> None:
+    sender, receiver = ends()
+    assert {receiver.take(sender.beat()[0]) for _ in range(20)} == {"question"}
+
+
+def test_nothing_counts_twice_or_late() -> None:
+    sender, receiver = ends()
+    exchanged(sender, receiver)
+    first, second = sender.beat()[0], sender.beat()[0]
+    assert receiver.take(second) == "question"
+    assert receiver.take(second) == receiver.take(first) == "replayed"
+    assert receiver.newest == 3
+
+
+def test_any_changed_bit_is_refused() -> None:
+    sender, receiver = ends()
+    data, _ = sender.beat()
+    for bit in range(8 * BEAT_BYTES):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        assert session_of(bytes(changed)) != SESSION or receiver.take(bytes(changed)) == "forged"
+    assert receiver.take(data) == "question", "nothing of that was taken in"
+    ack = receiver.ack()
+    for bit in range(8 * ACK_BYTES):
+        changed = bytearray(ack)
+        changed[bit // 8] ^= 1 << bit % 8
+        sender.heard(bytes(changed))
+    assert sender.acked == 0
+    sender.heard(ack)
+    assert sender.acked == 1
+
+
+def test_lengths_and_versions() -> None:
+    sender, receiver = ends()
+    data, _ = sender.beat()
+    receiver.take(data)
+    for wrong in (b"", data[:-1], data + b"\0", data * 2, bytes([VERSION + 1]) + data[1:]):
+        assert session_of(wrong) == b""
+    ack = receiver.ack()
+    for wrong in (b"", ack[:-1], ack + b"\0", ack * 2):
+        assert acked_session_of(wrong) == b""
+        sender.heard(wrong)
+    assert sender.acked == 0
+
+
+def test_a_direction_is_no_other() -> None:
+    """What the daemon says, padded to the agent's layout, is not taken for the agent's, and the other way round."""
+    sender, receiver = ends()
+    data, _ = sender.beat()
+    assert receiver.take(data) == "question"
+    sender.heard(data[:17] + data[-16:])
+    assert sender.acked == 0
+    ack = receiver.ack()
+    assert receiver.take(ack[:17] + bytes(8) + ack[-16:]) == "forged"
+
+
+def test_another_key_or_session() -> None:
+    sender, receiver = Sender(SESSION, bytes(32)), Receiver(SESSION, KEY)
+    assert receiver.take(sender.beat()[0]) == "forged"
+    receiver = Receiver(SESSION, KEY)
+    receiver.take(Sender(SESSION, KEY).beat()[0])
+    other = Sender(b"session2", KEY, counter=1)
+    other.heard(receiver.ack())
+    assert other.acked == 0
+
+
+def test_an_acknowledgement_of_what_was_never_sent_is_ignored() -> None:
+    sender, receiver = Sender(SESSION, KEY, counter=1), Receiver(SESSION, KEY, newest=5)
+    sender.heard(receiver.ack())
+    assert sender.acked == 0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address"),
+    [
+        ("tcp://127.0.0.1:7077", ("127.0.0.1", 7077)),
+        ("tcp://[::1]:7077", ("::1", 7077)),
+        ("tcp://oobleckd-0.oobleckd:7077", ("oobleckd-0.oobleckd", 7077)),
+        ("tcp://10.0.0.2:0;10.0.0.1:7077", ("10.0.0.1", 7077)),
+        ("ipc:///run/oobleck/agents", None),
+        ("inproc://here:1", None),
+        ("tcp://nothing", None),
+        ("", None),
+    ],
+)
+def test_where_datagrams_go(endpoint: str, address: tuple[str, int] | None) -> None:
+    assert address_of(endpoint) == address
+
+
+def test_a_welcome_of_before_and_for_agents_of_before() -> None:
+    """A new field with a default: either end may know nothing of it."""
+    session = DatagramSession(7077, SESSION, KEY)
+    said = Welcome(PROTOCOL, "daemon", 0.5, 5.0, (), session)
+    assert codec.decode_to_worker(codec.encode(said)) == said
+    fields = msgspec.msgpack.decode(codec.encode(said))
+    del fields["datagrams"]
+    before = codec.decode_to_worker(msgspec.msgpack.encode(fields))
+    assert isinstance(before, Welcome)
+    assert before.datagrams is None
+
+    class WelcomeOfBefore(msgspec.Struct, tag="Welcome"):
+        protocol: int
+        daemon: str
+        beat_s: float
+        lease_s: float
+        lives: tuple[str, ...] = ()
+
+    assert msgspec.msgpack.decode(codec.encode(said), type=WelcomeOfBefore).beat_s == 0.5
+
+
+@pytest.mark.parametrize("wrong", [{"session": b"short"}, {"key": b""}, {"key": bytes(65)}])
+def test_a_session_has_its_lengths(wrong: dict[str, bytes]) -> None:
+    session = msgspec.structs.replace(DatagramSession(7077, SESSION, KEY), **wrong)
+    with pytest.raises(codec.CodecError):
+        codec.decode_to_worker(codec.encode(Welcome(PROTOCOL, "daemon", 0.5, 5.0, (), session)))
