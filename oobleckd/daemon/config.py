@@ -32,6 +32,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         "tcp://127.0.0.1:7077"
     )
     curve: Annotated[bool, Meta(description="Encrypt and authenticate the links of agents.")] = True
+    udp: Annotated[bool, Meta(description="Take beats of idle nodes as UDP datagrams, at the endpoint.")] = (
+        True
+    )
     keys_dir: Annotated[str, Meta(description="Key folder, as made by oobleckctl keygen.")] = ""
     api: Annotated[
         str,

@@ -5,7 +5,7 @@ can be anybody's, so self-chosen ones are refused), without it (loopback only) t
 Passes on what nodes say, and that a node's connection closed, once everything readable of it was passed
 on. Owns no lease and no judgement: that is the core's.
 
-What several connections of one node mean is ``connections``'.
+What several connections of one node mean is ``connections``', and what beats as a datagram ``beats``'.
 
 Errors: HubError with ``hint``.
 """
@@ -21,13 +21,14 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from oobleckd.daemon.beats import Beats
 from oobleckd.daemon.config import is_loopback
 from oobleckd.daemon.connections import Connection, Connections
 from oobleckd.daemon.keys import KeyPair
 from oobleckd.daemon.readiness import Readiness
 from oobleckd.daemon.zap import DOMAIN, Door
 from oobleckd.protocol import codec, tcp, urgency
-from oobleckd.protocol.messages import PROTOCOL, Beat, FromWorker, Hello, Refused, ToWorker
+from oobleckd.protocol.messages import PROTOCOL, Beat, FromWorker, Hello, Refused, ToWorker, Welcome
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.protocol.versions import OLDEST, spoken, words
 from planner.plan import node_of
@@ -63,21 +64,27 @@ class Counters:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Peer(Connection):
-    """One connection. ``key``: its CURVE key. ``num_bad``: messages of it that could not be read."""
+    """One connection. ``key``: its CURVE key. ``num_bad``: messages of it that could not be read. ``incarnation``: of its last Hello.
+    ``told``: something was told on it since it was last heard.
+    """
 
     identity: bytes
     key: str
     num_bad: int = 0
+    incarnation: str = ""
+    told: bool = False
 
 
 class Hub:
     """All agents' connections.
 
-    ``pair`` is the daemon's key pair, None for no CURVE; ``allowed`` maps public keys to nodes. The
-    constructor binds (so that ``endpoint`` is known), ``start`` begins to listen. Raises HubError.
+    ``pair`` is the daemon's key pair, None for no CURVE; ``allowed`` maps public keys to nodes; ``udp``: idle nodes may beat as
+    datagrams. The constructor binds (so that ``endpoint`` is known), ``start`` begins to listen. Raises HubError.
     """
 
-    def __init__(self, endpoint: str, *, pair: KeyPair | None, allowed: Mapping[str, str]) -> None:
+    def __init__(
+        self, endpoint: str, *, pair: KeyPair | None, allowed: Mapping[str, str], udp: bool = True
+    ) -> None:
         if pair is None and not is_loopback(endpoint):
             raise HubError(
                 f"{endpoint} reaches beyond this machine, and there is no key",
@@ -102,12 +109,15 @@ class Hub:
         self._messages = Readiness(self._router, self._take_message, self._is_calm)
         self._num_beats = self._num_others = 0  # since it was asked whether all is calm
         self._closings = Readiness(self._monitor, self._take_closing)
+        self.beats: Beats[_Peer] = Beats(self._proven)
         try:
             self._router.bind(endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise HubError(f"cannot listen on {endpoint}: {error}", "name another with --endpoint") from error
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        if udp:
+            self.beats.bind(self.endpoint, any_port=endpoint.endswith((":0", ":*")))
 
     @property
     def num_refused_keys(self) -> int:
@@ -130,9 +140,11 @@ class Hub:
         self._door.open()
         self._messages.start()
         self._closings.start()
+        self.beats.start()
 
     def close(self) -> None:
         """Close every connection. Agents keep trying to come back; their work goes on."""
+        self.beats.close()
         self._messages.stop()
         self._closings.stop()
         self._router.disable_monitor()
@@ -151,6 +163,10 @@ class Hub:
         if peer is None or (self._curve and self._allowed.get(peer.key) != node):
             self.counters.undeliverable += 1
             return
+        if isinstance(message, Welcome):
+            session = self.beats.open_session(peer, peer.incarnation)
+            message = msgspec.structs.replace(message, datagrams=session)
+        peer.told = True
         self._send(peer.identity, message)
 
     # ------------------------------------------------------------------- in
@@ -185,6 +201,7 @@ class Hub:
         if self._curve and peer.key not in self._allowed:
             self._refuse(peer, "its key is no longer in the allow-list", "make a new one: oobleckctl keygen")
             return
+        peer.told = False
         if peer.num_bad >= _MOST_BAD:
             self.counters.damaged += (
                 1  # it was said often enough: nothing of this connection is looked at any more
@@ -224,7 +241,20 @@ class Hub:
         if not isinstance(message, Hello):
             self._connections.heard(peer, message)
         elif not peer.replaced and (node := self._owner(peer, message)):
+            peer.incarnation = message.incarnation
             self._connections.introduced(peer, node, message)
+
+    def _proven(self, peer: _Peer, beat: Beat | None) -> bool:
+        """A datagram of ``peer``; whether to answer it. Without an answer its node beats over ZeroMQ, which it shall do once after everything that
+        it was told: that a connection carries nothing any more is noticed by what is missing on it.
+        """
+        if peer.replaced or peer.num_bad >= _MOST_BAD:
+            return False
+        if self._curve and self._allowed.get(peer.key) != peer.node:
+            return False  # it hears why when it beats over ZeroMQ
+        if beat is not None:
+            self._connections.heard(peer, beat)
+        return not peer.told
 
     def _owner(self, peer: _Peer, hello: Hello) -> str:
         """Whose connection it is; empty if that is nobody's, who is told why."""
@@ -291,6 +321,7 @@ class Hub:
             peer = self._peers.pop(fds.pop(0))
             if not fds:
                 del self._by_fd[fd]
+            self.beats.end_session(peer)
             self._connections.closed(peer)
 
     def _open_router(self, pair: KeyPair | None) -> zmq.Socket[bytes]:

@@ -154,7 +154,7 @@ def _of_incidents(incidents: list[IncidentView]) -> Iterator[Metric]:
 
 
 def _of_shell(service: Service) -> Iterator[Metric]:
-    hub, loop = service.hub.counters, service.loop
+    hub, datagrams, loop = service.hub.counters, service.hub.beats.counters, service.loop
     up_s = service.clock.now() - service.started_at
     yield _gauge("oobleck_up_seconds", "Age of this life of the daemon.", {(): up_s})
     failing = float(bool(service.journal.trouble))
@@ -172,6 +172,10 @@ def _of_shell(service: Service) -> Iterator[Metric]:
         ("oobleck_damaged_messages_total", "Bytes that were no message.", hub.damaged),
         ("oobleck_refused_hellos_total", "Agents that were refused.", hub.refused),
         ("oobleck_refused_keys_total", "Connections with unknown keys.", service.hub.num_refused_keys),
+        ("oobleck_datagram_beats_total", "Beats of idle nodes by UDP.", datagrams.datagram_beats),
+        ("oobleck_strange_datagrams_total", "Datagrams of no session.", datagrams.datagrams_strange),
+        ("oobleck_forged_datagrams_total", "Datagrams with a wrong code.", datagrams.datagrams_forged),
+        ("oobleck_replayed_datagrams_total", "Datagrams said before.", datagrams.datagrams_replayed),
         ("oobleck_journal_errors_total", "Failed writes of the journal.", service.journal.num_errors),
         ("oobleck_manifest_errors_total", "Failed tries to complete a checkpoint.", loop.num_manifest_errors),
         ("oobleck_planner_rebuilt_total", "Planner pools lost and made anew.", service.planning.num_rebuilt),

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets on an asyncio loop: edge-triggered file descriptors made safe, with bounded turns.
+"""ZeroMQ sockets on an asyncio loop: edge-triggered file descriptors made safe, with bounded turns. A UDP socket is looked at in the same way.
 
 Owns when a socket is looked at. A bare ``await recv()`` loop starves the loop (a finished future does not
 yield), and the descriptor of a ZeroMQ socket tells of a *change* only: it must be read until empty, and
@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-
-import zmq
+from typing import Protocol
 
 MOST_PER_TURN = 256
 
 
 REST_S = 0.002
+
+
+class Watched(Protocol):
+    """A socket."""
+
+    def fileno(self) -> int:
+        """Its descriptor, which tells that there may be something to take."""
 
 
 def never(_resting: bool) -> bool:
@@ -33,7 +39,7 @@ class Readiness:
     """
 
     def __init__(
-        self, socket: zmq.Socket[bytes], take_one: Callable[[], bool], calm: Callable[[bool], bool] = never
+        self, socket: Watched, take_one: Callable[[], bool], calm: Callable[[bool], bool] = never
     ) -> None:
         self._socket = socket
         self._take_one = take_one
@@ -46,7 +52,7 @@ class Readiness:
     def start(self) -> None:
         """Begin, on the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._fd = self._socket.fileno()
         self._loop.add_reader(self._fd, self._turn)
         self.look()
 

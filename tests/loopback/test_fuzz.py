@@ -1,10 +1,11 @@
-"""Mutated frames and requests against a running daemon: it answers, or does not, and goes on; never with a fault of its own, and with the same memory.
+"""Mutated frames, datagrams and requests against a running daemon: it answers, or does not, and goes on; never with a fault of its own, and with the same memory.
 
 5,000 of each here; ``make soak`` sends 100,000.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import socket
@@ -15,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from oobleckd.daemon import keys
+from oobleckd.protocol.datagrams import Sender
 from oobleckd.protocol.job import parse_job
+from oobleckd.protocol.messages import Beat, Welcome
 from tests.helpers.agents import Agent, hello
 from tests.helpers.daemons import Daemon, daemon
 from tests.helpers.fuzz import http_requests, mutated, worker_frames
@@ -69,6 +72,34 @@ def frames(running: Daemon, count: int, seed: int) -> None:
         agent.close()
 
 
+def datagrams(running: Daemon, count: int, seed: int) -> None:
+    """Mutated beats of a node, and then an honest one, which is answered."""
+    dice = random.Random(f"datagrams {seed}")
+    agent = running.agent("node-1")
+    agent.say(hello("node-1"))
+    welcome = agent.listen()
+    assert isinstance(welcome, Welcome)
+    assert welcome.datagrams is not None
+    agent.say(Beat("life.1"))
+    found = welcome.datagrams
+    sender, corpus = (Sender(found.session, found.key) for _ in range(2))
+    valid = [corpus.beat()[0] for _ in range(20)]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("127.0.0.1", found.port))
+        for _ in range(count):
+            sock.send(mutated(dice, valid))
+        sock.settimeout(0.05)
+        sender.counter = len(valid)
+        for _ in range(2400):  # the kernel may drop one, and the connection's beat may come later
+            sock.send(sender.beat()[0])
+            with contextlib.suppress(TimeoutError):
+                sender.heard(sock.recv(1000))
+                if sender.acked > len(valid):
+                    break
+    assert sender.acked > len(valid)
+    agent.close()
+
+
 def answers(running: Daemon, count: int, seed: int) -> list[int]:
     """The status of each answer; 0: it closed without one."""
     dice, corpus, found = random.Random(f"requests {seed}"), http_requests(), []
@@ -100,6 +131,14 @@ def fuzz_frames(running: Daemon, count: int) -> None:
     honest.close()
 
 
+def fuzz_datagrams(running: Daemon, count: int) -> None:
+    datagrams(running, count // 2, 1)
+    before = resident_kib(running)
+    datagrams(running, count // 2, 2)
+    still_well(running)
+    assert resident_kib(running) - before < _GROWTH_KIB
+
+
 def fuzz_requests(running: Daemon, count: int) -> None:
     found = answers(running, count // 2, 1)
     before = resident_kib(running)
@@ -114,6 +153,10 @@ def test_mutated_frames(running: Daemon) -> None:
     fuzz_frames(running, FEW)
 
 
+def test_mutated_datagrams(running: Daemon) -> None:
+    fuzz_datagrams(running, FEW)
+
+
 def test_mutated_requests(running: Daemon) -> None:
     fuzz_requests(running, FEW)
 
@@ -121,6 +164,11 @@ def test_mutated_requests(running: Daemon) -> None:
 @pytest.mark.slow
 def test_many_mutated_frames(running: Daemon) -> None:
     fuzz_frames(running, MANY)
+
+
+@pytest.mark.slow
+def test_many_mutated_datagrams(running: Daemon) -> None:
+    fuzz_datagrams(running, MANY)
 
 
 @pytest.mark.slow

@@ -1,0 +1,322 @@
+"""Beats of idle nodes as datagrams, at the hub, over real sockets: what counts, what is answered, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from oobleckd.daemon import keys
+from oobleckd.daemon.beats import Beats
+from oobleckd.daemon.connections import Connection
+from oobleckd.daemon.hub import Hub
+from oobleckd.protocol.datagrams import Sender
+from oobleckd.protocol.messages import Beat, Dismiss, FromWorker, Refused
+from oobleckd.protocol.parts import DatagramSession
+from tests.helpers.agents import Agent, hello
+from tests.loopback.test_daemon_hub import WAIT_S, WELCOME, World
+
+HEARD = ("node-1", Beat("life.1"))
+
+
+class Idle:
+    """The agent's end of a session, step by step."""
+
+    def __init__(self, session: DatagramSession, host: str = "127.0.0.1") -> None:
+        self.sender = Sender(session.session, session.key)
+        self.to = host, session.port
+        self.socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.setblocking(False)
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendto(data, self.to)
+
+    def beat(self) -> bool:
+        """Send the next one; whether it stands for a beat."""
+        data, stands = self.sender.beat()
+        self.send(data)
+        return stands
+
+    async def answered(self) -> None:
+        """Take in an acknowledgement of the newest."""
+        before = self.sender.acked
+        async with asyncio.timeout(WAIT_S):
+            data = await asyncio.get_running_loop().sock_recv(self.socket, 1000)
+        self.sender.heard(data)
+        assert self.sender.acked == self.sender.counter > before
+
+    def unanswered(self) -> bool:
+        """Nothing has come (to be asked after something that comes later was seen)."""
+        try:
+            self.socket.recv(1000)
+        except BlockingIOError:
+            return True
+        return False
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Idlers(World):
+    """A hub, and nodes of it that beat by datagrams."""
+
+    def idle(self, session: DatagramSession) -> Idle:
+        made = Idle(session)
+        self.agents.append(made)  # type: ignore[arg-type]  # closed with the others
+        return made
+
+    async def beating(self, node: str = "node-1") -> tuple[Agent, Idle]:
+        """One whose next datagram stands for a beat."""
+        agent = self.agent(node)
+        session = await self.welcomed(agent, node)
+        agent.say(Beat("life.1"))
+        assert await self.next() == (node, Beat("life.1"))
+        idle = self.idle(session)
+        assert not idle.beat(), "the first only asks"
+        await idle.answered()
+        return agent, idle
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Idlers]:
+    world = Idlers(tmp_path)
+    yield world
+    world.close()
+
+
+async def until(check: Callable[[], bool]) -> None:
+    """A counter tells nobody."""
+    async with asyncio.timeout(WAIT_S):
+        while not check():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("curve", [True, False])
+async def test_a_datagram_is_a_beat_and_is_acknowledged(world: Idlers, curve: bool) -> None:
+    world.curve = curve
+    hub = world.open()
+    assert hub.endpoint == f"tcp://127.0.0.1:{hub.beats.port}", "the same number"
+    _, idle = await world.beating()
+    for count in (1, 2, 3):
+        assert idle.beat()
+        assert await world.next() == HEARD
+        await idle.answered()
+        assert hub.beats.counters.datagram_beats == count
+    assert hub.counters.received == 2, "a Hello and a Beat, and nothing more over ZeroMQ"
+
+
+@pytest.mark.asyncio
+async def test_what_only_asks_is_no_beat(world: Idlers) -> None:
+    hub = world.open()
+    _, idle = await world.beating()
+    idle.sender.acked = 0  # it never hears of us
+    for _ in range(5):
+        assert not idle.beat()
+    await until(lambda: not idle.unanswered())
+    assert world.passed_on.empty()
+    assert hub.beats.counters.datagram_beats == 0
+
+
+@pytest.mark.asyncio
+async def test_a_replayed_datagram_is_refused(world: Idlers) -> None:
+    hub = world.open()
+    _, idle = await world.beating()
+    data, stands = idle.sender.beat()
+    assert stands
+    idle.send(data)
+    await idle.answered()
+    assert await world.next() == HEARD
+    idle.send(data)
+    assert idle.beat()
+    await idle.answered()  # of the newer one, so the older was looked at
+    assert await world.next() == HEARD
+    assert world.passed_on.empty()
+    assert idle.unanswered()
+    assert hub.beats.counters.datagrams_replayed == 1
+
+
+@pytest.mark.asyncio
+async def test_a_wrong_code_and_an_unknown_session_are_refused(world: Idlers) -> None:
+    hub = world.open()
+    _, idle = await world.beating()
+    session = idle.sender.session
+    for sender in (Sender(session, bytes(32), 100, 100), Sender(b"nobody's", idle.sender.key, 100, 100)):
+        idle.send(sender.beat()[0])
+    for size in (0, 1, 40, 42, 1400):
+        idle.send(bytes(size))
+    assert idle.beat()
+    await idle.answered()
+    assert await world.next() == HEARD
+    assert world.passed_on.empty()
+    assert idle.unanswered()
+    found = hub.beats.counters
+    assert (found.datagrams_forged, found.datagrams_strange, found.datagrams_replayed) == (1, 6, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_session_of_a_revoked_key_is_refused(world: Idlers) -> None:
+    hub = world.open()
+    agent, idle = await world.beating()
+    _, other = await world.beating("node-2")
+    hub.allow({key: node for key, node in keys.load_authorized(world.folder).items() if node == "node-2"})
+    assert idle.beat()
+    assert other.beat()
+    await other.answered()
+    assert (await world.next())[0] == "node-2"
+    assert world.passed_on.empty()
+    assert idle.unanswered(), "so it beats over ZeroMQ, and hears why"
+    agent.say(Beat("life.1"))
+    assert isinstance(await agent.heard(), Refused)
+
+
+@pytest.mark.asyncio
+async def test_a_session_ends_with_its_connection(world: Idlers) -> None:
+    hub = world.open()
+    agent, idle = await world.beating()
+    agent.close()
+    world.agents.remove(agent)
+    assert await world.next() == ("node-1", None)
+    assert idle.beat()
+    await until(lambda: hub.beats.counters.datagrams_strange == 1)
+    assert world.passed_on.empty()
+    assert idle.unanswered()
+
+
+@pytest.mark.asyncio
+async def test_a_session_ends_where_another_connection_takes_over(world: Idlers) -> None:
+    world.open()
+    _, idle = await world.beating()
+    _, other = await world.beating("node-2")
+    newer = world.agent("node-1")
+    newer.say(hello("node-1", incarnation="life.2"))
+    assert await world.next() == ("node-1", None)
+    assert isinstance((await world.next())[1], FromWorker)
+    assert idle.beat()
+    assert other.beat()
+    await other.answered()
+    assert (await world.next())[0] == "node-2"
+    assert world.passed_on.empty()
+    assert idle.unanswered()
+
+
+@pytest.mark.asyncio
+async def test_a_welcome_opens_a_session_of_the_life_it_answers(world: Idlers) -> None:
+    hub = world.open()
+    agent, idle = await world.beating()
+    session = await world.welcomed(agent, "node-1", "life.2")
+    assert session.session != idle.sender.session
+    assert session.key != idle.sender.key
+    agent.say(Beat("life.2"))
+    assert await world.next() == ("node-1", Beat("life.2"))
+    renewed = world.idle(session)
+    idle.beat()
+    renewed.beat()
+    await until(lambda: hub.beats.counters.datagrams_strange == 1)
+    await renewed.answered()
+    assert renewed.beat()
+    assert await world.next() == ("node-1", Beat("life.2"))
+
+
+@pytest.mark.asyncio
+async def test_who_was_told_something_has_to_say_a_word_over_zeromq(world: Idlers) -> None:
+    """Else a connection that carries nothing any more would show on no idle node to which work is given."""
+    hub = world.open()
+    agent, idle = await world.beating()
+    hub.tell("node-1", Dismiss())
+    assert await agent.heard() == Dismiss()
+    assert idle.beat()
+    assert await world.next() == HEARD, "it counts"
+    assert idle.unanswered(), "and the next will not"
+    assert not idle.beat()
+    agent.say(Beat("life.1"))
+    assert await world.next() == HEARD
+    assert not idle.beat()
+    await idle.answered()
+    assert idle.beat()
+    assert await world.next() == HEARD
+
+
+@pytest.mark.asyncio
+async def test_a_flood_does_not_starve_the_loop(world: Idlers) -> None:
+    """Other nodes are heard over ZeroMQ meanwhile, and over UDP when there is room again."""
+    hub = world.open()
+    agent, idle = await world.beating()
+    flood = [os.urandom(41) for _ in range(64)]
+    for number in range(200):
+        for data in flood:
+            idle.send(data)
+        agent.say(Beat(str(number)))
+        assert await world.next() == ("node-1", Beat(str(number)))
+    await until(lambda: hub.beats.counters.datagrams_strange > 1000)
+
+    def heard_again() -> bool:
+        idle.beat()
+        return not idle.unanswered()
+
+    await until(heard_again)
+
+
+@pytest.mark.asyncio
+async def test_where_the_port_is_taken_it_goes_on_without(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        hub = Hub(f"tcp://127.0.0.1:{port}", pair=None, allowed={})
+        assert hub.beats.port == 0
+        assert len([record for record in caplog.records if "there is no UDP" in record.message]) == 1
+        heard: asyncio.Queue[FromWorker] = asyncio.Queue()
+        hub.start(lambda _node, message: heard.put_nowait(message), lambda _node: None)
+        agent = Agent(hub.endpoint)
+        agent.say(hello("node-1"))
+        await asyncio.wait_for(heard.get(), WAIT_S)
+        hub.tell("node-1", WELCOME)
+        assert await agent.heard() == WELCOME
+        agent.close()
+        hub.close()
+
+
+def test_another_port_will_do_where_any_was_asked_for() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        beats: Beats[Connection] = Beats(lambda _connection, _beat: True)
+        beats.bind(f"tcp://127.0.0.1:{taken.getsockname()[1]}", any_port=True)
+        assert beats.port not in {0, taken.getsockname()[1]}
+        beats.close()
+
+
+@pytest.mark.parametrize("endpoint", ["ipc:///tmp/nowhere", ""])
+def test_where_there_is_no_address_there_is_no_session(endpoint: str) -> None:
+    beats: Beats[Connection] = Beats(lambda _connection, _beat: True)
+    beats.bind(endpoint, any_port=True)
+    beats.start()
+    assert beats.open_session(Connection(), "life.1") is None
+    beats.close()
+
+
+@pytest.mark.asyncio
+async def test_ipv6() -> None:
+    heard: list[Beat | None] = []
+
+    def on_datagram(_connection: Connection, beat: Beat | None) -> bool:
+        heard.append(beat)
+        return True
+
+    beats: Beats[Connection] = Beats(on_datagram)
+    beats.bind("tcp://[::1]:0", any_port=True)
+    beats.start()
+    session = beats.open_session(Connection(node="node-1"), "life.1")
+    assert session is not None
+    idle = Idle(session, "::1")
+    for _ in range(3):
+        idle.beat()
+        await idle.answered()
+    assert heard == [None, Beat("life.1"), Beat("life.1")]
+    idle.close()
+    beats.close()
