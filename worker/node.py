@@ -39,6 +39,7 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.protocol.versions import OLDEST
+from worker.beacon import Beacon
 from worker.children import Burials, Child, Setting, Watch, bury, start
 from worker.departure import Departure
 from worker.devicelink import AgentSide
@@ -104,7 +105,6 @@ class Agent:
         self._renewing: asyncio.Task[None] | None = None
         self._daemon = ""  # the daemon's incarnation, once it has said Welcome on this connection
         self._replay_due = False
-        self._beat: asyncio.TimerHandle | None = None
         self._hello_again: asyncio.TimerHandle | None = None
         self._done: asyncio.Future[int] = self._loop.create_future()
         self._departure = Departure(on_notice=self._noticed, leave=self._leave)
@@ -121,6 +121,14 @@ class Agent:
             config.keys,
             on_message=self._from_daemon,
             on_connected=self._connected,
+            on_lost=self._lost,
+        )
+        self._beacon = Beacon(
+            self._loop,
+            config.daemon,
+            self._uplink,
+            beat=lambda: self._say(Beat(self.incarnation)),
+            is_idle=lambda: not self._jobs(),
         )
 
     @property
@@ -262,9 +270,13 @@ class Agent:
     # ------------------------------------------------------------------ daemon
 
     def _connected(self) -> None:
+        self._beacon.forget()
         self._daemon, self._known_lives = "", frozenset()
         self._replay_due = True
         self._hello()
+
+    def _lost(self) -> None:
+        self._beacon.forget()
 
     def _hello(self) -> None:
         """Say who and what we are; again and again until the daemon answers."""
@@ -332,20 +344,18 @@ class Agent:
             self._replay_due = False
             for data in self._outbox.pending():
                 self._uplink.send(data)
-        self._beat_every(message.beat_s)
+        self._beacon.welcome(message)
 
-    def _beat_every(self, beat_s: float) -> None:
-        if self._beat is not None:
-            self._beat.cancel()
-        self._say(Beat(self.incarnation))
-        self._beat = self._loop.call_later(beat_s, self._beat_every, beat_s)
+    def _jobs(self) -> list[str]:
+        """What devices of the node have state of."""
+        infos = [device.info for device in self._devices.values()]
+        return sorted({info.job for info in infos if info is not None and info.job})
 
     def _line(self) -> str:
         """What a person wants to know first."""
-        infos = [device.info for device in self._devices.values() if device.info is not None]
-        jobs = sorted({info.job for info in infos if info.job})
+        num_up, jobs = sum(device.info is not None for device in self._devices.values()), self._jobs()
         words = [
-            f"{len(infos)} of {len(self._names)} devices up",
+            f"{num_up} of {len(self._names)} devices up",
             f"trains {', '.join(jobs)}" if jobs else "no job",
         ]
         words.append(f"daemon {self._config.daemon}" if self._daemon else "the daemon is away")
@@ -376,8 +386,7 @@ class Agent:
 
     def _noticed(self) -> None:
         """Ask to be let go. Where there is no daemon, and no device with state, there is nobody to ask and nothing to save."""
-        holds = any(device.info is not None and device.info.job for device in self._devices.values())
-        if self._daemon or holds:
+        if self._daemon or self._jobs():
             self._hello()
         else:
             self._departure.dismissed()
@@ -403,9 +412,9 @@ class Agent:
         self._departure.close()
         if self._poller is not None:
             self._poller.close()
-        for timer in (self._beat, self._hello_again):
-            if timer is not None:
-                timer.cancel()
+        self._beacon.close()
+        if self._hello_again is not None:
+            self._hello_again.cancel()
         if self._renewing is not None:
             await asyncio.wait([self._renewing])
         await self._end_devices()

@@ -44,7 +44,10 @@ class CurveKeys:
 class Uplink:
     """Messages to and from the daemon at ``endpoint``; all callbacks run in ``loop``.
 
-    ``on_connected`` is called at each successful handshake: the daemon behind it may be a new process.
+    While it is ``blocked`` nothing may go out or come in, by no way.
+
+    ``on_connected`` is called at each successful handshake: the daemon behind it may be a new process. ``on_lost``: the connection
+    is gone.
     """
 
     def __init__(
@@ -55,11 +58,13 @@ class Uplink:
         *,
         on_message: Callable[[bytes], None],
         on_connected: Callable[[], None],
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = loop
         self._endpoint = endpoint
         self._on_message = on_message
         self._on_connected = on_connected
+        self._on_lost = on_lost
         self._context = zmq.Context()
         if urgency.hurries():
             self._context.set(zmq.THREAD_SCHED_POLICY, urgency.POLICY)
@@ -68,7 +73,7 @@ class Uplink:
         self._set_options(keys)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._refusals = 0
-        self._blocked = False
+        self.blocked = False
         loop.add_reader(self._socket.fileno(), self._on_readable)
         loop.add_reader(self._monitor.fileno(), self._on_event)
 
@@ -85,7 +90,7 @@ class Uplink:
 
     def send(self, data: bytes) -> bool:
         """Send one message; False when there is no connection (then it is dropped)."""
-        if self._blocked:
+        if self.blocked:
             return False
         try:
             self._socket.send(data, zmq.NOBLOCK)
@@ -100,13 +105,13 @@ class Uplink:
 
         The connection stays: nobody is told. When the network is back it counts as a new one.
         """
-        self._blocked = True
+        self.blocked = True
         if seconds:
             self._loop.call_later(seconds, self._unblock)
 
     def _unblock(self) -> None:
         if not self._socket.closed:
-            self._blocked = False
+            self.blocked = False
             self._on_connected()
 
     def close(self, linger_s: float = 0.5) -> None:
@@ -143,7 +148,7 @@ class Uplink:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if not self._blocked:
+            if not self.blocked:
                 self._on_message(frames[-1])
         self._loop.call_soon(self._on_readable)
 
@@ -159,10 +164,11 @@ class Uplink:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             _log.info("connected to the daemon at %s", self._endpoint)
             self._refusals = 0
-            if not self._blocked:
+            if not self.blocked:
                 self._on_connected()
         elif event == zmq.EVENT_DISCONNECTED:
             _log.warning("lost the connection to the daemon at %s; training goes on", self._endpoint)
+            self._on_lost()
         else:
             self._refusals += 1
             if self._refusals == 1:
