@@ -1,4 +1,5 @@
-"""Many agents that do nothing but live: they join the daemon, and beat as often as it tells them.
+"""Many agents that do nothing but live: they join the daemon, and beat as often as it tells them, as idle agents do: by UDP where answers come
+(``worker.beacon``), over ZeroMQ else. All of a process share one UDP socket.
 
     python -m benchmarks.beating [--starting] ENDPOINT KEYS NODE...
 
@@ -9,16 +10,20 @@ is another process from now on: all say Hello again, as soon as they are connect
 from __future__ import annotations
 
 import argparse
+import contextlib
 import heapq
 import select
+import socket as udp
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
 
 from oobleckd.daemon import keys
 from oobleckd.protocol import codec, tcp
+from oobleckd.protocol.datagrams import ACK_BYTES, Sender, acked_session_of, address_of
 from oobleckd.protocol.messages import PROTOCOL, Beat, Hello, Welcome
 from oobleckd.protocol.parts import DeviceInfo
 from worker import uplink
@@ -27,6 +32,17 @@ _JOINING = 50  # at a time: a handshake is some milliseconds of the daemon's
 _LIFE = "beating.1"
 _LISTEN_MS = 100
 _ANSWER_S = 10.0
+_BUFFER_BYTES = 4 * 2**20
+
+
+@dataclass
+class Node:
+    """One that is welcome. ``sender`` is None where the daemon takes no datagrams."""
+
+    socket: zmq.Socket[bytes]
+    beat_s: float
+    sender: Sender | None = None
+    to: tuple[str, int] = ("", 0)
 
 
 class Agents:
@@ -43,7 +59,11 @@ class Agents:
         self._asked: dict[
             zmq.Socket[bytes], float
         ] = {}  # who waits to be welcomed, and since when; oldest first
-        self._beats: list[tuple[float, int, zmq.Socket[bytes], float]] = []  # when, whose, how often
+        self._beats: list[tuple[float, int, Node]] = []  # when, and whose
+        self._senders: dict[bytes, Sender] = {}
+        self._udp = udp.socket(udp.AF_INET, udp.SOCK_DGRAM)
+        self._udp.setblocking(False)
+        self._udp.setsockopt(udp.SOL_SOCKET, udp.SO_RCVBUF, _BUFFER_BYTES)
         self._data = codec.encode(Beat(_LIFE))
 
     def join(self) -> None:
@@ -59,6 +79,7 @@ class Agents:
     def join_again(self) -> None:
         """The same, by another daemon."""
         self._beats.clear()
+        self._senders.clear()
         for socket in self._sockets:
             while socket.poll(0):
                 socket.recv()  # what the one before said
@@ -102,18 +123,56 @@ class Agents:
             if isinstance(message, Welcome):
                 self._poller.unregister(socket)
                 del self._asked[socket]
-                heapq.heappush(self._beats, (time.monotonic(), id(socket), socket, message.beat_s))
+                node = Node(socket, message.beat_s)
+                self._welcome(node, message)
+                heapq.heappush(self._beats, (time.monotonic(), id(socket), node))
         while self._asked and time.monotonic() > (oldest := next(iter(self._asked.items())))[1] + _ANSWER_S:
             self._hello(oldest[0])
         self._beat()
 
+    def _welcome(self, node: Node, message: Welcome) -> None:
+        address, session = address_of(self._endpoint), message.datagrams
+        if address is not None and session is not None:
+            node.sender = self._senders[session.session] = Sender(session.session, session.key)
+            node.to = address[0], session.port
+
+    def _look_again(self, node: Node) -> None:
+        """A Hello that was said twice is answered twice, and the newer Welcome counts."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                message = codec.decode_to_worker(node.socket.recv(zmq.NOBLOCK))
+                if isinstance(message, Welcome):
+                    self._welcome(node, message)
+
     def _beat(self) -> None:
         """Send what is due."""
         now = time.monotonic()
+        if self._beats and self._beats[0][0] <= now:
+            self._take_answers()
         while self._beats and self._beats[0][0] <= now:
-            due, whose, socket, every_s = self._beats[0]
-            socket.send(self._data)
-            heapq.heapreplace(self._beats, (max(due + every_s, now), whose, socket, every_s))
+            due, whose, node = self._beats[0]
+            if not self._sent(node):
+                node.socket.send(self._data)
+                self._look_again(node)
+            heapq.heapreplace(self._beats, (max(due + node.beat_s, now), whose, node))
+
+    def _take_answers(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                data = self._udp.recv(ACK_BYTES + 1)
+                if (sender := self._senders.get(acked_session_of(data))) is not None:
+                    sender.heard(data)
+
+    def _sent(self, node: Node) -> bool:
+        """Whether a datagram stands for this beat."""
+        if node.sender is None:
+            return False
+        data, stands = node.sender.beat()
+        try:
+            self._udp.sendto(data, node.to)
+        except OSError:
+            return False
+        return stands
 
 
 def main(endpoint: str, folder: str, nodes: list[str], *, ready: bool) -> None:
