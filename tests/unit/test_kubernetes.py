@@ -59,6 +59,18 @@ def test_what_is_named_is_there() -> None:
     assert address == f"--daemon=tcp://{daemon['metadata']['name']}-0.{daemon['spec']['serviceName']}:7077"
 
 
+def test_beats_may_come_by_udp_to_the_same_port() -> None:
+    found = documents()
+    (daemon, _) = sets(found)
+    (container,) = daemon["spec"]["template"]["spec"]["containers"]
+    opened = {(port.get("protocol", "TCP"), port["containerPort"]) for port in container["ports"]}
+    (service,) = [
+        each for each in found if each["kind"] == "Service" and each["metadata"]["name"] == "oobleckd"
+    ]
+    served = {(port.get("protocol", "TCP"), port["port"]) for port in service["spec"]["ports"]}
+    assert opened == served == {("TCP", 7077), ("UDP", 7077)}
+
+
 def test_a_worker_has_time_to_leave() -> None:
     (_, worker) = sets(documents())
     pod = worker["spec"]["template"]["spec"]
