@@ -169,8 +169,8 @@ class Schedule(_Table, frozen=True):
         Literal["auto", 1, 2],
         Meta(
             description="Parts of a pipeline that a device has, where the backward is decoupled. 2: one of the first half and its "
-            "counterpart of the second, so that the first device begins and ends a micro-batch; less waiting, twice the messages. "
-            "auto: whichever is faster as modelled."
+            "counterpart of the second, so that the first device begins and ends a micro-batch; less waiting, twice the messages. A pipeline whose devices have "
+            "no two layers each, or no room for both parts, has one. auto: whichever is faster as modelled."
         ),
     ] = "auto"
     update: Annotated[

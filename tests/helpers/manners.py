@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.api import JobView, PipelineView
 from oobleckd.protocol.job import PolicyName, Schedule
 from planner.policy import ROLLING_BACK, SHADOWING
 
@@ -70,11 +71,21 @@ class Manner:
         }
 
     def check(self, job: JobView) -> None:
-        """A running job has as many stages on every device as it is to have, in pipelines of two devices or more."""
-        for pipeline in job.pipelines:
+        """The pipelines of a running job are as they are to be (``check_pipelines``)."""
+        self.check_pipelines(job.id, job.pipelines)
+
+    def check_pipelines(self, job: str, pipelines: Sequence[PipelineView]) -> None:
+        """As many stages on every device as it is to have, in pipelines of two devices or more.
+
+        Two chunks take twice as many layers as devices: a deeper pipeline, which a policy that chooses the depth may prefer, has one
+        (docs/schedules.md, "Two chunks").
+        """
+        for pipeline in pipelines:
             stages = [stage.device for stage in pipeline.stages]
-            assert len(stages) == self.chunks * len(set(stages)), f"{job.id}: stages on {stages}"
-            assert len(set(stages)) > 1, f"{job.id}: one device alone"
+            num_devices, num_layers = len(set(stages)), max(stage.stop for stage in pipeline.stages)
+            chunks = self.chunks if self.chunks * num_devices <= num_layers else 1
+            assert len(stages) == chunks * num_devices, f"{job}: stages on {stages}"
+            assert num_devices > 1, f"{job}: one device alone"
 
 
 FORMS: tuple[tuple[Literal["fused", "decoupled"], Literal[1, 2]], ...] = (
