@@ -43,7 +43,7 @@ from oobleckd.protocol.messages import (
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
 from worker.ahead import Ahead
 from worker.commit import ReplicasDisagree
-from worker.data import open_corpus
+from worker.data import Corpus, open_corpus
 from worker.deploy import KINDS, Deployment, expected, outgoing
 from worker.errors import UserError, ends_the_process
 from worker.executor import Executor
@@ -95,6 +95,7 @@ class DeviceProcess:
         self.post = TransportPost(self.transport, self.plane, self.mailbox, self.torch_device)
         self.faults = Faults(place.device, place.run_dir)
         self.flips: list[How] = []
+        self.corpus: tuple[Job, Corpus] | None = None
 
     def run(self) -> None:
         """Serve until the agent ends this process."""
@@ -237,7 +238,7 @@ class DeviceProcess:
 
     def _measure(self, message: Measure) -> None:
         spec = load_spec(message.spec)
-        open_corpus(message.spec)  # a job without text fails before it is planned
+        self._corpus_of(message.spec)  # a job without text fails before it is planned
         profile = measure(spec, message.spec, self.torch_device)
         self.tell(Measured(self.place.device, message.job, profile))
 
@@ -298,10 +299,19 @@ class DeviceProcess:
         self.job_id = job_id
         store = Store(load_spec(job), self.torch_device)
         self.executor = Executor(
-            self.place.device, job_id, job, store, open_corpus(job), self.post, self.faults, self.tell,
+            self.place.device, job_id, job, store, self._corpus_of(job), self.post, self.faults, self.tell,
             self.pulse, self.turn.aside, Beside(self.tell, self.faults, self.mailbox.wake),
         )  # fmt: skip
         return self.executor
+
+    def _corpus_of(self, job: Job) -> Corpus:
+        """Its samples. Those of the last job stay open: one that goes back to its checkpoint begins anew, and all would stand still
+        while many files are read and hashed once more.
+        """
+        if self.corpus is None or self.corpus[0] != job:
+            self.corpus = None
+            self.corpus = job, open_corpus(job)
+        return self.corpus[1]
 
     def _ready(self) -> None:
         assert self.deployment is not None

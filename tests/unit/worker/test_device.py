@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from oobleckd.protocol import codec
@@ -21,6 +22,7 @@ from oobleckd.protocol.messages import (
     Message,
     Progress,
     Ready,
+    Release,
     Report,
     Resume,
     StepDone,
@@ -28,6 +30,7 @@ from oobleckd.protocol.messages import (
 from oobleckd.protocol.parts import Counters
 from planner.plan import Layers, Layout, Range, Route, Segment
 from worker import device
+from worker.data import Corpus, open_corpus
 from worker.framing import read_frame, write_frame
 from worker.link import DeviceLink
 from worker.models import Layer
@@ -98,12 +101,17 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
         ends.callback(process.link.close)
         threading.Thread(target=process.run, daemon=True).start()
         agent = Agent(ours)
-        every = Range(0, 4)
-        routes = tuple(Route(micro_batch, 1, (Segment(ME, every),)) for micro_batch in range(2))
-        layout = Layout(1, 4, {ME: Layers((every,))}, routes)
-        agent.say(Deploy(ME, 1, "job", job(tmp_path), layout, Counters(), "init", (), {}, "", ""))
+        agent.say(deploy(1, job(tmp_path)))
         agent.hear(Ready)
         yield agent
+
+
+def deploy(epoch: int, spec: Job) -> Deploy:
+    """All of a model for one device."""
+    every = Range(0, 4)
+    routes = tuple(Route(micro_batch, epoch, (Segment(ME, every),)) for micro_batch in range(2))
+    layout = Layout(epoch, 4, {ME: Layers((every,))}, routes)
+    return Deploy(ME, epoch, "job", spec, layout, Counters(), "init", (), {}, "", "")
 
 
 def test_a_report_is_answered_while_a_layer_computes(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +128,25 @@ def test_a_report_is_answered_while_a_layer_computes(agent: Agent, monkeypatch: 
     agent.say(Decide(ME, 2, 0, None, (), {}, hold=False, hold_now=False))
     assert agent.hear(StepDone).counters.step == 0
     assert agent.hear(Held).finished
+
+
+def test_a_job_that_begins_anew_finds_its_samples_open(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Job] = []
+
+    def counted(spec: Job) -> Corpus:
+        opened.append(spec)
+        return open_corpus(spec)
+
+    monkeypatch.setattr(device, "open_corpus", counted)
+    same = job(tmp_path)
+    other = msgspec.structs.replace(same, train=msgspec.structs.replace(same.train, seed=1))
+    for epoch, spec in enumerate((same, same, other, other, same), 2):
+        agent.say(Release(ME, "job"))  # as before a way back
+        agent.say(deploy(epoch, spec))
+        assert agent.hear(Ready).epoch == epoch
+    assert opened == [other, same]
 
 
 def test_a_turn_is_given_away_aside_and_comes_back() -> None:
