@@ -55,15 +55,16 @@ class Beforehand:
 
     def copies_s(self, message: Deploy) -> float:
         """Seconds that the copies of a deployment take in its stop."""
-        return 0.0 if self._has(message) else copy_s(message.transfers, self.profile)
+        return 0.0 if self.has(message) else copy_s(message.transfers, self.profile)
 
     def copied(self, message: Deploy) -> dict[str, tuple[int, int]]:
         """Target -> bytes that it gets in the stop, and that it had before."""
         found: dict[str, int] = {}
         for copy in message.transfers:
             found[copy.target] = found.get(copy.target, 0) + copy.num_bytes
-        has = self._has(message)
+        has = self.has(message)
         return {target: (0, count) if has else (count, 0) for target, count in found.items()}
 
-    def _has(self, message: Deploy) -> bool:
+    def has(self, message: Deploy) -> bool:
+        """Whether all that it needs was copied beforehand."""
         return message.prepared > 0 and message.prepared == self.complete

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -45,7 +46,10 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ``start_s``: from a node's arrival until its devices can be used. ``snapshot_bytes_per_s``: how fast a device copies what it is to write,
     while training waits; ``write_bytes_per_s`` how fast a node writes it, while training goes on. ``manifest_s``: to complete a checkpoint.
     ``keeps``: what a loss leaves of the step under way: everything but the dead devices' own work, or nothing. ``every``: steps between
-    checkpoints (0: as the job has it). ``longer``: the share by which every step is longer than the timeline says. ``beforehand``: copies are made while training goes on, where that pays.
+    checkpoints (0: as the job has it). ``longer``: the share by which every step is longer than the timeline says; ``commit_s``: by which time, whatever the plan
+    (letters, votes, the way to the next step); ``sums_bytes_per_s``: how fast a device sends its gradient sums to all other holders of its layers, while
+    it waits. ``begin_s``: of a deployment where the process of a device has just started, and nothing was copied to it beforehand: its model and data are
+    opened, links are made. ``beforehand``: copies are made while training goes on, where that pays.
     """
 
     detect_s: _Seconds = 0.003
@@ -64,6 +68,9 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     keeps: Literal["hops", "nothing"] = "hops"
     every: Annotated[int, Meta(ge=0)] = 0
     longer: _Seconds = 0.0
+    commit_s: _Seconds = 0.0
+    sums_bytes_per_s: _Rate = inf
+    begin_s: _Seconds = 0.0
     beforehand: bool = True
 
 
@@ -74,7 +81,17 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 # Assumed: deploy_s, since on one machine a deployment that copies nothing is a few messages between two steps, and on many hosts connections are made; init_s,
 # which is paid once; load and write at 1 GB/s a node, a local NVMe disk or a share of a common one; the copy for a checkpoint at 10 GB/s, a GPU's way to
 # its host; manifest_s, a small file.
+# commit_s, sums_bytes_per_s: nothing, as the planner's timelines have it (planner/timeline.py), so that both say the same of a step: on links that carry a stage's
+# sums to all its replicas while a pass takes its time, that is near the truth, on others it is not. begin_s is in deploy_s.
 OURS = Costs()
+
+# Ours on one machine of two cores, where each device is a process (`benchmarks/simulated.py`, in whose journals these stand). deploy_s: 4 to 5 ms from the decision to a
+# layout in force where nothing is copied and nobody is new. begin_s: 0.40 to 0.48 s with one process that has just started. init_s, restart_s: 0.14 s from a way
+# back to the layout in force, with weights made anew or 20 MB a device loaded. plan_s: 4 to 5 ms. detect_s: the daemon's loop shares the cores with the devices. Its commit_s and
+# sums_bytes_per_s depend on how many devices share them: the benchmark measures both.
+ONE_MACHINE = msgspec.structs.replace(
+    OURS, detect_s=0.012, plan_s=0.005, deploy_s=0.005, begin_s=0.4, init_s=0.12, restart_s=0.12
+)
 
 # The published systems. What several of them have in common, assumed:
 # - 1 s until somebody notices: a failure shows as a socket that is closed or a collective that ends with an error, and a second is the shortest time-out that
@@ -104,6 +121,7 @@ SLIPSTREAM = Costs(detect_s=1.0, report_s=0.0, deploy_s=10.0, start_s=30.0, keep
 
 PRESETS: dict[str, Costs] = {
     "ours": OURS,
+    "one-machine": ONE_MACHINE,
     "silent": msgspec.structs.replace(OURS, detect_s=OURS.silence_s),  # hosts that vanish, and close no link
     "oobleck-as-published": OOBLECK,
     "varuna-as-published": VARUNA,

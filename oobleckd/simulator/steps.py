@@ -1,7 +1,7 @@
 """How long a step takes: by the planner's own timelines, of the layout in force and of the routes that stand beside it.
 
-Owns what is remembered of shapes, and the time in which an interrupted round is mended. A plan's step is as the planner modelled it, in the order in
-which it would be run; where devices go around the dead they do whatever is ready (``planner.routed``).
+Owns what is remembered of shapes, what a step takes besides the passes and updates of a timeline, and the time in which an interrupted round is mended. A
+plan's step is as the planner modelled it, in the order in which it would be run; where devices go around the dead they do whatever is ready (``planner.routed``).
 """
 
 from __future__ import annotations
@@ -9,21 +9,25 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isinf
 
 import msgspec
 
-from planner.plan import BACKWARD, FORWARD, Detours, Layout, Plan, Route, standing_routes
+from oobleckd.protocol.job import Job
+from oobleckd.simulator.sums import sums_bytes
+from planner.plan import BACKWARD, FORWARD, Detours, Layers, Layout, Plan, Route, standing_routes
 from planner.policy import Setup
 from planner.profile import Profile
 from planner.routed import MOST_HOPS, device_s, ready_first_s
 from planner.shop import shop_of
 
 Shape = tuple[tuple[tuple[int, int, int], ...], ...]
+NO_LAYERS = Layers()
 
 
 @dataclass(slots=True)
 class Steps:
-    """Times of steps, each shape's once. ``longer``: the share by which all are longer."""
+    """Times of steps by the timelines, each shape's once. ``longer``: the share by which all are longer."""
 
     longer: float = 0.0
     _known: dict[Shape, float] = field(default_factory=dict)
@@ -45,6 +49,44 @@ class Steps:
         if shape not in self._known:
             self._known[shape] = ready_first_s(shop_of(standing, setup), staggered=setup.staggered)
         return self._known[shape] * (1 + self.longer)
+
+
+@dataclass(slots=True)
+class Besides:
+    """What a step takes that no timeline has: ``commit_s`` whatever the layout, and the exchange of gradient sums.
+
+    ``sums_bytes``: of every layer. All that a device sends goes out one behind the other at ``bytes_per_s``, as the worker's reducer does it: what it
+    computed of a layer to each other holder (docs/decisions.md).
+    """
+
+    commit_s: float
+    sums_bytes: tuple[int, ...]
+    bytes_per_s: float
+    _known: tuple[tuple[int, frozenset[str]], float] = ((-1, frozenset()), 0.0)
+
+    @classmethod
+    def of(cls, job: Job, profile: Profile, commit_s: float, bytes_per_s: float) -> Besides:
+        """As ``job`` has it."""
+        return cls(commit_s, sums_bytes(job, profile), bytes_per_s)
+
+    def seconds(self, layout: Layout, dead: frozenset[str]) -> float:
+        """Of a step of ``layout`` without its ``dead``."""
+        if isinf(self.bytes_per_s):
+            return self.commit_s
+        if self._known[0] != (layout.epoch, dead):
+            self._known = (layout.epoch, dead), self._exchange_s(layout, dead)
+        return self.commit_s + self._known[1]
+
+    def _exchange_s(self, layout: Layout, dead: frozenset[str]) -> float:
+        copies, most = layout.copies(dead), 0
+        for device, held in layout.holdings.items():
+            if device in dead:
+                continue
+            shadows = layout.shadows.get(device, NO_LAYERS)
+            most = max(
+                most, sum((copies[n] - 1) * self.sums_bytes[n] for n in held.layers() if n not in shadows)
+            )
+        return most / self.bytes_per_s
 
 
 def _slower(before: Sequence[Route], after: Sequence[Route], profile: Profile) -> float:
@@ -74,11 +116,13 @@ def mended_at(
     attempts: Sequence[Route],
     dead: Collection[str],
     profile: Profile,
+    besides_s: float = 0.0,
 ) -> float:
     """When the interrupted round is committed, in the seconds of ``decided_at``.
 
     Pipelines that were not hit have gone on, and end when they would have. Every device has besides what is left of its own work, of which it has done a
-    ``share``, what the new attempts give it; and no attempt is done before the decision and one way through its hops.
+    ``share``, what the new attempts give it; and no attempt is done before the decision and one way through its hops. ``besides_s``: of ``step_s`` what
+    follows the last pass, and follows that of an attempt as well.
     """
     left: defaultdict[str, float] = defaultdict(float)
     own = device_s([route for route in standing if not route.touches(dead)], profile)
@@ -90,7 +134,8 @@ def mended_at(
         way_s = max(way_s, sum(hops))
         for segment, seconds in zip(route.segments, hops, strict=True):
             left[segment.device] += seconds
-    return max(begun_at + step_s, decided_at + max(left.values(), default=0.0), decided_at + way_s)
+    again_s = max(way_s, *left.values()) if left else way_s
+    return max(begun_at + step_s, decided_at + again_s + besides_s)
 
 
 def _hops_s(route: Route, profile: Profile) -> tuple[float, ...]:

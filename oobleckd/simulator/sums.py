@@ -24,6 +24,12 @@ Inherited = Mapping[str, Mapping[int, Sequence[int]]]
 """Device -> layer -> micro-batches that count as its own."""
 
 
+def sums_bytes(job: Job, profile: Profile) -> tuple[int, ...]:
+    """Of every layer, as they travel."""
+    times = EXACT_TIMES if job.train.exact else 1
+    return tuple(times * layer.param_bytes for layer in profile.layers)
+
+
 class Copy(msgspec.Struct, frozen=True):
     """Of a device's sums after the first ``hops`` of its hops, with ``keeper`` at ``here_s`` of the step."""
 
@@ -53,10 +59,10 @@ class Sums:
     @classmethod
     def of(cls, job: Job, profile: Profile, *, kept: bool) -> Sums:
         """As ``job`` has it; ``kept``: the engine keeps what was done of a step at all."""
-        times, rate = EXACT_TIMES if job.train.exact else 1, profile.link_bytes_per_s
+        rate = profile.link_bytes_per_s
         return cls(
             job.schedule.sum_copies if kept else 0,
-            tuple(times * layer.param_bytes / rate for layer in profile.layers),
+            tuple(num_bytes / rate for num_bytes in sums_bytes(job, profile)),
             tuple(layer.output_bytes / rate for layer in profile.layers),
             profile.link_latency_s,
         )

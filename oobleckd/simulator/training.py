@@ -56,6 +56,9 @@ class Shell(Protocol):
     def step_s(self) -> float:
         """Seconds of a step as training goes now."""
 
+    def besides_s(self) -> float:
+        """Of these what follows the last pass, besides the update."""
+
     def best_s(self) -> float:
         """Seconds of a step with the best plan for whoever is alive."""
 
@@ -79,7 +82,7 @@ class Training:
 
     ``counters``: the round that is next, or under way. ``late_s``: the first step under way ends so much later, for the snapshot before
     it. ``share`` of the round was done at the loss. ``mended_at``: when a round that lost devices is committed (inf: none has). ``gone``: devices that
-    are dead, whether anybody knows or not; ``dead`` are known. ``losses`` counts, so that a checkpoint knows whether its writers all lived; ``writing``: one is under way.
+    are dead, whether anybody knows or not; ``dead`` are known; ``new`` have never held anything of the job. ``losses`` counts, so that a checkpoint knows whether its writers all lived; ``writing``: one is under way.
     """
 
     world: Shell
@@ -95,6 +98,7 @@ class Training:
     detours: Detours | None = None
     dead: frozenset[str] = frozenset()
     gone: set[str] = field(default_factory=set)
+    new: set[str] = field(default_factory=set)
     counters: Counters = field(default_factory=Counters)
     every: int = 0
     begun_at: float = 0.0
@@ -178,6 +182,7 @@ class Training:
     def born(self, devices: Collection[str]) -> None:
         """Names are borne by new lives, which hold nothing: in the layout in force they are dead, and the core knows or is about to."""
         self.gone.difference_update(devices)
+        self.new.update(devices)
 
     def release(self) -> None:
         """No device holds anything any more."""
@@ -207,15 +212,18 @@ class Training:
     def _takes(self, message: Deploy) -> tuple[float, float]:
         """Seconds of a deployment, and of what is copied or read in it."""
         costs = self.costs
+        fixed_s = costs.deploy_s
+        if not self.new.isdisjoint(message.layout.holdings) and not self.beforehand.has(message):
+            fixed_s += costs.begin_s
         if message.source == "copy":
-            return costs.deploy_s, self.beforehand.copies_s(message)
+            return fixed_s, self.beforehand.copies_s(message)
         if message.source == "init":
-            return costs.deploy_s + costs.init_s, 0.0
+            return fixed_s + costs.init_s, 0.0
         held: dict[str, int] = {}
         for device, layers in message.layout.holdings.items():
             num_bytes = sum(copy_bytes(self.profile.layers[n]) for n in layers.layers())
             held[node_of(device)] = held.get(node_of(device), 0) + num_bytes
-        return costs.deploy_s + costs.restart_s, max(held.values()) / costs.load_bytes_per_s
+        return fixed_s + costs.restart_s, max(held.values()) / costs.load_bytes_per_s
 
     def _copying(self, epoch: int) -> None:
         if self.deployment is not None and self.deployment.told.epoch == epoch:
@@ -226,6 +234,7 @@ class Training:
         found = self.deployment
         if found is None or found.told.epoch != epoch:
             return
+        self.new.difference_update(found.told.layout.holdings)
         copied = self.beforehand.copied(found.told)
         for device in found.devices:
             if device not in self.gone and self.deployment is found:
@@ -311,7 +320,15 @@ class Training:
         else:
             began = self.begun_at + self.late_s
             self.mended_at = mended_at(
-                now, began, self.step_s, self.share, standing, message.routes, self.dead, self.profile
+                now,
+                began,
+                self.step_s,
+                self.share,
+                standing,
+                message.routes,
+                self.dead,
+                self.profile,
+                self.world.besides_s(),
             )
         self.world.account.spend(now, "round")
 

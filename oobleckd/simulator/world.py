@@ -63,7 +63,7 @@ from oobleckd.simulator.clock import Clock
 from oobleckd.simulator.nodes import TICKET, Nodes
 from oobleckd.simulator.outcome import Decided, Outcome, Point, Question, SimulationError, Written
 from oobleckd.simulator.planning import Oracle, Planner
-from oobleckd.simulator.steps import Steps
+from oobleckd.simulator.steps import Besides, Steps
 from oobleckd.simulator.sums import Sums
 from oobleckd.simulator.training import Training
 from planner.plan import node_of
@@ -88,6 +88,7 @@ class World:
         self.machine = Machine(Config(daemon="simulator", state_dir="/", lease_s=inf, look_s=inf))
         self.steps = Steps(self.costs.longer)
         job = question.job
+        self.besides = Besides.of(job, question.profile, self.costs.commit_s, self.costs.sums_bytes_per_s)
         kept = job.schedule.boundary_bytes > 0
         self.sums = Sums.of(job, question.profile, kept=self.costs.keeps != "nothing")
         self.training = Training(self, self.costs, question.profile, job.train.global_batch, kept, self.sums)
@@ -280,7 +281,14 @@ class World:
             step_s = self.steps.around_s(
                 job.setup, job.plan, training.layout, training.detours, training.dead
             )
+        step_s += self.besides_s()
         return step_s + self.sums.longer_s(training.layout, training.epoch, training.standing, step_s)
+
+    def besides_s(self) -> float:
+        """What of it follows the last pass, besides the update."""
+        training = self.training
+        assert training.layout is not None
+        return self.besides.seconds(training.layout, training.dead)
 
     def best_s(self) -> float:
         """Seconds of a step with the best plan for whoever is alive."""

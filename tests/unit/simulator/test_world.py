@@ -225,3 +225,38 @@ def test_a_hundred_thousand_events_a_minute() -> None:
     run = simulate(question("oobleck", trace, job=job_of(128)))
     took_s = time.process_time() - began
     assert run.events / took_s * 60 > 100_000
+
+
+@pytest.mark.parametrize(("exact", "times"), [(True, 2), (False, 1)])
+def test_what_a_step_takes_besides_its_timeline(exact: bool, times: int) -> None:
+    """20 ms of every step; and each device sends the sums of its two layers of 30 bytes, twice that where they are exact, to the one other holder.
+
+    After the loss the mended step ends so much later, too, and one pipeline is left, with nobody to send anything to.
+    """
+    job = job_of()
+    job = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, exact=exact))
+    costs = msgspec.structs.replace(FREE, commit_s=0.02, sums_bytes_per_s=6000.0)
+    longer_s = 0.02 + times * 2 * 30 / 6000.0
+    calm = simulate(question(job=job, costs=costs))
+    assert calm.steps == int((20.0 - BATCH_S) / (STEP_S + longer_s))
+    assert booked(calm) == pytest.approx(80.0, abs=1e-9)
+    run = simulate(question("oobleck", trace_of(4, Event(10.0, "fail", "node-2")), job=job, costs=costs))
+    mended = next(point for point in run.points if point.at_s > 10.0)
+    assert (
+        10.0 + longer_s < mended.at_s <= 10.0 + 0.24 + longer_s
+    )  # no more than all that the dead had done, by one device
+    first, last = run.points[-2:]
+    assert (last.at_s - first.at_s) / (last.samples - first.samples) * 4 == pytest.approx(
+        AFTER_S["oobleck"] + 0.02
+    )
+
+
+def test_a_process_that_has_just_started_begins_the_job_and_all_wait() -> None:
+    events = (Event(10.0, "fail", "node-2"), Event(12.0, "join", "node-2"))
+    slow = msgspec.structs.replace(FREE, begin_s=1.5)
+    runs = [simulate(question("oobleck", trace_of(4, *events), costs=costs)) for costs in (FREE, slow)]
+    quick_s, slow_s = (run.lost_device_s["reconfigure"] for run in runs)
+    assert slow_s - quick_s == pytest.approx(
+        2 * 4 * 1.5
+    )  # the first plan, and that with the one that is back
+    assert runs[0].plans == runs[1].plans == 3
