@@ -3,8 +3,9 @@
     python benchmarks/simulated.py [--only adaptive,varuna]
 
 Layers sleep 25 ms in F, I and W, so that six processes are six devices. The live run comes first: nodes are killed and started again (``SCRIPT``); then the
-simulator is given what the workers measured of the layers, and when each event happened. Compared are samples committed until the end, and
-the decisions that the core made durable, in their order, by the names of the nodes. Definitions: README.md. The last line is one JSON object.
+simulator is given what the workers measured of the layers, when each event happened, and what a step takes besides its timeline, as it was before the first of
+them (``apart``). Compared are samples committed until the end, and the decisions that the core made durable, in their order, by the names of the nodes;
+shown besides is where both are apart. Definitions: README.md. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import msgspec
 
+from benchmarks.apart import Overhead, Two, overhead, steps_by, stretch
 from benchmarks.cluster import Cluster, ClusterFailed
 from benchmarks.peers.launch import endable
 from benchmarks.sleeping import PIPELINES, STAGES, job_of, parser_of, policies_of, under_each
@@ -30,12 +33,12 @@ from oobleckd.core.entries import (
     Detoured,
     LayoutDeployed,
     RolledBack,
-    StepEntry,
     TemplatesMade,
 )
 from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.service import step_row
-from oobleckd.simulator.costs import OURS
+from oobleckd.protocol.job import Job
+from oobleckd.simulator.costs import ONE_MACHINE
 from oobleckd.simulator.outcome import Question
 from oobleckd.simulator.traces import Event, Trace
 from oobleckd.simulator.world import World
@@ -43,29 +46,34 @@ from oobleckd.simulator.world import World
 SCRIPT = ((8.0, (0, 1)), (20.0, (1, 0)), (32.0, None), (52.0, (2, 1)), (64.0, None))
 """(seconds after the first step began, whose node is killed: (pipeline, stage) of the first plan). None: whoever is dead starts again."""
 END_S = 84.0
+ALONE_STEPS = 7
+"""Of a pipeline by itself, before all."""
 CLOSE = 0.1
 """How far apart the samples of both may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What happened: ``decisions`` in words, and what the simulator is given."""
+    """What happened, in the daemon's time: the job's ``entries``, those of a pipeline that was ``alone`` before it, and the events."""
 
-    steps: int
-    decisions: tuple[str, ...]
-    made: TemplatesMade
-    trace: Trace
+    entries: list[AnyEntry]
+    alone: list[AnyEntry]
+    happened: list[tuple[float, str, str]]
+    began_at: float
+    ended_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One policy: committed steps of both, and the decisions in which they differ."""
+    """One policy: committed steps of both, the decisions in which they differ, what the simulator was given of steps, and every stretch between events."""
 
     policy: str
     live_steps: int
     simulated_steps: int
     decisions: int
     differ: tuple[tuple[str, str], ...]
+    given: Overhead
+    stretches: tuple[Two, ...]
 
     @property
     def apart(self) -> float:
@@ -77,11 +85,11 @@ class Recorder(World):
     """A simulated run that keeps what the core makes durable."""
 
     def __init__(self, question: Question) -> None:
-        self.entries: list[msgspec.Struct] = []
+        self.entries: list[AnyEntry] = []
         super().__init__(question)
 
     def _note(self, entry: msgspec.Struct) -> None:
-        self.entries.append(entry)
+        self.entries.append(cast("AnyEntry", entry))
         super()._note(entry)
 
 
@@ -106,10 +114,23 @@ def decisions_of(entries: Iterable[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def alone_of(job: Job) -> Job:
+    """One pipeline of the same model, without a replica."""
+    return msgspec.structs.replace(
+        job,
+        name="alone",
+        train=msgspec.structs.replace(job.train, steps=ALONE_STEPS),
+        fault_tolerance=msgspec.structs.replace(job.fault_tolerance, f=0, policy="oobleck"),
+        resources=msgspec.structs.replace(job.resources, max_nodes=STAGES),
+    )
+
+
 def live(policy: str, folder: Path, environment: dict[str, str]) -> Live:
     """The script on a cluster of its own."""
     happened: list[tuple[float, str, str]] = []
     with Cluster(folder, PIPELINES * STAGES, environment=environment) as cluster:
+        alone = cluster.submit(alone_of(job_of(policy)))
+        cluster.in_state(alone, "done")
         job = cluster.submit(job_of(policy))
         view = cluster.in_state(job, "running")
         first = cluster.until(lambda: next(iter(cluster.client.steps(job, since=0)), None), "the first step")
@@ -129,12 +150,14 @@ def live(policy: str, folder: Path, environment: dict[str, str]) -> Live:
         time.sleep(max(0.0, began_at + END_S - time.time()))
         ended_at = time.time()
         cluster.end(job)
-    entries = journaled(folder)
+    entries = [entry for entry in journaled(folder) if getattr(entry, "at", 0.0) <= ended_at]
     return Live(
-        steps_by(entries, ended_at), decisions_of(e for e in entries if getattr(e, "at", 0.0) <= ended_at),
-        next(entry for entry in entries if isinstance(entry, TemplatesMade)),
-        trace_of(happened, began_at, ended_at),
-    )  # fmt: skip
+        [entry for entry in entries if getattr(entry, "job", job) == job],
+        [entry for entry in entries if getattr(entry, "job", "") == alone],
+        happened,
+        began_at,
+        ended_at,
+    )
 
 
 def journaled(folder: Path) -> list[AnyEntry]:
@@ -146,44 +169,81 @@ def journaled(folder: Path) -> list[AnyEntry]:
         journal.close()
 
 
-def steps_by(entries: Iterable[AnyEntry], when: float) -> int:
-    """Committed by then, without those that were taken back."""
-    steps = 0
-    for entry in entries:
-        if isinstance(entry, StepEntry) and entry.at <= when:
-            steps = entry.counters.step + (entry.outcome != "repeated")
-        elif isinstance(entry, RolledBack) and entry.at <= when:
-            steps = entry.counters.step
-    return steps
-
-
-def trace_of(happened: Iterable[tuple[float, str, str]], began_at: float, ended_at: float) -> Trace:
-    """Of what happened, in seconds after the first step began."""
+def trace_of(found: Live, began_s: float) -> Trace:
+    """Of what happened, where the first step begins after ``began_s``."""
     nodes = tuple(f"node-{number}" for number in range(1, PIPELINES * STAGES + 1))
-    events = tuple(Event(at - began_at, kind, node) for at, kind, node in happened)  # type: ignore[arg-type]
-    return Trace("live", nodes, events, ended_at - began_at)
+    events = tuple(
+        Event(at - found.began_at + began_s, kind, node)  # type: ignore[arg-type]
+        for at, kind, node in found.happened
+    )
+    return Trace("live", nodes, events, found.ended_at - found.began_at + began_s)
+
+
+def simulated(question: Question, found: Live) -> tuple[Recorder, float]:
+    """The same events in simulation, and when its first step began: what comes before is no part of it, neither did it count live."""
+    calm = Recorder(msgspec.structs.replace(question, trace=Trace("calm", question.trace.nodes, (), 60.0)))
+    calm.run()
+    began_s = next(entry.at for entry in calm.entries if isinstance(entry, LayoutDeployed))
+    world = Recorder(msgspec.structs.replace(question, trace=trace_of(found, began_s)))
+    world.run()
+    return world, began_s
 
 
 def compared(policy: str, found: Live) -> Compared:
-    """The same in simulation. What comes before the first step is no part of it: neither did it count live."""
-    setup = found.made.setup
-    costs = msgspec.structs.replace(OURS, init_s=0.0, start_s=0.0)
+    """Both, and the stretches between events."""
+    setup = next(entry.setup for entry in found.entries if isinstance(entry, TemplatesMade))
+    job, first_at = job_of(policy), found.happened[0][0]
+    given = overhead(job, setup.profile, found.alone, found.entries, first_at)
+    costs = msgspec.structs.replace(
+        ONE_MACHINE, start_s=0.0, **asdict(given)
+    )  # a node joins when it can be used
     question = Question(
-        job_of(policy),
+        job,
         policy,
         setup.profile,
         setup.device_memory_bytes,
         setup.devices_per_node,
-        found.trace,
+        trace_of(found, 0.0),
         costs,
     )
-    world = Recorder(question)
-    outcome = world.run()
-    theirs = decisions_of(world.entries)
-    longest = max(len(found.decisions), len(theirs))
-    pairs = zip(*(each + ("",) * (longest - len(each)) for each in (found.decisions, theirs)), strict=True)
-    differ = tuple((a, b) for a, b in pairs if a != b)
-    return Compared(policy, found.steps, outcome.steps, len(found.decisions), differ)
+    world, began_s = simulated(question, found)
+    ours, theirs = decisions_of(found.entries), decisions_of(world.entries)
+    longest = max(len(ours), len(theirs))
+    pairs = zip(*(each + ("",) * (longest - len(each)) for each in (ours, theirs)), strict=True)
+    length_s = found.ended_at - found.began_at
+    bounds = [0.0, *(at - found.began_at for at, _, _ in found.happened), length_s]
+    what = ["begins", *(f"{kind} {node}" for _, kind, node in found.happened)]
+    return Compared(
+        policy,
+        steps_by(found.entries, found.ended_at),
+        steps_by(world.entries, began_s + length_s),
+        len(ours),
+        tuple((a, b) for a, b in pairs if a != b),
+        given,
+        tuple(
+            Two(
+                began,
+                start,
+                stretch(found.entries, found.began_at + start, found.began_at + end),
+                stretch(world.entries, began_s + start, began_s + end),
+            )
+            for began, start, end in zip(what, bounds, bounds[1:], strict=False)
+        ),
+    )
+
+
+def show(row: Compared) -> None:
+    """Where both are apart."""
+    print(
+        f"{row.policy}: besides its timeline a step takes {row.given.commit_s * 1e3:.0f} ms, and sums travel at {row.given.sums_bytes_per_s / 1e6:.0f} MB/s"
+    )
+    print(table(("from", "at s", "steps live", "simulated", "a step ms", "simulated", "first commit after s", "simulated"), [
+        [each.began, f"{each.at_s:.1f}", str(each.live.steps), str(each.simulated.steps), f"{each.live.step_s * 1e3:.0f}",
+         f"{each.simulated.step_s * 1e3:.0f}", f"{each.live.first_s:.2f}", f"{each.simulated.first_s:.2f}"]
+        for each in row.stretches
+    ]), end="\n\n")  # fmt: skip
+    for ours, theirs in row.differ:
+        print(f"{row.policy}: live {ours!r}, simulated {theirs!r}")
 
 
 def main() -> int:
@@ -195,13 +255,12 @@ def main() -> int:
     except ClusterFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    for row in rows:
+        show(row)
     print(table(("policy", "steps live", "simulated", "apart", "decisions", "the same"), [
         [row.policy, str(row.live_steps), str(row.simulated_steps), f"{row.apart:+.1%}", str(row.decisions), "no" if row.differ else "yes"]
         for row in rows
     ]))  # fmt: skip
-    for row in rows:
-        for ours, theirs in row.differ:
-            print(f"{row.policy}: live {ours!r}, simulated {theirs!r}")
     met = all(abs(row.apart) <= CLOSE and not row.differ for row in rows)
     print(f"within {CLOSE:.0%}, and the same decisions in the same order: {'met' if met else 'missed'}")
     print(
