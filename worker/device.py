@@ -95,7 +95,7 @@ class DeviceProcess:
         self.post = TransportPost(self.transport, self.plane, self.mailbox, self.torch_device)
         self.faults = Faults(place.device, place.run_dir)
         self.flips: list[How] = []
-        self.corpus: tuple[Job, Corpus] | None = None
+        self.corpus: tuple[str, Job, Corpus] | None = None
 
     def run(self) -> None:
         """Serve until the agent ends this process."""
@@ -238,7 +238,7 @@ class DeviceProcess:
 
     def _measure(self, message: Measure) -> None:
         spec = load_spec(message.spec)
-        self._corpus_of(message.spec)  # a job without text fails before it is planned
+        self._corpus_of(message.job, message.spec)  # a job without text fails before it is planned
         profile = measure(spec, message.spec, self.torch_device)
         self.tell(Measured(self.place.device, message.job, profile))
 
@@ -299,19 +299,19 @@ class DeviceProcess:
         self.job_id = job_id
         store = Store(load_spec(job), self.torch_device)
         self.executor = Executor(
-            self.place.device, job_id, job, store, self._corpus_of(job), self.post, self.faults, self.tell,
+            self.place.device, job_id, job, store, self._corpus_of(job_id, job), self.post, self.faults, self.tell,
             self.pulse, self.turn.aside, Beside(self.tell, self.faults, self.mailbox.wake),
         )  # fmt: skip
         return self.executor
 
-    def _corpus_of(self, job: Job) -> Corpus:
-        """Its samples. Those of the last job stay open: one that goes back to its checkpoint begins anew, and all would stand still
-        while many files are read and hashed once more.
+    def _corpus_of(self, job_id: str, job: Job) -> Corpus:
+        """Its samples. They stay open until another job comes: one that goes back to its checkpoint begins anew, and all would stand still
+        while many files are read and hashed once more. Another job may find other text in the same place.
         """
-        if self.corpus is None or self.corpus[0] != job:
+        if self.corpus is None or self.corpus[:2] != (job_id, job):
             self.corpus = None
-            self.corpus = job, open_corpus(job)
-        return self.corpus[1]
+            self.corpus = job_id, job, open_corpus(job)
+        return self.corpus[2]
 
     def _ready(self) -> None:
         assert self.deployment is not None
