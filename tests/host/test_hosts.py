@@ -122,6 +122,17 @@ def test_a_worker_has_its_keys_from_the_credential_store(hosts: Hosts) -> None:
     assert len({view.host for view in hosts.cluster.client.nodes()}) == NUM_HOSTS
 
 
+def test_idle_workers_beat_by_udp_to_the_daemon_s_port(hosts: Hosts) -> None:
+    def counters() -> dict[str, int]:
+        return hosts.cluster.client.debug().counters
+
+    before = counters()["datagram_beats"]
+    hosts.cluster.until(
+        lambda: counters()["datagram_beats"] >= before + 20 * NUM_HOSTS or None, "beats come by UDP"
+    )
+    assert counters()["datagrams_forged"] == counters()["datagrams_replayed"] == 0
+
+
 def test_loss_and_delay_kill_nobody(hosts: Hosts) -> None:
     job = hosts.job("lossy", 10)
     hosts.switch.weather = Weather(loss=0.1, delay_s=0.02)

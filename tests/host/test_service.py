@@ -223,6 +223,16 @@ def test_workers_say_what_they_do(services: UnitCluster) -> None:
     assert services.property(WORKERS[0], "WatchdogUSec") == "1min"
 
 
+def test_idle_workers_beat_by_udp(services: UnitCluster) -> None:
+    """The units let them."""
+    before = services.client.debug().counters["datagram_beats"]
+
+    def beaten() -> bool | None:
+        return services.client.debug().counters["datagram_beats"] >= before + 20 * len(NODES) or None
+
+    services.until(beaten, "beats come by UDP")
+
+
 def test_a_dump_has_logs_and_stacks(services: UnitCluster) -> None:
     services.ctl("debug", "dump", "-o", "/run/dump.tar.gz")
     names = services.box.run("tar", "--list", "--file", "/run/dump.tar.gz").stdout
