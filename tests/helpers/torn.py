@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from oobleckd.ctl.compare import read_checkpoint
 from oobleckd.protocol.api import IncidentView
 from oobleckd.protocol.job import PolicyName
-from planner.policy import ROLLING_BACK
+from planner.policy import ROLLING_BACK, SHADOWING
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import Manner
 
@@ -28,13 +28,19 @@ def manner_of_torn(seed: int) -> Manner:
     return Manner(min(ROLLING_BACK) if seed % 2 == 0 else others[seed // 2 % len(others)])  # type: ignore[arg-type]
 
 
+def tables_of(manner: Manner) -> dict[str, dict[str, Any]]:
+    """Of job.toml: those of the manner, with room for the copy that a checkpoint is written from; who shadows another has that already."""
+    tables = manner.tables()
+    roomy = tables["resources"] if manner.policy in SHADOWING else {"device_memory": "14MiB"}
+    return tables | {"checkpoint": {"every": EVERY}, "resources": roomy}
+
+
 def torn_seed(cluster: Cluster, seed: int, manner: Manner | None = None) -> str:
     """A job one writer of which dies in the middle of a file. Returns what was done."""
     rng = random.Random(f"torn {seed}")
     manner = manner or manner_of_torn(seed)
     cluster.heal()
-    tables = manner.tables() | {"checkpoint": {"every": EVERY}, "resources": {"device_memory": "14MiB"}}
-    job = cluster.client.submit(tiny_job(f"torn-{seed}", train={"steps": 30}, **tables)).id
+    job = cluster.client.submit(tiny_job(f"torn-{seed}", train={"steps": 30}, **tables_of(manner))).id
     view = cluster.at_step(job, EVERY)  # the first is on its way: there is one to go back to, or will be
     victim = rng.choice(sorted({node for pipeline in view.pipelines for node in pipeline.nodes}))
     before = len(cluster.fired())

@@ -7,8 +7,9 @@ import pytest
 from oobleckd.core.blast import pipelines_of
 from oobleckd.protocol.api import LayerRange, PipelineView
 from planner.policies import adapt, prepare
-from planner.policy import Situation
+from planner.policy import SHADOWING, Situation
 from tests.helpers.manners import BY_NAME
+from tests.helpers.torn import manner_of_torn, tables_of
 from tests.unit.planner.build import profile_of, setup_of
 
 TWO = BY_NAME["varuna-decoupled-2-flushed"]
@@ -45,3 +46,13 @@ def test_as_many_chunks_as_layers_suffice_for(devices: str) -> None:
 def test_other_forms_are_refused(devices: str) -> None:
     with pytest.raises(AssertionError, match=r"stages on|one device"):
         TWO.check_pipelines("job", [pipeline(devices)])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_torn_checkpoint_leaves_a_shadowing_job_its_room(seed: int) -> None:
+    manner = manner_of_torn(seed)
+    resources = tables_of(manner)["resources"]
+    if manner.policy in SHADOWING:
+        assert resources == manner.tables()["resources"]  # with less it needs more nodes than there are
+    else:
+        assert resources == {"device_memory": "14MiB"}
