@@ -44,29 +44,33 @@ def steps_by(entries: Iterable[AnyEntry], when: float) -> int:
     """Committed by then, without those that were taken back."""
     steps = 0
     for entry in entries:
-        if isinstance(entry, StepEntry) and entry.at <= when:
-            steps = entry.counters.step + (entry.outcome != "repeated")
-        elif isinstance(entry, RolledBack) and entry.at <= when:
-            steps = entry.counters.step
+        if isinstance(entry, StepEntry | RolledBack) and entry.at <= when:
+            steps = _after(entry, steps)
     return steps
+
+
+def _after(entry: AnyEntry, steps: int) -> int:
+    """Steps committed after ``entry``, where it was so many before."""
+    if isinstance(entry, StepEntry):
+        return entry.counters.step + (entry.outcome != "repeated")
+    return entry.counters.step if isinstance(entry, RolledBack) else steps
 
 
 def stretch(entries: Sequence[AnyEntry], start: float, end: float) -> Stretch:
     """From ``start`` to ``end``, in the seconds of the entries. A round of a simulation may stand for many steps."""
-    within = [
-        at for at, entry in enumerate(entries) if isinstance(entry, StepEntry) and start < entry.at <= end
-    ]
-    rounds = [entry for at in within if isinstance(entry := entries[at], StepEntry)]
+    taken: list[float] = []
+    first_s, steps = end - start, 0
+    for entry in entries:
+        before, steps = steps, _after(entry, steps)
+        if not (isinstance(entry, StepEntry) and start < entry.at <= end):
+            continue
+        num_steps = max(1, steps - before)
+        if not taken:
+            first_s = entry.at - (num_steps - 1) * entry.step_s - start
+        taken += [entry.step_s] * num_steps
     # The first step is one that the event disturbed, where there are others.
-    taken = [entry.step_s for entry in rounds[1:] or rounds]
-    first_s = end - start
-    if rounds:
-        before = steps_by(entries[: within[0]], inf)
-        more = max(0, rounds[0].counters.step - before)
-        first_s = rounds[0].at - more * rounds[0].step_s - start
-    return Stretch(
-        steps_by(entries, end) - steps_by(entries, start), statistics.median(taken) if taken else 0.0, first_s
-    )
+    step_s = statistics.median(taken[1:] or taken) if taken else 0.0
+    return Stretch(steps_by(entries, end) - steps_by(entries, start), step_s, first_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,11 @@ def test_a_round_of_many_steps_began_with_its_first() -> None:
     assert stretch(TOLD_TOGETHER, 4.5, 11.0).first_s == pytest.approx(1.0)
 
 
+def test_a_round_of_many_steps_counts_as_so_many() -> None:
+    mixed: list[AnyEntry] = [step(0, 1.0, 1.0), step(1, 3.0, 2.0), step(2, 5.0, 2.0), step(7, 10.0, 1.0)]
+    assert stretch(mixed, 0.0, 11.0).step_s == 1.0
+
+
 def test_what_a_step_takes_besides() -> None:
     """Alone 0.25 s more than its timeline; with two further holders, who get the sums of two layers of 60 bytes, half a second more than that."""
     alone = [deployed(1.0, "a"), *(step(n, 1.25 * n) for n in range(6))]
