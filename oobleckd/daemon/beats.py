@@ -25,6 +25,7 @@ from oobleckd.protocol.parts import DATAGRAM_KEY_BYTES, DATAGRAM_SESSION_BYTES, 
 
 # What comes while the loop is busy waits in the kernel, which gives less than this where it is configured so.
 _BUFFER_BYTES = 4 * 2**20
+_MOST_PER_TURN = 64  # each is answered, which costs several times what it takes to read it
 _log = logging.getLogger(__name__)
 
 
@@ -72,7 +73,7 @@ class Beats(Generic[Peer]):
         self._socket = _bound(endpoint, any_port=any_port)
         if self._socket is not None:
             self.port = int(self._socket.getsockname()[1])
-            self._ready = Readiness(self._socket, self._take_one, self._is_calm)
+            self._ready = Readiness(self._socket, self._take_one, self._is_calm, _MOST_PER_TURN)
 
     def start(self) -> None:
         """Begin to listen, on the running event loop."""

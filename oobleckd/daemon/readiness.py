@@ -33,17 +33,22 @@ def never(_resting: bool) -> bool:
 
 
 class Readiness:
-    """Calls ``take_one`` while it returns True, at most 256 times a turn of the running loop.
+    """Calls ``take_one`` while it returns True, at most ``most`` times a turn of the running loop.
 
     ``calm`` is asked once a turn when nothing is left: whether what comes next may wait for ``REST_S``. Its argument: whether this turn was after such a rest.
     """
 
     def __init__(
-        self, socket: Watched, take_one: Callable[[], bool], calm: Callable[[bool], bool] = never
+        self,
+        socket: Watched,
+        take_one: Callable[[], bool],
+        calm: Callable[[bool], bool] = never,
+        most: int = MOST_PER_TURN,
     ) -> None:
         self._socket = socket
         self._take_one = take_one
         self._calm = calm
+        self._most = most
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fd = -1
         self._scheduled = False
@@ -83,7 +88,7 @@ class Readiness:
             loop.add_reader(self._fd, self._turn)  # what has come meanwhile shows at once
 
     def _turn(self, *, rested: bool = False) -> None:
-        for _ in range(MOST_PER_TURN):
+        for _ in range(self._most):
             if self._loop is None:
                 return
             if not self._take_one():
