@@ -25,7 +25,7 @@ from oobleckd.protocol.parts import DATAGRAM_KEY_BYTES, DATAGRAM_SESSION_BYTES, 
 
 # What comes while the loop is busy waits in the kernel, which gives less than this where it is configured so.
 _BUFFER_BYTES = 4 * 2**20
-_MOST_PER_TURN = 64  # each is answered, which costs several times what it takes to read it
+_MOST_PER_TURN = 64  # each is checked and answered, which takes longer than reading a message
 _log = logging.getLogger(__name__)
 
 

@@ -20,7 +20,7 @@ from oobleckd.unixhttp import ClientError
 from tests.helpers.daemons import Daemon, daemon
 
 WAIT_S = 120.0
-BEATS = ("--beat-s", "0.2", "--lease-s", "10")  # so a lease is 0.8 s and more, once some beats have come
+BEATS = ("--beat-s", "0.25", "--lease-s", "10")  # so a lease is 1 s and more, once some beats have come
 LEASES = 24  # beats
 ELSEWHERE = "127.0.0.2"  # this machine too, where the daemon does not listen
 
