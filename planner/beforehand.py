@@ -23,8 +23,7 @@ MOST_STEPS = 2.0
 """Copies that take more steps are made in the stop. With three the gradients alone would fill the link, and no target would ever catch up; with
 two it takes three times as long as the copies alone."""
 LEAST_STEPS = 0.5
-"""Copies that take less are made in the stop as well: pipelines that run empty and fill again take a step anyway, and to copy beforehand leaves the old plan in
-force for some steps more."""
+"""Copies that take less are made in the stop as well: to copy beforehand leaves the old plan in force for some steps more."""
 WAIT_STEPS = 2.0
 """From the proposal to the snapshot at the next boundary, and from the last answer to the boundary at which all hold."""
 

@@ -58,6 +58,13 @@ class Layers(msgspec.Struct, frozen=True, order=True):
         """Whether one range has all of ``layers``, and there are any."""
         return any(held.start <= layers.start < layers.stop <= held.stop for held in self.ranges)
 
+    def around(self, layers: Range) -> Range:
+        """The one range that has all of ``layers``. Raises ValueError where none has."""
+        for held in self.ranges:
+            if held.start <= layers.start < layers.stop <= held.stop:
+                return held
+        raise ValueError(f"no range has layers {layers.start} to {layers.stop}")
+
     def and_those(self, other: Layers) -> Layers:
         """These and those of ``other``, which has none of them."""
         return Layers.of(*self.ranges, *other.ranges) if other.ranges else self

@@ -11,16 +11,19 @@ through (from the lowest missing layer upwards), 1 for the weight gradients (mis
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import msgspec
 
 from planner.plan import Layers, Layout, Plan, Range, Route, Segment
 from planner.policy import PlanError
 from planner.shadow import heir
-from planner.ways import FULL_PASS, Ways
+from planner.ways import FULL_PASS, Ways, without_returns
+
+Chosen = Iterator[tuple[int, tuple[Segment, ...]]]
+"""Micro-batches with their hops; one after the other, so that each counts those before it."""
 
 
 def reroute(
@@ -42,7 +45,7 @@ def reroute(
 
 
 class Rerouting:
-    """Routes made one after the other for one loss: each counts the work of those before it."""
+    """Routes made one after the other for one loss: each counts the work of those before it. ``load``: live device -> layer passes of a step."""
 
     def __init__(self, layout: Layout, dead: Collection[str]) -> None:
         lost = frozenset(dead)
@@ -50,7 +53,7 @@ class Rerouting:
         self._layout, self._lost = layout, lost
         self._own = {route.micro_batch: route for route in layout.routes} if layout.shadows else {}
         self._depth = max((len(route.segments) for route in layout.routes), default=1)
-        self._load = _standing_load(layout, lost)
+        self.load = _standing_load(layout, lost)
         self._ways: dict[tuple[Range, frozenset[str]], Ways] = {}
 
     def heir(self, route: Route, layers: Range) -> str | None:
@@ -78,30 +81,44 @@ class Rerouting:
         if not ways.whole:
             return None
         work = _work_before(self._layout.num_layers, mask)[layers.start : layers.stop + 1]
-        hops = ways.best(self._load, work, self._depth)
+        hops = ways.best(self.load, work, self._depth)
         shift = layers.start
         return tuple(Segment(h.device, Range(h.layers.start + shift, h.layers.stop + shift)) for h in hops)
+
+    def around(self, segments: Sequence[Segment], left_out: Callable[[Segment], bool]) -> tuple[Segment, ...]:
+        """``segments`` with the best live hops in the places of those ``left_out``, which are to do all passes."""
+        every, holdings = tuple(range(self._layout.num_layers)), self._layout.holdings
+        hops: list[Segment] = []
+        for out, group in groupby(segments, left_out):
+            run = tuple(group)
+            if out:
+                found = self.path(Range(run[0].layers.start, run[-1].layers.stop), every)
+                assert found is not None, "every layer has a holder"
+                run = found
+            hops += run
+        return without_returns(((s.device, holdings[s.device].around(s.layers)), s.layers) for s in hops)
 
     def _ways_of(self, layers: Range, without: frozenset[str]) -> Ways:
         """What there is to choose from; the same for every micro-batch that asks for the same."""
         found = self._ways.get((layers, without))
         if found is None:
-            free = [device for device in self._load if device not in without]
+            free = [device for device in self.load if device not in without]
             found = self._ways[layers, without] = Ways(self._layout.holdings, free, layers)
         return found
 
     def charge(self, segment: Segment, mask: tuple[int, ...]) -> None:
         """``segment`` will be computed by its device."""
         work = _work_before(self._layout.num_layers, mask)
-        self._load[segment.device] += work[segment.layers.stop] - work[segment.layers.start]
+        self.load[segment.device] += work[segment.layers.stop] - work[segment.layers.start]
 
 
 def detour(layout: Layout, dead: Collection[str], attempt: int) -> tuple[Route, ...]:
     """Whole routes over live holders for every micro-batch whose route in ``layout`` touches ``dead``.
 
-    Where shadows of all its dead hops live they take their places, and a route is what it was. The rest go
-    layer by layer, so that pipelines of any depth help each other; routes without the dead stay. First each
-    is put where the busiest device of its way is least busy, as repairs are; then each is taken off and put again
+    Where shadows of all its dead hops live they take their places, and a route is what it was; routes without the dead stay as well. The rest go
+    layer by layer, so that pipelines of any depth help each other. Where all have as many hops, whole new routes are made as for repairs. Where
+    they have not these would go where hops are few (with pipelines of 13 and 18 nodes, one of the 18 dead, past the 17 others, in steps 2.5 times as
+    long), so the live hops stay and somebody takes the dead ones (1.5 times). Then micro-batches are moved off the busiest device
     for as long as that helps. Deterministic. Raises PlanError if a layer has no live holder.
     """
     lost = frozenset(dead)
@@ -116,18 +133,35 @@ def detour(layout: Layout, dead: Collection[str], attempt: int) -> tuple[Route, 
     layout = msgspec.structs.replace(
         layout, routes=tuple(kept.get(route.micro_batch, route) for route in layout.routes)
     )
-    every = tuple(range(layout.num_layers))
-    left = [route.micro_batch for route in hit if route.micro_batch not in kept]
-    first = reroute(layout, lost, dict.fromkeys(left, every), attempt)
-    routes = {route.micro_batch: Route(route.micro_batch, attempt, route.segments) for route in first}
-    load = _standing_load(layout, lost)
-    for route in routes.values():
-        _carry(load, route.segments, 1)
-    ways = Ways(layout.holdings, load, Range(0, layout.num_layers))
-    while _improve(layout, ways, routes, load):
+    rerouting = Rerouting(layout, lost)
+    rest = [route for route in hit if route.micro_batch not in kept]
+    equal = len({len(route.segments) for route in layout.routes}) == 1
+    around = _anew(rerouting, rest, layout.num_layers) if equal else _patched(rerouting, rest)
+    routes = {micro_batch: Route(micro_batch, attempt, segments) for micro_batch, segments in around}
+    while _improve(rerouting, routes):
         pass
     found = kept | routes
     return tuple(found[route.micro_batch] for route in hit)
+
+
+def _anew(rerouting: Rerouting, routes: Sequence[Route], num_layers: int) -> Chosen:
+    """Whole new routes."""
+    every = tuple(range(num_layers))
+    for route in routes:
+        yield route.micro_batch, rerouting.whole(route.micro_batch, every, 0).segments
+
+
+def _patched(rerouting: Rerouting, routes: Sequence[Route]) -> Chosen:
+    """The same routes with others in the places of the dead."""
+    load = rerouting.load
+    alive = [[segment for segment in route.segments if segment.device in load] for route in routes]
+    for segments in alive:
+        _carry(load, segments, 1)
+    for route, segments in zip(routes, alive, strict=True):
+        found = rerouting.around(route.segments, lambda segment: segment.device not in load)
+        _carry(load, segments, -1)
+        _carry(load, found, 1)
+        yield route.micro_batch, found
 
 
 def inherited(layout: Layout, route: Route, lost: Collection[str]) -> tuple[Segment, ...] | None:
@@ -145,14 +179,13 @@ def inherited(layout: Layout, route: Route, lost: Collection[str]) -> tuple[Segm
     return tuple(segments)
 
 
-def _improve(layout: Layout, ways: Ways, routes: dict[int, Route], load: dict[str, int]) -> bool:
-    """Move one micro-batch at a time off the busiest device; whether the loads, the busiest first, went down.
+def _improve(rerouting: Rerouting, routes: dict[int, Route]) -> bool:
+    """Move one micro-batch at a time off the busiest device, with its other hops as they are or anew; whether the loads, the busiest first, went down.
 
     Of micro-batches that go the same way one is tried: the others would find the same.
     """
+    load = rerouting.load
     began = sorted(load.values(), reverse=True)
-    depth = max(len(route.segments) for route in layout.routes)
-    work = _work_before(layout.num_layers, tuple(range(layout.num_layers)))
     busiest = max(load, key=lambda device: (load[device], device))
     tried: set[tuple[Segment, ...]] = set()
     for micro_batch, route in sorted(routes.items()):
@@ -160,12 +193,15 @@ def _improve(layout: Layout, ways: Ways, routes: dict[int, Route], load: dict[st
             continue
         tried.add(route.segments)
         _carry(load, route.segments, -1)
-        segments = ways.best(load, work, depth)
-        _carry(load, segments, 1)
-        if sorted(load.values(), reverse=True) < began:
-            routes[micro_batch] = Route(micro_batch, route.attempt, segments)
-            return True
-        _carry(load, segments, -1)
+        for segments in (
+            rerouting.around(route.segments, lambda segment: segment.device == busiest),
+            rerouting.around(route.segments, lambda _segment: True),
+        ):
+            _carry(load, segments, 1)
+            if sorted(load.values(), reverse=True) < began:
+                routes[micro_batch] = Route(micro_batch, route.attempt, segments)
+                return True
+            _carry(load, segments, -1)
         _carry(load, route.segments, 1)
     return False
 

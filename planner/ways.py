@@ -6,7 +6,7 @@ one search to the next is worked out once (``Ways``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -74,7 +74,7 @@ class Ways:
         for first, last in pairwise(_stops(busy, depth)):
             (_, device), number = ranked[chosen[first, last]]
             hops.append(((device, self._options[number][0]), Range(cuts[first], cuts[last])))
-        return _without_returns(hops)
+        return without_returns(hops)
 
     def _bars(self) -> Passes:
         """Option, cut, cut: 0 where the option holds all layers between the cuts, and ``NEVER`` where it does not."""
@@ -111,7 +111,7 @@ def _stops(busy: Passes, depth: int) -> list[int]:
     return stops[::-1]
 
 
-def _without_returns(hops: Sequence[tuple[Holder, Range]]) -> tuple[Segment, ...]:
+def without_returns(hops: Iterable[tuple[Holder, Range]]) -> tuple[Segment, ...]:
     """``hops`` where no range of a device comes twice: it has what lies between, so that is computed there as well."""
     path: list[tuple[Holder, Range]] = []
     for holder, layers in hops:

@@ -23,11 +23,11 @@ from planner.policies.grid import Grid, at_work
 from planner.policies.oobleck import size_of, sizes_of
 from planner.policies.slipstream import around
 from planner.policies.staying import Staying, proposal_of
-from planner.policy import Proposal, Rejected, Situation
+from planner.policy import Proposal, Rejected, Setup, Situation
 from planner.transfer import copy_s
 
-STOP_STEPS = 1.0
-"""What a deployment takes besides its copies: pipelines run empty, all agree, and they fill again. About a step."""
+STOP_S = 0.1
+"""Until all agree on a new layout, as in the simulator's costs (``deploy_s``); at most a step, where steps are short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,10 @@ class Adaptive(Staying):
     def choose(self, situation: Situation, grid: Grid, anew: Proposal) -> Proposal:
         """The way of least modelled cost until the next loss is expected; the others with their costs, as rejected."""
         now = at_work(grid, situation)
-        ways = [*_staying(situation, grid, now), _way("re-instantiate", situation, anew, stops=True)]
+        ways = [
+            *_staying(situation, grid, now),
+            _way("re-instantiate", grid.setup, situation, anew, stops=True),
+        ]
         ways += [each for way in ways if (each := _beforehand(way, now, situation)) is not None]
         chosen = min(ways, key=lambda way: way.rank(grid.setup.f))
         others = sorted((way for way in ways if way is not chosen), key=lambda way: way.rank(grid.setup.f))
@@ -78,7 +81,7 @@ def _staying(situation: Situation, grid: Grid, now: Grid) -> Iterator[_Way]:
         fills = count or not grid.here.keys() <= now.here.keys()
         what = "fill vacant places" if fills else "re-route and stay" if chosen.vacant else "stay"
         stops = bool(proposal.transfers or proposal.ops) or proposal.plan.nodes() != working
-        yield _way(what, situation, proposal, stops=stops)
+        yield _way(what, grid.setup, situation, proposal, stops=stops)
 
 
 def _beforehand(way: _Way, now: Grid, situation: Situation) -> _Way | None:
@@ -98,12 +101,21 @@ def _beforehand(way: _Way, now: Grid, situation: Situation) -> _Way | None:
     return _Way(f"copy beforehand, then {way.what}", proposal, cost_s, way.risk_s, way.tolerance)
 
 
-def _way(what: str, situation: Situation, proposal: Proposal, *, stops: bool) -> _Way:
+def _way(what: str, setup: Setup, situation: Situation, proposal: Proposal, *, stops: bool) -> _Way:
     plan = proposal.plan
     copies, sole = _copies(plan)
     risk_s = max(0.0, situation.redo_s) * sole / max(1, len(plan.nodes()))
-    cost_s = proposal.cost_s + stops * STOP_STEPS * plan.step_s + risk_s
+    cost_s = proposal.cost_s + (stop_s(setup, plan) if stops else 0.0) + risk_s
     return _Way(what, proposal, cost_s, risk_s, copies - 1)
+
+
+def stop_s(setup: Setup, plan: Plan) -> float:
+    """Seconds that the deployment of ``plan`` takes besides its copies. Steps of staggered updates overlap, so pipelines run empty and fill again;
+    flushed ones do so in every step.
+    """
+    shares = [(len(p.segments) - 1) / len(p.micro_batches) for p in plan.pipelines if p.micro_batches]
+    filling = max(shares, default=0.0) if setup.staggered else 0.0
+    return min(STOP_S, plan.step_s) + filling * plan.step_s
 
 
 def _copies(plan: Plan) -> tuple[int, int]:

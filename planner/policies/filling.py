@@ -6,11 +6,15 @@ Owns the choice of places for policies whose pipelines stay. Whether they stay i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 
 from planner.policies.grid import Grid
 from planner.policy import Situation
 
 _FASTER = 1 - 1e-9  # sums of the same times are rounded each for itself
+_ROUNDED = 1 + 1e-12  # by so much a bound may seem above what it bounds
+_DIGITS = 12  # of seconds, that are compared; the rest is rounding
+_SAME_S = 10.0**-_DIGITS
 
 
 def waiting_for(grid: Grid, situation: Situation) -> list[str]:
@@ -39,15 +43,35 @@ def filled(grid: Grid, waiting: Sequence[str]) -> Grid:
             options = [grid.with_moved(slots[0], node)]
         else:
             options = [grid.with_moved(slot, node) for slot in _kinds(grid, slots)]
-        grid = min(options, key=_rank)
+        chosen = _least(options)
+        assert chosen is not None, "a vacant place for each"
+        grid = chosen
     return grid
+
+
+def _least(options: Iterable[Grid], limit_s: float = inf) -> Grid | None:
+    """The first of those with the least rank. Who is whole must keep its busiest device within ``limit_s``; None where nobody does.
+
+    Routes are nearly all of the work here, so none are chosen where a bound from below says enough.
+    """
+    best: Grid | None = None
+    least = (True, inf, 0)
+    for option in options:
+        if option.whole and option.least_busy_s > limit_s * _ROUNDED:
+            continue
+        rank = _rank(option)
+        if rank < least:
+            best, least = option, rank
+            if option.whole:
+                limit_s = min(limit_s, option.busiest_s + _SAME_S)
+    return best
 
 
 def _rank(grid: Grid) -> tuple[bool, float, int]:
     """Less is better: something without a holder, the busiest device, bytes."""
     if not grid.whole:
         return True, -grid.copies, 0
-    return False, round(grid.busiest_s, 12), sum(copy.num_bytes for copy in grid.transfers)
+    return False, round(grid.busiest_s, _DIGITS), sum(copy.num_bytes for copy in grid.transfers)
 
 
 def _kinds(grid: Grid, slots: Iterable[int]) -> list[int]:
@@ -65,10 +89,11 @@ def _normalised(grid: Grid) -> tuple[Grid, Grid | None]:
     One vacant place stays as it is: the loss of one node moves no layer. (Failure normalisation: SlipStream/ReCycle, SOSP'24.)
     """
     while len(grid.vacant) > 1:
-        better = min(_moves(grid), key=_rank, default=None)
-        if better is None or better.busiest_s >= grid.busiest_s * _FASTER:
+        limit_s = grid.busiest_s * _FASTER
+        better = _least(_moves(grid), limit_s)
+        if better is None or better.busiest_s >= limit_s or not better.fits:
             return grid, None
-        if better.cost_s >= grid.cost_s * _FASTER:
+        if grid.fits and better.cost_s >= grid.cost_s * _FASTER:
             return grid, better
         grid = better
     return grid, None

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 
 import msgspec
+import numpy as np
 
 from planner.guarantee import losses_survived
 from planner.instantiate import slowest_s, split_micro_batches
@@ -204,6 +206,22 @@ class Grid:
     def busiest_s(self) -> float:
         """What the busiest device works in a step."""
         return busiest_s(self.routes, self.setup.profile)
+
+    @cached_property
+    def least_busy_s(self) -> float:
+        """A bound of ``busiest_s`` from below, for which no route is chosen. Whatever layers follow each other: who holds none of them has no part in
+        their work, so the busiest of the others has at least its share. Where all pipelines are split alike it is nearly tight.
+        """
+        layers = self.setup.profile.layers
+        held = [part for slot in self.here for place in self.slots[slot] for part in place.ranges]
+        until_s = np.array([0.0, *accumulate(layer.forward_s + layer.backward_s for layer in layers)])
+        starts, stops = np.sort([part.start for part in held]), np.sort([part.stop for part in held])
+        firsts, ends = np.unique(starts), np.unique(stops)
+        begun = np.searchsorted(starts, ends, side="left")
+        over = np.searchsorted(stops, firsts, side="right")
+        holders = begun[None, :] - over[:, None]
+        work_s = self.setup.num_micro_batches * (until_s[ends][None, :] - until_s[firsts][:, None])
+        return float(np.max(work_s / np.maximum(holders, 1)))
 
     @cached_property
     def cost_s(self) -> float:

@@ -11,7 +11,7 @@ from planner.beforehand import caught_up_s
 from planner.costs import copy_bytes
 from planner.plan import Plan, node_of
 from planner.policies import adapt, policy, prepare
-from planner.policies.adaptive import STOP_STEPS
+from planner.policies.adaptive import STOP_S, stop_s
 from planner.policy import PlanError, Proposal, Setup, Situation
 from planner.transfer import copy_s
 from tests.unit.planner.build import even_profile, profile_of, setup_of
@@ -125,6 +125,17 @@ def test_a_pipeline_that_is_gone_whole_leaves_no_choice():
         adapt("adaptive", setup, prepare("adaptive", setup), Situation(("a",), {}, tuple(places(plan))))
 
 
+def test_a_stop_is_no_step_where_pipelines_run_empty_at_each_boundary_anyway():
+    setup = moving()
+    plan = started(setup, list("abcdefghijkl"))
+    long = msgspec.structs.replace(plan, step_s=20.0)
+    assert stop_s(setup, long) == STOP_S
+    assert stop_s(setup, msgspec.structs.replace(plan, step_s=0.01)) == 0.01
+    stages, share = len(plan.pipelines[0].segments), len(plan.pipelines[0].micro_batches)
+    staggered = msgspec.structs.replace(setup, decoupled=True, staggered=True)
+    assert stop_s(staggered, long) == pytest.approx(STOP_S + 20.0 * (stages - 1) / share)
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_no_other_policy_s_way_is_cheaper(data: st.DataObject):
@@ -153,8 +164,8 @@ def _through_losses_and_joins(data: st.DataObject, setup: Setup, most: int) -> N
         for name in ("oobleck", "slipstream"):
             other = asked(setup, plan, "".join(nodes), name, horizon_steps=horizon)
             if not setup.staggered and _kept(found.plan) <= min(setup.f, _kept(other.plan)):
-                stop_s = STOP_STEPS * other.plan.step_s
-                bound_s = copy_s(other.transfers, setup.profile) + horizon * other.plan.step_s + stop_s
+                steps_s = horizon * other.plan.step_s + stop_s(setup, other.plan)
+                bound_s = copy_s(other.transfers, setup.profile) + steps_s
                 assert found.cost_s <= bound_s * (1 + 1e-9), (found.reason, other.reason)
             assert min(_kept(found.plan), setup.f) >= min(_kept(other.plan), setup.f)
         plan = found.plan

@@ -1,12 +1,12 @@
 """How long a step of a grid is modelled to take, with and without vacant places: what ``adaptive`` weighs must be alike."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planner.instantiate import slowest_s
 from planner.policies import adapt, prepare
-from planner.policies.adaptive import STOP_STEPS
+from planner.policies.adaptive import stop_s
 from planner.policies.grid import Grid
 from planner.policy import Setup, Situation
 from planner.reroute import layout_of
@@ -52,7 +52,7 @@ def test_a_whole_plan_is_weighed_with_its_schedule_and_not_as_ready_first():
     assert anew.plan.step_s < plan.step_s < ready_s
     assert chosen.reason.startswith("re-instantiate: ")
     assert chosen.plan.step_s == anew.plan.step_s
-    bound_s = copy_s(anew.transfers, setup.profile) + (1e5 + STOP_STEPS) * anew.plan.step_s
+    bound_s = copy_s(anew.transfers, setup.profile) + 1e5 * anew.plan.step_s + stop_s(setup, anew.plan)
     assert chosen.cost_s == pytest.approx(bound_s)
 
 
@@ -75,3 +75,21 @@ def test_a_step_of_too_many_hops_to_run_is_not_taken_for_its_busiest_device(
     assert estimated.step_s > max(whole_s, busiest_s(estimated.routes, setup.profile))
     assert estimated.step_s == pytest.approx(as_run_s, rel=0.25)
     assert grid("abcdef").step_s == whole_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_routes_lie_below_the_bound_by_which_moves_are_ruled_out(data: st.DataObject):
+    setup = n0_of_2(num_micro_batches=data.draw(st.integers(3, 24)))
+    by_size = {template.num_nodes: template for template in prepare("slipstream", setup)}
+    members = [by_size[size] for size in data.draw(st.lists(st.sampled_from([2, 3]), min_size=2, max_size=3))]
+    names = iter("abcdefghi")
+    running = tuple(tuple(next(names) for _ in range(template.num_nodes)) for template in members)
+    nodes = [name for each in running for name in each]
+    gone = data.draw(st.sets(st.sampled_from(nodes), max_size=3))
+    here = {slot: name for slot, name in enumerate(nodes) if name not in gone}
+    grid = Grid(setup, tuple(members), running, here, {}, 100.0)
+    assume(grid.whole)
+    assert grid.least_busy_s <= grid.busiest_s * (1 + 1e-12)
+    if len(set(members)) == 1 and not gone:
+        assert grid.least_busy_s >= 0.6 * grid.busiest_s, "of some use"

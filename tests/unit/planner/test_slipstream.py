@@ -217,12 +217,16 @@ def test_a_layer_that_no_place_holds_is_oobleck_s():
 
 
 def test_pipelines_of_different_depth_help_each_other():
-    setup = n0_of_2()
+    # Whoever takes the middle stage has room for its own two micro-batches in flight, and for three of one layer.
+    setup = n0_of_2(device_memory_bytes=940)
     plan = started(setup, list("abcdefg"))
     assert [len(p.nodes) for p in plan.pipelines] == [2, 2, 3]
     found = adapted(setup, plan, list("abcdeg"))  # the middle of three stages
     assert places(found.plan) == places(plan)
     assert found.plan.vacant == ("f/0",)
+    tight = n0_of_2()
+    found = adapted(tight, plan, list("abcdeg"))
+    assert found.plan.vacant == (), "no room for it, so oobleck answers"
 
 
 def test_a_new_life_of_a_device_gets_its_layers_again():

@@ -97,7 +97,7 @@ def test_whose_sums_are_with_a_peer_has_nothing_left_to_do() -> None:
         assert found.segments[1].device.startswith("b")
         assert found.reached == (known["a0/0", 0].reached, WEIGHTS, WEIGHTS, known["a2/0", 2].reached)
         assert set(found.redone) == {NOTHING}
-        assert rerouting._load == Rerouting(TWO, ["a1/0"])._load
+        assert rerouting.load == Rerouting(TWO, ["a1/0"]).load
 
 
 def test_whose_sums_are_with_a_peer_is_computed_again_where_its_gradient_is_waited_for() -> None:
