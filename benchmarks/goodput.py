@@ -163,24 +163,59 @@ def row_of(setting: str, policy: str, schedule: str, answers: Sequence[Answer]) 
 # ---------------------------------------------------------------------- goals
 
 
-def missed(results: Sequence[Result]) -> list[str]:
-    """What was promised of adaptive and is not so; nothing where there is no such policy."""
-    of_best, of_oracle, of_ideal = GOALS
-    said = []
+class Standing(msgspec.Struct, frozen=True):
+    """``adaptive`` in a cell (``where``), its ``best`` single policy there, and what it has of it."""
+
+    where: str
+    result: Result
+    adaptive: PolicyLine
+    best: PolicyLine
+
+    @property
+    def share(self) -> float:
+        """Of the best's samples."""
+        return self.adaptive.samples / self.best.samples
+
+
+def standings(results: Sequence[Result]) -> Iterator[Standing]:
+    """Cell by cell; none where there is no such policy, or nothing to compare it with."""
     for result in results:
         lines = {row.policy: row.line for row in result.rows if row.setting == BEST and row.line}
         adaptive = lines.pop("adaptive", None)
-        if adaptive is None or not lines:
-            continue
-        where = f"{result.job}, {result.failures}: adaptive"
-        best = max(lines.values(), key=lambda line: line.samples)
-        if adaptive.samples < of_best * best.samples:
-            said.append(f"{where} has {percent(adaptive.samples / best.samples)} of {best.policy}")
-        if adaptive.of_oracle < of_oracle:
-            said.append(f"{where} has {percent(adaptive.of_oracle)} of the oracle")
-        if result.job == SHAPES[-1].name and "10 min" in result.failures and adaptive.of_ideal < of_ideal:
-            said.append(f"{where} has {percent(adaptive.of_ideal)} of the ideal")
+        if adaptive is not None and lines:
+            best = max(lines.values(), key=lambda line: line.samples)
+            yield Standing(f"{result.job}, {result.failures}", result, adaptive, best)
+
+
+def missed(results: Sequence[Result]) -> list[str]:
+    """What was promised of adaptive and is not so; nothing where there is no such policy."""
+    of_best, of_oracle, of_ideal = GOALS
+    said, found = [], list(standings(results))
+    for each in found:
+        result, where = each.result, f"{each.where}: adaptive"
+        if each.share < of_best:
+            said.append(f"{where} has {percent(each.share)} of {each.best.policy}")
+        if each.adaptive.of_oracle < of_oracle:
+            said.append(f"{where} has {percent(each.adaptive.of_oracle)} of the oracle")
+        is_largest = result.job == SHAPES[-1].name
+        if is_largest and "10 min" in result.failures and each.adaptive.of_ideal < of_ideal:
+            said.append(f"{where} has {percent(each.adaptive.of_ideal)} of the ideal")
+    num_better = sum(each.share > 1 for each in found)
+    if found and 2 * num_better <= len(found):
+        said.append(f"adaptive is better than the best single policy in {num_better} of {len(found)} cells")
     return said
+
+
+def compared(results: Sequence[Result]) -> str:
+    """``adaptive`` against the best single policy of each cell, in a sentence."""
+    shares = sorted(each.share for each in standings(results))
+    if not shares:
+        return ""
+    num_better, num_same = sum(share > 1 for share in shares), sum(share == 1 for share in shares)
+    return (
+        f"adaptive against the best single policy: better in {num_better} of {len(shares)} cells, the same in {num_same}, "
+        f"{percent(shares[0])} to {percent(shares[-1])} of it, {percent(shares[len(shares) // 2])} in the median"
+    )
 
 
 def shown(results: Sequence[Result]) -> str:
@@ -199,7 +234,7 @@ def shown(results: Sequence[Result]) -> str:
         for row in result.rows
         if row.problem
     )
-    return "\n".join([table(header, rows), *reasons])
+    return "\n".join([table(header, rows), *reasons, *filter(None, [compared(results)])])
 
 
 def numbers(row: Row) -> tuple[str, ...]:

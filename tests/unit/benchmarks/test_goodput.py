@@ -15,6 +15,7 @@ from benchmarks.goodput import (
     Result,
     Row,
     cells,
+    compared,
     job_of,
     missed,
     questions_of,
@@ -68,12 +69,24 @@ def test_cells(tmp_path: Path) -> None:
 
 
 def test_goals(line: PolicyLine) -> None:
-    assert missed([result(line, adaptive=96, oobleck=96)]) == []
+    assert missed([result(line, adaptive=97, oobleck=96)]) == []
     assert missed([result(line, oobleck=10)]) == []
-    [of_best, of_oracle, of_ideal] = missed([result(line, adaptive=80, oobleck=96, slipstream=90)])
+    [of_best, of_oracle, of_ideal, in_most] = missed([result(line, adaptive=80, oobleck=96, slipstream=90)])
     assert "83.33 % of oobleck" in of_best
     assert "80.00 % of the oracle" in of_oracle
     assert "80.00 % of the ideal" in of_ideal
+    assert in_most == "adaptive is better than the best single policy in 0 of 1 cells"
+
+
+def test_the_same_as_the_best_is_not_better(line: PolicyLine) -> None:
+    better, same = result(line, adaptive=97, oobleck=96), result(line, adaptive=96, oobleck=96)
+    assert missed([better, better, same]) == []
+    assert missed([better, same]) == ["adaptive is better than the best single policy in 1 of 2 cells"]
+    assert compared([better, same]) == (
+        "adaptive against the best single policy: better in 1 of 2 cells, the same in 1, "
+        "100.00 % to 101.04 % of it, 101.04 % in the median"
+    )
+    assert compared([result(line, oobleck=10)]) == ""
 
 
 def test_a_policy_that_cannot_run_is_a_row_with_its_reason(line: PolicyLine) -> None:
@@ -85,7 +98,7 @@ def test_a_policy_that_cannot_run_is_a_row_with_its_reason(line: PolicyLine) -> 
     assert able.line is not None
     assert (able.problem, unable.line) == ("", None)
     assert "8 nodes, and 4 are here" in unable.problem
-    found = Result("6.7B", "every 10 min", 1.0, (*result(line, adaptive=96, oobleck=96).rows, unable))
+    found = Result("6.7B", "every 10 min", 1.0, (*result(line, adaptive=97, oobleck=96).rows, unable))
     assert missed([found]) == []
     text = shown([found])
     assert f"6.7B: bamboo cannot run: {unable.problem}" in text
