@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from typing import TypeVar
 from oobleckd.core.events import MakePlan, Planned
 from oobleckd.core.questions import LossQuestion, StepQuestion
 from oobleckd.daemon import poolwork
+from oobleckd.protocol import urgency
 from oobleckd.protocol.watch import BlastView, ScheduleView
 from planner.catalogue import Catalogue
 from planner.plan import Template
@@ -32,6 +33,10 @@ from planner.policy import ROLLING_BACK, PlanError, Setup
 
 _MOST_PREPARED = 16
 _AHEAD = 32  # numbers of nodes a call: some 0.1 s
+_URGENT_S = (
+    0.05  # most plans take 1 to 5 ms; one that is searched for longer leaves the processor to training again
+)
+_WRITER = "QueueFeederThread"  # as multiprocessing calls it
 _NICER_BY = 5  # what is not waited for leaves the processor to the loop, and to training on this host
 _log = logging.getLogger(__name__)
 
@@ -54,15 +59,19 @@ class _Prepared:
 class _Lane:
     """A pool of one process, made anew when that is lost."""
 
-    def __init__(self, nicer_by: int, on_trouble: Callable[[str], None]) -> None:
+    def __init__(self, nicer_by: int, on_trouble: Callable[[str], None], *, urgent: bool = False) -> None:
         self.num_rebuilt = 0
         self._nicer_by = nicer_by
         self._on_trouble = on_trouble
+        self._urgent = urgent
         self._pool = self._new_pool()
 
     def warm(self) -> None:
         """Have the process started and the planner imported there, without waiting for it."""
-        self._pool.submit(os.getpid)
+        others = set(threading.enumerate())
+        started = self._pool.submit(os.getpid)
+        if self._urgent:
+            started.add_done_callback(lambda _: _hasten(others))
 
     def close(self) -> None:
         """End the process; what is under way is dropped."""
@@ -93,11 +102,13 @@ class _Lane:
             self.num_rebuilt += 1
             broken.shutdown(wait=False)
             self._pool = self._new_pool()
+            self.warm()
 
     def _new_pool(self) -> ProcessPoolExecutor:
         # spawn: the daemon has threads, and a fork of those may hang.
         context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(self._nicer_by,))
+        beginning = (self._nicer_by, self._urgent)
+        return ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=beginning)
 
 
 class Planning:
@@ -108,7 +119,7 @@ class Planning:
 
     def __init__(self, on_trouble: Callable[[str], None] = _log.warning) -> None:
         self._on_trouble = on_trouble
-        self._urgent = _Lane(0, self._trouble)
+        self._urgent = _Lane(0, self._trouble, urgent=urgency.hurries())
         self._patient = _Lane(_NICER_BY, self._trouble)
         self._prepared: dict[Key, _Prepared] = {}
         self._ahead: set[asyncio.Task[None]] = set()
@@ -226,7 +237,7 @@ class Planning:
     async def _adapt(self, *arguments: object) -> bytes:
         """The proposal, wherever it can be made."""
         try:
-            return await self._urgent.run(poolwork.adapt, *arguments)
+            return await self._urgent.run(_at_once, poolwork.adapt, *arguments)
         except LOST:
             self._trouble("the planner's process was lost twice over one plan: the daemon makes it itself")
             return await asyncio.to_thread(poolwork.adapt, *arguments)  # type: ignore[arg-type]
@@ -236,7 +247,32 @@ def _failed(request: MakePlan, problem: str) -> Planned:
     return Planned(request.ticket, error=problem, hint="this is a fault of oobleckd; the log has more")
 
 
-def _begin(nicer_by: int) -> None:
+def _hasten(others: Collection[threading.Thread]) -> None:
+    """Make urgent those threads through which a plan passes on its way to the process and back: the one that calls this, which gives out work and has
+    the results, and the one that writes to the queue.
+    """
+    urgency.hurry()
+    for thread in threading.enumerate():
+        if thread.name == _WRITER and thread not in others and thread.native_id is not None:
+            urgency.hurry(thread.native_id)
+
+
+def _at_once(function: Callable[..., Result], *arguments: object) -> Result:
+    """In the process for plans after a loss: what was long is ordinary by its end, and the next one is to be urgent again."""
+    try:
+        return function(*arguments)
+    finally:
+        if _Process.urgent:
+            urgency.hurry_again()
+
+
+class _Process:
+    """What a process of the pool is: whether its work is urgent while it is short."""
+
+    urgent = False
+
+
+def _begin(nicer_by: int, urgent: bool) -> None:
     """In each process: leave Ctrl-C to the daemon, and end with it even if it was killed."""
     with contextlib.suppress(
         OSError
@@ -252,3 +288,4 @@ def _begin(nicer_by: int) -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_parent, name="parent-watch", daemon=True).start()
+    _Process.urgent = urgent and urgency.hurry_for(_URGENT_S)

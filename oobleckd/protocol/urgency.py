@@ -10,19 +10,48 @@ without (CAP_SYS_NICE or RLIMIT_RTPRIO; the units have ``LimitRTPRIO=1``).
 from __future__ import annotations
 
 import os
+import resource
+import signal
 from collections.abc import Callable
 
 PRIORITY = 1  # the lowest one: above all ordinary programs, below everything else that is urgent
 POLICY = os.SCHED_RR
 
 
-def hurry() -> bool:
-    """Make the calling thread urgent; whether the system allows it. Threads and processes that it starts are not."""
+def hurry(thread: int = 0) -> bool:
+    """Make the calling thread urgent, or that of this number; whether the system allows it. Threads and processes that it starts are not."""
     try:
-        os.sched_setscheduler(0, POLICY | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
+        os.sched_setscheduler(thread, POLICY | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
     except OSError:  # not allowed, or in a control group that has no real-time share
         return False
     return True
+
+
+def hurry_for(seconds: float) -> bool:
+    """``hurry`` for the main thread of a process whose work may turn out to be long: once it has computed for so long without waiting for anything it goes
+    on as an ordinary one, until it calls ``hurry_again``. Whether the system allows it.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_RTTIME)
+    limits = round(seconds * 1e6), most
+
+    def enough(*_: object) -> None:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        resource.setrlimit(
+            resource.RLIMIT_RTTIME, limits
+        )  # the kernel raised it with its signal, by a second
+
+    try:
+        signal.signal(signal.SIGXCPU, enough)
+        resource.setrlimit(resource.RLIMIT_RTTIME, limits)
+    except (OSError, ValueError):  # not allowed: then it must not be urgent at all
+        return False
+    return hurry()
+
+
+def hurry_again() -> None:
+    """After ``hurry_for``: its time begins anew. The kernel counts from the last time that the thread woke up as an urgent one, so it sleeps for a moment."""
+    hurry()
+    signal.sigtimedwait((), 50e-6)
 
 
 def hurries() -> bool:

@@ -9,7 +9,9 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from oobleckd.core.events import MakePlan
 from oobleckd.daemon import planning as daemon_planning
 from oobleckd.daemon import poolwork
 from oobleckd.daemon.planning import Planning
+from oobleckd.protocol import urgency
 from planner.policy import PlanError, Setup, Situation
 from planner.profile import LayerCost, Profile
 
@@ -152,12 +155,12 @@ def has_no_memory(*_arguments: Any) -> bytes:
 begin = daemon_planning._begin
 
 
-def begins_where_nobody_may_be_nicer(nicer_by: int) -> None:
+def begins_where_nobody_may_be_nicer(nicer_by: int, urgent: bool) -> None:
     def refuse(_by: int) -> int:
         raise PermissionError(1, "Operation not permitted")
 
     os.nice = refuse
-    begin(nicer_by)
+    begin(nicer_by, urgent)
 
 
 @pytest.mark.asyncio
@@ -168,6 +171,27 @@ async def test_a_sandbox_that_forbids_nice_costs_nothing_else(monkeypatch: pytes
     planning.close()
     assert answer.proposal is not None
     assert planning.num_rebuilt == 0
+
+
+def test_plans_after_a_loss_come_before_what_computes() -> None:
+    """All on their way: the process that makes them, and the daemon's threads to it and back. Not the process for all else."""
+
+    async def policies() -> tuple[list[int], list[bool]]:
+        planning = Planning()
+        planning.warm()
+        await planning.plan(MakePlan(1, "oobleck", setup_of(), SITUATION))
+        threads = [thread for thread in threading.enumerate() if thread.name == "QueueFeederThread"]
+        found = [os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK for pid in planning.pids()]
+        planning.close()
+        return found, [os.sched_getscheduler(t.native_id or 0) != os.SCHED_OTHER for t in threads]
+
+    def hurried() -> tuple[bool, list[int], list[bool]]:
+        return urgency.hurry(), *asyncio.run(policies())
+
+    with ThreadPoolExecutor(1) as other:  # the tests' own thread is to stay as it is
+        allowed, processes, writers = other.submit(hurried).result()
+    assert sorted(processes) == ([os.SCHED_OTHER, os.SCHED_RR] if allowed else [os.SCHED_OTHER] * 2)
+    assert any(writers) is allowed
 
 
 adapt = poolwork.adapt

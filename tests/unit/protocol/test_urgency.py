@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -58,6 +60,40 @@ def test_an_ordinary_thread_makes_ordinary_ones() -> None:
     def target() -> None: ...
 
     assert urgency.as_urgent(target) is target
+
+
+LONG = """
+import os, time
+from oobleckd.protocol import urgency
+
+def busy(seconds):
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+    return urgency.hurries()
+
+print(urgency.hurry_for(0.05), busy(0.005), busy(0.3))
+for _ in range(3):
+    urgency.hurry_again()
+    print(busy(0.005), busy(0.02), busy(0.3))
+urgency.hurry_again()
+"""
+
+
+def test_long_work_is_ordinary_again() -> None:
+    allowed = in_thread(urgency.hurry)
+    ran = subprocess.run([sys.executable, "-c", LONG], stdout=subprocess.PIPE, text=True, check=True)
+    assert ran.stdout.split() == [str(each) for each in [allowed, allowed, False] * 4]
+
+
+def test_where_work_cannot_be_bounded_it_is_not_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert not urgency.hurry_for(0.05)
+    assert not urgency.hurries()
 
 
 def test_where_it_is_not_allowed_all_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
