@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Collection, Sequence
 from typing import assert_never
 
 import torch
 from torch import Tensor
 
+from oobleckd.protocol import urgency
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
     Ack,
@@ -79,6 +81,7 @@ class DeviceProcess:
         self.staging: Staging | None = None
         self.job_id = ""
         self.mailbox, self.turn = Mailbox(), Turn()
+        self._loop = threading.get_native_id()  # of the thread that makes this, and runs it
         self.torch_device = torch_device(place)
         backend, road = choose(self.torch_device)
         _log.info("%s: letters take %s", place.device, road)
@@ -123,7 +126,7 @@ class DeviceProcess:
     def _answer_at_once(self) -> None:
         """Called by the link, in its thread, for every message."""
         if isinstance(self.mailbox.next_control(), Report):
-            with ends_the_process(), self.turn:
+            with ends_the_process(), urgency.lending(self._loop), self.turn:
                 self._answer()
 
     def _answer(self) -> None:

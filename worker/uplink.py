@@ -68,7 +68,7 @@ class Uplink:
         self._context = zmq.Context()
         if urgency.hurries():
             self._context.set(zmq.THREAD_SCHED_POLICY, urgency.POLICY)
-            self._context.set(zmq.THREAD_PRIORITY, urgency.PRIORITY)
+            self._context.set(zmq.THREAD_PRIORITY, urgency.priority())
         self._socket = self._context.socket(zmq.DEALER)
         self._set_options(keys)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)

@@ -102,7 +102,7 @@ class Hub:
         self._context.set(_ZERO_COPY_RECV, 0)  # a page of counters for each connection, for what is short
         if urgency.hurries():
             self._context.set(zmq.THREAD_SCHED_POLICY, urgency.POLICY)
-            self._context.set(zmq.THREAD_PRIORITY, urgency.PRIORITY)
+            self._context.set(zmq.THREAD_PRIORITY, urgency.priority())
         self._door = Door(self._context, lambda key: key in self._allowed)
         self._router = self._open_router(pair)
         self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)

@@ -3,8 +3,9 @@
 The control path does little, but it does it where training takes all cores, and a kernel lets a thread that computes go on
 for up to a tick of 4 ms before one that woke up has its turn. Every message from a loss to the decision meets that several
 times. So these threads ask for round-robin real-time scheduling, as corosync does for the same reason (its
-``system.sched_rr``). What they start is ordinary again. Where the system does not allow it, all works as it does
-without (CAP_SYS_NICE or RLIMIT_RTPRIO; the units have ``LimitRTPRIO=1``).
+``system.sched_rr``). What they start is ordinary again. Where they wait for what a thread that computes holds, they lend it some of their
+haste (``lending``), or it would go on when its turn among all that compute comes: priority inheritance, by hand since Python's locks have none. Where
+the system does not allow it, all works as it does without (CAP_SYS_NICE or RLIMIT_RTPRIO; the units have ``LimitRTPRIO=2``, with 1 nothing is lent).
 """
 
 from __future__ import annotations
@@ -12,19 +13,41 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-PRIORITY = 1  # the lowest one: above all ordinary programs, below everything else that is urgent
+LENT = 1  # the lowest one: above all ordinary programs, below everything else that is urgent
+PRIORITY = 2  # of who lends it
 POLICY = os.SCHED_RR
 
 
 def hurry(thread: int = 0) -> bool:
     """Make the calling thread urgent, or that of this number; whether the system allows it. Threads and processes that it starts are not."""
+    return _set(thread, PRIORITY) or _set(thread, LENT)
+
+
+def _set(thread: int, priority: int) -> bool:
     try:
-        os.sched_setscheduler(thread, POLICY | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
+        os.sched_setscheduler(thread, POLICY | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
     except OSError:  # not allowed, or in a control group that has no real-time share
         return False
     return True
+
+
+def priority() -> int:
+    """Of the calling thread; 0: it is ordinary."""
+    return os.sched_getparam(0).sched_priority
+
+
+@contextmanager
+def lending(thread: int) -> Iterator[None]:
+    """The ordinary thread of this number goes before others meanwhile, though not before the calling one, if that is urgent enough."""
+    lent = priority() > LENT and _set(thread, LENT)
+    try:
+        yield
+    finally:
+        if lent:
+            os.sched_setscheduler(thread, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
 def hurry_for(seconds: float) -> bool:

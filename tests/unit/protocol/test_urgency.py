@@ -62,6 +62,48 @@ def test_an_ordinary_thread_makes_ordinary_ones() -> None:
     assert urgency.as_urgent(target) is target
 
 
+def test_who_waits_lends_its_haste_to_whom_it_waits_for() -> None:
+    """As long as it waits, and less than it has: else who computes could keep a core that it needs itself."""
+
+    def wait() -> tuple[int, list[int]]:
+        urgency.hurry()
+        begin, end = threading.Event(), threading.Event()
+        other = threading.Thread(target=lambda: (begin.set(), end.wait()))
+        other.start()
+        begin.wait()
+        number = other.native_id or 0
+        seen = []
+        with urgency.lending(number):
+            seen.append(os.sched_getparam(number).sched_priority)
+        seen.append(os.sched_getparam(number).sched_priority)
+        end.set()
+        other.join()
+        return urgency.priority(), seen
+
+    own, seen = in_thread(wait)
+    assert seen == [urgency.LENT if own > urgency.LENT else 0, 0]
+
+
+def test_the_lowest_haste_is_kept_where_no_more_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allow_one(thread: int, policy: int, param: os.sched_param) -> None:
+        if param.sched_priority > 1:
+            raise PermissionError(1, "Operation not permitted")
+        asked.append((thread, param.sched_priority))
+
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "sched_setscheduler", allow_one)
+    assert urgency.hurry()
+    assert asked == [(0, urgency.LENT)]
+    monkeypatch.setattr(os, "sched_getparam", lambda _: os.sched_param(urgency.LENT))
+    with urgency.lending(7):
+        assert asked == [(0, urgency.LENT)], "nothing to lend"
+
+
+def test_an_ordinary_thread_lends_nothing() -> None:
+    with urgency.lending(threading.get_native_id()):
+        assert urgency.priority() == 0
+
+
 LONG = """
 import os, time
 from oobleckd.protocol import urgency
