@@ -124,10 +124,13 @@ class DeviceProcess:
         return worked
 
     def _answer_at_once(self) -> None:
-        """Called by the link, in its thread, for every message."""
+        """Called by the link, in its thread, for every message. For a report the agent lent the loop its haste, so that it soon gives away what this
+        thread waits for: Python's own lock, and the turn.
+        """
         if isinstance(self.mailbox.next_control(), Report):
-            with ends_the_process(), urgency.lending(self._loop), self.turn:
+            with ends_the_process(), self.turn:
                 self._answer()
+        urgency.take_back(self._loop)
 
     def _answer(self) -> None:
         """Answer a report while a layer computes. Not where the answer changes weights or layers, with which it computes:

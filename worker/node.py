@@ -22,7 +22,7 @@ from functools import partial
 
 import msgspec
 
-from oobleckd.protocol import codec
+from oobleckd.protocol import codec, urgency
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Ack,
@@ -313,6 +313,8 @@ class Agent:
             _log.info("ignored %s for %s: it is meant for the life before this one", head.type, head.device)
             return
         self._outbox.told(head)
+        if head.type == "Report":
+            urgency.lend(device.child.process.pid)  # it gives that back (``device``)
         device.link.send(data)
 
     def _mine(self, message: object, data: bytes) -> None:

@@ -258,18 +258,9 @@ def _hasten(others: Collection[threading.Thread]) -> None:
 
 
 def _at_once(function: Callable[..., Result], *arguments: object) -> Result:
-    """In the process for plans after a loss: what was long is ordinary by its end, and the next one is to be urgent again."""
-    try:
+    """In the process for plans after a loss: before ordinary programs, while it is short."""
+    with urgency.hurried_for(_URGENT_S):
         return function(*arguments)
-    finally:
-        if _Process.urgent:
-            urgency.hurry_again()
-
-
-class _Process:
-    """What a process of the pool is: whether its work is urgent while it is short."""
-
-    urgent = False
 
 
 def _begin(nicer_by: int, urgent: bool) -> None:
@@ -288,4 +279,5 @@ def _begin(nicer_by: int, urgent: bool) -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_parent, name="parent-watch", daemon=True).start()
-    _Process.urgent = urgent and urgency.hurry_for(_URGENT_S)
+    if urgent:
+        urgency.hurry()

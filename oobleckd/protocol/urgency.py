@@ -3,15 +3,14 @@
 The control path does little, but it does it where training takes all cores, and a kernel lets a thread that computes go on
 for up to a tick of 4 ms before one that woke up has its turn. Every message from a loss to the decision meets that several
 times. So these threads ask for round-robin real-time scheduling, as corosync does for the same reason (its
-``system.sched_rr``). What they start is ordinary again. Where they wait for what a thread that computes holds, they lend it some of their
-haste (``lending``), or it would go on when its turn among all that compute comes: priority inheritance, by hand since Python's locks have none. Where
+``system.sched_rr``). What they start is ordinary again. Where they wait for what a thread that computes holds, it is lent some of their
+haste (``lend``), or it would go on when its turn among all that compute comes: priority inheritance, by hand since Python's locks have none. Where
 the system does not allow it, all works as it does without (CAP_SYS_NICE or RLIMIT_RTPRIO; the units have ``LimitRTPRIO=2``, with 1 nothing is lent).
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,42 +38,35 @@ def priority() -> int:
     return os.sched_getparam(0).sched_priority
 
 
+def lend(thread: int) -> None:
+    """The ordinary thread of this number, of any process of this user, goes before others until ``take_back``, though not before the calling one, if that
+    is urgent enough; else nothing is lent.
+    """
+    if priority() > LENT:
+        _set(thread, LENT)
+
+
+def take_back(thread: int) -> None:
+    """What was lent to the thread of this number; nothing if nothing was."""
+    if os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK == POLICY:
+        os.sched_setscheduler(thread, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+
+
 @contextmanager
-def lending(thread: int) -> Iterator[None]:
-    """The ordinary thread of this number goes before others meanwhile, though not before the calling one, if that is urgent enough."""
-    lent = priority() > LENT and _set(thread, LENT)
+def hurried_for(seconds: float) -> Iterator[None]:
+    """For the main thread of a process, if that is urgent and its work may turn out to be long: once the process has computed for so long it goes on as an
+    ordinary one, until the end of the block.
+    """
+    if not hurries():
+        yield
+        return
+    signal.signal(signal.SIGPROF, lambda *_: take_back(0))
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        if lent:
-            os.sched_setscheduler(thread, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
-
-
-def hurry_for(seconds: float) -> bool:
-    """``hurry`` for the main thread of a process whose work may turn out to be long: once it has computed for so long without waiting for anything it goes
-    on as an ordinary one, until it calls ``hurry_again``. Whether the system allows it.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_RTTIME)
-    limits = round(seconds * 1e6), most
-
-    def enough(*_: object) -> None:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        resource.setrlimit(
-            resource.RLIMIT_RTTIME, limits
-        )  # the kernel raised it with its signal, by a second
-
-    try:
-        signal.signal(signal.SIGXCPU, enough)
-        resource.setrlimit(resource.RLIMIT_RTTIME, limits)
-    except (OSError, ValueError):  # not allowed: then it must not be urgent at all
-        return False
-    return hurry()
-
-
-def hurry_again() -> None:
-    """After ``hurry_for``: its time begins anew. The kernel counts from the last time that the thread woke up as an urgent one, so it sleeps for a moment."""
-    hurry()
-    signal.sigtimedwait((), 50e-6)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        hurry()
 
 
 def hurries() -> bool:
