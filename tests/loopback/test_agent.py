@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from zmq.auth import create_certificates, load_certificate
 
+from oobleckd.protocol import urgency
 from oobleckd.protocol.messages import (
     Ack,
     Beat,
@@ -92,6 +93,17 @@ def test_hello_relay_and_beats(daemon: StubDaemon, launch: Launch) -> None:
         assert daemon.expect(Progress) == Progress(device, 4, Counters(), {0: (1, 2)}, ())
     assert daemon.expect(Beat).incarnation == daemon.expect(Beat).incarnation == hello.incarnation
     assert "torch" not in Path(f"/proc/{agent.pid}/maps").read_text(encoding="utf-8")
+
+
+def test_a_device_that_is_asked_how_far_it_is_is_lent_haste(daemon: StubDaemon, launch: Launch) -> None:
+    """Else its loop, which holds what the answer needs, would wait for a core. (The real one gives it back: test_device.)"""
+    agent = launch(daemon.endpoint)
+    asked, other = device_pids(daemon.ready())
+    daemon.tell(Report("n1/0", 4, 1, ()))
+    assert daemon.expect(Progress).epoch == 4
+    own = os.sched_getparam(agent.pid).sched_priority
+    assert os.sched_getparam(asked).sched_priority == (urgency.LENT if own > urgency.LENT else 0)
+    assert os.sched_getparam(other).sched_priority == 0
 
 
 def test_a_killed_device_takes_the_node_s_life_with_it(daemon: StubDaemon, launch: Launch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.protocol import codec
+from oobleckd.protocol import codec, urgency
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.protocol.messages import (
     Decide,
@@ -128,6 +130,24 @@ def test_a_report_is_answered_while_a_layer_computes(agent: Agent, monkeypatch: 
     agent.say(Decide(ME, 2, 0, None, (), {}, hold=False, hold_now=False))
     assert agent.hear(StepDone).counters.step == 0
     assert agent.hear(Held).finished
+
+
+def test_what_was_lent_for_a_report_is_given_back(agent: Agent) -> None:
+    """The loop had it to come soon to where the report can be answered, and computes as others do afterwards."""
+    loop = threading.get_native_id()  # of the thread that made the device
+
+    def lends() -> int:
+        urgency.hurry()
+        urgency.lend(loop)
+        return urgency.priority()
+
+    with ThreadPoolExecutor(1) as other:
+        own = other.submit(lends).result()
+    assert os.sched_getparam(0).sched_priority == (urgency.LENT if own > urgency.LENT else 0)
+    for epoch in (2, 3):  # the answer comes before that, and the next one after it
+        agent.say(Report(ME, epoch, 1, ()))
+        assert agent.hear(Progress).epoch == epoch
+    assert os.sched_getparam(0).sched_priority == 0
 
 
 def test_a_job_that_begins_anew_finds_its_samples_open(
