@@ -30,8 +30,8 @@ class Outgoing:
 
     While ``road`` is not set nothing goes out and no end is noticed (``Transport.block``).
 
-    ``on_end`` is called once, from the writer thread, when the link ended and not by ``stop``: with
-    None after the peer's goodbye, else with the reason.
+    ``on_end`` is called once, from the writer thread, when the link ended and not by ``stop``: with the link, and
+    None after the peer's goodbye, else the reason.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Outgoing:
         spawn: Callable[[Callable[[], None], str], None],
         greet: Callable[[socket.socket], None],
         road: threading.Event,
-        on_end: Callable[[str | None], None],
+        on_end: Callable[[Outgoing, str | None], None],
     ) -> None:
         self._peer = peer
         self._unix = unix
@@ -132,7 +132,7 @@ class Outgoing:
             os.close(self._wake)
             self._wake = -1
         if not told:
-            self._on_end(why)
+            self._on_end(self, why)
 
     def _dial(self) -> None:
         """Connect and shake hands; repeats while the peer is there but not ready. Raises OSError."""

@@ -236,7 +236,7 @@ class Transport:
                 spawn=self._spawn,
                 greet=lambda sock: self._greet(sock, name),
                 road=self._road,
-                on_end=lambda why: self._outgoing_ended(name, known.life, why),
+                on_end=lambda link, why: self._outgoing_ended(name, link, why),
             )
         return known.link
 
@@ -255,23 +255,25 @@ class Transport:
         for sock in incoming:
             _say_goodbye(sock)
 
-    def _outgoing_ended(self, name: str, life: str, why: str | None) -> None:
-        with self._changed:
-            if why is None:
-                self._left.add(life)
-            else:
-                # A dead process' sockets close one after the other: first read what it has sent us.
-                self._changed.wait_for(lambda: not self._incoming.get(life) or self._closed, _DRAIN_S)
-        self._ended(name, life, why)
-
-    def _ended(self, name: str, life: str, why: str | None) -> None:
-        """A link to ``name`` is over: report it if that is news."""
+    def _outgoing_ended(self, name: str, link: Outgoing, why: str | None) -> None:
         with self._changed:
             known = self._known.get(name)
-            if self._closed or known is None or known.life != life or known.lost:
+            if known is None or known.link is not link:
+                return  # the peer may be configured again by now: an end of before says nothing of its new links
+            if why is None:
+                self._left.add(known.life)
+            else:
+                # A dead process' sockets close one after the other: first read what it has sent us.
+                self._changed.wait_for(lambda: not self._incoming.get(known.life) or self._closed, _DRAIN_S)
+        self._ended(name, known, why)
+
+    def _ended(self, name: str, known: _Known, why: str | None) -> None:
+        """A link to ``known`` is over: report it if that is news."""
+        with self._changed:
+            if self._closed or self._known.get(name) is not known or known.lost:
                 return
             link, known.link = known.link, None
-            if life not in self._left:
+            if known.life not in self._left:
                 known.lost = True
         if link is not None:
             link.stop()
@@ -373,18 +375,19 @@ class Transport:
             why = str(error) or type(error).__name__
         self._road.wait()
         with self._changed:
-            if why is None:
-                self._left.add(greeting.life)
             links = self._incoming[greeting.life]
             links.discard(sock)
             if not links:
                 del self._incoming[greeting.life]
-            # The peer may be configured again by now: an end of our own making is no loss of its new links.
+            # As in ``_outgoing_ended``: the end of a link that we closed ourselves, be it the goodbye of one who closed it, too.
             dismissed = sock in self._dismissed
             self._dismissed.discard(sock)
+            if why is None and not dismissed:
+                self._left.add(greeting.life)
+            known = self._known.get(greeting.source)
             self._changed.notify_all()
-        if not dismissed:
-            self._ended(greeting.source, greeting.life, why)
+        if not dismissed and known is not None and known.life == greeting.life:
+            self._ended(greeting.source, known, why)
 
 
 def _say_goodbye(sock: socket.socket) -> None:

@@ -436,3 +436,43 @@ def test_a_peer_that_is_forgotten_and_named_again_is_not_lost(make: Make) -> Non
             threading.Event().wait(0.0001)
         introduce(a, b)
     assert a.lost == []
+
+
+def test_a_goodbye_that_is_heard_only_after_its_sender_was_named_again_is_of_the_links_before(
+    make: Make,
+) -> None:
+    """All give a job back and are in the next layout at once: what is sent then was dropped, for ever."""
+    a, b = make("a/0"), make("b/0")
+    introduce(a, b)
+    b.transport.send("a/0", ("f", 1), [])
+    a.receive(("f", 1))
+    a.transport.block(0.0)  # its reader gets no further than the goodbye
+    b.transport.forget(["a/0"])
+    a.transport.forget(["b/0"])
+    introduce(a, b, secret=b"n" * 32)
+    a.transport.block(0.001)
+    sent = 0
+    while a.transport._incoming or not sent:  # until it was heard, and once more
+        sent += a.transport.send("b/0", ("f", sent), [])
+    assert a.transport.send("b/0", ("f", "last"), [])
+    b.receive(("f", "last"))
+    assert a.transport.counts.dropped == 0
+
+
+def test_an_end_that_is_told_only_after_its_peer_was_named_again_is_of_the_links_before(make: Make) -> None:
+    a, b = make("a/0"), make("b/0")
+    introduce(a, b)
+    a.transport.send("b/0", ("f", 1), [])
+    b.receive(("f", 1))
+    link = a.transport._known["b/0"].link
+    assert link is not None
+    with a.transport._changed:  # whoever tells it has to wait
+        b.transport.forget(["a/0"])
+        assert link._stopped.wait(TIMEOUT_S)
+        a.transport.forget(["b/0"])
+        introduce(a, b, secret=b"n" * 32)
+        assert a.transport.send("b/0", ("f", 2), [])
+    b.receive(("f", 2))
+    assert a.transport.send("b/0", ("f", 3), [])
+    b.receive(("f", 3))
+    assert a.lost == []
