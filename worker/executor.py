@@ -76,7 +76,9 @@ class Executor:
         self.commit = Commit(device)
         self.check = Check(device, job_id, job, store, self.pulse)
         guarded = bool(self.check.every)
-        self.reducer = Reducer(device, store, post, job.num_micro_batches, job.train.exact, guarded=guarded)
+        self.reducer = Reducer(
+            device, store, post, job.num_micro_batches, job.train.exact, guarded=guarded, aside=aside
+        )
         self.copies = Copies(device, job.schedule.sum_copies, post, self.reducer)
         self.order: Order = ()
         self.sample_every = 0  # op times are told of rounds whose number it divides

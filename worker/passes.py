@@ -92,18 +92,22 @@ class Passes:
         return more
 
     def _halts(self, work: Work) -> bool:
-        """Whether a report that came while a layer was computed froze its micro-batch; it answered for the layers before.
+        """Whether a report that came while a layer was computed, or its gradients were added up, froze its micro-batch. It answered for what
+        is in the sums then, these gradients among it.
 
         What is found of this one is kept for the case that the next attempt goes on here, but for a forward pass, which
         begins again.
         """
-        if work.task.route.micro_batch not in self.board.frozen:
+        if not self._is_frozen(work):
             return False
         if work.kind == "F":
-            self.clock.forwards += work.num_layers
+            self.clock.forwards += work.num_pieces
         else:
             self.halted[work.kind, work.task] = work
         return True
+
+    def _is_frozen(self, work: Work) -> bool:
+        return work.task.route.micro_batch in self.board.frozen
 
     def arrived(self, task: Task, kind: str) -> bool:
         """Whether the message that ``task`` waits for is here."""
@@ -193,6 +197,8 @@ class Passes:
             elif work.task.route.wants(layer):
                 self._note_loss(work.task, layer, out)
                 self._add(work.task, layer, [grad for grad in grads if grad is not None])
+                if self._is_frozen(work):
+                    yield
             self._reach("backward")
             self.contribute()
         if self.board.apart:
@@ -211,6 +217,8 @@ class Passes:
                 grads = owed.complete(leaves, found)
             yield
             self._add(work.task, layer, grads)
+            if self._is_frozen(work):
+                yield
             self._reach("weights")
             self.contribute()
         self.board.ran_weights(work.task)

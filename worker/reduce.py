@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,6 +26,7 @@ from worker import sums
 from worker.post import Post
 from worker.store import Store
 from worker.tasks import Board
+from worker.turn import Aside
 
 
 class Contribution(msgspec.Struct, frozen=True):
@@ -63,7 +65,7 @@ class Reduced:
 
 @dataclass(slots=True)
 class Reducer:
-    """The reduce side of one device's round."""
+    """The reduce side of one device's round. ``aside``: entered where sums are added to or copied, so that a report is answered meanwhile."""
 
     device: str
     store: Store
@@ -71,6 +73,7 @@ class Reducer:
     num_micro_batches: int
     exact: bool
     guarded: bool = False
+    aside: Aside = nullcontext
     parts: dict[tuple[int, int], sums.Sum] = field(default_factory=dict)
     nan: set[int] = field(default_factory=set)
     overflow: set[int] = field(default_factory=set)
@@ -115,28 +118,31 @@ class Reducer:
         }
 
     def add(self, layer: int, micro_batch: int, grads: Mapping[int, Sequence[Tensor]]) -> None:
-        """Weight gradients of (micro-batch, layer), by bucket, go into the sums and the ledger."""
-        for bucket, tensors in grads.items():
-            exponents = self.store.buckets[bucket].exponents
-            nan, overflow = self.parts[bucket, layer].add(tensors, exponents, self._num_contributions(bucket))
-            if nan:
-                self.nan.add(bucket)
-            if overflow:
-                self.overflow.add(bucket)
+        """Weight gradients of (micro-batch, layer), by bucket, go into the ledger and the sums.
+
+        The ledger first: who is asked in the middle of it says that they are in, as they will be before anything else is done with the sums.
+        """
         self.board.count(layer, micro_batch)
+        fails = {}
+        with self.aside():
+            for bucket, tensors in grads.items():
+                part, exponents = self.parts[bucket, layer], self.store.buckets[bucket].exponents
+                fails[bucket] = part.add(tensors, exponents, self._num_contributions(bucket))
+        self.nan |= {bucket for bucket, (nan, _) in fails.items() if nan}
+        self.overflow |= {bucket for bucket, (_, overflow) in fails.items() if overflow}
 
     def copied(self, layers: Sequence[int]) -> tuple[SumCopy, list[Tensor]]:
         """What is in the sums of ``layers`` by now, out of place and on the host: a tensor per key, by layer and bucket."""
         done = {layer: tuple(sorted(self.board.done[layer])) for layer in layers if self.board.done[layer]}
         uses = [(bucket, layer) for layer in done for bucket in self.store.spec.buckets_of(layer)]
-        tensors = [tensor for use in uses for tensor in self.parts[use].copy()]
         buckets = {bucket for bucket, _ in uses}
         counted = done.get(self.store.spec.num_layers - 1, ())
         losses = {mb: self.losses[mb] for mb in counted}
         what = SumCopy(
             done, tuple(sorted(self.nan & buckets)), tuple(sorted(self.overflow & buckets)), losses
         )
-        return what, tensors
+        with self.aside():
+            return what, [tensor for use in uses for tensor in self.parts[use].copy()]
 
     def inherit(self, what: SumCopy, tensors: Sequence[Tensor]) -> None:
         """The sums of a peer that is dead count as this device's. They are added when the next epoch is entered: whoever asks what is

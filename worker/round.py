@@ -29,23 +29,23 @@ Graph = list[tuple[Tensor | None, Tensor, Owed | None]]
 Debts = list[tuple[int, list[Tensor | None], Owed]]
 """Of the layers whose I has run, from the last to the first: (layer, gradients found, what W adds to them)."""
 Pieces = Iterator[None]
-"""A task at work: stops once in every layer, when it is computed and nobody has been told."""
+"""A task at work: stops once in every layer, when it is computed and nobody has been told; and when its micro-batch was frozen since."""
 _ENDED = object()
 
 
 @dataclass(slots=True)
 class Work:
-    """A task under way, with ``num_layers`` computed."""
+    """A task under way. ``num_pieces``: how often it stopped; of a forward pass, the layers computed."""
 
     kind: Kind
     task: Task
     pieces: Pieces = field(default_factory=lambda: iter(()))
-    num_layers: int = 0
+    num_pieces: int = 0
 
     def compute(self) -> bool:
-        """Put away what was found of the last layer, and compute the next; False: that was the last."""
+        """Put away what was found of the last layer, and compute the next unless it halts; False: that was the last."""
         more = next(self.pieces, _ENDED) is not _ENDED
-        self.num_layers += more
+        self.num_pieces += more
         return more
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
+from torch import Tensor
 
 from oobleckd.protocol.job import Schedule
+from planner.plan import Range
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import (
     check,
 )
 from worker.passes import Passes
+from worker.reduce import Reducer
 from worker.round import Work
 
 STAGES_DEEP = {"a": [(0, 3), (3, 6)], "b": [(0, 2), (2, 6)]}
@@ -26,7 +30,7 @@ def test_a_report_in_the_middle_of_a_task(
     run, gone_on = Passes._run, set()
 
     def watched(self: Passes, work: Work) -> None:
-        if work.num_layers:
+        if work.num_pieces:
             gone_on.add(work.kind)
         run(self, work)
 
@@ -38,3 +42,36 @@ def test_a_report_in_the_middle_of_a_task(
         world.run()
         check(world, deep)
     assert gone_on == kinds
+
+
+@pytest.mark.parametrize("backward", ["fused", "decoupled"])
+def test_a_report_while_gradients_are_added_up(
+    deep, tmp_path: Path, backward: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers that they are in the sums, as they are when the decision comes; after the last layer of a task too, which is not over then."""
+    add, halts = Reducer.add, Passes._halts
+    halted = set()
+
+    def watched_add(
+        self: Reducer, layer: int, micro_batch: int, grads: Mapping[int, Sequence[Tensor]]
+    ) -> None:
+        if (self.device, layer) == ("b1/0", doomed_at) and not world.dead:
+            world.kill("b0/0")
+        add(self, layer, micro_batch, grads)
+
+    def watched_halts(self: Passes, work: Work) -> bool:
+        found = halts(self, work)
+        if found and work.task.route.micro_batch in self.board.done[doomed_at]:
+            halted.add(doomed_at)
+        return found
+
+    monkeypatch.setattr(Reducer, "add", watched_add)
+    monkeypatch.setattr(Passes, "_halts", watched_halts)
+    changed = msgspec.structs.replace(deep[0], schedule=Schedule(backward=backward))
+    layers = Range(*STAGES_DEEP["b"][1]).layers()
+    for seed in range(12):
+        doomed_at = layers[seed % len(layers)]
+        world = World(changed, STAGES_DEEP, seed, tmp_path)
+        world.run()
+        check(world, deep)
+    assert halted == set(layers)
