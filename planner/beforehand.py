@@ -22,18 +22,19 @@ from planner.transfer import copy_s
 MOST_STEPS = 2.0
 """Copies that take more steps are made in the stop. With three the gradients alone would fill the link, and no target would ever catch up; with
 two it takes three times as long as the copies alone."""
-LEAST_STEPS = 0.5
-"""Copies that take less are made in the stop as well: to copy beforehand leaves the old plan in force for some steps more."""
-WAIT_STEPS = 2.0
-"""From the proposal to the snapshot at the next boundary, and from the last answer to the boundary at which all hold."""
+LEAST_STEPS, LEAST_S = 0.5, 0.1
+"""Copies that take less than so many steps, and less than so many seconds, are made in the stop as well: it takes about as long without them, and the old plan
+would be in force for longer."""
 
 
 def caught_up_s(copies_s: float, step_s: float) -> float:
-    """Seconds until copies that take ``copies_s`` on an idle link are current, with steps of ``step_s``; inf: they never are."""
+    """Seconds until copies that take ``copies_s`` on an idle link are current, with steps of ``step_s``; inf: they never are.
+
+    They begin at once, and whoever does without them waits for the boundary as well. Where in a step they begin is anybody's guess, so that is also by how much the
+    stop comes later on average: by a step, with the probability that the boundary is there before they are.
+    """
     share = copies_s / STATE_COPIES / step_s if step_s > 0 else inf
-    if share >= 1:
-        return inf
-    return WAIT_STEPS * step_s + copies_s / (1 - share)
+    return copies_s / (1 - share) if share < 1 else inf
 
 
 def lost_s(wait_s: float, now_s: float, new_s: float) -> float:
@@ -43,7 +44,7 @@ def lost_s(wait_s: float, now_s: float, new_s: float) -> float:
 
 def pays(copies_s: float, step_s: float) -> bool:
     """Whether copies of that length are made beforehand at all, with steps of ``step_s``."""
-    return LEAST_STEPS * step_s <= copies_s <= MOST_STEPS * step_s
+    return min(LEAST_S, LEAST_STEPS * step_s) <= copies_s <= MOST_STEPS * step_s
 
 
 def has_room(

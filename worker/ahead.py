@@ -1,9 +1,9 @@
 """What a source sends ahead of a plan that is to come: the state of some buckets, and then what every update of it was made from.
 
-Owns when and what is sent: the state at the first commit after ``Prepare``, and at each commit after it the mean gradients (as they went into the
-optimizer, so after clipping), counters and exponents. With them the target makes the very same update (``staging``). Both are sent
-once a round is committed and never before, so an update that is taken back is not among them. A letter that is lost costs a copy in
-the stop and nothing else, so nothing is acknowledged here.
+Owns when and what is sent: the state of the boundary before the round under way, at once, and at each commit after it the mean gradients (as they
+went into the optimizer, so after clipping), counters and exponents. With them the target makes the very same update (``staging``). Of a round nothing is
+sent before its commit, so an update that is taken back is not among it: who has made one early sends the state at the commit. A letter that is lost
+costs a copy in the stop and nothing else, so nothing is acknowledged here.
 """
 
 from __future__ import annotations
@@ -62,17 +62,22 @@ class Ahead:
     broken: set[str] = field(default_factory=set)
     began: bool = False
 
+    def begin(self, counters: Counters, store: Store) -> None:
+        """Send the state, once: ``store`` has that of the boundary ``counters``."""
+        if not self.began and self.rounds > 0:
+            self.began = True
+            self._send_states(counters, store)
+
     def committed(
         self, before: Counters, after: Counters, store: Store, reduced: Mapping[int, Reduced]
     ) -> None:
         """The round between the two boundaries is committed, and ``store`` has the state after it."""
         if self.rounds <= 0:
             return
-        self.rounds -= 1
         if not self.began:
-            self.began = True
-            self._send_states(after, store)
+            self.begin(after, store)
             return
+        self.rounds -= 1
         for target in self._whole():
             buckets = self.buckets[target]
             update = Update(before, after, {bucket: store.buckets[bucket].exponents for bucket in buckets})

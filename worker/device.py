@@ -268,7 +268,7 @@ class DeviceProcess:
             self._ready()
 
     def _prepare(self, message: Prepare) -> None:
-        """Copy beforehand, from the next commit on; or no more."""
+        """Copy beforehand, from now on; or no more."""
         if self.deployment is not None:
             if self.executor is not None and self.executor.layout.epoch:
                 return
@@ -283,7 +283,7 @@ class DeviceProcess:
         store, device = executor.store, self.place.device
         targets = outgoing(store, message.transfers, device)
         if targets:
-            executor.ahead = Ahead(message.number, device, self.post, targets, message.rounds)
+            executor.send_ahead(Ahead(message.number, device, self.post, targets, message.rounds))
         sources = expected(store, message.transfers, device)
         missing = {bucket: source for bucket, source in sources.items() if bucket not in store.buckets}
         if sources:

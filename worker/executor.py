@@ -157,6 +157,13 @@ class Executor:
         self.reducer.enter(self.commit.epoch, self.layout, self.commit.live, donors)
         self.copies.enter(self.layout, self.commit.live)
 
+    def send_ahead(self, ahead: Ahead) -> None:
+        """Send copies beforehand from now on. Until a round is committed the weights are those before it, but where they were updated early."""
+        self.ahead = ahead
+        if self.hurried is None:
+            ahead.begin(self.counters, self.store)
+            self.faults.reach("ahead", self.counters.round)
+
     # ------------------------------------------------------------------ one piece of work
 
     def advance(self) -> bool:

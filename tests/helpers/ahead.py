@@ -42,9 +42,10 @@ class Aside:
         self.staging = Staging(NUMBER, world.job, store, self.post, dict.fromkeys(self.buckets, self.source))
 
     def begin(self, rounds: int = 100) -> Ahead:
-        """From the source's next commit on."""
-        self.executor.ahead = Ahead(NUMBER, self.source, self.executor.post, {TARGET: self.buckets}, rounds)
-        return self.executor.ahead
+        """From now on."""
+        ahead = Ahead(NUMBER, self.source, self.executor.post, {TARGET: self.buckets}, rounds)
+        self.executor.send_ahead(ahead)
+        return ahead
 
     def arrive(self, letters: Sequence[Letter]) -> None:
         """Letters are in the mailbox of the target."""

@@ -217,9 +217,9 @@ def test_short_copies_and_those_that_never_catch_up_are_made_in_the_stop(copy_st
 
 
 def test_nothing_is_copied_beforehand_that_the_next_loss_comes_before():
-    setup, plan = stepwise(1.0)
+    setup, plan = stepwise(1.6)
     hurt = asked(setup, plan, "abcdefghijk", horizon_steps=1).plan
-    found = asked(setup, hurt, "abcdefghijkx", horizon_steps=2)
+    found = asked(setup, hurt, "abcdefghijkx", horizon_steps=0.5)
     assert found.beforehand_s == 0.0
     assert not any(way.what.startswith("copy beforehand") for way in found.rejected)
 

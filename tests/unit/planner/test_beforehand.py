@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.beforehand import LEAST_STEPS, MOST_STEPS, WAIT_STEPS, beforehand_s, caught_up_s, has_room, pays
+from planner.beforehand import LEAST_S, LEAST_STEPS, MOST_STEPS, beforehand_s, caught_up_s, has_room, pays
 from planner.costs import copy_bytes
 from planner.plan import Layers, Range, Transfer
 from planner.policies import adapt, prepare
@@ -34,7 +34,7 @@ def sent_until_current_s(copies_s: float, step_s: float) -> float:
 @given(copies_s=st.floats(0.01, 5.9))
 def test_the_closed_form_is_the_queue(copies_s: float):
     """Within the gradients of a step: the closed form has them flow, and they come at commits."""
-    model = caught_up_s(copies_s, STEP_S) - WAIT_STEPS * STEP_S
+    model = caught_up_s(copies_s, STEP_S)
     queued = sent_until_current_s(copies_s, STEP_S)
     assert queued <= model + 1e-9
     assert model - queued <= copies_s / 3 / (1 - copies_s / 3 / STEP_S) + 1e-9
@@ -43,13 +43,16 @@ def test_the_closed_form_is_the_queue(copies_s: float):
 def test_with_three_steps_gradients_fill_the_link():
     assert caught_up_s(3 * STEP_S, STEP_S) == math.inf
     assert caught_up_s(1.0, 0.0) == math.inf
-    assert caught_up_s(2 * STEP_S, STEP_S) == pytest.approx((WAIT_STEPS + 6) * STEP_S)
+    assert caught_up_s(2 * STEP_S, STEP_S) == pytest.approx(6 * STEP_S)
 
 
 def test_what_pays():
     assert [pays(steps * STEP_S, STEP_S) for steps in (0, LEAST_STEPS, 1, MOST_STEPS, 2.1)] == [
         False, True, True, True, False,
     ]  # fmt: skip
+    short_s = LEAST_S / 10  # as a step
+    assert [pays(share * short_s, short_s) for share in (0.99 * LEAST_STEPS, LEAST_STEPS)] == [False, True]
+    assert [pays(seconds, 10.0) for seconds in (0.99 * LEAST_S, LEAST_S)] == [False, True]
 
 
 def test_who_has_room():

@@ -15,6 +15,7 @@ from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check, job, scheduled
 from worker import sums
 from worker.ahead import STATE, UPDATE
+from worker.executor import Executor
 from worker.staging import is_of
 
 SOURCES = ("a0/0", "b1/0", "b2/0")
@@ -37,11 +38,11 @@ def test_the_target_makes_the_source_s_updates(clipped, tmp_path: Path, source: 
     world = World(clipped[0], STAGES, 1, tmp_path)
     aside = ran(world, source)
     check(world, clipped)
-    assert kinds(aside) == [STATE] * len(aside.buckets) + [UPDATE] * (clipped[0].train.steps - 1)
+    assert kinds(aside) == [STATE] * len(aside.buckets) + [UPDATE] * clipped[0].train.steps
     aside.arrive(aside.sent)
     assert not aside.staging.caught_up
     assert aside.here() is None
-    assert aside.replay() == len(aside.sent) + (clipped[0].train.steps - 1) * (len(aside.buckets) - 1)
+    assert aside.replay() == len(aside.sent) + clipped[0].train.steps * (len(aside.buckets) - 1)
     assert aside.staging.caught_up
     aside.check()
 
@@ -59,6 +60,34 @@ def test_letters_arrive_late_and_in_any_order(clipped, tmp_path: Path, seed: int
             aside.staging.advance()
     aside.replay()
     aside.check()
+
+
+@pytest.mark.parametrize("update", ["flushed", "staggered"])
+def test_it_begins_anywhere_in_a_round(
+    reference, tmp_path: Path, update: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are those of the boundary before it, until a device updates: where it did so early, it waits for the commit."""
+    early, advance = set(), Executor.advance
+    for seed in range(20):
+        world = scheduled(reference, tmp_path, seed, update=update)
+        aside, left = Aside(world, SOURCES[seed % 3]), [random.Random(seed).randrange(60)]
+
+        def counted(self: Executor, aside: Aside = aside, left: list[int] = left) -> bool:
+            left[0] -= self is aside.executor
+            if left[0] == 0 and self is aside.executor and not self.finished:
+                early.add(self.hurried is not None)
+                ahead = aside.begin()
+                assert ahead.began == (self.hurried is None)
+            return advance(self)
+
+        monkeypatch.setattr(Executor, "advance", counted)
+        world.run()
+        check(world, reference)
+        aside.arrive(aside.sent)
+        aside.replay()
+        if aside.executor.ahead is not None:
+            aside.check()
+    assert early == ({False, True} if update == "staggered" else {False})
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -141,9 +170,9 @@ def test_a_stream_ends_after_its_rounds_and_says_so(reference, tmp_path: Path) -
     world = World(reference[0], STAGES, 0, tmp_path)
     aside = Aside(world, "a0/0")
     ahead = aside.begin(rounds=2)
-    assert ahead.sent_to(TARGET) == frozenset()  # nothing yet
+    assert ahead.sent_to(TARGET) == frozenset(aside.buckets)
     world.run()
-    assert kinds(aside) == [STATE] * len(aside.buckets) + [UPDATE]
+    assert kinds(aside) == [STATE] * len(aside.buckets) + [UPDATE] * 2
     assert ahead.sent_to(TARGET) == frozenset()
     aside.arrive(aside.sent)
     aside.replay()
