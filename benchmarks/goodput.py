@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,7 +28,7 @@ from oobleckd.simulator.costs import AS_PUBLISHED, OURS, costs_named
 from oobleckd.simulator.failures import memoryless, usual_duration_s
 from oobleckd.simulator.outcome import Question
 from oobleckd.simulator.report import PolicyLine, lines_of, percent
-from oobleckd.simulator.runs import Answer, apart, run_all
+from oobleckd.simulator.runs import Answer, Told, apart, run_all
 from oobleckd.simulator.traces import Trace, TraceError, read_trace
 from planner.devices import SHEETS
 
@@ -137,20 +138,27 @@ def questions_of(cell: Cell, setting: str) -> dict[tuple[str, str], list[Questio
     return found
 
 
-def result_of(cell: Cell, num_jobs: int) -> Result:
-    rows: list[Row] = []
-    for setting in (BEST, PUBLISHED):
-        asked = questions_of(cell, setting)
-        flat = [question for each in asked.values() for question in each]
-        answers = iter(run_all(flat, num_jobs))
-        by_policy: dict[str, list[Row]] = {}
-        for (policy, schedule), each in asked.items():
-            row = row_of(setting, policy, schedule, [next(answers) for _ in each])
-            by_policy.setdefault(policy, []).append(row)
-        rows += [
-            max(each, key=lambda row: row.line.samples if row.line else -1.0) for each in by_policy.values()
-        ]
-    return Result(cell.shape.name, cell.failures, cell.traces[0].duration_s, tuple(rows))
+def results_of(wanted: Sequence[Cell], num_jobs: int, told: Told | None = None) -> list[Result]:
+    """All cells at once, so that templates are made once for a job and a policy, and not once a cell."""
+    asked = [(setting, questions_of(cell, setting)) for cell in wanted for setting in (BEST, PUBLISHED)]
+    flat = [question for _, kinds in asked for each in kinds.values() for question in each]
+    answers = iter(run_all(flat, num_jobs, told))
+    found = iter([rows_of(setting, kinds, answers) for setting, kinds in asked])
+    return [
+        Result(cell.shape.name, cell.failures, cell.traces[0].duration_s, (*next(found), *next(found)))
+        for cell in wanted
+    ]
+
+
+def rows_of(
+    setting: str, kinds: Mapping[tuple[str, str], Sequence[Question]], answers: Iterator[Answer]
+) -> list[Row]:
+    """A row a policy, with the better schedule; takes the answers to the questions of ``kinds``."""
+    by_policy: dict[str, list[Row]] = {}
+    for (policy, schedule), each in kinds.items():
+        row = row_of(setting, policy, schedule, list(islice(answers, len(each))))
+        by_policy.setdefault(policy, []).append(row)
+    return [max(each, key=lambda row: row.line.samples if row.line else -1.0) for each in by_policy.values()]
 
 
 def row_of(setting: str, policy: str, schedule: str, answers: Sequence[Answer]) -> Row:
@@ -275,11 +283,13 @@ def main(words: Sequence[str]) -> int:
     except TraceError as error:
         print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr)
         return 2
-    results, began = [], time.monotonic()
-    for number, cell in enumerate(wanted, 1):
-        results.append(result_of(cell, asked.jobs))
-        words_ = f"{number}/{len(wanted)} {cell.shape.name}, {cell.failures}"
-        print(f"{time.monotonic() - began:6.0f} s  {words_}", file=sys.stderr)
+    began = time.monotonic()
+
+    def told(done: float) -> None:
+        if done == int(done):
+            print(f"{time.monotonic() - began:6.0f} s  {done:.0f} runs done", file=sys.stderr)
+
+    results = results_of(wanted, asked.jobs, told)
     failed = missed(results)
     if asked.output == "json":
         document: dict[str, Any] = {"cells": results, "missed": failed}

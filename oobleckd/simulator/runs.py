@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
+from oobleckd.protocol.job import Schedule
 from oobleckd.simulator.outcome import Outcome, Question, SimulationError, Unable
 from oobleckd.simulator.planning import Planner
 from oobleckd.simulator.world import simulate
@@ -57,10 +58,12 @@ def _answer(question: Question, planner: Planner, told: Told | None = None) -> A
 
 
 def _parts(questions: Sequence[Question], num_jobs: int) -> list[list[int]]:
-    """Numbers of questions: of one policy and costs together, split until there is enough for all processes."""
-    kinds: dict[tuple[str, str], list[int]] = {}
+    """Numbers of questions: of one job, policy and costs together, split until there is enough for all processes."""
+    kinds: dict[tuple[str, Schedule, str, str], list[int]] = {}
     for number, question in enumerate(questions):
-        kinds.setdefault((question.policy, question.costs_name), []).append(number)
+        job = question.job
+        kind = (job.name, job.schedule, question.policy, question.costs_name)
+        kinds.setdefault(kind, []).append(number)
     parts = list(kinds.values())
     while len(parts) < num_jobs and (largest := max(parts, key=len)) and len(largest) > 1:
         parts.remove(largest)

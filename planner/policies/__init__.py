@@ -62,22 +62,26 @@ def proposed(
     sizes: tuple[int, ...] = (),
 ) -> Proposal:
     """``policy(name).adapt``, with copies made beforehand where that pays and the policy has not weighed it. Raises PlanError."""
-    found = policy(name).adapt(setup, templates, situation, sizes)
+    asked = policy(name)
+    found = asked.adapt(setup, templates, situation, sizes)
     if found.beforehand_s >= 0:
         return found
-    return msgspec.structs.replace(found, beforehand_s=_beforehand_s(setup, templates, situation, found))
+    wait_s = _beforehand_s(setup, templates, situation, found, goes_on=asked.reroutes)
+    return msgspec.structs.replace(found, beforehand_s=wait_s)
 
 
 def _beforehand_s(
-    setup: Setup, templates: tuple[Template, ...], situation: Situation, found: Proposal
+    setup: Setup, templates: tuple[Template, ...], situation: Situation, found: Proposal, *, goes_on: bool
 ) -> float:
-    """As ``beforehand_s``, where less is lost by the steps until then than by the copies in the stop."""
+    """As ``beforehand_s``, where less is lost by the steps until then than by the copies in the stop. ``goes_on``: the job does after a loss."""
     copies, new_s = found.transfers, found.plan.step_s
     copies_s = copy_s(copies, setup.profile)
     if not copies or not pays(copies_s, new_s):
         return 0.0
     grid = grid_of(setup, templates, situation)
     now = at_work(grid, situation) if grid is not None else None
+    if now is not None and now.vacant and not goes_on:
+        return 0.0  # it stands still until there is a plan
     now_s = now.step_s if now is not None and now.goes_on else new_s
     wait_s = beforehand_s(setup, lambda: needed_bytes(now), situation, copies, now_s)
     return wait_s if lost_s(wait_s, now_s, new_s) < copies_s else 0.0

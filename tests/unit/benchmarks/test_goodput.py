@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 
+from benchmarks import goodput
 from benchmarks.goodput import (
     BEST,
     PUBLISHED,
@@ -22,6 +25,8 @@ from benchmarks.goodput import (
     row_of,
     shown,
 )
+from oobleckd.protocol.job import PolicyName
+from oobleckd.simulator.outcome import Outcome, Question
 from oobleckd.simulator.report import PolicyLine, lines_of
 from oobleckd.simulator.runs import run_all
 from oobleckd.simulator.world import simulate
@@ -66,6 +71,41 @@ def test_cells(tmp_path: Path) -> None:
     )
     for runs in best.values():
         assert [each.trace for each in runs] == list(found[0].traces)
+
+
+def test_all_cells_are_asked_at_once_and_every_answer_is_its_question_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [cell for cell in cells(None, 2, 1.0) if "1 h" in cell.failures][:3]
+    numbers = {id(trace): number for number, cell in enumerate(wanted, 1) for trace in cell.traces}
+    ran = simulate(question())
+    rounds = []
+
+    def answered(questions: Sequence[Question], _jobs: int, _told: object) -> list[Outcome]:
+        rounds.append(len(questions))
+        return [
+            msgspec.structs.replace(
+                ran,
+                policy=each.policy,
+                costs=each.costs_name,
+                seed=each.seed,
+                samples=1000 * numbers[id(each.trace)]
+                + each.seed
+                + 100 * (each.job.schedule.backward == "fused"),
+            )
+            for each in questions
+        ]
+
+    monkeypatch.setattr(goodput, "run_all", answered)
+    found = goodput.results_of(wanted, 1)
+    assert len(rounds) == 1
+    assert [(result.job, result.failures) for result in found] == [(c.shape.name, c.failures) for c in wanted]
+    for number, each in enumerate(found, 1):
+        best = {row.policy: row for row in each.rows if row.setting == BEST}
+        assert set(best) == set(get_args(PolicyName))
+        assert {row.schedule for row in best.values()} == {"fused"}
+        assert {row.line.samples for row in best.values() if row.line} == {1000 * number + 100.5}
+        assert {row.policy for row in each.rows if row.setting == PUBLISHED} < set(best)
 
 
 def test_goals(line: PolicyLine) -> None:

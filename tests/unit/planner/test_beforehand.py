@@ -139,3 +139,16 @@ def test_whoever_is_back_is_not_at_work_yet():
         for nodes in ("abcdefghijkl", "abcdefghijkx")
     ]
     assert waits[0].beforehand_s == waits[1].beforehand_s
+
+
+@pytest.mark.parametrize(("name", "goes_on"), [("oobleck", False), ("slipstream", True)])
+def test_after_a_loss_there_is_a_meanwhile_only_where_the_job_goes_on(name: str, goes_on: bool):
+    setup = setup_of(
+        profile_of([(1e-3, 2e-3, 10, 20, 0)] * 8), min_nodes=4, num_micro_batches=24, max_nodes=7
+    )
+    plan = started(setup, list("abcdefghijkl"))
+    setup, running = one_copied(plan.step_s, setup, plan)
+    nodes = tuple("abcdefghijkx")
+    found = adapt(name, setup, prepare(name, setup), Situation(nodes, alive(plan, list(nodes)), running))
+    assert found.transfers
+    assert (found.beforehand_s > 0) == goes_on
