@@ -1,4 +1,4 @@
-"""Layers that take a given time asleep, besides what they compute: devices that do not disturb each other.
+"""Layers that take a given time, whatever they compute in it, and sleep for the rest: devices that do not disturb each other.
 
 In force in every Python program that has this folder in PYTHONPATH. ``OOBLECK_BENCH_ASLEEP`` names a JSON file:
 the seconds of a forward pass of embedding, block and head; a backward pass takes twice as long, or as long for I and as
@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -38,14 +38,23 @@ class _Finder(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            _have_sleep(module.Layer)
+            _have_sleep(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-def _have_sleep(layer_class: Any) -> None:
+def _rest(began_s: float, seconds: float) -> None:
+    """Sleep until ``seconds`` are over."""
+    left_s = began_s + seconds - time.perf_counter()
+    if left_s > 0.0:
+        time.sleep(left_s)
+
+
+def _have_sleep(layers: Any) -> None:
     import torch  # not in a program that has no layers
+
+    layer_class, passed = layers.Layer, [0.0]  # seconds of the backward passes under way
 
     class Asleep(torch.autograd.Function):
         @staticmethod
@@ -55,7 +64,7 @@ def _have_sleep(layer_class: Any) -> None:
 
         @staticmethod
         def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-            time.sleep(ctx.seconds)
+            passed[0] += ctx.seconds
             return gradients[0], None
 
     class Owed:
@@ -68,8 +77,19 @@ def _have_sleep(layer_class: Any) -> None:
             return getattr(self._owed, name)
 
         def complete(self, *args: Any) -> Any:
-            time.sleep(self._seconds)
-            return self._owed.complete(*args)
+            began_s = time.perf_counter()
+            found = self._owed.complete(*args)
+            _rest(began_s, self._seconds)
+            return found
+
+    def paced(backward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            began_s, passed[0] = time.perf_counter(), 0.0
+            found = backward(*args)
+            _rest(began_s, passed[0])
+            return found
+
+        return run
 
     compute, compute_apart = layer_class.__call__, layer_class.forward_apart
 
@@ -81,9 +101,10 @@ def _have_sleep(layer_class: Any) -> None:
         return float(module.asleep_s)
 
     def call(layer: Any, x: Any, batch: Any) -> Any:
+        began_s = time.perf_counter()
         out = compute(layer, x, batch)
         seconds = seconds_of(layer)
-        time.sleep(seconds)
+        _rest(began_s, seconds)
         apart = layer.deferral.on
         return Asleep.apply(out, seconds if apart else 2 * seconds)  # type: ignore[no-untyped-call]
 
@@ -92,6 +113,7 @@ def _have_sleep(layer_class: Any) -> None:
         return out, Owed(owed, seconds_of(layer))
 
     layer_class.__call__, layer_class.forward_apart = call, call_apart
+    layers.gradients, layers.input_gradients = paced(layers.gradients), paced(layers.input_gradients)
 
 
 if "OOBLECK_BENCH_ASLEEP" in os.environ:
