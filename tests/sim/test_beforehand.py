@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from oobleckd.protocol.job import Schedule
 from oobleckd.protocol.messages import Deploy, Prepare
 from planner import policies
 from planner.plan import node_of
+from planner.policies import adaptive
 from tests.helpers.simdevice import SimDevice
 from tests.helpers.simjobs import make_job, profile
 from tests.helpers.storm import Storm
@@ -106,6 +108,30 @@ def test_training_goes_on_while_layers_are_copied_to_whoever_joins(policy: str, 
     assert copied == 0
     assert staged >= 3
     assert any("had been copied beforehand" in change.text for change in world.daemon.changes)
+    finish(world)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_after_a_loss_layers_are_copied_while_the_step_is_mended(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whom the next plan moves has its layers before all stop for it, and that is the step that lost somebody, or the one after it."""
+    monkeypatch.setattr(adaptive, "lost_s", lambda *_: 0.0)
+    monkeypatch.setattr(sys.modules[__name__], "LINK_BYTES_PER_S", 3000.0)  # one layer is to be copied
+    world = running("adaptive", num_nodes=6, seed=seed)
+    world.run_for(0.01 * seed)
+    world.kill("n02")
+    world.run(lambda: bool(world.incidents()))
+    struck = world.job().counters.step
+    until_begun(world)
+    assert world.job().counters.step == struck
+    world.run(lambda: world.machine.core.run.phase == "deploy")
+    assert struck < world.job().counters.step <= struck + 2
+    until_closed(world)
+    copied, staged = deployments(world)[-1]
+    assert copied == 0
+    assert staged > 0
+    assert "n02" not in world.view().nodes
     finish(world)
 
 
