@@ -130,6 +130,7 @@ class Uplink:
         sock.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         sock.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         sock.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        tcp.speak(sock, self._endpoint)
         tcp.drop_dead(sock)
         self._set_keys(keys)
 

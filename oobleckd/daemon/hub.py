@@ -104,7 +104,7 @@ class Hub:
             self._context.set(zmq.THREAD_SCHED_POLICY, urgency.POLICY)
             self._context.set(zmq.THREAD_PRIORITY, urgency.priority())
         self._door = Door(self._context, lambda key: key in self._allowed)
-        self._router = self._open_router(pair)
+        self._router = self._open_router(pair, endpoint)
         self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._messages = Readiness(self._router, self._take_message, self._is_calm)
         self._num_beats = self._num_others = 0  # since it was asked whether all is calm
@@ -324,11 +324,12 @@ class Hub:
             self.beats.end_session(peer)
             self._connections.closed(peer)
 
-    def _open_router(self, pair: KeyPair | None) -> zmq.Socket[bytes]:
+    def _open_router(self, pair: KeyPair | None, endpoint: str) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         router.setsockopt(zmq.BACKLOG, _BACKLOG)
+        tcp.speak(router, endpoint)
         tcp.drop_dead(router)
         if pair is not None:
             router.curve_server = True

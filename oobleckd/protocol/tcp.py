@@ -1,6 +1,7 @@
-"""When the kernel gives up a TCP connection whose other end is gone without a word: a host without power, a network that is cut.
+"""TCP as daemon and agents use it: over IPv6 too, and when the kernel gives up a connection whose other end is gone without a word: a host without
+power, a network that is cut.
 
-Only that: who is alive is decided by leases. ZeroMQ's own heartbeats would do the same, and cost a daemon with thousands of connections more
+No more than that: who is alive is decided by leases. ZeroMQ's own heartbeats would do the same, and cost a daemon with thousands of connections more
 than all that it hears: each is two more messages, and libzmq looks for a timer that it ends among those of all connections.
 """
 
@@ -15,6 +16,14 @@ _OPTIONS = {
     "tcp_keepalive_intvl": 2,  # s
     "tcp_keepalive_cnt": 3,
 }
+
+
+def speak(socket: Any, endpoint: str) -> None:
+    """Have a ``zmq.Socket`` bind or connect over IPv6 where ``endpoint`` has such an address, in brackets.
+
+    Not always: with it libzmq asks for a name's IPv6 address first, at which nobody may listen.
+    """
+    socket.ipv6 = "[" in endpoint
 
 
 def drop_dead(socket: Any) -> None:

@@ -175,6 +175,23 @@ async def test_a_worker_takes_its_new_key_without_a_restart(hub: Hub, tmp_path: 
     uplink.close()
 
 
+@pytest.mark.asyncio
+async def test_daemon_and_agent_speak_ipv6(tmp_path: Path) -> None:
+    server, pair = keys.make_server_keys(tmp_path), keys.make_node_keys(tmp_path, "node-1")
+    hub = Hub("tcp://[::1]:0", pair=server, allowed=keys.load_authorized(tmp_path))
+    assert hub.endpoint.startswith("tcp://[::1]:")
+    passed: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    hub.start(lambda node, message: passed.put_nowait((node, type(message).__name__)), lambda _node: None)
+    uplink = Uplink(
+        asyncio.get_running_loop(), hub.endpoint, CurveKeys(pair.public, pair.secret, server.public),
+        on_message=lambda _data: None, on_connected=lambda: uplink.send(codec.encode(hello("node-1"))),
+    )  # fmt: skip
+    uplink.connect()
+    assert await asyncio.wait_for(passed.get(), WAIT_S) == ("node-1", "Hello")
+    uplink.close()
+    hub.close()
+
+
 def test_a_key_that_is_being_changed_is_not_changed_again(tmp_path: Path) -> None:
     keys.make_node_keys(tmp_path, "node-1")
     with pytest.raises(keys.KeyFileError, match="not changing"):
