@@ -79,6 +79,8 @@ class Copies:
             return
         self.sent = parts
         for keeper in sorted(set(self.keepers.values()) - self.awaited):
+            if self.reducer.inherited:
+                return  # a report came while the copy before was made: what it found is in the ledger, and not yet in the sums
             self._send(keeper, [layer for layer, who in self.keepers.items() if who == keeper])
 
     def _send(self, keeper: str, layers: Sequence[int]) -> None:

@@ -98,6 +98,30 @@ def test_parts_are_equal_and_the_last_is_contributed_instead() -> None:
     assert post.sent == [("c/0", ("C", 3, 7, "b/0"))]
 
 
+def test_no_copy_says_what_was_inherited_while_the_one_before_was_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is in the ledger at once, and in the sums only when the next epoch is entered."""
+    made, reducer, post = copies()
+    held = {"a/0": Layers.of(Range(1, 2)), "b/0": Layers.of(Range(0, 2)), "c/0": Layers.of(Range(0, 1))}
+    made.enter(msgspec.structs.replace(LAYOUT, holdings=held), LIVE)
+    assert made.keepers == {0: "c/0", 1: "a/0"}
+    arrive(post, made, "C", 3, 7, "c/0")
+    copied = reducer.copied
+
+    def reported_meanwhile(layers: Sequence[int]) -> tuple[SumCopy, list[torch.Tensor]]:
+        found = copied(layers)
+        made.inherit({"c/0"})
+        return found
+
+    monkeypatch.setattr(reducer, "copied", reported_meanwhile)
+    compute(reducer, 0)
+    post.sent.clear()
+    made.send()
+    assert [peer for peer, _ in post.sent] == ["a/0"]
+    assert reducer.inherited
+
+
 def test_none_is_sent_where_none_is_asked_for() -> None:
     made, reducer, post = copies(per_round=0)
     compute(reducer, 0)
