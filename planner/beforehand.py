@@ -25,6 +25,8 @@ two it takes three times as long as the copies alone."""
 LEAST_STEPS, LEAST_S = 0.5, 0.1
 """Copies that take less than so many steps, and less than so many seconds, are made in the stop as well: it takes about as long without them, and the old plan
 would be in force for longer."""
+LAST_UPDATE = 1 / STATE_COPIES
+"""Of what was sent before the last commit so much follows after it: what that update was made from."""
 
 
 def caught_up_s(copies_s: float, step_s: float) -> float:
@@ -37,32 +39,47 @@ def caught_up_s(copies_s: float, step_s: float) -> float:
     return copies_s / (1 - share) if share < 1 else inf
 
 
+def hidden_s(copies_s: float, step_s: float) -> float:
+    """Seconds by which the stop is shorter where copies of ``copies_s`` begin in the step under way and nobody waits for them: at its end what was sent is
+    there but for the last update, the rest is copied as without them. On average, since a change comes anywhere in a step.
+    """
+    if step_s <= 0:
+        return 0.0
+    sent_s = copies_s - copies_s**2 / (2 * step_s) if copies_s < step_s else step_s / 2
+    return (1 - LAST_UPDATE) * sent_s
+
+
 def lost_s(wait_s: float, now_s: float, new_s: float) -> float:
     """What is lost in ``wait_s`` by steps of ``now_s`` where the new plan has steps of ``new_s``."""
     return wait_s * max(0.0, 1 - new_s / now_s) if now_s > 0 else 0.0
 
 
+def counts(copies_s: float, step_s: float) -> bool:
+    """Whether copies of that length are worth to be begun before the stop, with steps of ``step_s``."""
+    return copies_s >= min(LEAST_S, LEAST_STEPS * step_s)
+
+
 def pays(copies_s: float, step_s: float) -> bool:
-    """Whether copies of that length are made beforehand at all, with steps of ``step_s``."""
-    return min(LEAST_S, LEAST_STEPS * step_s) <= copies_s <= MOST_STEPS * step_s
+    """Whether they are waited for."""
+    return counts(copies_s, step_s) and copies_s <= MOST_STEPS * step_s
 
 
 def has_room(
     setup: Setup, needed: Mapping[str, int], situation: Situation, copies: Sequence[Transfer]
 ) -> bool:
-    """Whether everybody has the memory for it: targets for the state and a step's gradients beside what they hold and compute,
-    sources on a CPU for the snapshot. ``needed``: bytes of those of whom it is known; of others it is the most that they may need.
+    """Whether everybody has the memory for it where that of devices is their host's: targets for the state and a step's gradients beside what they hold and
+    compute, sources for the snapshot. Of an accelerator it takes none: both lie in the host's memory. ``needed``: bytes of those of whom it is known; of
+    others it is the most that they may need.
 
     A target that holds nothing yet has the room that the plan gives it.
     """
     limit = setup.device_memory_bytes
-    if not limit:
+    if not limit or not setup.profile.device.startswith("cpu"):
         return True
     more: dict[str, float] = {}
     for copy in copies:
-        more[copy.target] = more.get(copy.target, 0.0) + copy.num_bytes * (1 + 1 / STATE_COPIES)
-        if setup.profile.device.startswith("cpu"):
-            more[copy.source] = more.get(copy.source, 0.0) + copy.num_bytes
+        more[copy.target] = more.get(copy.target, 0.0) + copy.num_bytes * (1 + LAST_UPDATE)
+        more[copy.source] = more.get(copy.source, 0.0) + copy.num_bytes
     return all(
         extra + needed.get(device, _most_bytes(setup, situation.holdings[device])) <= limit
         for device, extra in more.items()

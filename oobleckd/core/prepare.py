@@ -25,16 +25,16 @@ LAST_ROUNDS = 8
 
 
 def over(core: Core, run: Run, proposal: Proposal) -> bool:
-    """Whether it is time to stop for ``proposal``: what can be copied beforehand is, or has been waited for; begins with it if need be."""
-    if proposal.beforehand_s <= 0.0 or not proposal.transfers:
+    """Whether it is time to stop for ``proposal``: what can be copied beforehand is, has been waited for, or need not be; begins with it if need be."""
+    if not proposal.begins:
         return True
-    found = run.preparation
+    waits, found = proposal.beforehand_s > 0, run.preparation
     if found is None or found.transfers != proposal.transfers:
         lives = _lives(core, proposal)
         if lives is not None:
             _begin(core, run, proposal, lives)
-        return False
-    return found.complete or run.job.counters.step >= found.until_step
+        return not waits
+    return not waits or found.complete or run.job.counters.step >= found.until_step
 
 
 def _lives(core: Core, proposal: Proposal) -> dict[str, str] | None:

@@ -100,19 +100,21 @@ def _while_running(core: Core, run: Run) -> None:
     hold, checkpoint = job.paused, checkpoints.wanted(run)
     if job.unsettled:
         if len(core.candidates(job)) >= job.n0 and not job.paused:
-            _proposal(core, run, situation(core, run))
+            found = _proposal(core, run, situation(core, run))
+            if found is not None:
+                prepare.over(core, run, found[1])
         return  # the decision already holds everybody at the boundary
-    found = None
+    use = None
     if _wants_change(core, run):
         nodes = core.candidates(job)
         if len(nodes) >= job.n0:
-            found = _has_use_for(core, run)
-            moves = found is not None and prepare.over(core, run, found)
+            use = _has_use_for(core, run)
+            moves = use is not None and prepare.over(core, run, use)
             hold |= moves
             checkpoint |= moves and _rolls_back(run)
         elif _leaving(core, run):
             hold = checkpoint = True
-    if found is None:
+    if use is None:
         prepare.forget(core, run)
     _flag(core, run, Flags(hold, checkpoint))
 

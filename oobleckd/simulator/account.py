@@ -17,7 +17,7 @@ Cause = Literal["detect", "plan", "reconfigure", "copy", "checkpoint", "redone",
 CAUSES: tuple[Cause, ...] = (
     "detect", "plan", "reconfigure", "copy", "checkpoint", "redone", "degraded", "waiting",
 )  # fmt: skip
-What = Literal["round", "detect", "plan", "reconfigure", "copy", "waiting"]
+What = Literal["round", "detect", "plan", "reconfigure", "copy", "checkpoint", "waiting"]
 
 
 @dataclass(slots=True)

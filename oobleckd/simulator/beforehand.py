@@ -11,7 +11,7 @@ from typing import Protocol
 
 from oobleckd.protocol.messages import Deploy, FromWorker, Prepare, Prepared
 from oobleckd.simulator.clock import Clock
-from planner.beforehand import caught_up_s
+from planner.beforehand import LAST_UPDATE, caught_up_s
 from planner.profile import Profile
 from planner.transfer import copy_s
 
@@ -27,20 +27,24 @@ class Shell(Protocol):
 
 @dataclass(slots=True)
 class Beforehand:
-    """``number`` of the preparation under way (0: none is), of that which is ``complete``; ``gone``: devices that are dead."""
+    """``number`` of the preparation under way (0: none is), which began at ``began_at`` in the step after ``began_step``; that which is ``complete``; ``gone``: devices
+    that are dead.
+    """
 
     world: Shell
     profile: Profile
     gone: Collection[str]
     number: int = 0
+    began_at: float = 0.0
+    began_step: int = 0
     complete: int = 0
 
-    def prepare(self, message: Prepare, step_s: float) -> None:
-        """Sources and targets are told; steps take ``step_s`` by now."""
+    def prepare(self, message: Prepare, step: int, step_s: float) -> None:
+        """Sources and targets are told, in the step after ``step``; steps take ``step_s`` by now."""
         if not message.transfers:
             self.number = 0
         elif message.number > self.number:
-            self.number = message.number
+            self.number, self.began_at, self.began_step = message.number, self.world.clock.now, step
             takes_s = caught_up_s(copy_s(message.transfers, self.profile), step_s)
             if takes_s < float("inf"):
                 self.world.clock.after(takes_s, lambda: self._arrived(message))
@@ -54,17 +58,36 @@ class Beforehand:
                 self.world.hear(target, Prepared(target, message.number, 0))
 
     def copies_s(self, message: Deploy) -> float:
-        """Seconds that the copies of a deployment take in its stop."""
-        return 0.0 if self.has(message) else copy_s(message.transfers, self.profile)
+        """Seconds that the copies of a deployment take in its stop: what was not sent before it, and of the rest the last update."""
+        whole_s = copy_s(message.transfers, self.profile)
+        return whole_s - (1 - self._last(message)) * self._sent(message) * whole_s
 
     def copied(self, message: Deploy) -> dict[str, tuple[int, int]]:
         """Target -> bytes that it gets in the stop, and that it had before."""
         found: dict[str, int] = {}
         for copy in message.transfers:
             found[copy.target] = found.get(copy.target, 0) + copy.num_bytes
-        has = self.has(message)
-        return {target: (0, count) if has else (count, 0) for target, count in found.items()}
+        share = self._sent(message)
+        return {target: (count - int(share * count), int(share * count)) for target, count in found.items()}
 
-    def has(self, message: Deploy) -> bool:
-        """Whether all that it needs was copied beforehand."""
-        return message.prepared > 0 and message.prepared == self.complete
+    def begun_s(self, message: Deploy) -> float:
+        """For how long its targets have known of it."""
+        return self.world.clock.now - self.began_at if self._is_under_way(message) else 0.0
+
+    def _is_under_way(self, message: Deploy) -> bool:
+        return message.prepared > 0 and message.prepared == self.number
+
+    def _last(self, message: Deploy) -> float:
+        """How much of what was sent is sent once more for the last commit."""
+        return LAST_UPDATE if message.counters.step > self.began_step else 0.0
+
+    def _sent(self, message: Deploy) -> float:
+        """How much of the state is there, if not as of the last commit. The link has carried it and all updates but the last, in turn."""
+        if not self._is_under_way(message):
+            return 0.0
+        if self.complete == self.number:
+            return 1.0
+        whole_s = copy_s(message.transfers, self.profile)
+        updates = max(0, message.counters.step - self.began_step - 1)
+        left_s = (1 + updates * LAST_UPDATE) * whole_s - self.begun_s(message)
+        return min(1.0, max(0.0, 1 - left_s / whole_s)) if whole_s else 1.0

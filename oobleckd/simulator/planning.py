@@ -44,7 +44,7 @@ class Planner:
         except PlanError as error:
             return Planned(request.ticket, error=error.problem, hint=error.hint)
         if not beforehand:
-            found = msgspec.structs.replace(found, beforehand_s=0.0)
+            found = msgspec.structs.replace(found, beforehand_s=0.0, at_once=False)
         return Planned(request.ticket, templates, found)
 
     def _sizes_for(

@@ -213,8 +213,8 @@ class Training:
         """Seconds of a deployment, and of what is copied or read in it."""
         costs = self.costs
         fixed_s = costs.deploy_s
-        if not self.new.isdisjoint(message.layout.holdings) and not self.beforehand.has(message):
-            fixed_s += costs.begin_s
+        if not self.new.isdisjoint(message.layout.holdings):
+            fixed_s += max(0.0, costs.begin_s - self.beforehand.begun_s(message))
         if message.source == "copy":
             return fixed_s, self.beforehand.copies_s(message)
         if message.source == "init":
@@ -333,6 +333,8 @@ class Training:
         self.world.account.spend(now, "round")
 
     def _held(self, epoch: int) -> None:
+        if self.phase == "held" and self.epoch == epoch:
+            self.world.account.spend(self.world.clock.now, "plan")
         for device in self.survivors():
             if self.phase == "held" and self.epoch == epoch:
                 self.world.hear(device, Held(device, epoch, self.counters))
@@ -350,11 +352,11 @@ class Training:
         writes = self._writes(step)
         self._forget_flags()
         self.late_s, self.mended_at = 0.0, inf
-        if writes:
-            self.late_s = 0.0 if held else self._snapshot_s()
+        if writes and not held:
+            self.late_s = self._snapshot_s()
         if held:
             self.phase = "held"
-            self.world.account.spend(now, "plan")
+            self.world.account.spend(now, "checkpoint" if writes else "plan")
         else:
             self.begun_at = now  # the pace of the steps that follow is known when the core has heard
             self.world.account.spend(now, "round")
@@ -362,10 +364,14 @@ class Training:
         self._tell(was, num_steps, writes=writes)
         if self.phase == "running":
             self.step_s = self.world.step_s()
-        if writes:
-            self._write(was_held=held)
+        if writes and held:
+            epoch = self.epoch
+            takes_s = self._write_s() if self.writing else self._snapshot_s()
+            self.world.clock.after(takes_s, lambda: self._held(epoch))
         elif held:
             self._held(self.epoch)
+        if writes:
+            self._write()
 
     def _tell(self, was: Counters, num_steps: int, *, writes: bool) -> None:
         """One device tells of a round; all of them where an incident waits for that."""
@@ -396,12 +402,17 @@ class Training:
     def _state_bytes(self) -> int:
         return sum(map(copy_bytes, self.profile.layers))
 
-    def _write(self, *, was_held: bool) -> None:
-        """The state of this boundary is written: before they say that they hold, else while training goes on."""
+    def _write_s(self) -> float:
+        """How long a node writes its share."""
         assert self.layout is not None
         num_nodes = len({node_of(device) for device in self.layout.holdings})
-        takes_s = self._state_bytes() / num_nodes / self.costs.write_bytes_per_s
-        counters, losses, epoch = self.counters, self.losses, self.epoch
+        return self._state_bytes() / num_nodes / self.costs.write_bytes_per_s
+
+    def _write(self) -> None:
+        """The state of this boundary is written from a copy of it, while training goes on. While the one before it is still being written none is made, and
+        whoever holds waits for it, so that is then all that is different.
+        """
+        counters, losses = self.counters, self.losses
         self.writing = True
 
         def written() -> None:
@@ -409,10 +420,8 @@ class Training:
             # Where a writer died meanwhile the checkpoint stays torn. (The engine has its heir write the share anew.)
             if self.losses == losses and self.layout is not None and (living := self.survivors()):
                 self.world.hear(living[-1], self._part(living[-1], counters))
-            if was_held:
-                self._held(epoch)
 
-        self.world.clock.after(takes_s, written)
+        self.world.clock.after(self._write_s(), written)
 
     def _part(self, device: str, counters: Counters) -> CheckpointPart:
         """All of a checkpoint, as if it were one bucket."""

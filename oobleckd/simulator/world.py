@@ -225,7 +225,7 @@ class World:
         training = self.training
         match message:
             case Prepare():
-                training.beforehand.prepare(message, training.step_s)
+                training.beforehand.prepare(message, training.counters.step, training.step_s)
             case Deploy():
                 training.deploy(message)
             case Resume():
@@ -340,7 +340,7 @@ class World:
         if training.phase not in {"idle", "held"} or training.deployment is not None:
             return
         waits = job is None or job.state in {"queued", "waiting"}
-        unheard = account.what == "detect" and training.phase == "held"
+        unheard = account.what in {"detect", "checkpoint"} and training.phase == "held"
         if not unheard:
             account.spend(self.clock.now, "waiting" if waits else "plan")
 

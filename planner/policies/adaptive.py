@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from planner.beforehand import beforehand_s, lost_s
+from planner.beforehand import LAST_UPDATE, beforehand_s, counts, has_room, hidden_s, lost_s
 from planner.plan import Plan, node_of
 from planner.policies.filling import stayed, waiting_for
-from planner.policies.grid import Grid, at_work
+from planner.policies.grid import Grid, at_work, needed_bytes
 from planner.policies.oobleck import size_of, sizes_of
 from planner.policies.slipstream import around
 from planner.policies.staying import Staying, proposal_of
@@ -52,15 +52,20 @@ class Adaptive(Staying):
 
     def choose(self, situation: Situation, grid: Grid, anew: Proposal) -> Proposal:
         """The way of least modelled cost until the next loss is expected; the others with their costs, as rejected."""
-        now = at_work(grid, situation)
-        ways = [
-            *_staying(situation, grid, now),
-            _way("re-instantiate", grid.setup, situation, anew, stops=True),
-        ]
+        f, now = grid.setup.f, at_work(grid, situation)
+        again = _begun(_way("re-instantiate", grid.setup, situation, anew, stops=True), now, situation)
+        ways, dearer = [], []
+        for what, chosen, stops in _staying(situation, grid, now):
+            if _is_dearer(chosen, again, f):
+                dearer.append(_rejected_by_bound(what, chosen, again))
+                continue
+            proposal = proposal_of(situation, chosen, (), around)
+            ways.append(_begun(_way(what, grid.setup, situation, proposal, stops=stops), now, situation))
+        ways.append(again)
         ways += [each for way in ways if (each := _beforehand(way, now, situation)) is not None]
-        chosen = min(ways, key=lambda way: way.rank(grid.setup.f))
-        others = sorted((way for way in ways if way is not chosen), key=lambda way: way.rank(grid.setup.f))
-        rejected = [_rejected(way, chosen, situation, grid.setup.f) for way in others]
+        chosen = min(ways, key=lambda way: way.rank(f))
+        others = sorted((way for way in ways if way is not chosen), key=lambda way: way.rank(f))
+        rejected = [_rejected(way, chosen, situation, f) for way in others] + dearer
         if situation.redo_s >= 0:
             rejected.append(_back(situation, chosen))
         if chosen.proposal.plan is anew.plan:
@@ -68,8 +73,10 @@ class Adaptive(Staying):
         return _proposal(chosen, situation, rejected)
 
 
-def _staying(situation: Situation, grid: Grid, now: Grid) -> Iterator[_Way]:
-    """The pipelines at work as they are, with whoever came back in its place, and with the nodes that wait in the others that are vacant."""
+def _staying(situation: Situation, grid: Grid, now: Grid) -> Iterator[tuple[str, Grid, bool]]:
+    """The pipelines at work as they are, with whoever came back in its place, and with the nodes that wait in the others that are vacant; and
+    whether all have to stop for that.
+    """
     waiting = waiting_for(grid, situation)
     working = tuple(now.here[slot] for slot in sorted(now.here))
     for count in sorted({0, min(len(waiting), len(grid.vacant))}):
@@ -77,26 +84,51 @@ def _staying(situation: Situation, grid: Grid, now: Grid) -> Iterator[_Way]:
         if found is None:
             continue
         chosen, _ = found
-        proposal = proposal_of(situation, chosen, (), around)
         fills = count or not grid.here.keys() <= now.here.keys()
         what = "fill vacant places" if fills else "re-route and stay" if chosen.vacant else "stay"
-        stops = bool(proposal.transfers or proposal.ops) or proposal.plan.nodes() != working
-        yield _way(what, grid.setup, situation, proposal, stops=stops)
+        yield what, chosen, bool(chosen.transfers) or chosen.plan.nodes() != working
+
+
+def _is_dearer(chosen: Grid, again: _Way, f: int) -> bool:
+    """Whether ``again`` is better whatever the order in which ``chosen`` would be run, so that none need be sought."""
+    return _least_cost_s(chosen) > again.cost_s and min(chosen.tolerance, f) <= min(again.tolerance, f)
+
+
+def _least_cost_s(chosen: Grid) -> float:
+    """What ``chosen`` costs at least: copies that nobody sees but for their last update, and the steps."""
+    copies_s = copy_s(chosen.transfers, chosen.setup.profile)
+    return LAST_UPDATE * copies_s + chosen.horizon_steps * chosen.least_s
+
+
+def _begun(way: _Way, now: Grid, situation: Situation) -> _Way:
+    """``way`` with its copies begun in the step under way, where that is worth it."""
+    copies, setup = way.proposal.transfers, now.setup
+    copies_s = copy_s(copies, setup.profile)
+    # How long that step is matters little here, and who cannot go on has none of its own.
+    step_s = way.proposal.plan.step_s
+    if not (copies and counts(copies_s, step_s) and has_room(setup, needed_bytes(now), situation, copies)):
+        return way
+    cost_s = way.cost_s - hidden_s(copies_s, step_s)
+    return replace(way, proposal=msgspec.structs.replace(way.proposal, at_once=True), cost_s=cost_s)
 
 
 def _beforehand(way: _Way, now: Grid, situation: Situation) -> _Way | None:
-    """``way`` with its copies made while the job goes on as it does ``now``; None where that does not pay, or it cannot go on.
+    """``way`` with its copies waited for while the job goes on as it does ``now``; None where that does not pay, or it cannot go on.
 
-    In place of the copies it costs what steps take longer until then. Where the next loss is expected before that, it is no way.
+    In place of what the copies take in the stop it costs what steps take longer until then. Where the next loss is expected before that, it is no way.
     """
-    copies = way.proposal.transfers
+    copies, new_s = way.proposal.transfers, way.proposal.plan.step_s
     if not (copies and now.goes_on):
         return None
+    copies_s = copy_s(copies, now.setup.profile)
+    saved_s = (1 - LAST_UPDATE) * copies_s - (hidden_s(copies_s, new_s) if way.proposal.at_once else 0.0)
+    if lost_s(copies_s, now.least_s, new_s) >= saved_s:
+        return None  # and they take longer than on an idle link, in steps that may be longer
     step_s = now.step_s
     wait_s = beforehand_s(now.setup, lambda: now.needed_bytes, situation, copies, step_s)
     if not 0 < wait_s < situation.horizon_steps * step_s:
         return None
-    cost_s = way.cost_s - copy_s(copies, now.setup.profile) + lost_s(wait_s, step_s, way.proposal.plan.step_s)
+    cost_s = way.cost_s - saved_s + lost_s(wait_s, step_s, new_s)
     proposal = msgspec.structs.replace(way.proposal, beforehand_s=wait_s)
     return _Way(f"copy beforehand, then {way.what}", proposal, cost_s, way.risk_s, way.tolerance)
 
@@ -143,6 +175,13 @@ def _proposal(chosen: _Way, situation: Situation, rejected: list[Rejected]) -> P
         rejected=tuple(rejected),
         beforehand_s=max(0.0, chosen.proposal.beforehand_s),
     )
+
+
+def _rejected_by_bound(what: str, chosen: Grid, again: _Way) -> Rejected:
+    least_s, over = _least_cost_s(chosen), f"{chosen.horizon_steps:.3g} steps"
+    copies = f"copies {size_of(chosen.transfers)}, " if chosen.transfers else ""
+    why = f"{least_s - again.cost_s:.3g} s more over {over} at least; {copies}step {chosen.least_s:.3g} s or longer"
+    return Rejected(what, least_s, why)
 
 
 def _rejected(way: _Way, chosen: _Way, situation: Situation, f: int) -> Rejected:

@@ -21,10 +21,10 @@ from planner.policies.cases import Nodes
 from planner.policies.oobleck import pipelines_of
 from planner.policy import Setup, Situation
 from planner.reroute import layout_of
-from planner.routed import EFFORT_AT_ONCE, MOST_HOPS, Crossing, busiest_s, layout_crossing
+from planner.routed import EFFORT_AT_ONCE, MOST_HOPS, Crossing, busiest_s, layout_crossing, least_s
 from planner.schedule import Op
 from planner.shadow import graphs_of
-from planner.shop import Shop, base_bytes, step_ops
+from planner.shop import Shop, base_bytes, shop_of, step_ops
 from planner.transfer import Place, computed, copy_s, places, shadows_on, transfers
 
 
@@ -192,6 +192,13 @@ class Grid:
             whole = layout_of(msgspec.structs.replace(self.plan, vacant=()), 1, self.layout.num_layers)
             return self._whole_s * max(1.0, self.busiest_s / busiest_s(whole.routes, self.setup.profile))
         return self._crossing[0].step_s
+
+    @cached_property
+    def least_s(self) -> float:
+        """A bound of ``step_s`` from below, for which no order is sought."""
+        if not self.vacant or self._many_hops:
+            return self.step_s
+        return least_s(shop_of(self.layout, self.setup), staggered=self.setup.staggered)
 
     @property
     def _whole_s(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 
@@ -131,6 +132,33 @@ def test_after_a_loss_layers_are_copied_while_the_step_is_mended(
     copied, staged = deployments(world)[-1]
     assert copied == 0
     assert staged > 0
+    assert "n02" not in world.view().nodes
+    finish(world)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_copies_that_begin_after_a_loss_are_not_waited_for(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All stop at the end of the step that is mended, with what is there by then: all of it or nothing, or something in between."""
+    monkeypatch.setattr(adaptive, "lost_s", lambda *_: math.inf)
+    monkeypatch.setattr(sys.modules[__name__], "LINK_BYTES_PER_S", 3000.0)  # one layer is to be copied
+    world = running("adaptive", num_nodes=6, seed=seed)
+    world.run_for(0.01 * seed)
+    world.kill("n02")
+    world.run(lambda: bool(world.incidents()))
+    struck = world.job().counters.step
+    until_begun(world)
+    assert world.job().counters.step == struck
+    number = preparation(world).number
+    assert number > 0
+    world.run(lambda: world.machine.core.run.phase == "deploy")
+    assert world.job().counters.step == struck + 1
+    (prepared,) = {each.prepared for each in world.machine.core.run.candidate.deploys.values()}
+    assert prepared == number
+    until_closed(world)
+    copied, staged = deployments(world)[-1]
+    assert copied + staged > 0
     assert "n02" not in world.view().nodes
     finish(world)
 

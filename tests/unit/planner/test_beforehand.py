@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.beforehand import LEAST_S, LEAST_STEPS, MOST_STEPS, beforehand_s, caught_up_s, has_room, pays
+from planner.beforehand import (
+    LEAST_S,
+    LEAST_STEPS,
+    MOST_STEPS,
+    beforehand_s,
+    caught_up_s,
+    has_room,
+    hidden_s,
+    pays,
+)
 from planner.costs import copy_bytes
 from planner.plan import Layers, Range, Transfer
 from planner.policies import adapt, prepare
@@ -44,6 +53,15 @@ def test_with_three_steps_gradients_fill_the_link():
     assert caught_up_s(3 * STEP_S, STEP_S) == math.inf
     assert caught_up_s(1.0, 0.0) == math.inf
     assert caught_up_s(2 * STEP_S, STEP_S) == pytest.approx(6 * STEP_S)
+
+
+@given(copies_s=st.floats(0.0, 9.0))
+def test_what_is_hidden_is_the_mean_over_a_step(copies_s: float):
+    """Wherever in a step a plan comes, copies have the rest of it; two thirds of what was sent by then is saved."""
+    moments = [(k + 0.5) / 1000 * STEP_S for k in range(1000)]
+    sent_s = sum(min(copies_s, STEP_S - moment) for moment in moments) / len(moments)
+    assert hidden_s(copies_s, STEP_S) == pytest.approx(2 / 3 * sent_s, abs=1e-3)
+    assert hidden_s(copies_s, 0.0) == 0.0
 
 
 def test_what_pays():

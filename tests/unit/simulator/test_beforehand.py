@@ -1,13 +1,18 @@
-"""Copies beforehand in a simulated cluster: training goes on meanwhile, and the stop has none."""
+"""Copies beforehand in a simulated cluster: training goes on meanwhile, and the stop has what is left."""
 
 from __future__ import annotations
 
 import pytest
 
+from oobleckd.protocol.messages import Deploy, FromWorker, Prepare
+from oobleckd.protocol.parts import Counters
+from oobleckd.simulator.beforehand import Beforehand
+from oobleckd.simulator.clock import Clock
 from oobleckd.simulator.outcome import Outcome
 from oobleckd.simulator.traces import Event
 from oobleckd.simulator.world import simulate
 from planner import beforehand
+from planner.plan import Layout, Transfer
 from tests.unit.simulator.build import even_profile, job_of, question, trace_of
 
 LINK_BYTES_PER_S = 320.0
@@ -23,14 +28,64 @@ def run(*events: Event) -> Outcome:
     return found
 
 
-def test_a_join_costs_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_join_costs_the_copy_of_the_last_update(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = run(*JOINS)
     assert ahead.plans == 2
-    assert ahead.lost_device_s["copy"] == 0.0
+    whole_s = 6 * 180 / LINK_BYTES_PER_S
+    assert ahead.lost_device_s["copy"] == pytest.approx(whole_s / 3)
     monkeypatch.setattr(beforehand, "MOST_STEPS", 0.0)
     stopped = run(*JOINS)
     assert stopped.plans == 2
-    assert stopped.lost_device_s["copy"] == pytest.approx(6 * 180 / LINK_BYTES_PER_S)
+    assert stopped.lost_device_s["copy"] == pytest.approx(whole_s)
+
+
+class Still:
+    """A world in which nothing happens."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+
+    def hear(self, device: str, message: FromWorker) -> None:
+        raise AssertionError(f"{device}: {message}")
+
+
+def deploy(prepared: int, step: int, moved: tuple[Transfer, ...]) -> Deploy:
+    layout, at = Layout(2, 4, {}, ()), Counters(step, step, step)
+    return Deploy("b/0", 2, "job-1", job_of(), layout, at, "copy", moved, {}, "", "", prepared)
+
+
+@pytest.mark.parametrize(
+    ("after_s", "steps", "left_s"),
+    [
+        (0.0, 0, 3.0),  # nothing was sent
+        (1.2, 1, 3.0 - 1.2 * 2 / 3),  # what was sent misses the update
+        (1.2, 0, 3.0 - 1.2),  # and there was none
+        (3.5, 1, 1.0),
+        (3.5, 2, 3.0 - 2.5 * 2 / 3),  # the update in between took a second of it
+        (9.0, 4, 1.0),
+    ],
+)
+def test_what_is_left_for_the_stop(after_s: float, steps: int, left_s: float) -> None:
+    moved = (Transfer(0, "a/0", "b/0", 300),)
+    world = Still()
+    found = Beforehand(world, even_profile(link_bytes_per_s=100.0), set())
+    found.prepare(Prepare("b/0", 7, "job-1", job_of(), moved, 9, {}, ""), 10, 0.1)
+    world.clock.pass_to(after_s)
+    assert found.copies_s(deploy(7, 10 + steps, moved)) == pytest.approx(left_s)
+    assert found.copies_s(deploy(0, 10 + steps, moved)) == pytest.approx(3.0)
+    in_stop, before = found.copied(deploy(7, 10 + steps, moved))["b/0"]
+    assert in_stop + before == 300
+
+
+def test_after_a_loss_copies_begin_in_the_step_that_is_mended() -> None:
+    """Nobody waits for them, and the stop is shorter than one with all of them."""
+    lost = (Event(10.05, "fail", "node-2"),)
+    copies = {}
+    for policy in ("adaptive", "oobleck"):
+        profile = even_profile(8, link_bytes_per_s=LINK_BYTES_PER_S)
+        asked = question(policy, trace_of(8, *lost), profile=profile, job=job_of(24, limit_bytes=500))
+        copies[policy] = simulate(asked).lost_device_s["copy"]
+    assert 0 < copies["adaptive"] < copies["oobleck"]
 
 
 @pytest.mark.parametrize("after_s", [0.35, 0.5, 0.7, 0.9, 1.1])
