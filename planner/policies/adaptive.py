@@ -55,11 +55,11 @@ class Adaptive(Staying):
         f, now = grid.setup.f, at_work(grid, situation)
         again = _begun(_way("re-instantiate", grid.setup, situation, anew, stops=True), now, situation)
         ways, dearer = [], []
-        for what, chosen, stops in _staying(situation, grid, now):
-            if _is_dearer(chosen, again, f):
-                dearer.append(_rejected_by_bound(what, chosen, again))
+        for what, stays, stops in _staying(situation, grid, now):
+            if _is_dearer(stays, again, f):
+                dearer.append(_rejected_by_bound(what, stays, again))
                 continue
-            proposal = proposal_of(situation, chosen, (), around)
+            proposal = proposal_of(situation, stays, (), around)
             ways.append(_begun(_way(what, grid.setup, situation, proposal, stops=stops), now, situation))
         ways.append(again)
         ways += [each for way in ways if (each := _beforehand(way, now, situation)) is not None]
