@@ -127,6 +127,7 @@ def analytic_profile(shape: Shape, work: Workload, device: DeviceSheet) -> Profi
         link_bytes_per_s=device.link_bytes_per_s,
         reserve_bytes=device.reserve_bytes,
         buckets=(*own, (0, shape.num_blocks + 1)) if shape.tied else own,
+        host_bytes_per_s=device.host_bytes_per_s,
     )
 
 

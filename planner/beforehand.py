@@ -16,6 +16,7 @@ from math import inf
 from planner.costs import STATE_COPIES
 from planner.plan import Layers, Transfer
 from planner.policy import Setup, Situation
+from planner.profile import Profile
 from planner.shop import base_bytes
 from planner.transfer import copy_s
 
@@ -26,7 +27,7 @@ LEAST_STEPS, LEAST_S = 0.5, 0.1
 """Copies that take less than so many steps, and less than so many seconds, are made in the stop as well: it takes about as long without them, and the old plan
 would be in force for longer."""
 LAST_UPDATE = 1 / STATE_COPIES
-"""Of what was sent before the last commit so much follows after it: what that update was made from."""
+"""Of what was sent before a commit so much follows after it: what that update was made from."""
 
 
 def caught_up_s(copies_s: float, step_s: float) -> float:
@@ -39,14 +40,23 @@ def caught_up_s(copies_s: float, step_s: float) -> float:
     return copies_s / (1 - share) if share < 1 else inf
 
 
-def hidden_s(copies_s: float, step_s: float) -> float:
+def still_share(profile: Profile, *, updated: bool = True) -> float:
+    """What a stop still takes of the time to copy what was sent before it: the last update comes (``updated``: there was one since) while all of it goes from
+    the host's memory to the device's.
+    """
+    update = LAST_UPDATE if updated else 0.0
+    up = profile.link_bytes_per_s / profile.host_bytes_per_s if profile.host_bytes_per_s else 0.0
+    return min(1.0, max(update, up))
+
+
+def hidden_s(profile: Profile, copies_s: float, step_s: float) -> float:
     """Seconds by which the stop is shorter where copies of ``copies_s`` begin in the step under way and nobody waits for them: at its end what was sent is
-    there but for the last update, the rest is copied as without them. On average, since a change comes anywhere in a step.
+    there but for ``still_share``, the rest is copied as without them. On average, since a change comes anywhere in a step.
     """
     if step_s <= 0:
         return 0.0
     sent_s = copies_s - copies_s**2 / (2 * step_s) if copies_s < step_s else step_s / 2
-    return (1 - LAST_UPDATE) * sent_s
+    return (1 - still_share(profile)) * sent_s
 
 
 def lost_s(wait_s: float, now_s: float, new_s: float) -> float:

@@ -36,7 +36,7 @@ class Profile(msgspec.Struct, frozen=True):
 
     ``key`` identifies (model, shapes, precision, device kind), so that a profile is measured once.
     ``reserve_bytes`` is what the runtime itself takes on a device. ``buckets[b]``: the layers that use
-    bucket ``b`` of the parameters (several for a tied weight).
+    bucket ``b`` of the parameters (several for a tied weight). ``host_bytes_per_s``: from the host's memory to the device's (0: they are the same).
     """
 
     key: str
@@ -46,6 +46,7 @@ class Profile(msgspec.Struct, frozen=True):
     link_bytes_per_s: float = 1e9
     reserve_bytes: int = 0
     buckets: tuple[tuple[int, ...], ...] = ()
+    host_bytes_per_s: float = 0.0
 
     def update_s(self, start: int, stop: int) -> float:
         """Seconds that the update of layers ``[start, stop)`` takes on one device."""

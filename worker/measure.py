@@ -24,8 +24,9 @@ from worker.digest import digest
 from worker.models import Batch, Layer, ModelSpec, Owed, gradients, input_gradients, seed_layer
 
 _T = TypeVar("_T")
-_VERSION = 4  # of what a profile means
+_VERSION = 5  # of what a profile means
 _NUM_RUNS = 5
+_PINNED_BYTES = 64 << 20
 _BUDGET_S = 0.5
 
 
@@ -63,6 +64,7 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
         layers=tuple(costs),
         reserve_bytes=_reserve_bytes(device),
         buckets=tuple(bucket.uses for bucket in spec.buckets),
+        host_bytes_per_s=_host_bytes_per_s(device),
     )
 
 
@@ -255,6 +257,16 @@ def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} {platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def _host_bytes_per_s(device: torch.device) -> float:
+    """How fast pinned memory of the host is copied to a GPU; 0 where the device's memory is the host's."""
+    if device.type != "cuda":
+        return 0.0
+    there = torch.empty(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+    here = torch.empty_like(there, device=device)
+    times = [_timed(lambda: here.copy_(there, non_blocking=True), device)[1] for _ in range(_NUM_RUNS)]
+    return _PINNED_BYTES / min(times)
 
 
 def _reserve_bytes(device: torch.device) -> int:

@@ -330,8 +330,8 @@ class Measure(Message, frozen=True):
 class Prepare(Message, frozen=True):
     """Copy the state of layers beforehand, while training goes on, for a plan that is to come (docs/recovery.md, "Copied beforehand").
 
-    ``number`` names the preparation, and is higher than that of the one before, whose place it takes; without ``transfers`` there is none any more. From its
-    next commit on a source sends targets the state, and then, for so many ``rounds``, what every update is made from. ``peers`` are
+    ``number`` names the preparation, and is higher than that of the one before, whose place it takes; without ``transfers`` there is none any more. A source sends
+    targets the state of the last boundary, and then, for so many ``rounds``, what every update is made from. ``peers`` are
     those that ``device`` does not know from its layout; ``secret`` (hex) opens links to them.
     """
 

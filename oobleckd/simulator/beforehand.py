@@ -11,7 +11,7 @@ from typing import Protocol
 
 from oobleckd.protocol.messages import Deploy, FromWorker, Prepare, Prepared
 from oobleckd.simulator.clock import Clock
-from planner.beforehand import LAST_UPDATE, caught_up_s
+from planner.beforehand import LAST_UPDATE, caught_up_s, still_share
 from planner.profile import Profile
 from planner.transfer import copy_s
 
@@ -58,9 +58,10 @@ class Beforehand:
                 self.world.hear(target, Prepared(target, message.number, 0))
 
     def copies_s(self, message: Deploy) -> float:
-        """Seconds that the copies of a deployment take in its stop: what was not sent before it, and of the rest the last update."""
+        """Seconds that the copies of a deployment take in its stop: what was not sent before it, and of the rest what still has to follow."""
         whole_s = copy_s(message.transfers, self.profile)
-        return whole_s - (1 - self._last(message)) * self._sent(message) * whole_s
+        still = still_share(self.profile, updated=message.counters.step > self.began_step)
+        return whole_s * (1 - (1 - still) * self._sent(message))
 
     def copied(self, message: Deploy) -> dict[str, tuple[int, int]]:
         """Target -> bytes that it gets in the stop, and that it had before."""
@@ -76,10 +77,6 @@ class Beforehand:
 
     def _is_under_way(self, message: Deploy) -> bool:
         return message.prepared > 0 and message.prepared == self.number
-
-    def _last(self, message: Deploy) -> float:
-        """How much of what was sent is sent once more for the last commit."""
-        return LAST_UPDATE if message.counters.step > self.began_step else 0.0
 
     def _sent(self, message: Deploy) -> float:
         """How much of the state is there, if not as of the last commit. The link has carried it and all updates but the last, in turn."""

@@ -14,9 +14,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from oobleckd.protocol.checkpoint import PARTIAL, step_name
 from oobleckd.protocol.messages import (
-    CheckpointPart,
     Decide,
     Deploy,
     FromWorker,
@@ -27,6 +25,7 @@ from oobleckd.protocol.messages import (
     StepDone,
 )
 from oobleckd.protocol.parts import Counters, Flags
+from oobleckd.simulator import saving
 from oobleckd.simulator.account import Account
 from oobleckd.simulator.beforehand import Beforehand
 from oobleckd.simulator.clock import Clock
@@ -41,7 +40,6 @@ from planner.profile import Profile
 # idle: no device holds anything. running: a round is under way. stricken: somebody died in it, and the daemon does not know.
 # reported: they have been asked. held: they stand at a boundary.
 Phase = Literal["idle", "running", "stricken", "reported", "held"]
-_DIRECTORY = "checkpoints"
 
 
 class Shell(Protocol):
@@ -353,7 +351,8 @@ class Training:
         self._forget_flags()
         self.late_s, self.mended_at = 0.0, inf
         if writes and not held:
-            self.late_s = self._snapshot_s()
+            assert self.layout is not None
+            self.late_s = saving.copy_s(self.layout, self.profile, self.costs)
         if held:
             self.phase = "held"
             self.world.account.spend(now, "checkpoint" if writes else "plan")
@@ -364,14 +363,21 @@ class Training:
         self._tell(was, num_steps, writes=writes)
         if self.phase == "running":
             self.step_s = self.world.step_s()
-        if writes and held:
-            epoch = self.epoch
-            takes_s = self._write_s() if self.writing else self._snapshot_s()
-            self.world.clock.after(takes_s, lambda: self._held(epoch))
-        elif held:
-            self._held(self.epoch)
+        if held:
+            self._stop(writes=writes)
         if writes:
             self._write()
+
+    def _stop(self, *, writes: bool) -> None:
+        """Say that all hold, once what is to be written is copied; or written, where the one before it is still being."""
+        epoch = self.epoch
+        if not writes:
+            self._held(epoch)
+            return
+        assert self.layout is not None
+        takes_s = saving.write_s if self.writing else saving.copy_s
+        after_s = takes_s(self.layout, self.profile, self.costs)
+        self.world.clock.after(after_s, lambda: self._held(epoch))
 
     def _tell(self, was: Counters, num_steps: int, *, writes: bool) -> None:
         """One device tells of a round; all of them where an incident waits for that."""
@@ -395,23 +401,9 @@ class Training:
         due = self.checkpoint or (self.every > 0 and step % self.every == 0)
         return due and (self.hold or not self.writing)
 
-    def _snapshot_s(self) -> float:
-        assert self.layout is not None
-        return self._state_bytes() / len(self.layout.holdings) / self.costs.snapshot_bytes_per_s
-
-    def _state_bytes(self) -> int:
-        return sum(map(copy_bytes, self.profile.layers))
-
-    def _write_s(self) -> float:
-        """How long a node writes its share."""
-        assert self.layout is not None
-        num_nodes = len({node_of(device) for device in self.layout.holdings})
-        return self._state_bytes() / num_nodes / self.costs.write_bytes_per_s
-
     def _write(self) -> None:
-        """The state of this boundary is written from a copy of it, while training goes on. While the one before it is still being written none is made, and
-        whoever holds waits for it, so that is then all that is different.
-        """
+        """The state of this boundary is written, while training goes on."""
+        assert self.layout is not None
         counters, losses = self.counters, self.losses
         self.writing = True
 
@@ -419,13 +411,6 @@ class Training:
             self.writing = False
             # Where a writer died meanwhile the checkpoint stays torn. (The engine has its heir write the share anew.)
             if self.losses == losses and self.layout is not None and (living := self.survivors()):
-                self.world.hear(living[-1], self._part(living[-1], counters))
+                self.world.hear(living[-1], saving.part(living[-1], self.job, counters, self.profile))
 
-        self.world.clock.after(self._write_s(), written)
-
-    def _part(self, device: str, counters: Counters) -> CheckpointPart:
-        """All of a checkpoint, as if it were one bucket."""
-        directory = f"{_DIRECTORY}/{self.job}/{step_name(counters.step)}{PARTIAL}"
-        return CheckpointPart(
-            device, self.job, counters, directory, 0, 1, "bucket", self._state_bytes(), "", {}
-        )
+        self.world.clock.after(saving.write_s(self.layout, self.profile, self.costs), written)

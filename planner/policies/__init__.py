@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.beforehand import LAST_UPDATE, beforehand_s, lost_s, pays
+from planner.beforehand import beforehand_s, lost_s, pays, still_share
 from planner.plan import Plan, Template
 from planner.policies.adaptive import Adaptive
 from planner.policies.bamboo import Bamboo
@@ -84,7 +84,7 @@ def _beforehand_s(
         return 0.0  # it stands still until there is a plan
     now_s = now.step_s if now is not None and now.goes_on else new_s
     wait_s = beforehand_s(setup, lambda: needed_bytes(now), situation, copies, now_s)
-    return wait_s if lost_s(wait_s, now_s, new_s) < (1 - LAST_UPDATE) * copies_s else 0.0
+    return wait_s if lost_s(wait_s, now_s, new_s) < (1 - still_share(setup.profile)) * copies_s else 0.0
 
 
 def schedules_of(setup: Setup, plan: Plan) -> dict[str, tuple[Op, ...]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from planner.beforehand import LAST_UPDATE, beforehand_s, counts, has_room, hidden_s, lost_s
+from planner.beforehand import beforehand_s, counts, has_room, hidden_s, lost_s, still_share
 from planner.plan import Plan, node_of
 from planner.policies.filling import stayed, waiting_for
 from planner.policies.grid import Grid, at_work, needed_bytes
@@ -95,9 +95,9 @@ def _is_dearer(chosen: Grid, again: _Way, f: int) -> bool:
 
 
 def _least_cost_s(chosen: Grid) -> float:
-    """What ``chosen`` costs at least: copies that nobody sees but for their last update, and the steps."""
+    """What ``chosen`` costs at least: copies that are made beforehand as far as can be, and the steps."""
     copies_s = copy_s(chosen.transfers, chosen.setup.profile)
-    return LAST_UPDATE * copies_s + chosen.horizon_steps * chosen.least_s
+    return still_share(chosen.setup.profile) * copies_s + chosen.horizon_steps * chosen.least_s
 
 
 def _begun(way: _Way, now: Grid, situation: Situation) -> _Way:
@@ -108,7 +108,7 @@ def _begun(way: _Way, now: Grid, situation: Situation) -> _Way:
     step_s = way.proposal.plan.step_s
     if not (copies and counts(copies_s, step_s) and has_room(setup, needed_bytes(now), situation, copies)):
         return way
-    cost_s = way.cost_s - hidden_s(copies_s, step_s)
+    cost_s = way.cost_s - hidden_s(setup.profile, copies_s, step_s)
     return replace(way, proposal=msgspec.structs.replace(way.proposal, at_once=True), cost_s=cost_s)
 
 
@@ -120,8 +120,10 @@ def _beforehand(way: _Way, now: Grid, situation: Situation) -> _Way | None:
     copies, new_s = way.proposal.transfers, way.proposal.plan.step_s
     if not (copies and now.goes_on):
         return None
-    copies_s = copy_s(copies, now.setup.profile)
-    saved_s = (1 - LAST_UPDATE) * copies_s - (hidden_s(copies_s, new_s) if way.proposal.at_once else 0.0)
+    profile = now.setup.profile
+    copies_s = copy_s(copies, profile)
+    saved_s = (1 - still_share(profile)) * copies_s
+    saved_s -= hidden_s(profile, copies_s, new_s) if way.proposal.at_once else 0.0
     if lost_s(copies_s, now.least_s, new_s) >= saved_s:
         return None  # and they take longer than on an idle link, in steps that may be longer
     step_s = now.step_s

@@ -236,7 +236,7 @@ def test_whoever_is_to_leave_works_until_the_copies_are_there():
     assert found.beforehand_s == pytest.approx(caught_up_s(copies_s, plan.step_s), rel=0.1)
     what = found.reason.partition(": ")[0].removeprefix("copy beforehand, then ")
     (at_once,) = [way for way in found.rejected if way.what.partition(":")[0] == what]
-    hidden = hidden_s(copies_s, found.plan.step_s)
+    hidden = hidden_s(setup.profile, copies_s, found.plan.step_s)
     assert at_once.cost_s - found.cost_s == pytest.approx(2 / 3 * copies_s - hidden, rel=0.1)
 
 
@@ -260,7 +260,7 @@ def test_of_what_is_begun_so_much_less_is_weighed():
     drained = Situation(tuple("abcdefghijkx"), plan.holdings(), tuple(places(plan)), horizon_steps=0.5)
     found = adapt("adaptive", setup, prepare("adaptive", setup), drained)
     copies_s = copy_s(found.transfers, setup.profile)
-    hidden = hidden_s(copies_s, found.plan.step_s)
+    hidden = hidden_s(setup.profile, copies_s, found.plan.step_s)
     least_s = copies_s + 0.5 * found.plan.step_s - hidden
     assert hidden > 0
     assert found.cost_s == pytest.approx(least_s + stop_s(setup, found.plan))

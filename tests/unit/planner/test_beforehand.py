@@ -16,6 +16,7 @@ from planner.beforehand import (
     has_room,
     hidden_s,
     pays,
+    still_share,
 )
 from planner.costs import copy_bytes
 from planner.plan import Layers, Range, Transfer
@@ -60,8 +61,22 @@ def test_what_is_hidden_is_the_mean_over_a_step(copies_s: float):
     """Wherever in a step a plan comes, copies have the rest of it; two thirds of what was sent by then is saved."""
     moments = [(k + 0.5) / 1000 * STEP_S for k in range(1000)]
     sent_s = sum(min(copies_s, STEP_S - moment) for moment in moments) / len(moments)
-    assert hidden_s(copies_s, STEP_S) == pytest.approx(2 / 3 * sent_s, abs=1e-3)
-    assert hidden_s(copies_s, 0.0) == 0.0
+    profile = even_profile(4)
+    assert hidden_s(profile, copies_s, STEP_S) == pytest.approx(2 / 3 * sent_s, abs=1e-3)
+    assert hidden_s(profile, copies_s, 0.0) == 0.0
+    slower = msgspec.structs.replace(profile, link_bytes_per_s=10e9, host_bytes_per_s=20e9)
+    assert hidden_s(slower, copies_s, STEP_S) == pytest.approx(sent_s / 2, abs=1e-3)
+
+
+def test_what_the_stop_still_has_to_do():
+    """The update over the link and the way from the host's memory, whichever takes longer."""
+    profile = msgspec.structs.replace(even_profile(4), link_bytes_per_s=10e9)
+    shares = {}
+    for host in (0.0, 5e9, 25e9, 100e9):
+        there = msgspec.structs.replace(profile, host_bytes_per_s=host)
+        shares[host] = still_share(there), still_share(there, updated=False)
+    third = pytest.approx(1 / 3)
+    assert shares == {0.0: (third, 0.0), 5e9: (1.0, 1.0), 25e9: (0.4, 0.4), 100e9: (third, 0.1)}
 
 
 def test_what_pays():
