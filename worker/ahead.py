@@ -3,12 +3,13 @@
 Owns when and what is sent: the state of the boundary before the round under way, at once, and at each commit after it the mean gradients (as they
 went into the optimizer, so after clipping), counters and exponents. With them the target makes the very same update (``staging``). Of a round nothing is
 sent before its commit, so an update that is taken back is not among it: who has made one early sends the state at the commit. A letter that is lost
-costs a copy in the stop and nothing else, so nothing is acknowledged here.
+costs a copy in the stop and nothing else, so nothing is acknowledged here. What has not left when all hold is taken back, as its update would be sent
+besides: it is copied as it is then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -51,16 +52,17 @@ class Update(msgspec.Struct, frozen=True):
 class Ahead:
     """One preparation at one source. ``buckets``: target -> those that it gets from here; ``rounds`` are left in which something is sent.
 
-    ``broken``: peers a link to whom has broken since, which may lack something.
+    ``broken``: peers a link to whom has broken since, which may lack something. ``updated``: the state was, since it was sent.
     """
 
     number: int
     device: str
     post: Post
-    buckets: Mapping[str, Sequence[int]]
+    buckets: dict[str, list[int]]
     rounds: int
     broken: set[str] = field(default_factory=set)
     began: bool = False
+    updated: bool = False
 
     def begin(self, counters: Counters, store: Store) -> None:
         """Send the state, once: ``store`` has that of the boundary ``counters``."""
@@ -69,27 +71,46 @@ class Ahead:
             self._send_states(counters, store)
 
     def committed(
-        self, before: Counters, after: Counters, store: Store, reduced: Mapping[int, Reduced]
+        self, before: Counters, after: Counters, store: Store, reduced: Mapping[int, Reduced], *, hold: bool
     ) -> None:
-        """The round between the two boundaries is committed, and ``store`` has the state after it."""
+        """The round between the two boundaries is committed, and ``store`` has the state after it. ``hold``: so that all may stop."""
         if self.rounds <= 0:
             return
         if not self.began:
-            self.begin(after, store)
+            if not hold:
+                self.begin(after, store)
             return
         self.rounds -= 1
+        if hold and not self.updated:
+            self._recall()
+        self.updated = True
         for target in self._whole():
             buckets = self.buckets[target]
+            if not buckets:
+                continue
             update = Update(before, after, {bucket: store.buckets[bucket].exponents for bucket in buckets})
             grads = [grad for bucket in buckets for grad in reduced[bucket].grads] if update.applied else []
             key = (UPDATE, self.number, self.device, before.round)
             if self.post.send(target, key, grads, msgspec.msgpack.encode(update)) is False:
                 self.broken.add(target)
 
+    def stop(self) -> None:
+        """Nothing more of it is wanted: what has not left is taken back."""
+        self.rounds = 0
+        for target in self.buckets:
+            self.post.recall(target, lambda key: key[0] in KINDS and key[1] == self.number)
+
     def sent_to(self, target: str) -> frozenset[int]:
         """Buckets that ``target`` has, as far as is known here."""
         whole = self.began and self.rounds > 0 and target in self._whole()
         return frozenset(self.buckets[target]) if whole else frozenset()
+
+    def _recall(self) -> None:
+        """What is still to leave follows as it is now. Of a bucket whose updates are on their way already it would be missed."""
+        for target in self._whole():
+            taken = self.post.recall(target, lambda key: key[:2] == (STATE, self.number))
+            late = {int(key[2]) for key in taken}
+            self.buckets[target] = [bucket for bucket in self.buckets[target] if bucket not in late]
 
     def _whole(self) -> list[str]:
         return [target for target in self.buckets if target not in self.broken]

@@ -296,7 +296,7 @@ class DeviceProcess:
             and self.executor.ahead is not None
             and self.executor.ahead.number < number
         ):
-            self.executor.ahead = None
+            self.executor.end_ahead()
         if self.staging is not None and self.staging.number < number:
             self.staging = None
         self.post.purge(lambda key: is_of(key, number - 1))

@@ -101,7 +101,8 @@ class Executor:
         self.layout, self.dead, self.detours, self.counters = layout, frozenset(), None, counters
         self.holding, self.hold_next = True, False
         self.flags = Flags()
-        self.late, self.hurried, self.returned, self.ahead = False, None, {}, None
+        self.late, self.hurried, self.returned = False, None, {}
+        self.end_ahead()
         self.reducer.adopt()
         self.copies.adopt(layout.epoch)
         self.commit.adopt(layout.epoch, counters.round, layout.holdings)
@@ -163,6 +164,12 @@ class Executor:
         if self.hurried is None:
             ahead.begin(self.counters, self.store)
             self.faults.reach("ahead", self.counters.round)
+
+    def end_ahead(self) -> None:
+        """Nothing is copied beforehand any more."""
+        if self.ahead is not None:
+            self.ahead.stop()
+        self.ahead = None
 
     # ------------------------------------------------------------------ one piece of work
 
@@ -298,11 +305,11 @@ class Executor:
             self._update(vote)
         if self.hurried is None:
             passes.note("U", None, began_s)
+        hold = self.hold_next or vote.flags.hold or self.finished
         if self.ahead is not None:
             with self.pulse.doing("copy", units=0):
-                self.ahead.committed(was, self.counters, self.store, self.reducer.reduced)
+                self.ahead.committed(was, self.counters, self.store, self.reducer.reduced, hold=hold)
                 self.faults.reach("ahead", was.round)
-        hold = self.hold_next or vote.flags.hold or self.finished
         self.commit.advance(vote)
         done, later = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
         self.flags = Flags(later.hold and not done.hold, later.checkpoint and not done.checkpoint)

@@ -1,8 +1,9 @@
 """The link on which a device sends to one life of a peer.
 
-Owns the socket, the queue and the writer thread, which dials at the first letter and then also watches
+Owns the socket, the queues and the writer thread, which dials at the first letter and then also watches
 for the peer's goodbye or end. What the socket takes at once is written by the sender's own thread:
-a hand-over to a thread costs more than a small letter.
+a hand-over to a thread costs more than a small letter. Letters that can wait leave, in their own order, whenever no other is there, and can be
+taken back until then; one that has begun to leave is not interrupted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from contextlib import suppress
 from oobleckd.protocol.parts import Peer
 from worker import sockets, wire
 from worker.handshake import HandshakeError, NotYet
+from worker.mailbox import Key
 from worker.wire import Frame
 
 _RETRY_S = (0.02, 1.0)
@@ -55,6 +57,7 @@ class Outgoing:
         self._lock = threading.Lock()
         self._written = threading.Condition(self._lock)
         self._queue: deque[Frame] = deque()
+        self._later: deque[tuple[Key, Frame]] = deque()
         self._socket: socket.socket | None = None
         self._open = False  # the handshake is done
         self._writing = False
@@ -74,6 +77,26 @@ class Outgoing:
             os.eventfd_write(self._wake, 1)
             return True
 
+    def send_later(self, key: Key, frame: Frame) -> bool:
+        """Queue ``frame`` behind all that ``send`` is given before it leaves; False when the link has ended."""
+        with self._lock:
+            if self._stopped.is_set():
+                return False
+            if self._wake < 0:
+                self._start()
+            self._later.append((key, frame))
+            os.eventfd_write(self._wake, 1)
+            return True
+
+    def recall(self, unwanted: Callable[[Key], bool]) -> list[Key]:
+        """Take back what ``send_later`` was given and has not begun to leave; the keys of what was."""
+        with self._lock:
+            taken = [key for key, _ in self._later if unwanted(key)]
+            self._later = deque((key, frame) for key, frame in self._later if not unwanted(key))
+            if self._is_idle():
+                self._written.notify_all()
+            return taken
+
     def flush(self, deadline: float) -> bool:
         """Wait until all is handed to the kernel (or the link has ended); False at ``deadline`` (monotonic s)."""
         with self._lock:
@@ -82,7 +105,7 @@ class Outgoing:
     def stop(self) -> None:
         """Drop what is queued, say goodbye unless a letter is half written, close. ``on_end`` is not called."""
         with self._lock:
-            self._queue.clear()
+            self._clear()
             if self._open and not self._writing and self._socket is not None and self._road.is_set():
                 with suppress(OSError):
                     wire.goodbye_frame().write_now(self._socket)
@@ -103,7 +126,11 @@ class Outgoing:
             return False  # the writer thread meets the same error and reports it
 
     def _is_idle(self) -> bool:
-        return self._stopped.is_set() or not (self._queue or self._writing)
+        return self._stopped.is_set() or not (self._queue or self._later or self._writing)
+
+    def _clear(self) -> None:
+        self._queue.clear()
+        self._later.clear()
 
     def _end(self) -> None:
         # Under the lock. The writer thread, wherever it waits, wakes up and closes what it owns.
@@ -125,7 +152,7 @@ class Outgoing:
         with self._lock:
             told = self._stopped.is_set()
             self._end()
-            self._queue.clear()
+            self._clear()
             if self._socket is not None:
                 self._socket.close()
                 self._socket = None
@@ -211,15 +238,15 @@ class Outgoing:
 
     def _begin(self) -> Frame | None:
         with self._lock:
-            if not self._queue:
+            if not (self._queue or self._later):
                 return None
             self._writing = True
-            return self._queue.popleft()
+            return self._queue.popleft() if self._queue else self._later.popleft()[1]
 
     def _finish(self) -> None:
         with self._lock:
             self._writing = False
-            if not self._queue:
+            if self._is_idle():
                 self._written.notify_all()
 
     def _said_goodbye(self) -> bool:

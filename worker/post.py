@@ -17,12 +17,20 @@ from worker.groups.plane import Plane
 from worker.mailbox import Key, Letter, Mailbox
 from worker.transport import Transport
 
+LATER = frozenset({"S", "U", "P"})
+"""Kinds that leave when no other letter does, as training must not wait for them; in their own order, so that "P" comes behind what it speaks of. They take
+the transport, and what comes with them stays in the host's memory."""
+_LEFT_ON_THE_HOST = LATER | {"C"}
+
 
 class Post(Protocol):
     """Implemented by ``TransportPost`` (real) and by the tests' single-process world."""
 
     def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> object:
         """Send a letter; never blocks. ``tensors`` must stay unchanged until their round is over."""
+
+    def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> Sequence[Key]:
+        """Take back letters of ``LATER`` kinds that have not begun to leave; their keys."""
 
     def take(self, key: Key) -> Letter | None:
         """The letter with this key, removed; None if it has not arrived."""
@@ -40,8 +48,8 @@ class Post(Protocol):
 class TransportPost:
     """The real post: letters go out by a group or by the transport, and come in through the mailbox.
 
-    Their tensors are on ``device`` when they are taken, whichever road they came, but for copies of sums, which most likely nobody
-    will look at. What a device sends to itself, where
+    Their tensors are on ``device`` when they are taken, whichever road they came, but for those of copies of sums, which most likely nobody
+    will look at, and of what comes beforehand, for which a device that trains has no room. What a device sends to itself, where
     a route comes back to it, needs no road.
     """
 
@@ -56,12 +64,22 @@ class TransportPost:
         if peer == self._transport.device:
             self._mailbox.put(Letter(key, peer, meta, list(tensors)))
             return True
+        if key[0] in LATER:
+            return self._transport.send(peer, key, tensors, meta, later=True)
         return self._plane.offer(peer, key, tensors, meta) or self._transport.send(peer, key, tensors, meta)
+
+    def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> Sequence[Key]:
+        """Take letters back that the transport still has."""
+        return self._transport.recall(peer, unwanted)
 
     def take(self, key: Key) -> Letter | None:
         """Take a letter out of the mailbox."""
         letter = self._mailbox.take(key)
-        if letter is None or key[0] == "C" or all(tensor.device == self._device for tensor in letter.tensors):
+        if (
+            letter is None
+            or key[0] in _LEFT_ON_THE_HOST
+            or all(tensor.device == self._device for tensor in letter.tensors)
+        ):
             return letter
         tensors = [tensor.to(self._device) for tensor in letter.tensors]
         return Letter(letter.key, letter.source, letter.meta, tensors)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
+import torch
 from torch import Tensor
 
 from oobleckd.protocol.job import Job
@@ -22,23 +23,30 @@ from worker.post import Post
 from worker.store import BucketState, Store
 from worker.update import update_bucket
 
+_HOST = torch.device("cpu")
+
 
 @dataclass(slots=True)
 class _Stream:
-    """From one ``source``. ``missing``: buckets whose state is still to come. ``counters``: the boundary whose state is here, but for what is
+    """From one ``source``. ``wanted``: buckets whose state is here, or may still come. ``counters``: the boundary whose state is here, but for what is
     ``left`` of ``update``: buckets and their gradients.
     """
 
     source: str
-    missing: set[int]
+    wanted: frozenset[int]
     states: dict[int, BucketState] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
     update: Update | None = None
     left: list[tuple[int, list[Tensor]]] = field(default_factory=list)
 
     @property
+    def missing(self) -> frozenset[int]:
+        """Buckets whose state is not here."""
+        return self.wanted - self.states.keys()
+
+    @property
     def whole(self) -> bool:
-        """Whether the state is that of one boundary."""
+        """Whether all of the state is here, as of one boundary."""
         return not self.missing and self.update is None
 
 
@@ -50,7 +58,7 @@ class Staging:
         self.told = False
         self._job, self._store, self._post = job, store, post
         self._streams = [
-            _Stream(source, {bucket for bucket, sender in sources.items() if sender == source})
+            _Stream(source, frozenset(bucket for bucket, sender in sources.items() if sender == source))
             for source in sorted(set(sources.values()))
         ]
 
@@ -74,8 +82,8 @@ class Staging:
     def state_at(self, bucket: int, counters: Counters) -> BucketState | None:
         """The bucket's state at the boundary ``counters``, if that is what is here."""
         for stream in self._streams:
-            if bucket in stream.states and stream.whole and stream.counters == counters:
-                return stream.states[bucket]
+            if bucket in stream.states and stream.update is None and stream.counters == counters:
+                return stream.states[bucket].on(self._store.device)
         return None
 
     def _next(self, stream: _Stream, counters: Counters) -> Key:
@@ -88,29 +96,38 @@ class Staging:
                 what = msgspec.msgpack.decode(letter.meta, type=Staged)
                 stream.states[bucket] = BucketState.received(letter.tensors, what.exponents)
                 stream.counters = what.counters
-                stream.missing.discard(bucket)
                 return True
         return False
 
     def _replay(self, stream: _Stream) -> bool:
-        if stream.missing:
-            return False
         if stream.update is None and not self._begin(stream):
             return False
         update = stream.update
         assert update is not None
         if stream.left:
-            bucket, grads = stream.left.pop(0)
-            state = stream.states[bucket]
-            if update.applied:
-                update_bucket(self._job, state, grads, update.before)
-            state.exponents = update.exponents[bucket]
+            bucket, grads = stream.left[0]
+            if bucket not in stream.states:
+                return False  # it is on its way: an update speaks of no other
+            stream.left.pop(0)
+            self._update(stream, bucket, grads, update)
         if not stream.left:
             stream.update, stream.counters = None, update.after
         return True
 
+    def _update(self, stream: _Stream, bucket: int, grads: list[Tensor], update: Update) -> None:
+        """One bucket's, where the sources made it; between two of them the state lies in the host's memory."""
+        state, here = stream.states[bucket], self._store.device
+        if update.applied:
+            state = state.on(here)
+            update_bucket(self._job, state, [grad.to(here) for grad in grads], update.before)
+            state = state.on(_HOST)
+        state.exponents = update.exponents[bucket]
+        stream.states[bucket] = state
+
     def _begin(self, stream: _Stream) -> bool:
         """The next round, if what it was made from is here."""
+        if not stream.states:
+            return False
         letter = self._post.take(self._next(stream, stream.counters))
         if letter is None:
             return False
@@ -121,7 +138,7 @@ class Staging:
             count = len(self._store.spec.buckets[bucket].shapes) if update.applied else 0
             grads, tensors = tensors[:count], tensors[count:]
             if (
-                bucket in stream.states
+                bucket in stream.wanted
             ):  # the target may hold a tied weight that its source sends with a layer
                 stream.left.append((bucket, grads))
         return True

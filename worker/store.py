@@ -46,6 +46,12 @@ class BucketState:
         """What a copy of this bucket consists of, in wire order."""
         return [param.detach() for param in self.params] + self.exp_avgs + self.exp_avg_sqs
 
+    def on(self, device: torch.device) -> BucketState:
+        """The state on ``device``: itself, where it is there."""
+        if all(tensor.device == device for tensor in self.tensors()):
+            return self
+        return BucketState.received([tensor.to(device) for tensor in self.tensors()], self.exponents)
+
     def save(self) -> Saved:
         """A copy of the state as it is."""
         return [tensor.clone() for tensor in self.tensors()], self.exponents

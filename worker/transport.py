@@ -148,8 +148,10 @@ class Transport:
         for known in gone:
             self._close_links(known)
 
-    def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> bool:
-        """Send a letter; never blocks. False: dropped, as ``peer`` is unknown, forgotten, lost or left.
+    def send(
+        self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"", *, later: bool = False
+    ) -> bool:
+        """Send a letter; never blocks. ``later``: it leaves when no other does. False: dropped, as ``peer`` is unknown, forgotten, lost or left.
 
         Contiguous CPU tensors are not copied: they must not change until ``flush`` or an answer.
         Raises WireError for a dtype that has no form on the wire.
@@ -159,11 +161,21 @@ class Transport:
             link = self._link_to(peer)
             self.counts.sent_letters += 1
             self.counts.sent_bytes += frame.num_bytes
-        if link is not None and link.send(frame):
+        if link is not None and (link.send_later(key, frame) if later else link.send(frame)):
             return True
         with self._changed:
             self.counts.dropped += 1
         return False
+
+    def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
+        """Take back letters to ``peer`` that were to leave later and have not begun to; their keys."""
+        with self._changed:
+            known = self._known.get(peer)
+            link = known.link if known is not None else None
+        taken = link.recall(unwanted) if link is not None else []
+        with self._changed:
+            self.counts.dropped += len(taken)
+        return taken
 
     def flush(self, timeout: float) -> bool:
         """Wait until every letter is in the kernel's hands; False when ``timeout`` s were not enough."""

@@ -38,6 +38,10 @@ class LonePost:
         """There is nobody to send to."""
         raise AssertionError(f"the twin has no peer {peer}: {key}")
 
+    def recall(self, peer: str, _unwanted: Callable[[Key], bool]) -> list[Key]:
+        """There is nobody to whom anything could be on its way."""
+        raise AssertionError(f"the twin has no peer {peer}")
+
     def take(self, key: Key) -> Letter | None:
         """Nothing ever arrives."""
         raise AssertionError(f"the twin has no letter {key}")

@@ -43,7 +43,7 @@ class Aside:
 
     def begin(self, rounds: int = 100) -> Ahead:
         """From now on."""
-        ahead = Ahead(NUMBER, self.source, self.executor.post, {TARGET: self.buckets}, rounds)
+        ahead = Ahead(NUMBER, self.source, self.executor.post, {TARGET: list(self.buckets)}, rounds)
         self.executor.send_ahead(ahead)
         return ahead
 

@@ -65,6 +65,9 @@ class LocalPost:
     def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> None:
         self.world.deliver(self.device, peer, Letter(key, self.device, meta, list(tensors)))
 
+    def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
+        return self.world.recall(self.device, peer, unwanted)
+
     def take(self, key: Key) -> Letter | None:
         return self.letters.pop(key, None)
 
@@ -188,6 +191,16 @@ class World:
             peer, letter = self.late.pop(self.random.randrange(len(self.late)))
             if peer in self.live():
                 self.nodes[peer].post.letters[letter.key] = letter
+
+    def recall(self, _source: str, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
+        """Letters that have not been delivered may not have left either."""
+        taken = [
+            each
+            for each in self.late
+            if each[0] == peer and unwanted(each[1].key) and self.random.random() < 0.5
+        ]
+        self.late = [each for each in self.late if all(each is not other for other in taken)]
+        return [letter.key for _, letter in taken]
 
     # ------------------------------------------------------------------ running
 

@@ -25,7 +25,7 @@ from oobleckd.daemon.connections import Connection, Connections
 from oobleckd.protocol.codec import decode_from_worker, decode_to_worker, encode
 from oobleckd.protocol.messages import Hello, OpTimes
 from tests.helpers.simagent import SimNode
-from tests.helpers.simtransport import Link
+from tests.helpers.simtransport import Link, Waiting
 from worker.mailbox import Letter
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 DAEMON = ""
 _DEVICES_S, _AGENTS_S = (0.0002, 0.003), (0.0001, 0.002)
+_LATER_S = (0.0, 0.03)  # until a letter leaves that can wait
 _END_S, _CLOSED_S = (
     (0.001, 0.03),
     (0.001, 0.1),
@@ -131,6 +132,20 @@ class Network:
         link.arrival = max(self._arrival(source, target, _DEVICES_S), link.arrival)
         self.world.at(link.arrival, link.target.sim.node.host.call, self._arrive, link, letter)
 
+    def carry_later(self, link: Link, letter: Letter) -> None:
+        """The same for one that can wait: others overtake it, and until it leaves it can be taken back."""
+        source, target = link.source.sim.node.name, link.target.sim.node.name
+        now, last = self.world.now, link.late[-1] if link.late else None
+        leaves = max(now + self.world.random.uniform(*_LATER_S), last.leaves if last else 0.0)
+        arrival = max(leaves + self._arrival(source, target, _DEVICES_S) - now, last.arrival if last else 0.0)
+        waiting = Waiting(letter, leaves, arrival)
+        link.late = [each for each in link.late if each.arrival > now] + [waiting]
+        self.world.at(arrival, link.target.sim.node.host.call, self._arrive_late, link, waiting)
+
+    def _arrive_late(self, link: Link, waiting: Waiting) -> None:
+        if not waiting.recalled:
+            self._arrive(link, waiting.letter)
+
     @staticmethod
     def _arrive(link: Link, letter: Letter) -> None:
         if link.target.sim.alive:
@@ -139,7 +154,8 @@ class Network:
     def end(self, link: Link) -> None:
         """Its sender ends a link in order, behind all letters."""
         source, target = link.source.sim.node.name, link.target.sim.node.name
-        when = max(self._arrival(source, target, _DEVICES_S), link.arrival)
+        late = max((each.arrival for each in link.late), default=0.0)
+        when = max(self._arrival(source, target, _DEVICES_S), link.arrival, late)
         self.world.at(when, link.target.sim.node.host.call, link.target.heard_goodbye, link)
 
     def reset_devices(self, link: Link, source_s: float, target_s: float) -> None:

@@ -1,7 +1,7 @@
 """Links between simulated devices, as ``worker.transport`` has them.
 
-What can happen to a link there, and so here: letters on one link keep their order, whatever their delay; letters on two
-links overtake each other. A link that breaks takes with it what was on its way, and is not made again in this life of
+What can happen to a link there, and so here: letters on one link keep their order, whatever their delay, but those that can wait, which keep their
+own; letters on two links overtake each other. A link that breaks takes with it what was on its way, and is not made again in this life of
 the peer until both are deployed anew; each end finds out for itself, one perhaps seconds after the other, and tells
 its agent of a peer's life once. Nothing is sent twice, and nothing is lost from a link that holds.
 
@@ -10,8 +10,8 @@ Owns the ends of links. How long a letter takes is the network's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from oobleckd.protocol.parts import Peer
@@ -30,7 +30,7 @@ class Link:
     """One way from a device to a life of a peer. It opens once that one has the sender's newest secret and has not forgotten
     the sender, who asks again and again.
 
-    ``closed``: nothing on it arrives any more. ``arrival``: when the newest letter on it arrives.
+    ``closed``: nothing on it arrives any more. ``arrival``: when the newest letter on it arrives; ``late`` are those that can wait.
     """
 
     source: SimTransport
@@ -38,6 +38,17 @@ class Link:
     is_open: bool = False
     closed: bool = False
     arrival: float = 0.0
+    late: list[Waiting] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A letter that can wait: it leaves and arrives at these times, unless it is taken back before it has left."""
+
+    letter: Letter
+    leaves: float
+    arrival: float
+    recalled: bool = False
 
 
 class SimTransport:
@@ -93,15 +104,28 @@ class SimTransport:
             del self.links[peer]
             self.left.add(link.target.address)
 
-    def send(self, peer: str, key: Key, tensors: Sequence[Any], meta: bytes = b"") -> bool:
+    def send(
+        self, peer: str, key: Key, tensors: Sequence[Any], meta: bytes = b"", *, later: bool = False
+    ) -> bool:
         target = self.sim.world.device(peer)
         if target is None or self.known.get(peer) != target.transport.address:
             return False
         if peer in self.lost or target.transport.address in self.left:
             return False
         link = self.links.setdefault(peer, Link(self, target.transport))
-        self.sim.world.network.carry(link, Letter(key, self.device, meta, list(tensors)))
+        letter = Letter(key, self.device, meta, list(tensors))
+        network = self.sim.world.network
+        network.carry_later(link, letter) if later else network.carry(link, letter)
         return True
+
+    def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
+        link = self.links.get(peer)
+        now, taken = self.sim.world.now, []
+        for waiting in link.late if link is not None else ():
+            if waiting.leaves > now and not waiting.recalled and unwanted(waiting.letter.key):
+                waiting.recalled = True
+                taken.append(waiting.letter.key)
+        return taken
 
     def arrive(self, link: Link, letter: Letter) -> None:
         if link.closed:

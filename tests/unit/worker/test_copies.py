@@ -45,6 +45,9 @@ class Post:
     def send(self, peer: str, key: Key, _tensors: Sequence[torch.Tensor], _meta: bytes = b"") -> None:
         self.sent.append((peer, key))
 
+    def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
+        raise AssertionError
+
     def waiting(self) -> list[Key]:
         return list(self.letters)
 

@@ -12,6 +12,7 @@ from planner.plan import Layers, Layout, Range, Transfer
 from tests.helpers.ahead import NUMBER, TARGET, Aside
 from tests.helpers.engine import RaisingFaults, World
 from tests.helpers.engine_jobs import STAGES
+from worker.ahead import STATE as AHEAD
 from worker.ahead import UPDATE, Ahead
 from worker.deploy import SENT, STATE, WANTED, Deployment, expected, outgoing
 from worker.staging import Staging
@@ -134,6 +135,24 @@ def test_a_source_in_doubt_sends_all(aside: Aside, tmp_path: Path, how: str) -> 
     assert stop.run() == [STATE] * len(aside.buckets)
     stop.check()
     assert (stop.target.copied_bytes, stop.target.staged_bytes) == (stop.num_bytes, 0)
+
+
+def test_what_was_taken_back_is_sent_as_it_is(reference, tmp_path: Path) -> None:
+    """All hold before the last bucket has left: that one is copied, the others are there."""
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, SOURCE)
+    ahead = aside.begin()
+    (*there, last) = aside.buckets
+    ahead.buckets[TARGET] = there
+    world.run()
+    aside.sent = [letter for letter in aside.sent if letter.key != (AHEAD, NUMBER, last)]
+    aside.arrive(aside.sent)
+    stop = Stop(aside, tmp_path, ahead, aside.staging)
+    assert stop.run() == [STATE, SENT]
+    stop.check()
+    assert stop.target.staged == set(there)
+    assert 0 < stop.target.copied_bytes < stop.num_bytes
+    assert stop.target.copied_bytes + stop.target.staged_bytes == stop.num_bytes
 
 
 def test_another_boundary_s_state_is_not_taken(aside: Aside, tmp_path: Path) -> None:

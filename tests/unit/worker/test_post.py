@@ -1,11 +1,14 @@
-"""Letters of a device to itself: they need no road."""
+"""Which road letters take, and where their tensors are at its end."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 
 from worker.groups.plane import Plane
-from worker.mailbox import Mailbox
+from worker.mailbox import Key, Letter, Mailbox
 from worker.post import TransportPost
 
 
@@ -28,3 +31,47 @@ def test_a_letter_to_itself_is_there_at_once() -> None:
     assert letter is not None
     assert torch.equal(letter.tensors[0], tensor)
     assert not post.has(key)
+
+
+class Road:
+    """A transport that keeps what it is given."""
+
+    device = "a/0"
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bool]] = []
+
+    def send(self, _peer: str, key: Key, *_: object, later: bool = False) -> bool:
+        self.sent.append((str(key[0]), later))
+        return True
+
+    def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
+        return [key for key in (("S", 1), ("U", 1)) if peer == "b/0" and unwanted(key)]
+
+
+class Group:
+    """A group that takes every letter."""
+
+    def offer(self, *_: object) -> bool:
+        return True
+
+
+def test_what_comes_beforehand_takes_no_group_and_waits_for_all_others() -> None:
+    mailbox, road = Mailbox(), Road()
+    post = TransportPost(road, Group(), mailbox, torch.device("cpu"))
+    for kind in "FSUPTQ":
+        assert post.send("b/0", (kind, 1), [])
+    assert road.sent == [("S", True), ("U", True), ("P", True)]
+    assert post.recall("b/0", lambda key: key[0] == "S") == [("S", 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"), [("F", "meta"), ("T", "meta"), ("S", "cpu"), ("U", "cpu"), ("C", "cpu")]
+)
+def test_what_comes_beforehand_stays_in_the_host_s_memory(kind: str, where: str) -> None:
+    mailbox, road = Mailbox(), Road()
+    post = TransportPost(road, Group(), mailbox, torch.device("meta"))
+    mailbox.put(Letter((kind, 1), "b/0", b"", [torch.ones(2)]))
+    letter = post.take((kind, 1))
+    assert letter is not None
+    assert letter.tensors[0].device.type == where

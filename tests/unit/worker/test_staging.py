@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -10,12 +11,14 @@ import pytest
 import torch
 
 from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.parts import Flags
 from tests.helpers.ahead import NUMBER, TARGET, Aside
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check, job, scheduled
 from worker import sums
-from worker.ahead import STATE, UPDATE
+from worker.ahead import STATE, UPDATE, Ahead, Update
 from worker.executor import Executor
+from worker.mailbox import Key
 from worker.staging import is_of
 
 SOURCES = ("a0/0", "b1/0", "b2/0")
@@ -189,8 +192,81 @@ def test_a_broken_link_ends_it_too(reference, tmp_path: Path) -> None:
     assert ahead.sent_to(TARGET) == frozenset()
     before = len(aside.sent)
     executor = aside.executor
-    ahead.committed(executor.counters, executor.counters, executor.store, {})
+    ahead.committed(executor.counters, executor.counters, executor.store, {}, hold=False)
     assert len(aside.sent) == before
+
+
+class Slow:
+    """A road on which the last letters of a state have not left yet when all are told to hold; ``left`` have."""
+
+    def __init__(self, aside: Aside, left: int) -> None:
+        self.aside, self.left = aside, left
+        aside.world.recall = self.recall  # type: ignore[method-assign]
+
+    def recall(self, source: str, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
+        assert (source, peer) == (self.aside.source, TARGET)
+        states = [letter for letter in self.aside.sent if letter.key[0] == STATE]
+        taken = [letter.key for letter in states[self.left :] if unwanted(letter.key)]
+        self.aside.sent = [letter for letter in self.aside.sent if letter.key not in taken]
+        return taken
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_what_has_not_left_when_all_hold_is_no_part_of_it(reference, tmp_path: Path, left: int) -> None:
+    """The rest gets the last update, and is the state of that boundary."""
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "b1/0")
+    ahead, _ = aside.begin(), Slow(aside, left)
+    for node in world.nodes.values():
+        node.executor.flags |= Flags(hold=True)
+    world._held_early = lambda: False  # type: ignore[method-assign]
+    world.run()
+    executor = aside.executor
+    assert (executor.counters.step, executor.holding) == (1, True)
+    there = aside.buckets[:left]
+    assert ahead.sent_to(TARGET) == frozenset(there)
+    updates = [msgspec.msgpack.decode(each.meta, type=Update) for each in aside.sent if each.key[0] == UPDATE]
+    assert [tuple(update.exponents) for update in updates] == [there] * bool(there)
+    aside.arrive(aside.sent)
+    aside.replay()
+    assert aside.staging.caught_up == (left >= len(aside.buckets))
+    for bucket in aside.buckets:
+        state = aside.staging.state_at(bucket, executor.counters)
+        assert (state is not None) == (bucket in there)
+        if state is not None:
+            pairs = zip(state.tensors(), executor.store.buckets[bucket].tensors(), strict=True)
+            assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_nothing_is_taken_back_whose_update_is_on_its_way(reference, tmp_path: Path) -> None:
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "b1/0")
+    ahead, _ = aside.begin(), Slow(aside, 0)
+    world.run()  # it holds at the end, many updates later
+    assert ahead.sent_to(TARGET) == frozenset(aside.buckets)
+    aside.arrive(aside.sent)
+    aside.replay()
+    aside.check()
+
+
+def test_who_holds_begins_nothing(reference, tmp_path: Path) -> None:
+    """In the stop it is copied as it is."""
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "b1/0")
+    executor = aside.executor
+    ahead = Ahead(NUMBER, "b1/0", executor.post, {TARGET: list(aside.buckets)}, 9)
+    ahead.committed(executor.counters, executor.counters, executor.store, {}, hold=True)
+    assert not ahead.began
+    assert not aside.sent
+
+
+def test_what_is_given_up_is_taken_back(reference, tmp_path: Path) -> None:
+    aside = Aside(World(reference[0], STAGES, 0, tmp_path), "b1/0")
+    aside.begin()
+    Slow(aside, 1)
+    aside.executor.end_ahead()
+    assert len(aside.sent) == 1
+    assert aside.executor.ahead is None
 
 
 def test_letters_of_preparations_that_are_over_are_known() -> None:
