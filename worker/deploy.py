@@ -93,7 +93,7 @@ class Deployment:
 
     def advance(self) -> bool:
         """Take in what has arrived; whether anything had."""
-        if self.awaited and self.staging is not None and self.staging.advance():
+        if self.awaited and self.staging is not None and self.staging.advance(stopped=True):
             return True
         answered = self._answer()
         told = self._hear_what_was_sent()
@@ -144,7 +144,7 @@ class Deployment:
             if sent is None:
                 continue
             heard = True
-            while self.staging is not None and self.staging.advance():
+            while self.staging is not None and self.staging.advance(stopped=True):
                 pass  # what came on the way of the word before it
             wanted = self.awaited & set(sent)
             wanted -= {bucket for bucket in sorted(wanted) if self._take_staged(bucket)}

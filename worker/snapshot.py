@@ -153,6 +153,11 @@ def _to_host(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
+def pinned(tensor: Tensor) -> Tensor:
+    """``tensor`` where an accelerator reads it at full speed, if there is one."""
+    return tensor.pin_memory() if torch.cuda.is_available() else tensor
+
+
 def _like(state: BucketState, copy: Callable[[Tensor], Tensor]) -> BucketState:
     return BucketState(
         [copy(param.detach()) for param in state.params],

@@ -3,7 +3,8 @@
 Nothing counts on it. It is no part of a layout, of what a device holds or of the commit: a ``Deploy`` takes out of it what is exactly the state of its boundary,
 and copies the rest (``deploy``). The optimizer is a pure function of state, gradients, step and number of updates, so what is
 here is bit for bit what the sources have. Owns the replay, a bucket at a time, so that whoever calls can train in between. What has arrived and is
-not replayed yet stays in the mailbox.
+not replayed yet stays in the mailbox. Beside an accelerator, which has no room for any of this while it trains, all of it stays in the host's memory, and is
+replayed once all have stopped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
-import torch
 from torch import Tensor
 
 from oobleckd.protocol.job import Job
@@ -20,10 +20,9 @@ from oobleckd.protocol.parts import Counters
 from worker.ahead import KINDS, STATE, UPDATE, Staged, Update
 from worker.mailbox import Key
 from worker.post import Post
+from worker.snapshot import pinned
 from worker.store import BucketState, Store
 from worker.update import update_bucket
-
-_HOST = torch.device("cpu")
 
 
 @dataclass(slots=True)
@@ -44,11 +43,6 @@ class _Stream:
         """Buckets whose state is not here."""
         return self.wanted - self.states.keys()
 
-    @property
-    def whole(self) -> bool:
-        """Whether all of the state is here, as of one boundary."""
-        return not self.missing and self.update is None
-
 
 class Staging:
     """Preparation ``number`` at one target. ``sources``: bucket -> who sends it; ``store`` knows the model and where tensors are to be."""
@@ -57,21 +51,22 @@ class Staging:
         self.number = number
         self.told = False
         self._job, self._store, self._post = job, store, post
+        self._beside = store.device.type != "cpu"
         self._streams = [
             _Stream(source, frozenset(bucket for bucket, sender in sources.items() if sender == source))
             for source in sorted(set(sources.values()))
         ]
 
-    def advance(self) -> bool:
-        """Take in the state of a bucket, or make one update of one; False if nothing is to be done until more arrives."""
-        return any(self._receive(stream) or self._replay(stream) for stream in self._streams)
+    def advance(self, *, stopped: bool = False) -> bool:
+        """Take in the state of a bucket, or make one update of one; False if nothing is to be done until more arrives, or until all have ``stopped``."""
+        replays = stopped or not self._beside
+        return any(self._receive(stream) or (replays and self._replay(stream)) for stream in self._streams)
 
     @property
     def caught_up(self) -> bool:
-        """Whether all that was sent is here and replayed, as far as this device knows."""
+        """Whether all that was sent is here, as far as this device knows, and as much of it is replayed as can be."""
         return all(
-            stream.whole and not self._post.has(self._next(stream, stream.counters))
-            for stream in self._streams
+            not stream.missing and (self._beside or not self._has_update(stream)) for stream in self._streams
         )
 
     @property
@@ -86,6 +81,9 @@ class Staging:
                 return stream.states[bucket].on(self._store.device)
         return None
 
+    def _has_update(self, stream: _Stream) -> bool:
+        return stream.update is not None or self._post.has(self._next(stream, stream.counters))
+
     def _next(self, stream: _Stream, counters: Counters) -> Key:
         return (UPDATE, self.number, stream.source, counters.round)
 
@@ -94,7 +92,8 @@ class Staging:
             letter = self._post.take((STATE, self.number, bucket))
             if letter is not None:
                 what = msgspec.msgpack.decode(letter.meta, type=Staged)
-                stream.states[bucket] = BucketState.received(letter.tensors, what.exponents)
+                tensors = [pinned(tensor) for tensor in letter.tensors] if self._beside else letter.tensors
+                stream.states[bucket] = BucketState.received(tensors, what.exponents)
                 stream.counters = what.counters
                 return True
         return False
@@ -115,12 +114,11 @@ class Staging:
         return True
 
     def _update(self, stream: _Stream, bucket: int, grads: list[Tensor], update: Update) -> None:
-        """One bucket's, where the sources made it; between two of them the state lies in the host's memory."""
-        state, here = stream.states[bucket], self._store.device
+        """One bucket's, by the same kernels with which its source made it."""
+        here = self._store.device
+        state = stream.states[bucket].on(here)
         if update.applied:
-            state = state.on(here)
             update_bucket(self._job, state, [grad.to(here) for grad in grads], update.before)
-            state = state.on(_HOST)
         state.exponents = update.exponents[bucket]
         stream.states[bucket] = state
 

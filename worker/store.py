@@ -50,7 +50,9 @@ class BucketState:
         """The state on ``device``: itself, where it is there."""
         if all(tensor.device == device for tensor in self.tensors()):
             return self
-        return BucketState.received([tensor.to(device) for tensor in self.tensors()], self.exponents)
+        return BucketState.received(
+            [tensor.to(device, non_blocking=True) for tensor in self.tensors()], self.exponents
+        )
 
     def save(self) -> Saved:
         """A copy of the state as it is."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from oobleckd.protocol.job import Schedule
-from oobleckd.protocol.parts import Flags
+from oobleckd.protocol.parts import Counters, Flags
 from tests.helpers.ahead import NUMBER, TARGET, Aside
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check, job, scheduled
@@ -19,7 +19,8 @@ from worker import sums
 from worker.ahead import STATE, UPDATE, Ahead, Update
 from worker.executor import Executor
 from worker.mailbox import Key
-from worker.staging import is_of
+from worker.staging import Staging, is_of
+from worker.store import Store
 
 SOURCES = ("a0/0", "b1/0", "b2/0")
 
@@ -236,6 +237,31 @@ def test_what_has_not_left_when_all_hold_is_no_part_of_it(reference, tmp_path: P
         if state is not None:
             pairs = zip(state.tensors(), executor.store.buckets[bucket].tensors(), strict=True)
             assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_beside_an_accelerator_all_waits_in_the_host_s_memory(reference, tmp_path: Path) -> None:
+    """Until all have stopped; "meta" stands for the accelerator, on which nothing is computed but where tensors are."""
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "b1/0")
+    store = Store(world.spec, torch.device("meta"))
+    staging = Staging(NUMBER, world.job, store, aside.post, dict.fromkeys(aside.buckets, "b1/0"))
+    aside.begin()
+    world.run()
+    aside.arrive(aside.sent[:-1])
+    while staging.advance():
+        pass
+    assert staging.caught_up
+    assert staging.round == 0
+    states = [staging.state_at(bucket, Counters()) for bucket in aside.buckets]
+    assert all(tensor.device.type == "meta" for state in states for tensor in state.tensors())
+    aside.arrive(aside.sent[-1:])
+    while staging.advance(stopped=True):
+        pass
+    assert staging.round == aside.executor.counters.round
+    state = staging.state_at(aside.buckets[0], aside.executor.counters)
+    assert state is not None
+    assert all(tensor.device.type == "meta" for tensor in state.tensors())
+    assert all(param.requires_grad for param in state.params)
 
 
 def test_nothing_is_taken_back_whose_update_is_on_its_way(reference, tmp_path: Path) -> None:
