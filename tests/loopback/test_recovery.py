@@ -15,7 +15,16 @@ from oobleckd.protocol.api import IncidentView
 from tests.helpers.chaos import daemon_seed, random_seed
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import Manner
-from tests.helpers.matrix import NODES, Cell, every_cell, pairwise, run_cell, some_preparing_cells
+from tests.helpers.matrix import (
+    NODES,
+    Cell,
+    drain,
+    every_cell,
+    pairwise,
+    run_cell,
+    some_preparing_cells,
+    undrain,
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +83,39 @@ def test_an_order_follows_a_loss(cluster: Cluster, manner: Manner) -> None:
     assert phases[-2:] == ["copy", "resume"]  # of nothing but orders
     view = cluster.client.job(job)
     assert [p.nodes for p in view.pipelines] == [p.nodes for p in before.pipelines]
+    done = cluster.job_in(job, "done")
+    assert done.steps_lost == 0
+    cluster.verify(job)
+
+
+def test_copies_begin_in_the_step_that_is_mended(cluster: Cluster) -> None:
+    """Pipelines of two and three: without one of the two a stage has one copy left, so layers must move. As the planner is told, that takes many steps: nobody waits
+    for it, and what was sent by the end of the step is not sent in the stop.
+    """
+    cluster.heal()
+    cluster.usable(cluster.num_nodes)
+    guest = max(node.name for node in cluster.client.nodes())
+    drain(cluster, guest)
+    config = {"n_layer": 6, "n_embd": 128, "n_head": 4, "n_positions": 32, "vocab_size": 256}
+    tables = {
+        "model": {"config": config | {"bos_token_id": 0, "eos_token_id": 0}},
+        "fault_tolerance": {"policy": "adaptive"},
+        "train": {"steps": 25, "global_batch": 12, "micro_batch": 1, "sequence": 8},
+        "resources": {"device_memory": 0, "min_pipeline_nodes": 2, "link": 1_000_000},
+    }
+    job = cluster.client.submit(tiny_job("at-once", **tables)).id
+    view = cluster.at_step(job, 3)
+    (short,) = [pipeline.nodes for pipeline in view.pipelines if len(pipeline.nodes) == 2]
+    cluster.client.kill(short[0], "device", at="backward", round=view.step + 2)
+
+    def recovered() -> IncidentView | None:
+        mine = [incident for incident in cluster.client.incidents() if incident.job == job]
+        return mine[0] if mine and not mine[0].open else None
+
+    incident = cluster.until(recovered, "the recovery")
+    assert incident.reason.startswith("re-instantiate: ")
+    assert "had been copied beforehand" in incident.reason
+    undrain(cluster, guest, states=("active", "standby"))
     done = cluster.job_in(job, "done")
     assert done.steps_lost == 0
     cluster.verify(job)
