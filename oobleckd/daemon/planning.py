@@ -25,6 +25,7 @@ from typing import TypeVar
 from oobleckd.core.events import MakePlan, Planned
 from oobleckd.core.questions import LossQuestion, StepQuestion
 from oobleckd.daemon import poolwork
+from oobleckd.orphans import end_with_parent
 from oobleckd.protocol import urgency
 from oobleckd.protocol.watch import BlastView, ScheduleView
 from planner.catalogue import Catalogue
@@ -271,13 +272,6 @@ def _begin(nicer_by: int, urgent: bool) -> None:
         os.nice(nicer_by)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     poolwork.load()
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, name="parent-watch", daemon=True).start()
+    end_with_parent()
     if urgent:
         urgency.hurry()

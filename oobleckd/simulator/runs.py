@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
+from oobleckd.orphans import end_with_parent
 from oobleckd.protocol.job import Schedule
 from oobleckd.simulator.outcome import Outcome, Question, SimulationError, Unable
 from oobleckd.simulator.planning import Planner
@@ -30,7 +31,8 @@ def run_all(questions: Sequence[Question], num_jobs: int, told: Told | None = No
     found: dict[int, Answer] = {}
     # A process keeps what it planned: runs of one policy have the same templates, so they stay together.
     parts = _parts(questions, num_jobs)
-    with ProcessPoolExecutor(min(num_jobs, len(parts)), mp_context=context) as pool:
+    num_processes = min(num_jobs, len(parts))
+    with ProcessPoolExecutor(num_processes, mp_context=context, initializer=end_with_parent) as pool:
         waiting = {pool.submit(_all_of, [questions[n] for n in part]): part for part in parts}
         for future in as_completed(waiting):
             found.update(zip(waiting[future], future.result(), strict=True))
