@@ -112,12 +112,9 @@ def test_training_goes_on_while_layers_are_copied_to_whoever_joins(policy: str, 
     finish(world)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_after_a_loss_layers_are_copied_while_the_step_is_mended(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whom the next plan moves has its layers before all stop for it, and that is the step that lost somebody, or the one after it."""
-    monkeypatch.setattr(adaptive, "lost_s", lambda *_: 0.0)
+def stricken(monkeypatch: pytest.MonkeyPatch, seed: int, waiting_loses_s: float) -> tuple[World, int]:
+    """A node was lost, and copies for the next plan have begun; and the step in which that was."""
+    monkeypatch.setattr(adaptive, "lost_s", lambda *_: waiting_loses_s)
     monkeypatch.setattr(sys.modules[__name__], "LINK_BYTES_PER_S", 3000.0)  # one layer is to be copied
     world = running("adaptive", num_nodes=6, seed=seed)
     world.run_for(0.01 * seed)
@@ -126,6 +123,15 @@ def test_after_a_loss_layers_are_copied_while_the_step_is_mended(
     struck = world.job().counters.step
     until_begun(world)
     assert world.job().counters.step == struck
+    return world, struck
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_after_a_loss_layers_are_copied_while_the_step_is_mended(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whom the next plan moves has its layers before all stop for it, and that is the step that lost somebody, or the one after it."""
+    world, struck = stricken(monkeypatch, seed, waiting_loses_s=0.0)
     world.run(lambda: world.machine.core.run.phase == "deploy")
     assert struck < world.job().counters.step <= struck + 2
     until_closed(world)
@@ -141,15 +147,7 @@ def test_copies_that_begin_after_a_loss_are_not_waited_for(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All stop at the end of the step that is mended, with what is there by then: all of it or nothing, or something in between."""
-    monkeypatch.setattr(adaptive, "lost_s", lambda *_: math.inf)
-    monkeypatch.setattr(sys.modules[__name__], "LINK_BYTES_PER_S", 3000.0)  # one layer is to be copied
-    world = running("adaptive", num_nodes=6, seed=seed)
-    world.run_for(0.01 * seed)
-    world.kill("n02")
-    world.run(lambda: bool(world.incidents()))
-    struck = world.job().counters.step
-    until_begun(world)
-    assert world.job().counters.step == struck
+    world, struck = stricken(monkeypatch, seed, waiting_loses_s=math.inf)
     number = preparation(world).number
     assert number > 0
     world.run(lambda: world.machine.core.run.phase == "deploy")
