@@ -66,11 +66,12 @@ REPAIR_S = 2 * 3600.0
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """A job and the failures that it meets."""
+    """A job and the failures that it meets; ``mtbf_s`` between two of them, on average."""
 
     shape: Shape
     failures: str
     traces: tuple[Trace, ...]
+    mtbf_s: float
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -92,6 +93,7 @@ class Result(msgspec.Struct, frozen=True):
     failures: str
     duration_s: float
     rows: tuple[Row, ...]
+    mtbf_s: float
 
 
 def job_of(shape: Shape, schedule: Schedule) -> Job:
@@ -114,9 +116,16 @@ def cells(folder: Path | None, seeds: int, hours: float) -> Iterator[Cell]:
                 until_s = min(hours * 3600.0, usual_duration_s(NUM_NODES, mtbf_s, repair_s))
                 back = "back after 2 h" if repair_s else "none comes back"
                 drawn = tuple(memoryless(NUM_NODES, mtbf_s, repair_s, until_s, seed) for seed in range(seeds))
-                yield Cell(shape, f"every {name}, {back}", drawn)
+                yield Cell(shape, f"every {name}, {back}", drawn, mtbf_s)
         for path in sorted(folder.rglob("*.csv")) if folder is not None else ():
-            yield Cell(shape, path.stem, (read_trace(path),))
+            trace = read_trace(path)
+            yield Cell(shape, path.stem, (trace,), mtbf_of(trace))
+
+
+def mtbf_of(trace: Trace) -> float:
+    """Of the cluster, in seconds: a node that is taken away counts as one that fails."""
+    num_lost = sum(event.kind in {"fail", "leave"} for event in trace.events)
+    return trace.duration_s / max(1, num_lost)
 
 
 def questions_of(cell: Cell, setting: str) -> dict[tuple[str, str], list[Question]]:
@@ -145,7 +154,13 @@ def results_of(wanted: Sequence[Cell], num_jobs: int, told: Told | None = None) 
     answers = iter(run_all(flat, num_jobs, told))
     found = iter([rows_of(setting, kinds, answers) for setting, kinds in asked])
     return [
-        Result(cell.shape.name, cell.failures, cell.traces[0].duration_s, (*next(found), *next(found)))
+        Result(
+            cell.shape.name,
+            cell.failures,
+            cell.traces[0].duration_s,
+            (*next(found), *next(found)),
+            cell.mtbf_s,
+        )
         for cell in wanted
     ]
 
@@ -203,7 +218,7 @@ def missed(results: Sequence[Result]) -> list[str]:
         result, where = each.result, f"{each.where}: adaptive"
         if each.share < of_best:
             said.append(f"{where} has {percent(each.share)} of {each.best.policy}")
-        if each.adaptive.of_oracle < of_oracle:
+        if result.mtbf_s >= MTBFS["10 min"] and each.adaptive.of_oracle < of_oracle:
             said.append(f"{where} has {percent(each.adaptive.of_oracle)} of the oracle")
         is_largest = result.job == SHAPES[-1].name
         if is_largest and "10 min" in result.failures and each.adaptive.of_ideal < of_ideal:

@@ -21,6 +21,7 @@ from benchmarks.goodput import (
     compared,
     job_of,
     missed,
+    mtbf_of,
     questions_of,
     row_of,
     shown,
@@ -29,6 +30,7 @@ from oobleckd.protocol.job import PolicyName
 from oobleckd.simulator.outcome import Outcome, Question
 from oobleckd.simulator.report import PolicyLine, lines_of
 from oobleckd.simulator.runs import run_all
+from oobleckd.simulator.traces import Event
 from oobleckd.simulator.world import simulate
 from tests.unit.simulator.build import question, trace_of
 
@@ -48,7 +50,21 @@ def result(line: PolicyLine, **samples: float) -> Result:
         "every 10 min, none comes back",
         1.0,
         tuple(Row(BEST, each.policy, "fused", each) for each in lines),
+        600.0,
     )
+
+
+def test_the_oracle_is_asked_of_cells_that_lose_a_node_in_ten_minutes_or_less_often(line: PolicyLine) -> None:
+    rare = result(line, adaptive=94, oobleck=93)
+    often = msgspec.structs.replace(rare, mtbf_s=599.0)
+    assert len(missed([rare])) == 1
+    assert missed([often]) == []
+
+
+def test_between_two_losses_of_a_trace() -> None:
+    losses = (Event(1.0, "fail", "node-1"), Event(1.0, "leave", "node-2"), Event(9.0, "join", "node-1"))
+    assert mtbf_of(trace_of(4, *losses, duration_s=90.0)) == 45.0
+    assert mtbf_of(trace_of(4, duration_s=90.0)) == 90.0
 
 
 def test_cells(tmp_path: Path) -> None:
@@ -138,7 +154,7 @@ def test_a_policy_that_cannot_run_is_a_row_with_its_reason(line: PolicyLine) -> 
     assert able.line is not None
     assert (able.problem, unable.line) == ("", None)
     assert "8 nodes, and 4 are here" in unable.problem
-    found = Result("6.7B", "every 10 min", 1.0, (*result(line, adaptive=97, oobleck=96).rows, unable))
+    found = Result("6.7B", "every 10 min", 1.0, (*result(line, adaptive=97, oobleck=96).rows, unable), 600.0)
     assert missed([found]) == []
     text = shown([found])
     assert f"6.7B: bamboo cannot run: {unable.problem}" in text
