@@ -30,6 +30,7 @@ from oobleckd.protocol.parts import (
     Peer,
     Spare,
     Vote,
+    repr_without_secrets,
 )
 from planner.plan import Detours, HopState, Layout, Route, Transfer
 from planner.profile import Profile
@@ -39,6 +40,8 @@ PROTOCOL = 7
 
 class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of everything on the wire."""
+
+    __repr__ = repr_without_secrets
 
 
 # --------------------------------------------------------------------------- worker -> daemon

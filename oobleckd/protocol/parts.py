@@ -61,12 +61,26 @@ class Notice(msgspec.Struct, frozen=True):
     left_s: float
 
 
+_SECRET_FIELDS = frozenset({"secret", "key"})
+
+
+def repr_without_secrets(struct: msgspec.Struct) -> str:
+    """The repr of ``struct`` with an ellipsis for what only its receiver may know: a repr may come into a log."""
+    fields = (
+        f"{name}={'...' if name in _SECRET_FIELDS else repr(getattr(struct, name))}"
+        for name in struct.__struct_fields__
+    )
+    return f"{type(struct).__name__}({', '.join(fields)})"
+
+
 class DatagramSession(msgspec.Struct, frozen=True):
     """How an idle agent may beat by UDP: at ``port`` of the daemon's host, under the name ``session``, proven by ``key`` (``datagrams``)."""
 
     port: int
     session: Annotated[bytes, Meta(min_length=DATAGRAM_SESSION_BYTES, max_length=DATAGRAM_SESSION_BYTES)]
     key: Annotated[bytes, Meta(min_length=DATAGRAM_KEY_BYTES, max_length=DATAGRAM_KEY_BYTES)]
+
+    __repr__ = repr_without_secrets
 
 
 class Flags(msgspec.Struct, frozen=True):

@@ -1,12 +1,17 @@
-"""Runs of the engine without failures, with which those with failures are compared."""
+"""Runs of the engine without failures, with which those with failures are compared; transports that are closed at the end."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, Reference, job
+from tests.helpers.transports import Device, MakeDevice
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +44,18 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     world = World(msgspec.structs.replace(spec, model=model), {"x": [(0, 6)]}, 0, tmp_path)
     world.run()
     return world.job, world.losses, world.weights()
+
+
+@pytest.fixture
+def make_device(tmp_path: Path) -> Iterator[MakeDevice]:
+    """What starts transports: ``make_device(name, host, handshake_s)``. None of their threads is left behind."""
+    made: list[Device] = []
+
+    def start(name: str, host: str = "here", handshake_s: float = 10.0) -> Device:
+        made.append(Device(name, tmp_path, host, handshake_s))
+        return made[-1]
+
+    yield start
+    for device in made:
+        device.transport.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("transport-")]
