@@ -303,9 +303,9 @@ class Transport:
                     self._threads.discard(threading.current_thread())
 
         thread = threading.Thread(target=run, name=name, daemon=True)
-        with self._changed:
+        with self._changed:  # ``close`` joins those that it sees, so all that it sees have been started
             self._threads.add(thread)
-        thread.start()
+            thread.start()
 
     def _accept(self) -> None:
         listeners = {listener.fileno(): listener for listener in (self._tcp, self._unix)}
@@ -335,7 +335,7 @@ class Transport:
                 return
             self._strangers += 1
             self._sockets.add(sock)
-        self._spawn(lambda: self._serve(sock), "transport-reader")
+            self._spawn(lambda: self._serve(sock), "transport-reader")
 
     def _serve(self, sock: socket.socket) -> None:
         with sock:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import msgspec
 import pytest
 
 from oobleckd.protocol.messages import PROTOCOL
-from tests.helpers.transports import SECRET, Device, MakeDevice, dial
+from tests.helpers.transports import SECRET, TIMEOUT_S, Device, MakeDevice, dial
 from worker import handshake
 from worker.framing import frame, read_frame, write_frame
 
@@ -102,3 +104,30 @@ def test_another_protocol_version_is_refused(make_device: MakeDevice) -> None:
         answer = read_frame(sock)
     assert answer is not None
     assert b"speaks protocol" in answer
+
+
+def test_a_stranger_who_comes_as_the_transport_is_closed(
+    make_device: MakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``close`` saw the thread that was to serve him before it was started."""
+    b = make_device("b/0")
+    starting, may_start = threading.Event(), threading.Event()
+    start, join = threading.Thread.start, threading.Thread.join
+
+    def start_late(thread: threading.Thread) -> None:
+        if thread.name == "transport-reader":
+            starting.set()
+            assert may_start.wait(TIMEOUT_S)
+        start(thread)
+
+    def join_all(thread: threading.Thread, timeout: float | None = None) -> None:
+        join(thread, timeout if may_start.is_set() else 0.0)  # the one that accepts ends only afterwards
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    monkeypatch.setattr(threading.Thread, "join", join_all)
+    with dial(b), ThreadPoolExecutor(1) as pool:
+        assert starting.wait(TIMEOUT_S)
+        closed = pool.submit(b.transport.close)
+        wait([closed], 0.2)  # it may fail until then, or wait for the thread
+        may_start.set()
+        closed.result(TIMEOUT_S)
