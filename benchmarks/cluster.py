@@ -54,17 +54,14 @@ class Cluster:
         self.client = Client("")
 
     def __enter__(self) -> Self:
-        up = json.loads(
-            self._ctl(
-                "up",
-                "--nodes",
-                str(self.nodes),
-                "--spare" if self.spare else "--no-spare",
-                "--allow-injection",
-                "--output",
-                "json",
-            )
-        )
+        spare = "--spare" if self.spare else "--no-spare"
+        try:
+            said = self._ctl("up", "--nodes", str(self.nodes), spare, "--allow-injection", "--output", "json")
+        except KeyboardInterrupt:  # it ended the command, too, but not what that had started
+            with contextlib.suppress(ClusterFailed):
+                self._ctl("down")
+            raise
+        up = json.loads(said)
         self._pids, self.client = tuple(up["pids"].values()), Client(up["socket"])
         return self
 
@@ -73,7 +70,11 @@ class Cluster:
     ) -> None:
         self.resume()
         with contextlib.suppress(*([ClusterFailed] if error else [])):
-            self._ctl("down")
+            try:
+                self._ctl("down")
+            except KeyboardInterrupt:
+                self._ctl("down")
+                raise
 
     def pause(self) -> None:
         """Stop daemon and nodes where they are. Only for a cluster without a job: it misses nothing."""
