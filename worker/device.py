@@ -26,6 +26,7 @@ from oobleckd.protocol.messages import (
     DeviceFailed,
     DeviceUp,
     Dismiss,
+    Emptied,
     Flag,
     FromWorker,
     Inject,
@@ -151,7 +152,7 @@ class DeviceProcess:
             if self.deployment is not None and self.deployment.at_work and self._copy(self.deployment):
                 return True
             with self.pulse.doing("R"):  # forward, backward and update are named inside
-                if self.executor is not None and self.executor.advance():
+                if self.executor is not None and self._advance(self.executor):
                     return True
             return self._stage()
         except UserError as error:
@@ -159,6 +160,13 @@ class DeviceProcess:
         except (ReplicasDisagree, SumsChanged) as error:
             self._distrust(error)
         return False
+
+    def _advance(self, executor: Executor) -> bool:
+        was_holding = executor.holding
+        worked = executor.advance()
+        if executor.holding != was_holding:
+            self._tell_up()  # whether a Resume was missed shows in the agent's next Hello
+        return worked
 
     def _flip(self) -> None:
         """Bits that were to flip, once there is something to flip."""
@@ -221,7 +229,7 @@ class DeviceProcess:
             case Flag():
                 self._flag(control)
             case Release():
-                self._release_of(control.job)
+                self._release_of(control)
             case Inject():
                 self._inject(control)
             case Welcome() | Refused() | Dismiss() | Ack():
@@ -349,7 +357,9 @@ class DeviceProcess:
         if self.deployment is not None and self.deployment.message.epoch == message.layout:
             self._adopt(message.layout)
         executor = self.executor
-        if executor is not None and executor.layout.epoch == message.layout and not executor.commit.frozen:
+        if executor is None or executor.layout.epoch != message.layout or executor.commit.frozen:
+            return
+        if message.round in {-1, executor.counters.round}:
             executor.resume()
 
     def _report(self, message: Report) -> None:
@@ -370,9 +380,10 @@ class DeviceProcess:
         known = message.round >= executor.saving.begun  # else one was begun since this was said
         executor.flags |= Flags(message.flags.hold, message.flags.checkpoint and known)
 
-    def _release_of(self, job_id: str) -> None:
-        if job_id == self.job_id:
+    def _release_of(self, message: Release) -> None:
+        if message.job == self.job_id:
             self._release()
+        self.tell(Emptied(self.place.device, message.order))
 
     def _release(self, *, abandon: bool = True) -> None:
         if self.executor is not None and abandon:

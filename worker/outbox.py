@@ -15,11 +15,13 @@ from oobleckd.protocol.parts import Counters
 from oobleckd.protocol.unreadable import UNREADABLE
 
 _UNTIL_ACK = frozenset({"StepDone", "CheckpointPart"})
-_STANDING = frozenset({"Measured", "Prepared", "Ready", "Progress", "Held", "DeviceFailed", "Corrupted"})
+_STANDING = frozenset(
+    {"Measured", "Prepared", "Emptied", "Ready", "Progress", "Held", "DeviceFailed", "Corrupted"}
+)
 _SUPERSEDED_BY = {
     "Measure": {"Measured", "DeviceFailed"},
     "Prepare": {"Prepared"},
-    "Deploy": {"Prepared", "Ready", "DeviceFailed"},
+    "Deploy": {"Prepared", "Emptied", "Ready", "DeviceFailed"},
     "Report": {"Progress"},
     "Decide": {"Progress"},
     "Resume": {"Ready", "Held", "Progress"},
@@ -58,7 +60,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._until_ack: dict[tuple[str, str, int], list[bytes]] = {}  # (job, device, round)
-        self._standing: dict[tuple[str, str], tuple[int, bytes]] = {}  # (device, type) -> (epoch, message)
+        self._standing: dict[tuple[str, str], tuple[Head, bytes]] = {}  # (device, type) -> head, message
         self._broken: dict[tuple[str, str], bytes] = {}  # (device, peer)
 
     def said(self, head: Head, data: bytes) -> None:
@@ -66,7 +68,7 @@ class Outbox:
         if head.type in _UNTIL_ACK and head.counters is not None:
             self._until_ack.setdefault((head.job, head.device, head.counters.round), []).append(data)
         elif head.type in _STANDING:
-            self._standing[head.device, head.type] = (head.epoch, data)
+            self._standing[head.device, head.type] = (head, data)
         elif head.type == "LinkDown":
             self._broken[head.device, head.peer] = data
         self._drop_older(head)
@@ -74,7 +76,9 @@ class Outbox:
     def told(self, head: Head) -> None:
         """The daemon told a device something: drop the answers that it supersedes."""
         for kind in _SUPERSEDED_BY.get(head.type, ()):
-            self._standing.pop((head.device, kind), None)
+            kept, _ = self._standing.get((head.device, kind), (None, b""))
+            if kept is not None and not _is_of_before(head, kept):
+                del self._standing[head.device, kind]
         if head.type in _NEW_LINKS:
             self._mend(head.device)
         if head.type == "Release":
@@ -104,6 +108,13 @@ class Outbox:
 
     def _drop_older(self, head: Head) -> None:
         """A higher epoch is known: answers of a lower one would be fenced anyway."""
-        for key, (epoch, _) in list(self._standing.items()):
-            if key[0] == head.device and 0 <= epoch < head.epoch:
+        for key, (kept, _) in list(self._standing.items()):
+            if key[0] == head.device and 0 <= kept.epoch < head.epoch:
                 del self._standing[key]
+
+
+def _is_of_before(order: Head, answer: Head) -> bool:
+    """Whether ``order`` is a Resume from another boundary than the one at which ``answer`` says that the device holds: it was said twice."""
+    if order.type != "Resume" or answer.type != "Held" or answer.counters is None:
+        return False
+    return order.round not in {-1, answer.counters.round}

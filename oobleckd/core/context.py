@@ -44,6 +44,7 @@ class Core:
     started_at: float
     run: Run | None = None
     tickets: int = 0
+    releases: int = 0
     joined_at: float = float("-inf")
     samples: Samples = field(default_factory=Samples)
     outbox: list[Command] = field(default_factory=list)
@@ -64,6 +65,15 @@ class Core:
         if isinstance(message, Deploy | Release):
             self.members.linked_anew(message.device)
         self.outbox.append(Tell(node_of(device_or_node) or device_or_node, message, ahead))
+
+    def release(self, device: str, job: str) -> None:
+        """Have a device drop what it holds of ``job``. Until it has, a plan that copies state to it would lose that: its node is none to plan with
+        (``candidates``).
+        """
+        self.releases += 1
+        order = f"{self.config.daemon}.{self.releases}"
+        self.members.releases(device, order)
+        self.tell(device, Release(device, job, order))
 
     def ask_plan(self, policy: str, setup: Setup, situation: Situation | None = None) -> int:
         """Ask the planner; returns the ticket of the answer."""
@@ -108,11 +118,13 @@ class Core:
     def candidates(self, job: JobRecord, without: Collection[str] = ()) -> tuple[str, ...]:
         """The nodes that a plan for ``job`` should use now, in name order, were it not for those ``without``.
 
-        Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them. None that has notice of its end.
+        Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them. None that has notice of its end, and, where
+        state is to be copied, none that has yet to drop what it holds.
         """
         least = job.setup.devices_per_node if job.setup is not None else 0
         out = (*self.state.drained, *without)
-        return self.usable.under(Terms(least, job.spec.resources.max_nodes, job.survivors(), out))
+        empty = job.layout is not None
+        return self.usable.under(Terms(least, job.spec.resources.max_nodes, job.survivors(), out, empty))
 
     def needs(self, name: str) -> bool:
         """Whether a device of the node holds state that counts, or is about to: of the layout in force, or of the one being deployed."""

@@ -68,6 +68,7 @@ def on_ready(core: Core, message: Ready) -> None:
     candidate = run.candidate
     if message.device not in candidate.deploys:
         return
+    core.members.emptied(message.device)
     candidate.ready[message.device] = message
     if candidate.ready.keys() == candidate.deploys.keys():
         _adopt(core, run, candidate)
@@ -122,4 +123,11 @@ def resume(core: Core, run: Run, devices: tuple[str, ...]) -> None:
     run.forget("run")
     run.resumed_round = job.counters.round
     for device in devices:
-        core.tell(device, Resume(device, job.epoch, job.layout.epoch))
+        resume_again(core, run, device)
+
+
+def resume_again(core: Core, run: Run, device: str) -> None:
+    """Tell one of them, which may have missed it. Who has not, and holds again by now, heeds the round (``Resume.round``)."""
+    job = run.job
+    assert job.layout is not None
+    core.tell(device, Resume(device, job.epoch, job.layout.epoch, run.resumed_round))

@@ -16,7 +16,7 @@ from oobleckd.core.memory import held_besides, least_device_bytes
 from oobleckd.core.run import Asked, Run
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import Measure, Measured, Release
+from oobleckd.protocol.messages import Measure, Measured
 from oobleckd.protocol.parts import DeviceInfo
 from planner.plan import Template, node_of
 from planner.policy import Setup
@@ -133,7 +133,7 @@ def release(core: Core, run: Run) -> None:
     known = (info for node in core.members.nodes.values() for info in node.devices)
     devices |= {info.device for info in known if info.job == run.job.id}
     for device in sorted(devices):
-        core.tell(device, Release(device, run.job.id))
+        core.release(device, run.job.id)
 
 
 def end(core: Core, run: Run, trigger: str, reason: str = "") -> None:

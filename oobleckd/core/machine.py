@@ -26,6 +26,7 @@ from oobleckd.protocol.messages import (
     DeviceFailed,
     DeviceLost,
     Dismiss,
+    Emptied,
     Goodbye,
     Held,
     Hello,
@@ -36,7 +37,6 @@ from oobleckd.protocol.messages import (
     Progress,
     Ready,
     Refused,
-    Release,
     StepDone,
     Welcome,
 )
@@ -46,6 +46,7 @@ _BEAT_OF_NODE_S = 1e-4  # 10,000 nodes beat once a second, which is a third of a
 OfJob = (
     Measured
     | Prepared
+    | Emptied
     | Ready
     | Progress
     | Held
@@ -158,6 +159,8 @@ class Machine:
         match event.message:
             case Beat() | StepDone() | OpTimes():
                 return True
+            case Emptied():
+                return not self.core.members.touched
             case Progress() | Ready():
                 return not self.core.outbox  # the last one leads to a decision, or to a new layout
             case Held():
@@ -251,6 +254,8 @@ class Machine:
                 jobs.on_measured(core, message)
             case Prepared():
                 prepare.on_prepared(core, message)
+            case Emptied():
+                core.members.emptied(message.device, message.order)
             case Ready():
                 deploy.on_ready(core, message)
             case Progress():
@@ -305,8 +310,8 @@ class Machine:
         for info in message.devices:
             if core.run is not None:
                 recovery.remind(core, core.run, info.device, back=change != "same")
-            elif info.job:
-                core.tell(info.device, Release(info.device, info.job))
+            elif info.job or (change == "back" and core.members.owes(info.device)):
+                core.release(info.device, info.job)
 
     def _device_lost(self, name: str, message: DeviceLost) -> None:
         core, device = self.core, message.device
@@ -371,4 +376,4 @@ class Machine:
         core = self.core
         if core.run is not None:
             for device in core.members.nodes[name].devices:
-                core.tell(device.device, Release(device.device, core.run.job.id))
+                core.release(device.device, core.run.job.id)

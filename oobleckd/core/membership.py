@@ -40,7 +40,8 @@ class Node:
 
     ``accused``: (accuser, accused device) -> when their link broke (waking clock); ``suspect_at``: the first evidence. ``exited``: it
     is over at the agent's word that a device process ended. ``notice``: why it is about to be ended by
-    others, at ``ends_at``; ``dismissed``: it was told that it may leave.
+    others, at ``ends_at``; ``dismissed``: it was told that it may leave. ``releasing``: device -> its life and the last order to drop what it
+    holds, which it has not answered.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Node:
     notice: str = ""
     ends_at: float = 0.0
     dismissed: bool = False
+    releasing: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def present(self) -> bool:
@@ -296,6 +298,25 @@ class Membership:
         node = self.nodes.get(node_of(name))
         return next((d for d in node.devices if d.device == name), None) if node else None
 
+    def releases(self, device: str, order: str) -> None:
+        """A device is told to drop what it holds."""
+        node, info = self.nodes.get(node_of(device)), self.device(device)
+        if node is not None and info is not None:
+            node.releasing[device] = (info.life, order)
+            self.touched.add(node.name)
+
+    def emptied(self, device: str, order: str = "") -> None:
+        """It has, as it was told by ``order`` ("": whatever it was told before)."""
+        node = self.nodes.get(node_of(device))
+        if node is not None and device in node.releasing and order in {"", node.releasing[device][1]}:
+            del node.releasing[device]
+            self.touched.add(node.name)
+
+    def owes(self, device: str) -> bool:
+        """Whether it has not said yet that it has."""
+        node = self.nodes.get(node_of(device))
+        return node is not None and device in node.releasing
+
     def _accused(self) -> list[Node]:
         """Living nodes with a broken link: every event asks, so nobody looks at all of thousands."""
         accused = [node for name in sorted(self.at_odds) if (node := self.nodes[name]).alive and node.accused]
@@ -354,6 +375,8 @@ class Membership:
         node.devices = (*message.devices, *absent)
         unseen = Fall("its process ended", now)
         node.fallen = {info.device: node.fallen.get(info.device, unseen) for info in absent}
+        lives = {(info.device, info.life) for info in message.devices}
+        node.releasing = {name: told for name, told in node.releasing.items() if (name, told[0]) in lives}
 
     def _over(self, node: Node, cause: str, now: float) -> None:
         if node.alive:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from oobleckd.core import corruption, incidents, jobs, prepare
+from oobleckd.core import corruption, deploy, incidents, jobs, prepare
 from oobleckd.core.context import Core
 from oobleckd.core.corruption import Finding
 from oobleckd.core.decide import Decision, Disagreement, Standing, decide
@@ -16,7 +16,7 @@ from oobleckd.core.entries import Detoured, EpochRaised, RolledBack
 from oobleckd.core.incident import reopened
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
-from oobleckd.protocol.messages import Corrupted, Decide, Progress, Release, Report, Resume
+from oobleckd.protocol.messages import Corrupted, Decide, Progress, Report
 from oobleckd.protocol.parts import Counters
 from planner.plan import Detours, node_of
 from planner.policy import REROUTING, ROLLING_BACK
@@ -330,8 +330,9 @@ def remind(core: Core, run: Run, device: str, *, back: bool) -> None:
     # would take them along. So it would the deployment, where this Hello left before that came.
     fresh = info.job == run.job.id and not info.layout
     deployed = coming is not None and not (back and waited_for)
-    if info.job and not (inside or fresh or deployed):
-        core.tell(device, Release(device, info.job))
+    lost = back and core.members.owes(device)  # the order or its answer: once more
+    if (lost or (info.job and not fresh)) and not (inside or deployed):
+        core.release(device, info.job or run.job.id)
     if coming is not None:
         if back and waited_for:
             restart_deployment(core, run, device, f"{node_of(device)} was away during a deployment")
@@ -354,4 +355,4 @@ def _remind_of_resume(core: Core, run: Run, device: str) -> None:
     assert layout is not None
     missed = info.layout != layout.epoch or (info.holding and info.round == run.resumed_round)
     if missed and device not in run.held:
-        core.tell(device, Resume(device, run.job.epoch, layout.epoch))
+        deploy.resume_again(core, run, device)

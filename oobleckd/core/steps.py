@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from oobleckd.core import checkpoints, corruption, incidents, slow
+from oobleckd.core import checkpoints, corruption, deploy, incidents, slow
 from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import StepEntry
 from oobleckd.core.events import Announce
@@ -144,7 +144,11 @@ def on_held(core: Core, message: Held) -> None:
     run = core.run
     if run is None or run.phase not in {"run", "adrift"} or message.epoch != run.job.epoch:
         return
-    if message.device in run.job.survivors():
+    if message.device not in run.job.survivors():
+        return
+    if message.counters.round == run.resumed_round and not message.finished:
+        deploy.resume_again(core, run, message.device)  # it was away when all others went on from there
+    else:
         run.held[message.device] = message
 
 

@@ -16,13 +16,14 @@ from planner.plan import node_of
 
 class Terms(NamedTuple):
     """What a plan asks of nodes: at least so many devices (``least``), at most so many of them (``most``, 0 for any). ``holders``: devices whose
-    nodes stay through a short disconnection, and that ``most`` prefers. ``out``: nodes that are not wanted.
+    nodes stay through a short disconnection, and that ``most`` prefers. ``out``: nodes that are not wanted. ``empty``: others must hold nothing.
     """
 
     least: int
     most: int
     holders: tuple[str, ...]
     out: tuple[str, ...]
+    empty: bool
 
 
 @dataclass(slots=True)
@@ -71,4 +72,6 @@ class Usable:
         assert self.terms is not None
         if len(node.devices) < self.terms.least or node.name in self._out:
             return False
-        return node.alive and not node.notice and (node.present or node.name in self._inside)
+        if not node.alive or node.notice:
+            return False
+        return node.name in self._inside or (node.present and not (self.terms.empty and node.releasing))

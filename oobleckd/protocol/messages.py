@@ -35,7 +35,7 @@ from oobleckd.protocol.parts import (
 from planner.plan import Detours, HopState, Layout, Route, Transfer
 from planner.profile import Profile
 
-PROTOCOL = 7
+PROTOCOL = 8
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -138,6 +138,13 @@ class Prepared(Message, frozen=True):
     device: str
     number: int
     round: int
+
+
+class Emptied(Message, frozen=True):
+    """Answer to ``Release``, by its ``order``: the device holds nothing of a job, and drops no letter any more that is for the next."""
+
+    device: str
+    order: str
 
 
 class Progress(Message, frozen=True):
@@ -281,6 +288,7 @@ FromWorker = (
     | Measured
     | Ready
     | Prepared
+    | Emptied
     | Progress
     | Held
     | StepDone
@@ -378,11 +386,15 @@ class Deploy(Message, frozen=True):
 
 
 class Resume(Message, frozen=True):
-    """Adopt the layout of ``layout``, free what it does not hold, and run (from a hold, too)."""
+    """Adopt the layout of ``layout``, free what it does not hold, and run (from a hold, too).
+
+    ``round``: the one that begins; a device that is at another one by now, as this was said twice, takes no notice (-1: any).
+    """
 
     device: str
     epoch: int
     layout: int
+    round: int = -1
 
 
 class Report(Message, frozen=True):
@@ -456,10 +468,11 @@ class Inject(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """The job is over on ``device``: drop its state, keep the process."""
+    """The job is over on ``device``: drop its state, keep the process. Answered with ``Emptied`` by the same ``order``."""
 
     device: str
     job: str
+    order: str
 
 
 ToWorker = (

@@ -44,6 +44,7 @@ from oobleckd.protocol.messages import (
     Decide,
     Deploy,
     Dismiss,
+    Emptied,
     Flag,
     FromWorker,
     Inject,
@@ -239,7 +240,10 @@ class World:
             case Measure():
                 measured = Measured(message.device, message.job, self.question.profile)
                 self.clock.after(0.0, lambda: self.hear(message.device, measured))
-            case Welcome() | Ack() | Release() | Dismiss():
+            case Release():
+                emptied = Emptied(message.device, message.order)
+                self.clock.after(0.0, lambda: self.hear(message.device, emptied))
+            case Welcome() | Ack() | Dismiss():
                 pass  # that all are released shows in the record of it; a node that may leave stays until its time
             case Refused() | Inject():
                 raise AssertionError(f"nobody asked for it: {message}")

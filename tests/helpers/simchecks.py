@@ -28,7 +28,7 @@ _SLACK_S = 3.0
 
 
 class Checks:
-    """``outcomes``: what was committed in each round of the present history, which began at epoch ``history``.
+    """``outcomes``: what was committed in each round of each history; one began at each of the epochs ``histories``.
 
     ``excuses``: node -> until when it may be given up although it lives, as something was wrong with it or its links.
     ``said``: (kind, epoch) -> what all were told under it; ``told_epoch``: device -> the highest that it was told of.
@@ -40,8 +40,8 @@ class Checks:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.outcomes: dict[tuple[str, int], tuple[Counters, str, tuple[int, int], int]] = {}
-        self.history = 0
+        self.outcomes: dict[tuple[str, int, int], tuple[Counters, str, tuple[int, int], int]] = {}
+        self.histories: set[int] = set()
         self.last_copy_lost = False
         self.excuses: dict[str, float] = {}
         self.said: dict[tuple[str, int], Any] = {}
@@ -58,9 +58,8 @@ class Checks:
     # ------------------------------------------------------------------ what devices commit
 
     def begin_history(self, epoch: int) -> None:
-        """State comes from outside the devices: a history begins, whose rounds only it must agree on."""
-        self.outcomes = self.outcomes if epoch == self.history else {}
-        self.history = epoch
+        """State comes from outside the devices: a history begins, whose rounds only it must agree on. Who hears nothing of it goes on in the one before."""
+        self.histories.add(epoch)
 
     def committed(
         self, device: SimDevice, counters: Counters, outcome: Outcome, weights: tuple[int, int]
@@ -71,7 +70,8 @@ class Checks:
         answered, decided = self.answered.get(device.life, 0), self.decided.get(device.life, 0)
         assert answered <= decided, f"{device.name} answered {answered} and committed without its decision"
         here = (counters, outcome, weights, device.layout.epoch)
-        seen = self.outcomes.setdefault((device.job, counters.round), here)
+        history = max(epoch for epoch in self.histories if epoch <= device.layout.epoch)
+        seen = self.outcomes.setdefault((device.job, history, counters.round), here)
         assert seen == here, f"{device.name}: {here}, others {seen}"
 
     def heard(self, device: SimDevice, message: Any) -> None:
