@@ -22,7 +22,7 @@ from oobleckd.core.machine import Machine
 from oobleckd.core.membership import Membership
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon.waiting import Told, Waiting
-from oobleckd.protocol.messages import Progress, Release, StepDone
+from oobleckd.protocol.messages import Emptied, Progress, Release, StepDone
 from planner.plan import node_of
 from tests.helpers import weather
 from worker.commit import Commit
@@ -101,11 +101,13 @@ def not_taken_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def release_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    """Who was given up keeps what it holds."""
+    """Who was given up keeps what it holds, and says otherwise."""
     handle = DeviceProcess._handle
 
     def handled(self: DeviceProcess, control: Any) -> None:
-        if not isinstance(control, Release):
+        if isinstance(control, Release):
+            self.tell(Emptied(control.device, control.order))
+        else:
             handle(self, control)
 
     patch.setattr(DeviceProcess, "_handle", handled)

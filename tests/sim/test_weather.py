@@ -26,6 +26,12 @@ def test_weather(seed: int) -> None:
         raise AssertionError(f"{error}\nrepeat with: {weather.command(seed)}") from error
 
 
+@pytest.mark.parametrize("seed", [1750, 2551, 3104])
+def test_weather_that_was_too_much(seed: int) -> None:
+    """A Release that came late and took copies along; a Resume that was missed; one that was cut off and went on in a history that was over."""
+    test_weather(seed)
+
+
 def test_everything_happens() -> None:
     """Seeds that are drawn strike in every manner, with everything."""
     drawn = [weather.forecast(seed) for seed in range(SEEDS)]

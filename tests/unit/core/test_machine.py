@@ -8,7 +8,7 @@ import pytest
 
 from oobleckd.core import view
 from oobleckd.core.config import Config
-from oobleckd.core.events import Asked, Heard, ManifestWritten, Planned, Tell, Tick, WriteManifest
+from oobleckd.core.events import Asked, Heard, LinkLost, ManifestWritten, Planned, Tell, Tick, WriteManifest
 from oobleckd.core.machine import Machine
 from oobleckd.core.steps import both_nan
 from oobleckd.protocol.api import Control
@@ -18,10 +18,13 @@ from oobleckd.protocol.messages import (
     Beat,
     CheckpointPart,
     DeviceFailed,
+    Emptied,
+    Held,
     Hello,
     LinkDown,
     Refused,
     Release,
+    Resume,
     StepDone,
 )
 from oobleckd.protocol.parts import Counters, Spare
@@ -318,6 +321,74 @@ def test_a_guest_of_a_deployment_that_was_dropped_is_not_released_before_the_nex
     # But it is at the job's end, as all that have anything of it.
     ended = world.machine.handle(Asked(1, Control("job-1", "cancel")), world.now)
     assert ("n05", "n05/0") in told_releases(ended)
+
+
+def resumes(commands):
+    return [c.message for c in commands if isinstance(c, Tell) and isinstance(c.message, Resume)]
+
+
+def test_who_missed_a_resume_gets_it_when_it_says_that_it_holds(world):
+    """Its connection took the order along. It says again that it holds where all others have gone on from."""
+    run = world.machine.core.run
+    job = run.job
+    begun = msgspec.structs.replace(job.counters, round=run.resumed_round)
+    told = resumes(hear(world, Held("n01/0", job.epoch, begun)))
+    assert told == [Resume("n01/0", job.epoch, job.layout.epoch, run.resumed_round)]
+    assert not run.held
+    later = msgspec.structs.replace(begun, round=begun.round + 1)
+    assert resumes(hear(world, Held("n01/0", job.epoch, later))) == []
+    assert list(run.held) == ["n01/0"]
+
+
+def test_who_holds_at_the_end_again_was_told_to_go_on_from_there(world):
+    """As one that goes back to the checkpoint of the last step."""
+    run = world.machine.core.run
+    begun = msgspec.structs.replace(run.job.counters, round=run.resumed_round)
+    assert resumes(hear(world, Held("n01/0", run.job.epoch, begun, finished=True))) == []
+    assert list(run.held) == ["n01/0"]
+
+
+def test_nobody_plans_with_a_node_that_has_yet_to_drop_what_it_holds(world):
+    """Copies for the next plan would come before the Release, which takes them along."""
+    core = world.machine.core
+    job, info = core.run.job, world.nodes["n01"].devices["n01/0"].known
+    stranger = msgspec.structs.replace(info, device="n09/0", job="job-0")
+    ours = msgspec.structs.replace(stranger, job="")
+
+    def hello(info):
+        return hear(world, Hello(PROTOCOL, "n09", "1", "host", True, (info,)), "n09")
+
+    def orders(commands):
+        found = [c.message.order for c in commands if isinstance(c, Tell) and isinstance(c.message, Release)]
+        return found[0] if found else ""
+
+    first = orders(hello(stranger))
+    assert first
+    assert "n09" not in core.candidates(job)
+    second = orders(hello(stranger))  # still
+    assert second not in {"", first}
+    hear(world, Emptied("n09/0", first), "n09")
+    assert "n09" not in core.candidates(job)
+    world.machine.handle(LinkLost("n09"), world.now)
+    third = orders(hello(ours))  # the last order, or its answer, is lost with the connection
+    assert third
+    assert "n09" not in core.candidates(job)
+    hear(world, Emptied("n09/0", second), "n09")
+    assert "n09" not in core.candidates(job)
+    hear(world, Emptied("n09/0", third), "n09")
+    assert "n09" in core.candidates(job)
+    assert not orders(hello(ours))
+
+
+def test_a_new_life_of_a_device_holds_nothing(world):
+    core, info = world.machine.core, world.nodes["n01"].devices["n01/0"].known
+    stranger = msgspec.structs.replace(info, device="n09/0", job="job-0")
+    hear(world, Hello(PROTOCOL, "n09", "1", "host", True, (stranger,)), "n09")
+    assert core.members.owes("n09/0")
+    fresh = msgspec.structs.replace(stranger, job="", life="another")
+    hear(world, Hello(PROTOCOL, "n09", "1", "host", True, (fresh,)), "n09")
+    assert not core.members.owes("n09/0")
+    assert "n09" in core.candidates(core.run.job)
 
 
 def test_a_guest_of_another_job_is_released(world):

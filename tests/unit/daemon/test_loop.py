@@ -138,13 +138,13 @@ async def test_a_plan_is_asked_for_at_once_and_comes_back_as_an_event(tmp_path: 
             case LinkLost():
                 return [MakePlan(7, "oobleck", setup)]
             case Planned():
-                return [Tell("n", Release("n/0", event.error))]
+                return [Tell("n", Release("n/0", "job", event.error))]
             case _:
                 return []
 
     async with World(tmp_path, answer) as world:
         world.loop.lost("n")
-        assert (await asyncio.wait_for(world.told.get(), WAIT_S))[1] == Release("n/0", "no plan")
+        assert (await asyncio.wait_for(world.told.get(), WAIT_S))[1] == Release("n/0", "job", "no plan")
 
 
 @pytest.mark.asyncio

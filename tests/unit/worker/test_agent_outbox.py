@@ -9,6 +9,7 @@ from oobleckd.protocol import codec
 from oobleckd.protocol.messages import (
     CheckpointPart,
     Decide,
+    Emptied,
     Flag,
     Held,
     LinkDown,
@@ -85,7 +86,7 @@ def test_the_last_standing_answer_is_kept() -> None:
         (Ready("n/0", 2), Resume("n/0", 2, 2)),
         (progress(2), decide(2)),
         (progress(2), Report("n/0", 2, 1, ())),
-        (Ready("n/0", 2), Release("n/0", "j")),
+        (Ready("n/0", 2), Release("n/0", "j", "d.1")),
         (Held("n/0", 2, Counters()), Report("n/0", 3, 1, ())),
     ],
 )
@@ -95,6 +96,23 @@ def test_an_order_supersedes_answers(answer: Message, order: Message) -> None:
     box.tell(msgspec.structs.replace(order, device="n/1"))
     assert box.kept() == [answer]
     box.tell(order)
+    assert box.kept() == []
+
+
+def test_a_resume_that_is_said_twice_does_not_supersede_the_next_hold() -> None:
+    box = Box()
+    box.say(Held("n/0", 2, Counters(5)))
+    box.tell(Resume("n/0", 2, 2, 4))
+    assert box.kept() == [Held("n/0", 2, Counters(5))]
+    box.tell(Resume("n/0", 2, 2, 5))
+    assert box.kept() == []
+
+
+def test_that_a_job_was_dropped_is_said_again_until_the_next_order() -> None:
+    box = Box()
+    box.say(Emptied("n/0", "d.1"))
+    assert box.kept() == [Emptied("n/0", "d.1")]
+    box.tell(Release("n/0", "j", "d.2"))
     assert box.kept() == []
 
 
@@ -109,7 +127,7 @@ def test_other_orders_supersede_nothing() -> None:
 def test_a_released_job_is_over() -> None:
     box = Box()
     box.say(step(1), step(1, "n/1"), step(1, job="k"))
-    box.tell(Release("n/0", "j"))
+    box.tell(Release("n/0", "j", "d.1"))
     assert box.kept() == [step(1, "n/1"), step(1, job="k")]
 
 
@@ -138,6 +156,6 @@ def test_a_broken_link_is_said_again_until_its_device_has_new_ones() -> None:
     box.told(Head("Deploy", "n/0", epoch=6))
     assert box.kept() == [other]
     box.say(first)
-    box.tell(Release("n/0", "job"))
+    box.tell(Release("n/0", "job", "d.1"))
     box.forget("n/1")
     assert box.kept() == []

@@ -20,6 +20,9 @@ from oobleckd.protocol.job import Job, parse_job
 from oobleckd.protocol.messages import (
     Decide,
     Deploy,
+    DeviceUp,
+    Emptied,
+    Flag,
     Held,
     Message,
     Progress,
@@ -29,7 +32,7 @@ from oobleckd.protocol.messages import (
     Resume,
     StepDone,
 )
-from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.parts import Counters, DeviceInfo, Flags
 from planner.plan import Layers, Layout, Range, Route, Segment
 from worker import device
 from worker.data import Corpus, open_corpus
@@ -75,6 +78,14 @@ class Agent:
             assert data is not None
             if peek(data).type in {kind.__name__ for kind in kinds}:  # a DeviceUp is for the agent alone
                 return codec.decode_from_worker(data)
+
+    def up(self) -> DeviceInfo:
+        """Where the device says next that it stands."""
+        while True:
+            data = read_frame(self.sock)
+            assert data is not None
+            if peek(data).type == "DeviceUp":
+                return msgspec.msgpack.decode(data, type=DeviceUp).info
 
 
 def job(tmp_path: Path) -> Job:
@@ -132,6 +143,37 @@ def test_a_report_is_answered_while_a_layer_computes(agent: Agent, monkeypatch: 
     assert agent.hear(Held).finished
 
 
+def test_a_resume_of_another_round_is_not_heeded(agent: Agent) -> None:
+    """It was said twice, and the first one led on to the next hold."""
+    agent.say(Resume(ME, 1, 1, 7))
+    agent.say(Flag(ME, 1, Flags(hold=True)))
+    agent.say(Resume(ME, 1, 1, 0))
+    held = agent.hear(Held, StepDone)
+    assert held.counters.round == 0  # it is a StepDone: of a round that the second one began
+    assert agent.hear(Held).counters.round == 1
+    agent.say(Resume(ME, 1, 1, 0))
+    agent.say(Resume(ME, 1, 1, 1))
+    assert agent.hear(Held, StepDone).counters.round == 1
+    assert agent.hear(Held).finished
+
+
+def test_that_it_holds_shows_in_the_next_hello_of_its_agent(agent: Agent) -> None:
+    agent.say(Resume(ME, 1, 1, 0))
+    agent.hear(StepDone)
+    assert agent.hear(Held).finished
+    info = agent.up()
+    assert (info.holding, info.round) == (True, 2)
+
+
+def test_that_it_has_dropped_a_job_is_said(agent: Agent, tmp_path: Path) -> None:
+    agent.say(Release(ME, "another job", "d.1"))
+    assert agent.hear(Emptied).order == "d.1"
+    agent.say(deploy(2, job(tmp_path)))  # which it takes for the job that it has
+    assert agent.hear(Ready).epoch == 2
+    agent.say(Release(ME, "job", "d.2"))
+    assert agent.hear(Emptied).order == "d.2"
+
+
 def test_what_was_lent_for_a_report_is_given_back(agent: Agent) -> None:
     """The loop had it to come soon to where the report can be answered, and computes as others do afterwards."""
     loop = threading.get_native_id()  # of the thread that made the device
@@ -164,7 +206,7 @@ def test_a_job_that_begins_anew_finds_its_samples_open(
     other = msgspec.structs.replace(same, train=msgspec.structs.replace(same.train, seed=1))
     jobs = (("job", same), ("job", same), ("job", other), ("job", other), ("other", other))
     for epoch, (name, spec) in enumerate(jobs, 2):
-        agent.say(Release(ME, jobs[max(0, epoch - 3)][0]))  # as before a way back
+        agent.say(Release(ME, jobs[max(0, epoch - 3)][0], "d.1"))  # as before a way back
         agent.say(msgspec.structs.replace(deploy(epoch, spec), job=name))
         assert agent.hear(Ready).epoch == epoch
     assert opened == [other, other]  # of another job the text may have changed meanwhile

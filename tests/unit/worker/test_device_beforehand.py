@@ -164,7 +164,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
         agents[SOURCE].hear(StepDone)
         yield pair
         for name, agent in agents.items():
-            agent.say(Release(name, "job"))
+            agent.say(Release(name, "job", "d.1"))
             until_idle(agent)
 
 
