@@ -283,6 +283,7 @@ class DeviceProcess:
             self._adopt(0)  # one that was given up, of which a device without a layout hears nothing else
         self._drop_before(message.number if message.transfers else message.number + 1)
         if not message.transfers:
+            self._forget_strangers()
             return  # the job stays, empty: to begin it once more would drop letters of a deployment that are here already
         if message.job != self.job_id:
             self._release()
@@ -296,6 +297,13 @@ class DeviceProcess:
         missing = {bucket: source for bucket, source in sources.items() if bucket not in store.buckets}
         if sources:
             self.staging = Staging(message.number, executor.job, store, self.post, missing)
+
+    def _forget_strangers(self) -> None:
+        """Nothing but the layout in force is left. On a link that stays open what is sent for the next one could come before, and be dropped with, the
+        other end's orders of now.
+        """
+        if self.executor is not None and self.executor.layout.epoch:
+            self._forget(self.transport.peers() - self.executor.layout.holdings.keys())
 
     def _drop_before(self, number: int) -> None:
         """Forget preparations before ``number``."""
@@ -342,6 +350,7 @@ class DeviceProcess:
         self._drop_before(sys.maxsize)
         self.post.purge(lambda key: key[0] in KINDS and int(key[1]) <= deployment.message.epoch)
         if deployment.message.epoch != layout_epoch:
+            self._forget_strangers()
             return
         self.executor.store.adopt(deployment.layers, deployment.incoming)
         gone = self.transport.peers() - deployment.message.layout.holdings.keys()

@@ -19,13 +19,15 @@ import torch
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import (
     Deploy,
-    DeviceUp,
+    Emptied,
     Flag,
     Held,
     Prepare,
     Prepared,
+    Progress,
     Ready,
     Release,
+    Report,
     Resume,
     StepDone,
 )
@@ -134,14 +136,6 @@ class Listener(Agent):
                 return codec.decode_from_worker(data)
 
 
-def until_idle(agent: Listener) -> None:
-    """The device has dropped the job, and says so to its agent alone."""
-    while True:
-        data = agent.frames.get(timeout=TIMEOUT_S)
-        if peek(data).type == "DeviceUp" and not msgspec.msgpack.decode(data, type=DeviceUp).info.job:
-            return
-
-
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """The first trains alone; the second has no job."""
@@ -165,7 +159,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
         yield pair
         for name, agent in agents.items():
             agent.say(Release(name, "job", "d.1"))
-            until_idle(agent)
+            agent.hear(Emptied)
 
 
 def test_layers_are_copied_while_the_source_trains_and_the_stop_copies_none(pair: Pair) -> None:
@@ -218,3 +212,21 @@ def test_a_preparation_that_is_given_up_leaves_nothing(pair: Pair) -> None:
     assert pair.agents[TARGET].hear(Prepared).number == 8
     assert pair.processes[SOURCE].executor.ahead.number == 8
     assert pair.processes[TARGET].staging.number == 8
+
+
+@pytest.mark.parametrize("deployed", [False, True])
+def test_who_was_only_to_come_is_forgotten_when_nothing_comes_of_it(pair: Pair, deployed: bool) -> None:
+    """Its link would stay open, and what is sent for the next plan come before its Release."""
+    pair.prepare(7)
+    pair.agents[TARGET].hear(Prepared)
+    transport, agent = pair.processes[SOURCE].transport, pair.agents[SOURCE]
+    assert TARGET in transport.peers()
+    if deployed:
+        pair.deploy(2, [SOURCE, TARGET], pair.hold(1, [SOURCE]), "copy", prepared=7)
+        agent.hear(Ready)
+        agent.say(Report(SOURCE, 3, 1, ()))
+        agent.hear(Progress)
+    else:
+        agent.say(Prepare(SOURCE, 7, "job", pair.processes[SOURCE].executor.job, (), 0, {}, ""))
+        pair.hold(1, [SOURCE])
+    assert not transport.peers() & {TARGET}
