@@ -241,14 +241,18 @@ class World:
                 measured = Measured(message.device, message.job, self.question.profile)
                 self.clock.after(0.0, lambda: self.hear(message.device, measured))
             case Release():
-                emptied = Emptied(message.device, message.order)
-                self.clock.after(0.0, lambda: self.hear(message.device, emptied))
+                self.clock.after(0.0, lambda: self._emptied(message))
             case Welcome() | Ack() | Dismiss():
                 pass  # that all are released shows in the record of it; a node that may leave stays until its time
             case Refused() | Inject():
                 raise AssertionError(f"nobody asked for it: {message}")
             case _:
                 assert_never(message)
+
+    def _emptied(self, message: Release) -> None:
+        """Memory is free at once; the dead say nothing."""
+        if node_of(message.device) in self.nodes.alive:
+            self.hear(message.device, Emptied(message.device, message.order))
 
     def _note(self, entry: msgspec.Struct) -> None:
         """What the core makes durable, as far as it counts here."""
