@@ -160,7 +160,9 @@ class Machine:
             case Beat() | StepDone() | OpTimes():
                 return True
             case Emptied():
-                return not self.core.members.touched
+                return bool(
+                    self.core.members.owing
+                )  # at a job's end all say so at once: they are looked at with the last
             case Progress() | Ready():
                 return not self.core.outbox  # the last one leads to a decision, or to a new layout
             case Held():

@@ -87,6 +87,7 @@ class Membership:
 
     ``lease_s``: the longest lease. ``beat_s``: the least distance of beats. ``asleep_s``: how long this daemon did not run although it was due; leases
     do not run meanwhile. ``touched``: nodes on which a plan may count more, or less, since somebody cleared it. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused. ``leaving``: nobody else has a notice.
+    ``owing``: nobody else has yet to drop what it was told to drop.
     """
 
     lease_s: float
@@ -99,6 +100,7 @@ class Membership:
     look_at: float = float("inf")
     at_odds: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
+    owing: set[str] = field(default_factory=set)
 
     def attend(self, now: float, due: float | None) -> float:
         """An event is at hand that should have come at ``due`` at the latest: the seconds that we slept through."""
@@ -113,6 +115,7 @@ class Membership:
             change: Change = "new"
             lease = Lease(self.lease_s, self._awake(now), self.beat_s)
             node = self.nodes[message.node] = Node(message.node, message.incarnation, lease)
+            self.owing.discard(node.name)
         else:
             change = "same" if node.connected else "back"
             node.lease.reconnected(self._awake(now))
@@ -301,21 +304,28 @@ class Membership:
     def releases(self, device: str, order: str) -> None:
         """A device is told to drop what it holds."""
         node, info = self.nodes.get(node_of(device)), self.device(device)
-        if node is not None and info is not None:
+        if node is not None and info is not None and node.alive:
             node.releasing[device] = (info.life, order)
+            self.owing.add(node.name)
             self.touched.add(node.name)
 
     def emptied(self, device: str, order: str = "") -> None:
         """It has, as it was told by ``order`` ("": whatever it was told before)."""
         node = self.nodes.get(node_of(device))
         if node is not None and device in node.releasing and order in {"", node.releasing[device][1]}:
-            del node.releasing[device]
+            self._let_off(node, {name: told for name, told in node.releasing.items() if name != device})
             self.touched.add(node.name)
 
     def owes(self, device: str) -> bool:
         """Whether it has not said yet that it has."""
         node = self.nodes.get(node_of(device))
         return node is not None and device in node.releasing
+
+    def _let_off(self, node: Node, kept: dict[str, tuple[str, str]]) -> None:
+        """Nothing but ``kept`` is owed any more."""
+        node.releasing = kept
+        if not kept:
+            self.owing.discard(node.name)
 
     def _accused(self) -> list[Node]:
         """Living nodes with a broken link: every event asks, so nobody looks at all of thousands."""
@@ -367,8 +377,7 @@ class Membership:
             node.notice, node.ends_at = message.notice.reason, now + message.notice.left_s
             self.leaving.add(node.name)
 
-    @staticmethod
-    def _take_devices(node: Node, message: Hello, now: float) -> None:
+    def _take_devices(self, node: Node, message: Hello, now: float) -> None:
         """The devices as the agent names them; one that was up and is not listed has fallen."""
         listed = {info.device for info in message.devices}
         absent = [] if message.ready else [info for info in node.devices if info.device not in listed]
@@ -376,7 +385,7 @@ class Membership:
         unseen = Fall("its process ended", now)
         node.fallen = {info.device: node.fallen.get(info.device, unseen) for info in absent}
         lives = {(info.device, info.life) for info in message.devices}
-        node.releasing = {name: told for name, told in node.releasing.items() if (name, told[0]) in lives}
+        self._let_off(node, {name: told for name, told in node.releasing.items() if (name, told[0]) in lives})
 
     def _over(self, node: Node, cause: str, now: float) -> None:
         if node.alive:
@@ -386,3 +395,4 @@ class Membership:
         node.cause = cause
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         node.accused, node.fallen = {}, {}
+        self._let_off(node, {})

@@ -19,6 +19,7 @@ from oobleckd.protocol.messages import (
     CheckpointPart,
     DeviceFailed,
     Emptied,
+    Goodbye,
     Held,
     Hello,
     LinkDown,
@@ -378,6 +379,30 @@ def test_nobody_plans_with_a_node_that_has_yet_to_drop_what_it_holds(world):
     hear(world, Emptied("n09/0", third), "n09")
     assert "n09" in core.candidates(job)
     assert not orders(hello(ours))
+
+
+def test_who_has_dropped_a_job_is_looked_at_with_the_last(world):
+    """At a job's end thousands say so at once."""
+    core, info = world.machine.core, world.nodes["n01"].devices["n01/0"].known
+    for name in ("n08", "n09"):
+        stranger = msgspec.structs.replace(info, device=f"{name}/0", job="job-0")
+        hear(world, Hello(PROTOCOL, name, "1", "host", True, (stranger,)), name)
+    orders = {name: core.members.nodes[name].releasing[f"{name}/0"][1] for name in ("n08", "n09")}
+    hear(world, Emptied("n08/0", orders["n08"]), "n08")
+    assert core.members.touched == {"n08"}
+    hear(world, Emptied("n09/0", orders["n09"]), "n09")
+    assert not core.members.touched
+    assert {"n08", "n09"} <= set(core.candidates(core.run.job))
+
+
+def test_the_dead_owe_nothing(world):
+    core, info = world.machine.core, world.nodes["n01"].devices["n01/0"].known
+    stranger = msgspec.structs.replace(info, device="n09/0", job="job-0")
+    hear(world, Hello(PROTOCOL, "n09", "1", "host", True, (stranger,)), "n09")
+    assert core.members.owing == {"n09"}
+    hear(world, Goodbye("1", "SIGTERM"), "n09")
+    core.release("n09/0", "job-0")
+    assert not core.members.owing
 
 
 def test_a_new_life_of_a_device_holds_nothing(world):
