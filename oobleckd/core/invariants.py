@@ -76,6 +76,10 @@ def _run(core: Core, run: Run) -> None:
         assert candidate.ready.keys() < candidate.deploys.keys()
         assert all(ready.epoch == candidate.epoch for ready in candidate.ready.values())
         assert all(core.members.living(device, life) for device, life in candidate.lives.items())
+        if job.layout is not None:
+            assert not [device for device in candidate.deploys if core.members.owes(device)], (
+                "copies to a device that is about to drop what it holds"
+            )
     if run.preparation is not None:
         assert run.phase == "run", f"copies beforehand while in phase {run.phase}"
         assert all(core.members.living(device, life) for device, life in run.preparation.lives.items())
