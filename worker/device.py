@@ -265,7 +265,8 @@ class DeviceProcess:
             self._release()
         executor = self.executor or self._begin_job(message.job, message.spec)
         self.faults.reach("deploy", message.counters.round)
-        self.transport.configure(message.peers, bytes.fromhex(message.secret))
+        anew = frozenset() if message.prepared else self._strangers(message.peers)
+        self.transport.configure(message.peers, bytes.fromhex(message.secret), anew)
         self.plane.enter(message.epoch, message.layout.holdings)
         self._drop_before(message.prepared or sys.maxsize)
         self.deployment = Deployment(
@@ -283,12 +284,11 @@ class DeviceProcess:
             self._adopt(0)  # one that was given up, of which a device without a layout hears nothing else
         self._drop_before(message.number if message.transfers else message.number + 1)
         if not message.transfers:
-            self._forget_strangers()
             return  # the job stays, empty: to begin it once more would drop letters of a deployment that are here already
         if message.job != self.job_id:
             self._release()
         executor = self.executor or self._begin_job(message.job, message.spec)
-        self.transport.configure(message.peers, bytes.fromhex(message.secret))
+        self.transport.configure(message.peers, bytes.fromhex(message.secret), self._strangers(message.peers))
         store, device = executor.store, self.place.device
         targets = outgoing(store, message.transfers, device)
         if targets:
@@ -298,12 +298,12 @@ class DeviceProcess:
         if sources:
             self.staging = Staging(message.number, executor.job, store, self.post, missing)
 
-    def _forget_strangers(self) -> None:
-        """Nothing but the layout in force is left. On a link that stays open what is sent for the next one could come before, and be dropped with, the
-        other end's orders of now.
+    def _strangers(self, peers: Collection[str]) -> frozenset[str]:
+        """Those of ``peers`` who are not in a layout with this device. Links to them may be left of a plan of which nothing came, and either end may yet
+        have to hear of that, so they are made anew; but for a plan that follows its own preparation.
         """
-        if self.executor is not None and self.executor.layout.epoch:
-            self._forget(self.transport.peers() - self.executor.layout.holdings.keys())
+        executor = self.executor
+        return frozenset(peers) - (executor.layout.holdings.keys() if executor is not None else frozenset())
 
     def _drop_before(self, number: int) -> None:
         """Forget preparations before ``number``."""
@@ -350,7 +350,6 @@ class DeviceProcess:
         self._drop_before(sys.maxsize)
         self.post.purge(lambda key: key[0] in KINDS and int(key[1]) <= deployment.message.epoch)
         if deployment.message.epoch != layout_epoch:
-            self._forget_strangers()
             return
         self.executor.store.adopt(deployment.layers, deployment.incoming)
         gone = self.transport.peers() - deployment.message.layout.holdings.keys()

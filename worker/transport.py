@@ -15,7 +15,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,11 +123,11 @@ class Transport:
         with self._changed:
             return frozenset(self._known)
 
-    def configure(self, peers: Mapping[str, Peer], secret: bytes) -> None:
-        """Add or update ``peers``; ``secret`` opens new links, old links stay.
+    def configure(self, peers: Mapping[str, Peer], secret: bytes, anew: Collection[str] = ()) -> None:
+        """Add or update ``peers``; ``secret`` opens new links, old links stay, but those to ``anew`` of them.
 
         A peer that was forgotten, said goodbye or was lost gets another chance. A peer in a new life
-        replaces the old one, whose links are closed.
+        replaces the old one, whose links are closed. What an old link from ``anew`` still brings is taken in, and its end says nothing.
         """
         with self._changed:
             name = handshake.key_name(secret)
@@ -135,8 +135,14 @@ class Transport:
             self._secrets[name] = secret
             while len(self._secrets) > _KEPT_SECRETS:
                 del self._secrets[next(iter(self._secrets))]
+            before = [self._known.pop(name) for name in sorted(anew) if name in self._known]
+            for known in before:
+                self._dismissed.update(self._incoming.get(known.life, ()))
             replaced = [x for n, peer in peers.items() if (x := self._set_peer(n, peer)) is not None]
             self._changed.notify_all()
+        for known in before:
+            if known.link is not None:
+                known.link.stop()
         for known in replaced:
             self._close_links(known)
 

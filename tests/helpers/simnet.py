@@ -153,10 +153,17 @@ class Network:
 
     def end(self, link: Link) -> None:
         """Its sender ends a link in order, behind all letters."""
+        link.ended = True
         source, target = link.source.sim.node.name, link.target.sim.node.name
         late = max((each.arrival for each in link.late), default=0.0)
         when = max(self._arrival(source, target, _DEVICES_S), link.arrival, late)
         self.world.at(when, link.target.sim.node.host.call, link.target.heard_goodbye, link)
+
+    def refuse(self, link: Link) -> None:
+        """Its receiver ends a link in order: what is on its way is lost, and its sender hears of it."""
+        source, target = link.source.sim.node.name, link.target.sim.node.name
+        when = self._arrival(target, source, _DEVICES_S)
+        self.world.at(when, link.source.sim.node.host.call, link.source.said_goodbye, link)
 
     def reset_devices(self, link: Link, source_s: float, target_s: float) -> None:
         """A link between devices breaks; after so long its ends find out."""

@@ -30,13 +30,14 @@ class Link:
     """One way from a device to a life of a peer. It opens once that one has the sender's newest secret and has not forgotten
     the sender, who asks again and again.
 
-    ``closed``: nothing on it arrives any more. ``arrival``: when the newest letter on it arrives; ``late`` are those that can wait.
+    ``closed``: nothing on it arrives any more. ``ended``: its sender has, in order; what waits for it to open is dropped. ``arrival``: when the newest letter on it arrives; ``late`` are those that can wait.
     """
 
     source: SimTransport
     target: SimTransport
     is_open: bool = False
     closed: bool = False
+    ended: bool = False
     arrival: float = 0.0
     late: list[Waiting] = field(default_factory=list)
 
@@ -68,8 +69,12 @@ class SimTransport:
     def peers(self) -> frozenset[str]:
         return frozenset(self.known)
 
-    def configure(self, peers: Mapping[str, Peer], secret: bytes) -> None:
+    def configure(self, peers: Mapping[str, Peer], secret: bytes, anew: Collection[str] = ()) -> None:
         self.secrets = [*self.secrets, secret][-_KEPT_SECRETS:]
+        for name in sorted(anew):
+            if (address := self.known.pop(name, None)) is not None:
+                self.incoming.pop(address, None)
+            self._end(name)
         for name, peer in peers.items():
             if self.known.get(name) != peer.address:
                 self.links.pop(name, None)
@@ -90,16 +95,23 @@ class SimTransport:
 
     def forget(self, peers: Collection[str]) -> None:
         for peer in peers:
-            self.links.pop(peer, None)
+            self._end(peer)
             self.lost.discard(peer)
             if (address := self.known.pop(peer, None)) is not None:
                 self.forgotten.add(address)
                 for link in self.incoming.pop(address, []):
                     link.closed = True
-                    link.source.said_goodbye(self.device, link)
+                    self.sim.world.network.refuse(link)
 
-    def said_goodbye(self, peer: str, link: Link) -> None:
+    def _end(self, peer: str) -> None:
+        """The link to ``peer``, in order."""
+        link = self.links.pop(peer, None)
+        if link is not None and not link.closed:
+            self.sim.world.network.end(link)
+
+    def said_goodbye(self, link: Link) -> None:
         """The receiver of ``link`` wants no more."""
+        peer = link.target.device
         if self.links.get(peer) is link:
             del self.links[peer]
             self.left.add(link.target.address)
@@ -132,6 +144,8 @@ class SimTransport:
             return
         if link.is_open:
             self.sim.mailbox.put(letter)
+        elif link.ended:
+            pass
         elif link.source.secrets[-1] in self.secrets and link.source.address not in self.forgotten:
             link.is_open = True
             self.left.discard(link.source.address)

@@ -24,14 +24,12 @@ from oobleckd.protocol.messages import (
     Held,
     Prepare,
     Prepared,
-    Progress,
     Ready,
     Release,
-    Report,
     Resume,
     StepDone,
 )
-from oobleckd.protocol.parts import Counters, Flags
+from oobleckd.protocol.parts import Counters, Flags, Peer
 from planner.plan import Layers, Layout, Range, Route, Segment, Transfer
 from tests.unit.worker.test_device import TIMEOUT_S, Agent, job
 from worker import device
@@ -214,19 +212,28 @@ def test_a_preparation_that_is_given_up_leaves_nothing(pair: Pair) -> None:
     assert pair.processes[TARGET].staging.number == 8
 
 
-@pytest.mark.parametrize("deployed", [False, True])
-def test_who_was_only_to_come_is_forgotten_when_nothing_comes_of_it(pair: Pair, deployed: bool) -> None:
-    """Its link would stay open, and what is sent for the next plan come before its Release."""
+def test_links_to_strangers_are_made_anew_but_for_the_plan_that_was_prepared(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = pair.processes[SOURCE].transport
+    named: list[set[str]] = []
+    configure = transport.configure
+
+    def noted(peers: dict[str, Peer], secret: bytes, anew: frozenset[str]) -> None:
+        named.append(set(anew))
+        configure(peers, secret, anew)
+
+    monkeypatch.setattr(transport, "configure", noted)
     pair.prepare(7)
     pair.agents[TARGET].hear(Prepared)
-    transport, agent = pair.processes[SOURCE].transport, pair.agents[SOURCE]
-    assert TARGET in transport.peers()
-    if deployed:
-        pair.deploy(2, [SOURCE, TARGET], pair.hold(1, [SOURCE]), "copy", prepared=7)
-        agent.hear(Ready)
-        agent.say(Report(SOURCE, 3, 1, ()))
-        agent.hear(Progress)
-    else:
-        agent.say(Prepare(SOURCE, 7, "job", pair.processes[SOURCE].executor.job, (), 0, {}, ""))
-        pair.hold(1, [SOURCE])
-    assert not transport.peers() & {TARGET}
+    counters = pair.hold(1, [SOURCE])
+    for epoch, prepared in ((2, 0), (3, 7)):
+        pair.deploy(epoch, [SOURCE, TARGET], counters, "copy", prepared=prepared)
+        for name in (SOURCE, TARGET):
+            assert pair.agents[name].hear(Ready).epoch == epoch
+    assert named == [{TARGET}, {TARGET}, set()]
+    pair.resume(3, [SOURCE, TARGET])
+    pair.agents[TARGET].hear(StepDone)
+    pair.deploy(4, [SOURCE, TARGET], pair.hold(3, [SOURCE, TARGET]), "copy")
+    assert pair.agents[SOURCE].hear(Ready).epoch == 4
+    assert named[-1] == set()

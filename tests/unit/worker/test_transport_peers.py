@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.transports import SECRET, TIMEOUT_S, Device, MakeDevice, introduce
 
 
@@ -132,3 +134,40 @@ def test_goodbye_is_no_loss_and_drops_later_letters(make_device: MakeDevice) -> 
         while device.transport.send("a/0", ("f", 2), []):
             threading.Event().wait(0.001)
         assert device.lost == []
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_the_end_of_a_link_says_nothing_of_one_who_was_named_anew_since(
+    make_device: MakeDevice, anew: bool
+) -> None:
+    """It gave a job back of which nothing had come here, and both are in the next plan before we hear of that."""
+    a, b = make_device("a/0"), make_device("b/0")
+    introduce(a, b)
+    for one, other in ((a, b), (b, a)):
+        one.transport.send(other.transport.device, ("f", 0), [])
+        other.receive(("f", 0))
+    old = a.transport._known["b/0"].link
+    assert old is not None
+    a.transport.block(0.0)  # it gets no further than the goodbyes
+    b.transport.forget(["a/0"])
+    a.transport.configure({"b/0": b.transport.peer}, SECRET, ["b/0"] if anew else [])
+    b.transport.configure({"a/0": a.transport.peer}, SECRET)
+    a.transport.block(0.001)
+    assert old._stopped.wait(TIMEOUT_S)
+    while a.transport._incoming:
+        threading.Event().wait(0.001)
+    assert a.transport.send("b/0", ("f", 1), []) is anew
+    if anew:
+        b.receive(("f", 1))
+    assert a.lost == b.lost == []
+
+
+def test_what_comes_on_an_old_link_of_one_who_was_named_anew_is_taken_in(make_device: MakeDevice) -> None:
+    a, b = make_device("a/0"), make_device("b/0")
+    introduce(a, b)
+    a.transport.send("b/0", ("f", 0), [])
+    b.receive(("f", 0))
+    b.transport.configure({"a/0": a.transport.peer}, SECRET, ["a/0"])
+    a.transport.send("b/0", ("f", 1), [])
+    b.receive(("f", 1))
+    assert a.transport.counts.dropped == 0
