@@ -366,9 +366,12 @@ class Machine:
             jobs.fail(core, job, f"{message.device}: {message.error}", message.hint)
 
     def _revived(self, name: str) -> None:
-        """A life that was declared over is heard again: it joins as a fresh one."""
+        """A life that was declared over is heard again: it joins as a fresh one, unless nobody has acted on its end yet."""
         core = self.core
         core.joined_at = core.now
+        if core.run is not None and core.run.phase == "adrift":
+            core.announce("node", f"{name} is back", (f"node:{name}",), node=name)
+            return
         text = f"{name} is back after it was declared lost; it drops what it holds and joins anew"
         core.announce("node", text, (f"node:{name}",), node=name)
         self._drop_state(name)

@@ -29,6 +29,7 @@ from oobleckd.protocol.messages import (
     StepDone,
 )
 from oobleckd.protocol.parts import Counters, Spare
+from planner.plan import node_of
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -46,6 +47,10 @@ def step_done(world, device="n01/0", job="job-1", **more):
     fields = {"round": 1, "loss": 0.0} | more
     counters = Counters(fields["round"], fields["round"], fields["round"])
     return StepDone(device, job, 1, counters, "applied", fields["loss"], 1.0, 0.1, 8, "x", 0.1, 0.1)
+
+
+def known(world, device="n01/0"):
+    return world.nodes[node_of(device)].devices[device].known
 
 
 def hear(world, message, node="n01"):
@@ -379,6 +384,22 @@ def test_nobody_plans_with_a_node_that_has_yet_to_drop_what_it_holds(world):
     hear(world, Emptied("n09/0", third), "n09")
     assert "n09" in core.candidates(job)
     assert not orders(hello(ours))
+
+
+@pytest.mark.parametrize("adrift", [True, False])
+def test_who_is_back_drops_what_it_holds_if_anybody_has_acted_on_its_loss(world, adrift):
+    """A daemon that has just started has not, and counts on it."""
+    if adrift:
+        world.daemon.stop()
+        world.daemon.start()
+        hear(world, Hello(PROTOCOL, "n01", world.nodes["n01"].incarnation, "host", True, (known(world),)))
+    core = world.machine.core
+    assert (core.run.phase == "adrift") == adrift
+    core.members.evict("n01", "silent", world.now)
+    world.machine.handle(Tick(), world.now)
+    back = hear(world, Beat(world.nodes["n01"].incarnation))
+    assert told_releases(back) == ([] if adrift else [("n01", "n01/0")])
+    assert core.members.nodes["n01"].alive
 
 
 def test_who_has_dropped_a_job_is_looked_at_with_the_last(world):
