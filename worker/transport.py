@@ -57,10 +57,11 @@ class Counts:
 
 @dataclass(slots=True)
 class _Known:
-    """A peer as ``configure`` named it. ``lost``: it was reported in this life."""
+    """A peer as ``configure`` named it, with which secret. ``lost``: it was reported in this life."""
 
     peer: Peer
     life: str
+    secret: int
     link: Outgoing | None = None
     lost: bool = False
 
@@ -98,6 +99,7 @@ class Transport:
         self._changed = threading.Condition()
         self._known: dict[str, _Known] = {}
         self._secrets: dict[bytes, bytes] = {}
+        self._numbers: dict[bytes, int] = {}  # of secrets, in the order in which they came
         self._forgotten: set[str] = set()
         self._left: set[str] = set()
         self._incoming: dict[str, set[socket.socket]] = {}
@@ -133,6 +135,7 @@ class Transport:
             name = handshake.key_name(secret)
             self._secrets.pop(name, None)
             self._secrets[name] = secret
+            self._numbers.setdefault(name, len(self._numbers))
             while len(self._secrets) > _KEPT_SECRETS:
                 del self._secrets[next(iter(self._secrets))]
             before = [self._known.pop(name) for name in sorted(anew) if name in self._known]
@@ -238,7 +241,8 @@ class Transport:
         old = self._known.get(name)
         if old is not None and old.life == life and not old.lost:
             return None
-        self._known[name] = _Known(peer, life)
+        newest = next(reversed(self._secrets))
+        self._known[name] = _Known(peer, life, self._numbers[newest])
         return old if old is not None and old.life != life else None
 
     def _link_to(self, name: str) -> Outgoing | None:
@@ -369,9 +373,21 @@ class Transport:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._changed:
             self._strangers -= 1
-            self._left.discard(greeting.life)
+            if self._is_of_before(greeting):
+                self._dismissed.add(sock)
+            else:
+                self._left.discard(greeting.life)
             self._incoming.setdefault(greeting.life, set()).add(sock)
         return greeting
+
+    def _is_of_before(self, greeting: Greeting) -> bool:
+        """Whether the peer opens a link with a secret older than the one with which it was named: it is late, and has yet to hear of what made us name it
+        anew. It will end that link when it does, which says nothing of the next.
+        """
+        known = self._known.get(greeting.source)
+        return (
+            known is not None and known.life == greeting.life and self._numbers[greeting.key] < known.secret
+        )
 
     def _find_secret(self, greeting: Greeting) -> bytes | None:
         # A peer may hear of a new layout, and connect, a little before we do.

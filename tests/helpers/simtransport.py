@@ -63,6 +63,8 @@ class SimTransport:
         self.left: set[str] = set()
         self.forgotten: set[str] = set()
         self.secrets: list[bytes] = []
+        self.numbers: dict[bytes, int] = {}  # of secrets, in the order in which they came
+        self.named: dict[str, int] = {}  # address -> the secret with which it was named
         self.incoming: dict[str, list[Link]] = {}
         self.early: list[tuple[Link, Letter]] = []
 
@@ -71,6 +73,7 @@ class SimTransport:
 
     def configure(self, peers: Mapping[str, Peer], secret: bytes, anew: Collection[str] = ()) -> None:
         self.secrets = [*self.secrets, secret][-_KEPT_SECRETS:]
+        self.numbers.setdefault(secret, len(self.numbers))
         for name in sorted(anew):
             if (address := self.known.pop(name, None)) is not None:
                 self.incoming.pop(address, None)
@@ -78,6 +81,7 @@ class SimTransport:
         for name, peer in peers.items():
             if self.known.get(name) != peer.address:
                 self.links.pop(name, None)
+                self.named[peer.address] = self.numbers[secret]
             self.known[name] = peer.address
             self.lost.discard(name)
             self.left.discard(peer.address)
@@ -94,7 +98,7 @@ class SimTransport:
             self.arrive(*waiting)
 
     def forget(self, peers: Collection[str]) -> None:
-        for peer in peers:
+        for peer in sorted(peers):  # each end takes its time, which is drawn
             self._end(peer)
             self.lost.discard(peer)
             if (address := self.known.pop(peer, None)) is not None:
@@ -148,8 +152,9 @@ class SimTransport:
             pass
         elif link.source.secrets[-1] in self.secrets and link.source.address not in self.forgotten:
             link.is_open = True
-            self.left.discard(link.source.address)
-            self.incoming.setdefault(link.source.address, []).append(link)
+            if self.numbers[link.source.secrets[-1]] >= self.named.get(link.source.address, 0):
+                self.left.discard(link.source.address)
+                self.incoming.setdefault(link.source.address, []).append(link)
             self.sim.mailbox.put(letter)
         else:
             self.early.append((link, letter))

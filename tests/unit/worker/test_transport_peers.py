@@ -171,3 +171,22 @@ def test_what_comes_on_an_old_link_of_one_who_was_named_anew_is_taken_in(make_de
     a.transport.send("b/0", ("f", 1), [])
     b.receive(("f", 1))
     assert a.transport.counts.dropped == 0
+
+
+def test_one_who_is_late_ends_its_link_when_it_hears_of_what_made_us_name_it_anew(
+    make_device: MakeDevice,
+) -> None:
+    """All give a job back, and one hears of it after the others are in the next layout: its link of before was taken for one of that."""
+    a, b = make_device("a/0"), make_device("b/0")
+    introduce(a, b)
+    a.transport.forget(["b/0"])
+    a.transport.configure({"b/0": b.transport.peer}, b"n" * 32)
+    b.transport.send("a/0", ("f", 1), [])  # with the secret of before, as it knows no other
+    a.receive(("f", 1))
+    b.transport.forget(["a/0"])
+    while a.transport._incoming:
+        threading.Event().wait(0.001)
+    b.transport.configure({"a/0": a.transport.peer}, b"n" * 32)
+    assert a.transport.send("b/0", ("f", 2), [])
+    b.receive(("f", 2))
+    assert a.lost == b.lost == []
