@@ -2,6 +2,7 @@
 
 import pytest
 
+from oobleckd.core.events import Record
 from oobleckd.protocol.api import Control
 from tests.helpers.world import World
 
@@ -57,6 +58,33 @@ def test_a_job_that_ended_while_it_was_away_is_done(seed):
     world.daemon.start()
     world.until_state("done")
     world.check_done()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_dies_as_it_says_that_a_job_is_over(seed):
+    """Devices may have been told to drop what they hold by then: the last commit is in the journal, and that is enough."""
+    world = running(seed)
+    world.daemon.stop()
+    world.run(
+        lambda: all(device.holding for node in world.nodes.values() for device in node.devices.values())
+    )
+    world.daemon.disk.sync_s = (0.1, 0.1)
+    world.daemon.start()
+    world.run(lambda: is_syncing(world, "done"))
+    world.run_for(0.05)
+    world.daemon.restart()
+    world.run(lambda: world.machine is not None)
+    world.until_state("done")
+    world.check_done()
+    assert not world.job().steps_lost
+
+
+def is_syncing(world, state):
+    """Whether the word that the job is in ``state`` is on its way to the disk."""
+    return any(
+        isinstance(command, Record) and getattr(command.entry, "state", "") == state
+        for command in (world.daemon.disk.syncing or ((),))[0]
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))
