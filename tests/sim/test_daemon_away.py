@@ -47,14 +47,20 @@ def test_a_node_dies_while_it_is_away(seed):
     assert "did not come back" in incident.cause
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_job_that_ended_while_it_was_away_is_done(seed):
-    """Devices say that they hold; whoever says it before the last agent is back must be believed, too."""
+def ended_while_away(seed):
+    """A world without a daemon, all of whose devices hold after the last step."""
     world = running(seed)
     world.daemon.stop()
     world.run(
         lambda: all(device.holding for node in world.nodes.values() for device in node.devices.values())
     )
+    return world
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_job_that_ended_while_it_was_away_is_done(seed):
+    """Devices say that they hold; whoever says it before the last agent is back must be believed, too."""
+    world = ended_while_away(seed)
     world.daemon.start()
     world.until_state("done")
     world.check_done()
@@ -63,11 +69,7 @@ def test_a_job_that_ended_while_it_was_away_is_done(seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_it_dies_as_it_says_that_a_job_is_over(seed):
     """Devices may have been told to drop what they hold by then: the last commit is in the journal, and that is enough."""
-    world = running(seed)
-    world.daemon.stop()
-    world.run(
-        lambda: all(device.holding for node in world.nodes.values() for device in node.devices.values())
-    )
+    world = ended_while_away(seed)
     world.daemon.disk.sync_s = (0.1, 0.1)
     world.daemon.start()
     world.run(lambda: is_syncing(world, "done"))
