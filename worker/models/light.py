@@ -55,8 +55,9 @@ def _without_a_look_at_all_families() -> Iterator[None]:
     """Within, of transformers' folder of families the one of the Auto classes is seen and no other."""
     real = os.scandir
 
-    def scandir(path: str = ".") -> Any:
-        if Path(path).parts[-2:] != ("transformers", "models"):
+    def scandir(path: int | str | bytes | os.PathLike[str] | os.PathLike[bytes] = ".") -> Any:
+        # What is imported scans folders of its own, also by a descriptor, as shutil.rmtree does.
+        if isinstance(path, int) or Path(os.fsdecode(path)).parts[-2:] != ("transformers", "models"):
             return real(path)
         with real(path) as entries:
             return nullcontext([entry for entry in entries if entry.name == "auto"])

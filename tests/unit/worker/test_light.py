@@ -1,9 +1,13 @@
 """What a worker does not import."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from worker.models.light import _without_a_look_at_all_families
 
 _SPLIT = """
 import sys
@@ -38,3 +42,14 @@ assert torch._dynamo.config is not torch._dynamo.disable
 def test_a_worker_imports_no_compiler_and_no_scipy_and_whoever_wants_them_finds_them(family: str) -> None:
     done = subprocess.run([sys.executable, "-c", _SPLIT, family], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_imported_may_scan_other_folders_in_any_way(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    with _without_a_look_at_all_families():
+        for folder in (descriptor, str(tmp_path), os.fsencode(tmp_path), tmp_path):
+            with os.scandir(folder) as entries:
+                (entry,) = entries
+                assert os.fsdecode(entry.name) == "file"
+    os.close(descriptor)
