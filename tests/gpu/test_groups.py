@@ -100,7 +100,10 @@ def test_one_rank_inits_aborts_and_inits_again() -> None:
     device = torch.device(gpu.devices(1)[0])
     choose(device, {"OOBLECK_ROAD": gpu.ROAD})  # NCCL's settings
     for _ in range(2):
-        group = lone_group()
+        store = LaneStore(
+            lambda _key, _value: None
+        )  # torch asks it until the first operation is done, and keeps it not
+        group = lone_group(store)
         ones = torch.ones(MIB, device=device)
         group.allreduce([ones]).wait()
         assert float(ones.sum()) == MIB
@@ -110,9 +113,8 @@ def test_one_rank_inits_aborts_and_inits_again() -> None:
         assert not ending.is_alive(), "the abort did not return"
 
 
-def lone_group() -> dist.distributed_c10d.Backend:
-    """A process group of one rank over our store."""
-    store = LaneStore(lambda _key, _value: None)
+def lone_group(store: LaneStore) -> dist.distributed_c10d.Backend:
+    """A process group of one rank over ``store``."""
     if gpu.REHEARSAL:
         return dist.ProcessGroupGloo(store, 0, 1, timedelta(seconds=TIMEOUT_S))
     options = dist.ProcessGroupNCCL.Options()

@@ -10,6 +10,7 @@ Written from the sources of torch and NCCL; what of it has run on a GPU is said 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -148,9 +149,17 @@ class _NcclLane:
 
 
 def nccl_version() -> tuple[int, ...]:
-    """The version of NCCL that torch was built with."""
-    version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-    return version
+    """The version of the NCCL that is loaded: torch tells the one that it was built with, and a newer one may stand in for that."""
+    number = ctypes.c_int()
+    try:
+        known = (
+            ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number)) == 0
+        )  # the loaded one has this name
+    except (OSError, AttributeError):  # it is a part of torch's own library
+        known = False
+    if not known:
+        return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    return number.value // 10000, number.value // 100 % 100, number.value % 100
 
 
 def shares_gpus(version: Sequence[int], environ: Mapping[str, str]) -> bool:

@@ -14,10 +14,10 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -50,17 +50,39 @@ class _Masks(ModuleType):
         return importlib.import_module(_MASKS).TransformGetItemToIndex()
 
 
+class _Entries:
+    """What ``os.scandir`` returns: entered or not, entries come from it one after the other."""
+
+    def __init__(self, entries: Iterator[os.DirEntry[str]]) -> None:
+        self._entries = entries
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> os.DirEntry[str]:
+        return next(self._entries)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 @contextmanager
 def _without_a_look_at_all_families() -> Iterator[None]:
     """Within, of transformers' folder of families the one of the Auto classes is seen and no other."""
-    real = os.scandir
+    real: Any = os.scandir
 
     def scandir(path: int | str | bytes | os.PathLike[str] | os.PathLike[bytes] = ".") -> Any:
         # What is imported scans folders of its own, also by a descriptor, as shutil.rmtree does.
         if isinstance(path, int) or Path(os.fsdecode(path)).parts[-2:] != ("transformers", "models"):
             return real(path)
         with real(path) as entries:
-            return nullcontext([entry for entry in entries if entry.name == "auto"])
+            return _Entries(entry for entry in list(entries) if entry.name == "auto")
 
     os.scandir = scandir  # type: ignore[assignment]
     try:

@@ -53,3 +53,19 @@ def test_what_is_imported_may_scan_other_folders_in_any_way(tmp_path: Path) -> N
                 (entry,) = entries
                 assert os.fsdecode(entry.name) == "file"
     os.close(descriptor)
+
+
+def test_of_the_families_one_is_seen_whoever_scans_and_however(tmp_path: Path) -> None:
+    models = tmp_path / "transformers" / "models"
+    for family in ("auto", "gpt2", "t5"):
+        (models / family).mkdir(parents=True)
+    with _without_a_look_at_all_families():
+        assert [entry.name for entry in os.scandir(models)] == ["auto"]
+        with os.scandir(str(models)) as entries:
+            assert next(entries).name == "auto"
+            assert next(entries, None) is None
+        scan = os.scandir(models)
+        with scan:  # as pathlib does from Python 3.12 on
+            assert [entry.name for entry in scan] == ["auto"]
+        assert [path.name for path in models.rglob("*")] == ["auto"]
+    assert len(list(os.scandir(models))) == 3
