@@ -2,14 +2,16 @@
 
 Owns the import of it; ``worker.models`` makes that before any other. Transformers' models as they are bring in torch's
 compiler (to mark functions that it should leave alone), its sharded tensors, and scipy (for the losses of detecting
-objects in images), and read every source file of every family, to know what each defines. Without that a process
-that takes a dead one's place is up that much sooner. Whoever asks for the compiler or scipy afterwards finds
-them; families are found by ``transformers``' Auto classes, and by their modules' names.
+objects in images), and read every source file of every family, to know what each defines; and they bring in whatever
+is installed of libraries for images, sound and more. Without that a process that takes a dead one's place is up that
+much sooner. Whoever asks for the compiler or scipy afterwards finds them; families are found by ``transformers``' Auto
+classes, and by their modules' names. Where that does not work, with a library that we do not know, they come as they are.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import threading
@@ -24,7 +26,10 @@ from torch import Tensor, nn
 
 _COMPILER = "torch._dynamo"
 _MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
-_SCIPY = "scipy"
+_HIDDEN = ("scipy", "sklearn", "torchvision", "accelerate", "peft", "timm", "librosa")
+"""Transformers does without, and some of them cannot be imported without the compiler, or without another of them."""
+_log = logging.getLogger(__name__)
+_whole = threading.Event()
 _one_at_a_time = threading.RLock()
 _OURS = ("transformers.modeling_utils", "transformers.generation.utils")
 
@@ -93,11 +98,15 @@ def _without_a_look_at_all_families() -> Iterator[None]:
 
 @contextmanager
 def without_heavy_parts() -> Iterator[None]:
-    """Within, torch's compiler does nothing, and neither scipy nor torch's distribution can be found.
+    """Within, torch's compiler does nothing, and neither the libraries of ``_HIDDEN`` nor torch's distribution can be found.
 
-    For imports, and for what runs torch on the meta device. What has been imported before stays as it is.
+    For imports, and for what runs torch on the meta device. What has been imported before stays as it is. Where transformers could not be
+    imported so, nothing is hidden.
     """
-    instead = {_COMPILER: _Nothing(_COMPILER), _MASKS: _Masks(_MASKS), _SCIPY: None}
+    if _whole.is_set():
+        yield
+        return
+    instead = {_COMPILER: _Nothing(_COMPILER), _MASKS: _Masks(_MASKS), **dict.fromkeys(_HIDDEN)}
     with _one_at_a_time:
         hidden = {name: module for name, module in instead.items() if name not in sys.modules}
         is_available = torch.distributed.is_available
@@ -127,6 +136,23 @@ def _left_as_it_is(tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
     return tensor
 
 
-with without_heavy_parts(), _without_a_look_at_all_families():
-    for _name in _OURS:
-        importlib.import_module(_name)
+def _import_ours() -> None:
+    for name in _OURS:
+        importlib.import_module(name)
+
+
+def _import_light() -> None:
+    try:
+        with without_heavy_parts(), _without_a_look_at_all_families():
+            _import_ours()
+    except Exception as error:  # noqa: BLE001 - whatever others' code makes of it
+        _whole.set()
+        _log.warning(
+            "transformers is imported with all its parts, which takes longer: without them, %s", error
+        )
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+            del sys.modules[name]
+        _import_ours()
+
+
+_import_light()

@@ -38,10 +38,54 @@ assert torch._dynamo.config is not torch._dynamo.disable
 """
 
 
+_NEEDS_THE_COMPILER = "from torch._dynamo.utils import is_compile_supported\n"
+_BREAKS_ONCE = """
+import sys
+
+class Breaks:
+    def find_spec(self, name, path=None, target=None):
+        if name == "transformers.loss.loss_utils" and sys.modules.get("scipy", "") is None:
+            raise ImportError("no scipy, no loss")
+
+sys.meta_path.insert(0, Breaks())
+import worker.models
+from tests.helpers.models import small_job
+from worker.models import load_spec
+import scipy.optimize, transformers
+assert transformers.modeling_utils.PreTrainedModel
+assert load_spec(small_job("llama")).num_layers
+"""
+
+
+def run(program: str, *args: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": f"{path or ''}{os.pathsep}{Path.cwd()}"}
+    command = [sys.executable, "-c", program, *args]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "bert"])
 def test_a_worker_imports_no_compiler_and_no_scipy_and_whoever_wants_them_finds_them(family: str) -> None:
-    done = subprocess.run([sys.executable, "-c", _SPLIT, family], capture_output=True, text=True, check=False)
+    done = run(_SPLIT, family)
     assert done.returncode == 0, done.stderr
+
+
+def test_libraries_that_a_gpu_machine_has_beside_transformers_are_left_alone(tmp_path: Path) -> None:
+    """Some of which need the compiler or scipy as soon as they are imported."""
+    for library in ("torchvision", "sklearn", "accelerate", "peft", "timm", "librosa"):
+        (tmp_path / library).mkdir()
+        (tmp_path / library / "__init__.py").write_text(_NEEDS_THE_COMPILER)
+        (tmp_path / f"{library}-99.0.dist-info").mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: {library}\nVersion: 99.0\n"
+        (tmp_path / f"{library}-99.0.dist-info" / "METADATA").write_text(metadata)
+    done = run(_SPLIT, "llama", path=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+
+
+def test_where_that_does_not_work_transformers_comes_as_it_is() -> None:
+    done = run(_BREAKS_ONCE)
+    assert done.returncode == 0, done.stderr
+    assert "imported with all its parts, which takes longer: without them, no scipy, no loss" in done.stderr
 
 
 def test_what_is_imported_may_scan_other_folders_in_any_way(tmp_path: Path) -> None:
