@@ -9,16 +9,17 @@ besides: it is copied as it is then.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from oobleckd.protocol.parts import Counters
+from worker.hosted import Hosted
 from worker.post import Post
 from worker.reduce import Reduced
-from worker.snapshot import copies
-from worker.store import Store
+from worker.store import BucketState, Store
 
 STATE, UPDATE = "S", "U"
 """Kinds of letters, with the keys (kind, number, bucket) and (kind, number, source, round)."""
@@ -53,6 +54,7 @@ class Ahead:
     """One preparation at one source. ``buckets``: target -> those that it gets from here; ``rounds`` are left in which something is sent.
 
     ``broken``: peers a link to whom has broken since, which may lack something. ``updated``: the state was, since it was sent.
+    ``copied``: the state as it is sent; beside a GPU it leaves when its copy is there, from the thread that made it (``lock``), and no update leaves before.
     """
 
     number: int
@@ -63,12 +65,14 @@ class Ahead:
     broken: set[str] = field(default_factory=set)
     began: bool = False
     updated: bool = False
+    copied: Hosted | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, counters: Counters, store: Store) -> None:
         """Send the state, once: ``store`` has that of the boundary ``counters``."""
         if not self.began and self.rounds > 0:
             self.began = True
-            self._send_states(counters, store)
+            self._copy(counters, store)
 
     def committed(
         self, before: Counters, after: Counters, store: Store, reduced: Mapping[int, Reduced], *, hold: bool
@@ -80,6 +84,8 @@ class Ahead:
             if not hold:
                 self.begin(after, store)
             return
+        if self.copied is not None:
+            self.copied.states()
         self.rounds -= 1
         if hold and not self.updated:
             self._recall()
@@ -96,13 +102,15 @@ class Ahead:
 
     def stop(self) -> None:
         """Nothing more of it is wanted: what has not left is taken back."""
-        self.rounds = 0
+        with self.lock:
+            self.rounds = 0
         for target in self.buckets:
             self.post.recall(target, lambda key: key[0] in KINDS and key[1] == self.number)
 
     def sent_to(self, target: str) -> frozenset[int]:
         """Buckets that ``target`` has, as far as is known here."""
-        whole = self.began and self.rounds > 0 and target in self._whole()
+        left = self.copied is not None and self.copied.arrived
+        whole = left and self.rounds > 0 and target in self._whole()
         return frozenset(self.buckets[target]) if whole else frozenset()
 
     def _recall(self) -> None:
@@ -115,15 +123,16 @@ class Ahead:
     def _whole(self) -> list[str]:
         return [target for target in self.buckets if target not in self.broken]
 
-    def _send_states(self, counters: Counters, store: Store) -> None:
-        wanted = sorted({bucket for target in self._whole() for bucket in self.buckets[target]})
-        states, under_way = copies({bucket: store.buckets[bucket] for bucket in wanted}, store.device)
-        if under_way is not None:
-            under_way.synchronize()
-        for target in self._whole():
-            for bucket in self.buckets[target]:
-                state = states[bucket]
-                meta = msgspec.msgpack.encode(Staged(counters, state.exponents))
-                if self.post.send(target, (STATE, self.number, bucket), state.tensors(), meta) is False:
-                    self.broken.add(target)
-                    break
+    def _copy(self, counters: Counters, store: Store) -> None:
+        wanted = {bucket for target in self._whole() for bucket in self.buckets[target]}
+        self.copied = Hosted(store, wanted, lambda states: self._send_states(counters, states))
+
+    def _send_states(self, counters: Counters, states: Mapping[int, BucketState]) -> None:
+        with self.lock:
+            for target in self._whole() if self.rounds > 0 else ():
+                for bucket in self.buckets[target]:
+                    state = states[bucket]
+                    meta = msgspec.msgpack.encode(Staged(counters, state.exponents))
+                    if self.post.send(target, (STATE, self.number, bucket), state.tensors(), meta) is False:
+                        self.broken.add(target)
+                        break

@@ -284,7 +284,7 @@ class Executor:
         if self.hurried is None:
             return {}
         hurried, self.hurried = self.hurried, None
-        self.saving.settle()
+        self.store.settle()
         restore(self.store, hurried.saved)
         return hurried.ahead.taken
 
@@ -356,7 +356,7 @@ class Executor:
 
     def _apply(self, scale: float) -> None:
         """Make the update of the present round, with ``scale`` times its gradients."""
-        self.saving.settle()
+        self.store.settle()
         apply_update(self.job, self.store, self.reducer.reduced, scale, self.counters, self.faults)
 
     def _tell_op_times(self, passes: Passes, was: Counters) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, Vote
 from planner.plan import Layout
-from worker.snapshot import Due, Share, due_after, take_share
+from worker.snapshot import Due, due_after, take_share
 from worker.store import Store
 from worker.writer import Writer
 
@@ -26,7 +26,6 @@ class Saving:
         self.store, self.corpus_digest, self.writer = store, corpus_digest, writer
         self.due = Due()
         self.begun = 0
-        self._share: Share | None = None
 
     def decide(self, vote: Vote, step: int) -> Due:
         """Whether a checkpoint begins at the boundary that ``vote`` leads to, which is that of ``step``."""
@@ -36,15 +35,9 @@ class Saving:
     def begin(self, layout: Layout, live: Collection[str], counters: Counters, *, last: bool) -> None:
         """Write this device's share of the state at this boundary: of a copy, where the plan has room for one."""
         copied = self.job.checkpoint.every != 0 and not last and not self.writer.busy
-        self._share = take_share(
+        share = take_share(
             self.device, self.job_id, self.job, self.store, layout, live, counters,
             self.corpus_digest, copied=copied,
         )  # fmt: skip
         self.begun = counters.round
-        self.writer.begin(self._share)
-
-    def settle(self) -> None:
-        """The state is about to change: what is written must not change with it."""
-        if self._share is not None:
-            self._share.settle()
-            self._share = None
+        self.writer.begin(share)

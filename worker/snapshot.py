@@ -20,6 +20,7 @@ from planner.plan import Layout
 from worker import checkpoint
 from worker.commit import outcome_of
 from worker.data import Corpus
+from worker.hosted import Hosted
 from worker.models import Bucket
 from worker.store import BucketState, Store
 
@@ -69,10 +70,9 @@ def due_after(job: Job, vote: Vote, step: int) -> Due:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one device writes of a checkpoint: ``states`` of its buckets as they were at the boundary ``counters``.
+    """What one device writes of a checkpoint: the states of ``buckets`` as they were at the boundary ``counters``.
 
-    ``copied``: they are copies, and training goes on while these are written; else they are the store's own. ``under_way``: the
-    copy of them to the host's memory, beside a GPU; ``sources`` must live until it is over.
+    ``source``: copies of them, and training goes on while these are written; else the store's own.
     """
 
     device: str
@@ -82,20 +82,17 @@ class Share:
     corpus: str
     num_buckets: int
     buckets: Mapping[int, Bucket]
-    states: Mapping[int, BucketState]
-    copied: bool
-    under_way: torch.cuda.Event | None = None
-    sources: tuple[Tensor, ...] = ()
+    source: Hosted | Mapping[int, BucketState]
 
-    def settle(self) -> None:
-        """The states are about to change: the GPU does that after their copy. The caller does not wait."""
-        if self.under_way is not None:
-            torch.cuda.current_stream().wait_event(self.under_way)
+    @property
+    def copied(self) -> bool:
+        """Whether the states are copies."""
+        return isinstance(self.source, Hosted)
 
-    def arrive(self) -> None:
-        """Wait until the copies are in the host's memory."""
-        if self.under_way is not None:
-            self.under_way.synchronize()
+    @property
+    def states(self) -> Mapping[int, BucketState]:
+        """By bucket; waits until copies are there."""
+        return self.source.states() if isinstance(self.source, Hosted) else self.source
 
 
 def take_share(
@@ -112,15 +109,7 @@ def take_share(
 ) -> Share:
     """The buckets that fall to ``device``, as they are now."""
     buckets = store.spec.buckets
-    states = {
-        index: state
-        for index, state in store.buckets.items()
-        if writer_of(index, buckets[index].uses, layout, live) == device
-    }
-    sources = tuple(tensor for state in states.values() for tensor in state.tensors())
-    under_way: torch.cuda.Event | None = None
-    if copied:
-        states, under_way = copies(states, store.device)
+    own = [index for index in store.buckets if writer_of(index, buckets[index].uses, layout, live) == device]
     return Share(
         device,
         job_id,
@@ -128,29 +117,9 @@ def take_share(
         counters,
         corpus,
         len(buckets),
-        {index: buckets[index] for index in states},
-        states,
-        copied,
-        under_way,
-        sources,
+        {index: buckets[index] for index in own},
+        Hosted(store, own) if copied else {index: store.buckets[index] for index in own},
     )
-
-
-def copies(
-    states: Mapping[int, BucketState], device: torch.device
-) -> tuple[dict[int, BucketState], torch.cuda.Event | None]:
-    """Copies of ``states``; those of a GPU's go to pinned memory of the host, beside its work, and the event says when they are there."""
-    if device.type != "cuda":
-        return {index: _like(state, Tensor.clone) for index, state in states.items()}, None
-    beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    beside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(beside):
-        copies = {index: _like(state, _to_host) for index, state in states.items()}
-        return copies, beside.record_event()
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def pinned(tensor: Tensor) -> Tensor:
@@ -158,21 +127,11 @@ def pinned(tensor: Tensor) -> Tensor:
     return tensor.pin_memory() if torch.cuda.is_available() else tensor
 
 
-def _like(state: BucketState, copy: Callable[[Tensor], Tensor]) -> BucketState:
-    return BucketState(
-        [copy(param.detach()) for param in state.params],
-        [copy(moment) for moment in state.exp_avgs],
-        [copy(moment) for moment in state.exp_avg_sqs],
-        state.exponents,
-    )
-
-
 def write_share(share: Share, halfway: Callable[[], object]) -> Iterator[CheckpointPart]:
     """Write it, one part a bucket; a part is durable when it comes. ``halfway`` is called in the middle of every file.
 
     Raises UserError when the disk refuses.
     """
-    share.arrive()
     for index, state in share.states.items():
         written = checkpoint.write_bucket(
             share.directory,

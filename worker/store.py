@@ -6,7 +6,7 @@ several layers use; layers hold no state of their own, so freeing a bucket frees
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,6 +81,17 @@ class Store:
     device: torch.device
     buckets: dict[int, BucketState] = field(default_factory=dict)
     layers: dict[int, Layer] = field(default_factory=dict)
+    _readers: list[Callable[[], object]] = field(default_factory=list)
+
+    def read_by(self, settle: Callable[[], object]) -> None:
+        """Somebody reads the state beside training: ``settle`` is called before it changes."""
+        self._readers.append(settle)
+
+    def settle(self) -> None:
+        """The state is about to change in place."""
+        readers, self._readers = self._readers, []
+        for settle in readers:
+            settle()
 
     def needed(self, layers: Layers) -> tuple[int, ...]:
         """Buckets that ``layers`` use, ascending."""

@@ -33,12 +33,11 @@ def test_the_copy_is_made_before_the_next_update(tmp_path: Path) -> None:
         }
         counters = Counters(update, update, update)
         share = take_share("node-1/0", "job-1", job, store, layout, {"node-1/0"}, counters, "", copied=True)
-        share.settle()
+        store.settle()
         with torch.no_grad():
             for state in store.buckets.values():
                 for tensor in state.tensors():
                     tensor.add_(1.0)
-        share.arrive()
         for bucket, state in share.states.items():
             for copy, wanted in zip(state.tensors(), before[bucket], strict=True):
                 assert copy.device.type == "cpu"

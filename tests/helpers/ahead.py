@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
 from tests.helpers.engine import LocalPost, World
 from worker.ahead import Ahead
+from worker.hosted import Hosted, States, Then
 from worker.mailbox import Letter
 from worker.staging import Staging
 from worker.store import BucketState, Store
 
 TARGET = "t/0"
 NUMBER = 7
+
+
+class Late(Hosted):
+    """Copies that take their time, as beside a GPU: they are there when a test says so, or when somebody must wait for them."""
+
+    made: ClassVar[list[Late]] = []
+
+    def __init__(self, store: Store, buckets: Collection[int], then: Then = lambda _: None) -> None:
+        self._late = then
+        super().__init__(store, buckets)
+        self._arrived.clear()
+        self.settled = 0
+        store.read_by(self.settle)
+        self.made.append(self)
+
+    def settle(self) -> None:
+        self.settled += 1
+
+    def states(self) -> States:
+        self.come()
+        return super().states()
+
+    def come(self) -> None:
+        """They are there now."""
+        if not self.arrived:
+            self._arrive(self._late)
 
 
 @dataclass

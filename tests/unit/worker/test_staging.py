@@ -12,7 +12,7 @@ import torch
 
 from oobleckd.protocol.job import Schedule
 from oobleckd.protocol.parts import Counters, Flags
-from tests.helpers.ahead import NUMBER, TARGET, Aside
+from tests.helpers.ahead import NUMBER, TARGET, Aside, Late
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check, job, scheduled
 from worker import sums
@@ -293,6 +293,49 @@ def test_what_is_given_up_is_taken_back(reference, tmp_path: Path) -> None:
     aside.executor.end_ahead()
     assert len(aside.sent) == 1
     assert aside.executor.ahead is None
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
+    monkeypatch.setattr(Late, "made", [])
+    monkeypatch.setattr("worker.ahead.Hosted", Late)
+    return Late.made
+
+
+def test_a_copy_that_takes_its_time_leaves_before_the_updates_of_it(
+    reference, tmp_path: Path, late: list[Late]
+) -> None:
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "b1/0")
+    ahead = aside.begin()
+    assert not aside.sent
+    assert ahead.sent_to(TARGET) == frozenset()
+    world.run()
+    assert kinds(aside)[: len(aside.buckets) + 1] == [STATE] * len(aside.buckets) + [UPDATE]
+    assert late[0].settled == 1, "the weights changed while they were copied"
+    aside.arrive(aside.sent)
+    aside.replay()
+    aside.check()
+
+
+def test_a_copy_that_comes_in_the_middle_of_a_step_leaves_at_once(
+    reference, tmp_path: Path, late: list[Late]
+) -> None:
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "b1/0")
+    ahead = aside.begin()
+    late[0].come()
+    assert kinds(aside) == [STATE] * len(aside.buckets)
+    assert ahead.sent_to(TARGET) == frozenset(aside.buckets)
+
+
+def test_a_copy_that_comes_too_late_does_not_leave(reference, tmp_path: Path, late: list[Late]) -> None:
+    aside = Aside(World(reference[0], STAGES, 0, tmp_path), "b1/0")
+    ahead = aside.begin()
+    aside.executor.end_ahead()
+    late[0].come()
+    assert not aside.sent
+    assert ahead.sent_to(TARGET) == frozenset()
 
 
 def test_letters_of_preparations_that_are_over_are_known() -> None:

@@ -174,7 +174,7 @@ def test_inline_writes_at_once(store: Store, tmp_path: Path) -> None:
 
 def test_a_copy_is_a_copy(store: Store, tmp_path: Path) -> None:
     share = share_of(store, tmp_path)
-    share.settle()
+    store.settle()
     for bucket, state in share.states.items():
         ours = store.buckets[bucket]
         assert state.exponents == ours.exponents
