@@ -23,7 +23,7 @@ import zmq
 
 from oobleckd.daemon import keys
 from oobleckd.protocol import codec, tcp
-from oobleckd.protocol.datagrams import ACK_BYTES, Sender, acked_session_of, address_of
+from oobleckd.protocol.datagrams import ACK_BYTES, Sender, address_of, short_session_of
 from oobleckd.protocol.messages import PROTOCOL, Beat, Hello, Welcome
 from oobleckd.protocol.parts import DeviceInfo
 from worker import uplink
@@ -160,7 +160,7 @@ class Agents:
         with contextlib.suppress(BlockingIOError):
             while True:
                 data = self._udp.recv(ACK_BYTES + 1)
-                if (sender := self._senders.get(acked_session_of(data))) is not None:
+                if (sender := self._senders.get(short_session_of(data))) is not None:
                     sender.heard(data)
 
     def _sent(self, node: Node) -> bool:

@@ -2,9 +2,10 @@
 
 Owns the beats' timer and the UDP socket of the session that the last Welcome opened. A beat goes over ZeroMQ unless a datagram stands for
 it (``protocol.datagrams``): so both go until an answer comes, and where UDP is blocked, or a packet lost, ZeroMQ speaks at the next beat. Nodes
-that train use it always: what they say otherwise goes there too.
+that train use it always: what they say otherwise goes there too. Their connection may be held up by lost packets, and then the daemon asks by UDP
+whether they are there: they answer at once. So that it knows where, they send datagrams until one is acknowledged.
 
-Answers are looked for when the next beat is due, and wake nobody.
+Acknowledgements are looked for when the next beat is due, and wake nobody.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from oobleckd.protocol.parts import DatagramSession
 from worker.uplink import Uplink
 
 _MOST_ANSWERS = 64  # looked at for one beat: others than the daemon may send here
+_MOST_QUESTIONS = 8  # of a node that trains, where datagrams seem not to get through
 _log = logging.getLogger(__name__)
 
 
@@ -34,23 +36,51 @@ class _Datagrams:
         self._address = address
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the daemon has acknowledged one, or never will."""
+        return self._sender.acked > 0 or self._sender.counter >= _MOST_QUESTIONS
 
     def send(self) -> bool:
         """Send the next datagram; whether it stands for a beat."""
+        data, stands = self._sender.beat()
+        return self._send(data) and stands
+
+    def take(self, *, answers: bool) -> None:
+        """Take in what has come; whether questions are answered."""
         try:
             for _ in range(_MOST_ANSWERS):
-                self._sender.heard(self._socket.recv(ACK_BYTES + 1))
+                data = self._socket.recv(ACK_BYTES + 1)
+                self._sender.heard(data)
+                if answers and (answer := self._sender.answer(data)) is not None:
+                    self._send(answer)
         except OSError:
             pass  # no more has come
-        data, stands = self._sender.beat()
+
+    def listen(self, loop: asyncio.AbstractEventLoop, came: Callable[[], None]) -> None:
+        """Call ``came`` when something comes, from now on."""
+        if self._loop is None:
+            self._loop = loop
+            loop.add_reader(self._socket, came)
+
+    def rest(self) -> None:
+        """Nobody is called any more."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket)
+            self._loop = None
+
+    def close(self) -> None:
+        self.rest()
+        self._socket.close()
+
+    def _send(self, data: bytes) -> bool:
         try:
             self._socket.sendto(data, self._address)
         except OSError:
             return False
-        return stands
-
-    def close(self) -> None:
-        self._socket.close()
+        return True
 
 
 class Beacon:
@@ -106,9 +136,22 @@ class Beacon:
 
     def _sent(self) -> bool:
         """Whether a datagram stands for this beat."""
-        if self._datagrams is None or self._uplink.blocked or not self._is_idle():
+        if self._datagrams is None or self._uplink.blocked:
             return False
-        return self._datagrams.send()
+        if self._is_idle():
+            self._datagrams.rest()
+            self._datagrams.take(answers=False)
+            return self._datagrams.send()
+        self._datagrams.listen(self._loop, self._came)
+        self._came()
+        if not self._datagrams.is_known:
+            self._datagrams.send()
+        return False
+
+    def _came(self) -> None:
+        """A question is answered at once; by an idle node never, which beats by datagrams itself, and where those are not acknowledged that has a reason."""
+        if self._datagrams is not None:
+            self._datagrams.take(answers=not (self._uplink.blocked or self._is_idle()))
 
     def _open(self, session: DatagramSession, host: str) -> None:
         """Addresses at once; names are looked up beside the loop, and ZeroMQ has the beats until then."""

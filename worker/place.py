@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,10 @@ def torch_device(place: Place) -> torch.device:
     """The torch device of this process, set up so that its results repeat bit for bit."""
     if place.kind != "cuda":
         return torch.device("cpu")
+    # Autograd's thread has no context of CUDA before its first kernel, and cuBLAS makes one.
+    warnings.filterwarnings(
+        "ignore", message=r"Attempting to run cuBLAS, but there was no current CUDA context"
+    )
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(mode=True)
     torch.backends.cuda.matmul.allow_tf32 = False

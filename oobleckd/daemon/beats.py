@@ -1,39 +1,50 @@
-"""Beats of idle nodes that come as UDP datagrams, beside the hub's ROUTER and at the same address.
+"""Beats of idle nodes that come as UDP datagrams, beside the hub's ROUTER and at the same address; and who is silent is asked there.
 
 Owns the UDP socket and the sessions: which datagram is whose, whether it is what it says (``protocol.datagrams``), and the
 answer to it. Each ``Welcome`` opens a session, which lasts until the node's next one or the end of its connection. Whether a node is still heard, and what its
 beat means, is the hub's to say.
 
-ZeroMQ's queues are the reason: of each connection libzmq touches some 30 kB more with the first 512 messages, which is all that idle nodes ever send.
+A node that trains beats over its connection, and where packets are lost TCP may hold that up for seconds: first 0.2 s, then twice as long each time. So it is asked by UDP
+when two beats are missing, again and again, and an answer is a beat. That says that its agent lives, and not that its connection will carry anything
+again: nobody is asked who has said nothing there for as long as TCP itself waits.
+
+ZeroMQ's queues are the reason for beats by UDP: of each connection libzmq touches some 30 kB more with the first 512 messages, which is all that idle nodes ever send.
 Where there is no UDP everything works as well, and takes that memory.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar, assert_never
+from typing import Any, Generic, TypeVar, assert_never
 
 from oobleckd.daemon.connections import Connection
 from oobleckd.daemon.readiness import Readiness
-from oobleckd.protocol.datagrams import BEAT_BYTES, Receiver, address_of, session_of
+from oobleckd.protocol import tcp
+from oobleckd.protocol.datagrams import BEAT_BYTES, Receiver, address_of, session_of, short_session_of
 from oobleckd.protocol.messages import Beat
 from oobleckd.protocol.parts import DATAGRAM_KEY_BYTES, DATAGRAM_SESSION_BYTES, DatagramSession
 
 # What comes while the loop is busy waits in the kernel, which gives less than this where it is configured so.
 _BUFFER_BYTES = 4 * 2**20
 _MOST_PER_TURN = 64  # each is checked and answered, which takes longer than reading a message
+_MISSING = 2  # beats, half of the shortest lease; the other half is for questions and answers, some of which are lost, too
+_ASK_EVERY = 0.4  # beats
+_ASK_MOST_S = tcp.UNANSWERED_S
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class DatagramCounters:
-    """Datagrams by what they were: beats, of no session that there is, with a wrong code, with a counter of before."""
+    """Datagrams by what they were: beats, answers to questions, of no session that there is, with a wrong code, with a counter of before."""
 
     datagram_beats: int = 0
+    datagram_answers: int = 0
     datagrams_strange: int = 0
     datagrams_forged: int = 0
     datagrams_replayed: int = 0
@@ -44,24 +55,32 @@ Peer = TypeVar("Peer", bound=Connection)
 
 @dataclass(slots=True, eq=False)
 class _Session(Generic[Peer]):
-    """What one Welcome opened, for the life that its Hello told of, whose ``beat`` it is."""
+    """What one Welcome opened, for the life that its Hello told of, whose ``beat`` it is. ``address``: where its newest datagram came from.
+    ``answered_at``: when its last answer came.
+    """
 
     connection: Peer
     beat: Beat
     receiver: Receiver
+    address: Any = None
+    answered_at: float = float("-inf")
 
 
 class Beats(Generic[Peer]):
     """All sessions; none until it is bound.
 
     ``on_datagram`` gets what was proven to come from a connection's node: a beat, or None if it merely asks whether it gets
-    through. It says whether to answer.
+    through. It says whether to acknowledge it. ``beat_s`` is the distance of beats.
     """
 
-    def __init__(self, on_datagram: Callable[[Peer, Beat | None], bool]) -> None:
+    def __init__(self, on_datagram: Callable[[Peer, Beat | None], bool], beat_s: float = 0.25) -> None:
         self.counters = DatagramCounters()
         self.port = 0
         self._on_datagram = on_datagram
+        self._beat_s = beat_s
+        self._heard: dict[Peer, float] = {}  # when each said something last, the longest silent first
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._next_look: asyncio.TimerHandle | None = None
         self._sessions: dict[bytes, _Session[Peer]] = {}
         self._of: dict[Peer, bytes] = {}
         self._num_taken = 0  # since it was asked whether all is calm
@@ -79,9 +98,13 @@ class Beats(Generic[Peer]):
         """Begin to listen, on the running event loop."""
         if self._ready is not None:
             self._ready.start()
+            self._loop = asyncio.get_running_loop()
+            self._look_later()
 
     def close(self) -> None:
         """Listen no more."""
+        if self._next_look is not None:
+            self._next_look.cancel()
         if self._ready is not None:
             self._ready.stop()
         if self._socket is not None:
@@ -95,10 +118,18 @@ class Beats(Generic[Peer]):
         name, key = secrets.token_bytes(DATAGRAM_SESSION_BYTES), secrets.token_bytes(DATAGRAM_KEY_BYTES)
         self._of[connection] = name
         self._sessions[name] = _Session(connection, Beat(incarnation), Receiver(name, key))
+        self.heard(connection)
         return DatagramSession(self.port, name, key)
+
+    def heard(self, connection: Peer) -> None:
+        """It said something, whichever way."""
+        if self._loop is not None and connection in self._of:
+            self._heard.pop(connection, None)
+            self._heard[connection] = self._loop.time()
 
     def end_session(self, connection: Peer) -> None:
         """Its datagrams are nobody's from now on."""
+        self._heard.pop(connection, None)
         name = self._of.pop(connection, None)
         if name is not None:
             del self._sessions[name]
@@ -110,20 +141,25 @@ class Beats(Generic[Peer]):
         except OSError:
             return False
         self._num_taken += 1
-        session = self._sessions.get(session_of(data))
-        if session is None:
+        if (session := self._sessions.get(session_of(data))) is not None:
+            if self._is_answered(session, data, sender):
+                self._send(session.receiver.ack(), sender)
+        elif (session := self._sessions.get(short_session_of(data))) is not None:
+            self._take_answer(session, data)
+        else:
             self.counters.datagrams_strange += 1
-        elif self._is_answered(session, data):
-            self._answer(session.receiver.ack(), sender)
         return True
 
-    def _is_answered(self, session: _Session[Peer], data: bytes) -> bool:
+    def _is_answered(self, session: _Session[Peer], data: bytes, sender: tuple[str, int]) -> bool:
         verdict = session.receiver.take(data)
         match verdict:
             case "beat":
                 self.counters.datagram_beats += 1
+                session.address = sender
+                self.heard(session.connection)
                 return self._on_datagram(session.connection, session.beat)
             case "question":
+                session.address = sender
                 return self._on_datagram(session.connection, None)
             case "forged":
                 self.counters.datagrams_forged += 1
@@ -133,12 +169,43 @@ class Beats(Generic[Peer]):
                 assert_never(verdict)
         return False
 
-    def _answer(self, data: bytes, sender: tuple[str, int]) -> None:
+    def _take_answer(self, session: _Session[Peer], data: bytes) -> None:
+        if not session.receiver.is_answer(data):
+            self.counters.datagrams_forged += 1
+            return
+        assert self._loop is not None
+        self.counters.datagram_answers += 1
+        session.answered_at = self._loop.time()
+        self._on_datagram(session.connection, session.beat)
+
+    def _look_later(self) -> None:
+        assert self._loop is not None
+        after_s = _ASK_EVERY * self._beat_s
+        self._next_look = self._loop.call_later(after_s, self._look, self._loop.time() + 2 * after_s)
+
+    def _look(self, latest: float) -> None:
+        """Ask those who are silent; not where that may be us, who come to it after ``latest``: what they said may not have been read."""
+        assert self._loop is not None
+        self._look_later()
+        now = self._loop.time()
+        if now > latest:
+            return
+        for connection, heard_at in list(self._silent_since(now - _MISSING * self._beat_s)):
+            session = self._sessions[self._of[connection]]
+            if now - heard_at > _ASK_MOST_S:
+                del self._heard[connection]
+            elif session.address is not None and now - session.answered_at >= self._beat_s:
+                self._send(session.receiver.ask(), session.address)
+
+    def _silent_since(self, then: float) -> Iterator[tuple[Peer, float]]:
+        return itertools.takewhile(lambda each: each[1] <= then, self._heard.items())
+
+    def _send(self, data: bytes, address: Any) -> None:
         assert self._socket is not None
         try:
-            self._socket.sendto(data, sender)
+            self._socket.sendto(data, address)
         except OSError as error:
-            _log.debug("an answer was not sent: %s", error)  # the node beats over ZeroMQ, then
+            _log.debug("a datagram was not sent: %s", error)  # the node beats over ZeroMQ, then
 
     def _is_calm(self, resting: bool) -> bool:
         """Whether they come that fast that they wait for each other: nobody waits for any of them."""

@@ -79,11 +79,17 @@ class Hub:
     """All agents' connections.
 
     ``pair`` is the daemon's key pair, None for no CURVE; ``allowed`` maps public keys to nodes; ``udp``: idle nodes may beat as
-    datagrams. The constructor binds (so that ``endpoint`` is known), ``start`` begins to listen. Raises HubError.
+    datagrams, and others are asked by them when beats are missing, which come every ``beat_s``. The constructor binds (so that ``endpoint`` is known), ``start`` begins to listen. Raises HubError.
     """
 
     def __init__(
-        self, endpoint: str, *, pair: KeyPair | None, allowed: Mapping[str, str], udp: bool = True
+        self,
+        endpoint: str,
+        *,
+        pair: KeyPair | None,
+        allowed: Mapping[str, str],
+        udp: bool = True,
+        beat_s: float = 0.25,
     ) -> None:
         if pair is None and not is_loopback(endpoint):
             raise HubError(
@@ -109,7 +115,7 @@ class Hub:
         self._messages = Readiness(self._router, self._take_message, self._is_calm)
         self._num_beats = self._num_others = 0  # since it was asked whether all is calm
         self._closings = Readiness(self._monitor, self._take_closing)
-        self.beats: Beats[_Peer] = Beats(self._proven)
+        self.beats: Beats[_Peer] = Beats(self._proven, beat_s)
         try:
             self._router.bind(endpoint)
         except zmq.ZMQError as error:
@@ -202,6 +208,7 @@ class Hub:
             self._refuse(peer, "its key is no longer in the allow-list", "make a new one: oobleckctl keygen")
             return
         peer.told = False
+        self.beats.heard(peer)
         if peer.num_bad >= _MOST_BAD:
             self.counters.damaged += (
                 1  # it was said often enough: nothing of this connection is looked at any more

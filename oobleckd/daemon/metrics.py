@@ -173,6 +173,7 @@ def _of_shell(service: Service) -> Iterator[Metric]:
         ("oobleck_refused_hellos_total", "Agents that were refused.", hub.refused),
         ("oobleck_refused_keys_total", "Connections with unknown keys.", service.hub.num_refused_keys),
         ("oobleck_datagram_beats_total", "Beats of idle nodes by UDP.", datagrams.datagram_beats),
+        ("oobleck_datagram_answers_total", "Answers of silent nodes by UDP.", datagrams.datagram_answers),
         ("oobleck_strange_datagrams_total", "Datagrams of no session.", datagrams.datagrams_strange),
         ("oobleck_forged_datagrams_total", "Datagrams with a wrong code.", datagrams.datagrams_forged),
         ("oobleck_replayed_datagrams_total", "Datagrams said before.", datagrams.datagrams_replayed),

@@ -149,7 +149,7 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
         pair = keys.make_server_keys(config.keys_path, sd.credential(SERVER_KEY))
         allowed = keys.load_authorized(config.keys_path)
     secret = keys.job_secret(config.state_path)
-    hub = Hub(config.endpoint, pair=pair, allowed=allowed, udp=config.udp)
+    hub = Hub(config.endpoint, pair=pair, allowed=allowed, udp=config.udp, beat_s=config.beat_s)
     try:
         forgotten = journal.damage is not None and journal.damage.lost
         for_core = _for_core(config, hub.endpoint, secret)

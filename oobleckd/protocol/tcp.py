@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+UNANSWERED_S = 8.0
+"""Without an answer to what was sent a connection ends: some four packets lost one after another."""
 _OPTIONS = {
-    "tcp_maxrt": 8000,  # ms without an answer to what was sent: some four packets lost one after another
+    "tcp_maxrt": int(1000 * UNANSWERED_S),  # ms
     "tcp_keepalive": 1,
     "tcp_keepalive_idle": 4,  # s
     "tcp_keepalive_intvl": 2,  # s

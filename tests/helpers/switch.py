@@ -12,6 +12,7 @@ import itertools
 import os
 import random
 import select
+import socket
 import struct
 import subprocess
 import threading
@@ -29,12 +30,20 @@ _LOOK_S = 0.5
 
 @dataclass
 class Weather:
-    """``loss``: share of packets. ``delay_s``: one way. ``rate_bytes_s`` into each host (0: as it comes). ``cuts``: (from, to), by address."""
+    """``loss``: share of packets. ``delay_s``: one way. ``rate_bytes_s`` into each host (0: as it comes). ``cuts``: (from, to), by address.
+    ``tcp``: whether any of it passes: else connections stand still, as where packets are lost several times in a row.
+    """
 
     loss: float = 0.0
     delay_s: float = 0.0
     rate_bytes_s: float = 0.0
     cuts: set[tuple[str, str]] = field(default_factory=set)
+    tcp: bool = True
+
+    def loses(self, source: str, target: str, packet: bytes, dice: random.Random) -> bool:
+        """Whether ``packet`` does not arrive."""
+        stands = not self.tcp and packet[9] == socket.IPPROTO_TCP
+        return stands or (source, target) in self.cuts or dice.random() < self.loss
 
 
 class Switch(threading.Thread):
@@ -107,7 +116,7 @@ class Switch(threading.Thread):
         if packet[0] >> 4 != 4 or target not in self._ends:
             return
         weather = self.weather
-        if (self._of[fd], target) in weather.cuts or self._dice.random() < weather.loss:
+        if weather.loses(self._of[fd], target, packet, self._dice):
             self.num_lost += 1
             return
         now = time.monotonic()

@@ -42,6 +42,14 @@ class Idle:
         self.send(data)
         return stands
 
+    async def asked(self) -> bytes:
+        """The answer to the next thing that comes, which is a question."""
+        async with asyncio.timeout(WAIT_S):
+            data = await asyncio.get_running_loop().sock_recv(self.socket, 1000)
+        answer = self.sender.answer(data)
+        assert answer is not None
+        return answer
+
     async def answered(self) -> None:
         """Take in an acknowledgement of the newest."""
         before = self.sender.acked
@@ -320,3 +328,145 @@ async def test_ipv6() -> None:
     assert heard == [None, Beat("life.1"), Beat("life.1")]
     idle.close()
     beats.close()
+
+
+BEAT_S = 0.05
+
+
+class Silent:
+    """A node that trains and says nothing, or not over ZeroMQ; ``heard``: of it."""
+
+    def __init__(self) -> None:
+        self.heard: list[Beat | None] = []
+        self.connection = Connection(node="node-1")
+        self.beats: Beats[Connection] = Beats(self._on_datagram, BEAT_S)
+        self.beats.bind("tcp://127.0.0.1:0", any_port=True)
+        self.beats.start()
+        session = self.beats.open_session(self.connection, "life.1")
+        assert session is not None
+        self.node = Idle(session)
+
+    def _on_datagram(self, _connection: Connection, beat: Beat | None) -> bool:
+        self.heard.append(beat)
+        return True
+
+    async def known(self) -> None:
+        """It has said where it is."""
+        self.node.beat()
+        await self.node.answered()
+        self.heard.clear()
+
+    def close(self) -> None:
+        self.node.close()
+        self.beats.close()
+
+
+@pytest.fixture
+def silent() -> Iterator[Callable[[], Silent]]:
+    made: list[Silent] = []
+
+    def make() -> Silent:
+        made.append(Silent())
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.asyncio
+async def test_who_is_silent_is_asked_and_an_answer_is_a_beat(silent: Callable[[], Silent]) -> None:
+    world = silent()
+    await world.known()
+    began = asyncio.get_running_loop().time()
+    for count in (1, 2, 3):
+        answer = await world.node.asked()
+        assert len(world.heard) == count - 1
+        world.node.send(answer)
+        await until(lambda wanted=count: len(world.heard) == wanted)  # type: ignore[misc]
+    assert world.heard == [Beat("life.1")] * 3
+    assert world.beats.counters.datagram_answers == 3
+    assert asyncio.get_running_loop().time() - began >= 4 * BEAT_S, "two beats, and one between two answers"
+
+
+@pytest.mark.asyncio
+async def test_it_is_asked_until_an_answer_comes(silent: Callable[[], Silent]) -> None:
+    """Of questions and answers some are lost, too."""
+    world = silent()
+    await world.known()
+    answers = [await world.node.asked() for _ in range(4)]
+    assert not world.heard
+    world.node.send(answers[2])
+    await until(lambda: world.heard == [Beat("life.1")])
+
+
+@pytest.mark.asyncio
+async def test_an_answer_counts_once(silent: Callable[[], Silent]) -> None:
+    world = silent()
+    await world.known()
+    answer = await world.node.asked()
+    for _ in range(3):
+        world.node.send(answer)
+    await until(lambda: world.beats.counters.datagrams_forged == 2)
+    assert world.heard == [Beat("life.1")]
+
+
+@pytest.mark.asyncio
+async def test_who_is_heard_is_not_asked(silent: Callable[[], Silent]) -> None:
+    world, other = silent(), silent()
+    await world.known()
+    await other.known()
+
+    async def talks() -> None:
+        while True:
+            world.beats.heard(world.connection)
+            await asyncio.sleep(0)
+
+    talking = asyncio.create_task(talks())
+    for _ in range(4):
+        await other.node.asked()
+    talking.cancel()
+    assert world.node.unanswered()
+
+
+@pytest.mark.asyncio
+async def test_nobody_is_asked_where_it_is_not_known_where_or_when_its_connection_is_gone(
+    silent: Callable[[], Silent],
+) -> None:
+    unknown, gone, other = silent(), silent(), silent()
+    await gone.known()
+    await other.known()
+    gone.beats.end_session(gone.connection)
+    for _ in range(4):
+        await other.node.asked()
+    assert unknown.node.unanswered()
+    assert gone.node.unanswered()
+
+
+@pytest.mark.asyncio
+async def test_who_says_nothing_for_as_long_as_tcp_waits_is_asked_no_more(
+    silent: Callable[[], Silent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent lives, and its connection will not carry anything again: it shall be missed."""
+    monkeypatch.setattr("oobleckd.daemon.beats._ASK_MOST_S", 4 * BEAT_S)
+    world = silent()
+    await world.known()
+    world.node.send(await world.node.asked())
+    await until(lambda: not world.beats._heard)
+    while not world.node.unanswered():
+        pass
+    other = silent()
+    await other.known()
+    await other.node.asked()
+    assert world.node.unanswered()
+    world.beats.heard(world.connection)
+    await world.node.asked()
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_that_slept_asks_nobody(silent: Callable[[], Silent]) -> None:
+    """What was said meanwhile has not been read yet."""
+    world = silent()
+    await world.known()
+    world.beats._look(asyncio.get_running_loop().time() - 1.0)
+    assert world.node.unanswered()

@@ -12,9 +12,9 @@ from oobleckd.protocol.datagrams import (
     VERSION,
     Receiver,
     Sender,
-    acked_session_of,
     address_of,
     session_of,
+    short_session_of,
     stands,
 )
 from oobleckd.protocol.messages import PROTOCOL, Welcome
@@ -45,8 +45,8 @@ def test_the_layout() -> None:
     ack = receiver.ack()
     assert len(ack) == ACK_BYTES == 33 < BEAT_BYTES, "an answer is never longer than what it answers"
     assert ack[:17] == bytes([VERSION]) + SESSION + bytes.fromhex("0000000000000103")
-    assert session_of(data) == acked_session_of(ack) == SESSION
-    assert session_of(ack) == acked_session_of(data) == b""
+    assert session_of(data) == short_session_of(ack) == SESSION
+    assert session_of(ack) == short_session_of(data) == b""
 
 
 def test_the_first_asks_and_the_next_are_beats() -> None:
@@ -112,7 +112,7 @@ def test_lengths_and_versions() -> None:
         assert session_of(wrong) == b""
     ack = receiver.ack()
     for wrong in (b"", ack[:-1], ack + b"\0", ack * 2):
-        assert acked_session_of(wrong) == b""
+        assert short_session_of(wrong) == b""
         sender.heard(wrong)
     assert sender.acked == 0
 
@@ -187,3 +187,46 @@ def test_a_session_has_its_lengths(wrong: dict[str, bytes]) -> None:
     session = msgspec.structs.replace(DatagramSession(7077, SESSION, KEY), **wrong)
     with pytest.raises(codec.CodecError):
         codec.decode_to_worker(codec.encode(Welcome(PROTOCOL, "daemon", 0.5, 5.0, (), session)))
+
+
+def test_a_question_is_answered_once() -> None:
+    sender, receiver = ends()
+    question = receiver.ask()
+    assert len(question) == ACK_BYTES
+    answer = sender.answer(question)
+    assert answer is not None
+    assert len(answer) == ACK_BYTES, "nobody gets more than he sent"
+    assert short_session_of(question) == short_session_of(answer) == SESSION
+    assert sender.answer(question) is None, "said before"
+    assert receiver.is_answer(answer)
+    assert not receiver.is_answer(answer), "said before"
+
+
+def test_an_answer_to_an_older_question_counts_until_a_newer_one_has_come() -> None:
+    sender, receiver = ends()
+    answers = [sender.answer(receiver.ask()) for _ in range(4)]
+    assert [receiver.is_answer(answers[index] or b"") for index in (1, 0, 3, 2)] == [True, False, True, False]
+
+
+def test_nothing_else_is_an_answer() -> None:
+    sender, receiver = ends()
+    question = receiver.ask()
+    answer = sender.answer(question)
+    assert answer is not None
+    other = Sender(SESSION, bytes(32)).answer(Receiver(SESSION, bytes(32)).ask())
+    elsewhere = Sender(b"session2", KEY).answer(Receiver(b"session2", KEY).ask())
+    sender.beat()
+    for wrong in (question, receiver.ack(), other, elsewhere, b"", answer[:-1], answer + b"x"):
+        assert wrong is not None
+        assert not receiver.is_answer(wrong)
+    for wrong in (
+        answer,
+        receiver.ack(),
+        Receiver(SESSION, bytes(32)).ask(),
+        Receiver(b"session2", KEY).ask(),
+    ):
+        assert sender.answer(wrong) is None
+    never_asked = Sender(SESSION, KEY).answer(Receiver(SESSION, KEY, asked=6).ask())
+    assert never_asked is not None
+    assert not receiver.is_answer(never_asked)
+    assert receiver.is_answer(answer)

@@ -35,6 +35,7 @@ class World:
         self.port = int(self.socket.getsockname()[1])
         self.receiver = Receiver(b"session1", KEY)
         self.uplink, self.idle, self.num_beats = Uplink(), True, 0
+        self.agent: tuple[str, int] = ("", 0)
         endpoint = f"tcp://{name or (f'[{host}]' if ':' in host else host)}:7077"
         self.beacon = Beacon(
             asyncio.get_running_loop(),
@@ -58,10 +59,17 @@ class World:
 
     def answer(self) -> str:
         """Take the datagram that must have come, and acknowledge it; what it is."""
-        data, sender = self.socket.recvfrom(1000)
+        data, self.agent = self.socket.recvfrom(1000)
         verdict = self.receiver.take(data)
-        self.socket.sendto(self.receiver.ack(), sender)
+        self.socket.sendto(self.receiver.ack(), self.agent)
         return verdict
+
+    async def asked(self, question: bytes) -> bytes:
+        """What it answers to a question."""
+        self.socket.sendto(question, self.agent)
+        self.socket.setblocking(False)
+        async with asyncio.timeout(WAIT_S):
+            return await asyncio.get_running_loop().sock_recv(self.socket, 1000)
 
     def nothing_came(self) -> bool:
         self.socket.setblocking(False)
@@ -120,6 +128,61 @@ async def test_a_node_that_trains_beats_over_zeromq_alone() -> None:
     world.idle = True
     world.beat()
     assert (world.answer(), world.num_beats) == ("beat", 3), "its last one was answered"
+    world.close()
+
+
+async def test_a_node_that_trains_answers_questions_at_once() -> None:
+    world = World()
+    world.welcome()
+    world.answer()
+    world.idle = False
+    world.beat()
+    for _ in range(3):
+        assert world.receiver.is_answer(await world.asked(world.receiver.ask()))
+    assert world.num_beats == 2, "and no beat of its own"
+    world.uplink.blocked = True
+    world.socket.sendto(world.receiver.ask(), world.agent)
+    await asyncio.sleep(0.05)
+    assert world.nothing_came()
+    world.close()
+
+
+async def test_an_idle_node_answers_none() -> None:
+    """Else one to which work is given on a connection that carries nothing any more would not show."""
+    world = World()
+    world.welcome()
+    world.answer()
+    world.idle = False
+    world.beat()
+    world.idle = True
+    for _ in range(2):  # it still listens, and then not
+        world.socket.sendto(world.receiver.ask(), world.agent)
+        await asyncio.sleep(0.05)
+        assert world.nothing_came()
+        world.beat()
+        assert world.answer() == "beat"
+    world.close()
+
+
+async def test_a_node_that_trains_tells_where_it_is_until_that_is_acknowledged() -> None:
+    """The daemon may have been started again meanwhile, and knows no address."""
+    world = World()
+    world.idle = False
+    world.welcome()
+    world.beat()
+    assert [world.receiver.take(world.socket.recv(1000)) for _ in range(2)] == ["question"] * 2
+    world.beat()
+    world.answer()
+    world.beat()
+    assert world.nothing_came()
+    assert world.num_beats == 4
+    world.welcome(b"session2")
+    for _ in range(20):  # nobody answers
+        world.beat()
+    await asyncio.sleep(0)
+    for _ in range(module._MOST_QUESTIONS):
+        assert world.receiver.take(world.socket.recv(1000)) == "question"
+    assert world.nothing_came()
     world.close()
 
 
