@@ -41,6 +41,8 @@ def torch_device(place: Place) -> torch.device:
     )
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(mode=True)
+    # It would also fill whatever is made empty, pinned memory of the host too, before it is written: nothing of ours reads it before.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.allow_tf32 = False
     index = int(place.device.rpartition("/")[2]) % torch.cuda.device_count()
     torch.cuda.set_device(index)
