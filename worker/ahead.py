@@ -63,15 +63,18 @@ class Ahead:
     buckets: dict[str, list[int]]
     rounds: int
     broken: set[str] = field(default_factory=set)
-    began: bool = False
     updated: bool = False
     copied: Hosted | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def began(self) -> bool:
+        """Whether there is a state that is sent."""
+        return self.copied is not None
+
     def begin(self, counters: Counters, store: Store) -> None:
         """Send the state, once: ``store`` has that of the boundary ``counters``."""
         if not self.began and self.rounds > 0:
-            self.began = True
             self._copy(counters, store)
 
     def committed(
@@ -80,12 +83,11 @@ class Ahead:
         """The round between the two boundaries is committed, and ``store`` has the state after it. ``hold``: so that all may stop."""
         if self.rounds <= 0:
             return
-        if not self.began:
+        if self.copied is None:
             if not hold:
                 self.begin(after, store)
             return
-        if self.copied is not None:
-            self.copied.states()
+        self.copied.states()
         self.rounds -= 1
         if hold and not self.updated:
             self._recall()

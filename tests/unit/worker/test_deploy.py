@@ -130,7 +130,7 @@ def test_a_source_in_doubt_sends_all(aside: Aside, tmp_path: Path, how: str) -> 
     if how == "broken":
         ahead.broken.add(TARGET)
     elif how == "not begun":
-        ahead.began = False
+        ahead.copied = None
     stop = Stop(aside, tmp_path, None if how == "forgotten" else ahead, aside.staging)
     assert stop.run() == [STATE] * len(aside.buckets)
     stop.check()
