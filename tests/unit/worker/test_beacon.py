@@ -86,6 +86,12 @@ class World:
         self.socket.close()
 
 
+async def turns() -> None:
+    """What was sent on loopback is there already: the loop has looked at it, and whoever waits for it has run."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
 pytestmark = pytest.mark.asyncio
 
 
@@ -142,7 +148,7 @@ async def test_a_node_that_trains_answers_questions_at_once() -> None:
     assert world.num_beats == 2, "and no beat of its own"
     world.uplink.blocked = True
     world.socket.sendto(world.receiver.ask(), world.agent)
-    await asyncio.sleep(0.05)
+    await turns()
     assert world.nothing_came()
     world.close()
 
@@ -157,7 +163,7 @@ async def test_an_idle_node_answers_none() -> None:
     world.idle = True
     for _ in range(2):  # it still listens, and then not
         world.socket.sendto(world.receiver.ask(), world.agent)
-        await asyncio.sleep(0.05)
+        await turns()
         assert world.nothing_came()
         world.beat()
         assert world.answer() == "beat"
