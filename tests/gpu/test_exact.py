@@ -16,7 +16,7 @@ from tests.helpers.models import small_job
 from worker import sums
 from worker.groups.plane import Plane
 from worker.mailbox import Mailbox
-from worker.models import load_spec, seed_layer
+from worker.models import Batch, load_spec, seed_layer
 from worker.place import Place, torch_device
 from worker.post import TransportPost
 from worker.transport import Transport
@@ -92,7 +92,7 @@ def step(job: Job, device: torch.device) -> list[Tensor]:
         keys = [key for bucket in spec.buckets_of(index) for key in spec.buckets[bucket].keys]
         layer = spec.layer(index, {key: params[key] for key in keys}, device)
         seed_layer(job.train.seed, 0, 0, index, device)
-        x = layer(x, tokens)
+        x = layer(x, Batch(tokens, tokens))
     assert x is not None
     return [x.detach(), *torch.autograd.grad(x, list(params.values()))]
 
