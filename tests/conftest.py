@@ -33,7 +33,10 @@ _FIRST = (
 )
 _SECOND = (
     "tests/host/",
-    *(f"tests/loopback/test_{name}." for name in ("demo", "devices_live", "export", "roads", "twin", "up")),
+    *(
+        f"tests/loopback/test_{name}."
+        for name in ("demo", "devices_live", "export", "gpu_rehearsal", "roads", "twin", "up")
+    ),
 )
 
 

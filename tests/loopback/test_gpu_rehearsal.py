@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
@@ -12,13 +13,16 @@ TIMEOUT_S = 300.0
 LONG = "test_a_kill_does_not_show and not backward-bf16"  # a cluster, which it takes to the end four times
 
 
-def test_the_tests_for_a_gpu_pass_a_rehearsal(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}",
-            "-m", "gpu", "-k", f"not ({LONG})", GPU_TESTS,
-        ],
-        env={**os.environ, "OOBLECK_GPU_REHEARSAL": "1"},
-        capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
-    )  # fmt: skip
+def test_the_tests_for_a_gpu_pass_a_rehearsal() -> None:
+    with tempfile.TemporaryDirectory(
+        prefix="gpu-"
+    ) as folder:  # of pytest's the names are too long for sockets
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={folder}/t",
+                "-m", "gpu", "-k", f"not ({LONG})", GPU_TESTS,
+            ],
+            env={**os.environ, "OOBLECK_GPU_REHEARSAL": "1"},
+            capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
+        )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
