@@ -4,6 +4,9 @@ Owns the socket, the queues and the writer thread, which dials at the first lett
 for the peer's goodbye or end. What the socket takes at once is written by the sender's own thread:
 a hand-over to a thread costs more than a small letter. Letters that can wait leave, in their own order, whenever no other is there, and can be
 taken back until then; one that has begun to leave is not interrupted.
+
+The last bytes of every letter are written under the lock, without waiting: whoever got a whole letter hears a goodbye
+when the link is stopped, however late its writer thread hears that the letter is gone.
 """
 
 from __future__ import annotations
@@ -105,8 +108,9 @@ class Outgoing:
     def stop(self) -> None:
         """Drop what is queued, say goodbye unless a letter is half written, close. ``on_end`` is not called."""
         with self._lock:
+            between = not self._writing and not (self._queue and self._queue[0].has_begun)
             self._clear()
-            if self._open and not self._writing and self._socket is not None and self._road.is_set():
+            if self._open and between and self._socket is not None and self._road.is_set():
                 with suppress(OSError):
                     wire.goodbye_frame().write_now(self._socket)
             self._end()
@@ -219,15 +223,17 @@ class Outgoing:
         """Write frames as they come, until the peer's goodbye. Raises OSError, EOFError, WireError."""
         sock = self._socket
         assert sock is not None
-        poller = select.poll()
+        room, poller = select.poll(), select.poll()
+        room.register(sock, select.POLLOUT)
         poller.register(sock, select.POLLIN)
         poller.register(self._wake, select.POLLIN)
         while not self._stopped.is_set():
             self._road.wait()
             frame = self._begin()
             if frame is not None:
-                frame.write(sock)
-                self._finish()
+                frame.write_all_but_the_tail(sock)
+                while not self._finish(frame, sock):
+                    room.poll()
                 continue
             ready = {fd for fd, _ in poller.poll()}
             self._road.wait()
@@ -243,11 +249,15 @@ class Outgoing:
             self._writing = True
             return self._queue.popleft() if self._queue else self._later.popleft()[1]
 
-    def _finish(self) -> None:
+    def _finish(self, frame: Frame, sock: socket.socket) -> bool:
+        """Write what the socket takes of the rest of ``frame``; whether that was all. Raises OSError."""
         with self._lock:
+            if not frame.write_now(sock):
+                return False
             self._writing = False
             if self._is_idle():
                 self._written.notify_all()
+            return True
 
     def _said_goodbye(self) -> bool:
         """Whether a goodbye lies unread on a link that failed in writing."""

@@ -27,6 +27,7 @@ _LETTER, _GOODBYE = 1, 2
 _MAX_BODY_BYTES = 64 * 2**20
 _IOV_MAX = 1024
 _BUFFER_BYTES = 4096
+_TAIL_BYTES = 4096
 _DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -61,7 +62,7 @@ class Frame:
     Holds references to the tensors' memory: who sends must not change them until the frame is written.
     """
 
-    __slots__ = ("_buffers", "_copied", "_tensors", "num_bytes")
+    __slots__ = ("_buffers", "_copied", "_left", "_tensors", "num_bytes")
 
     def __init__(
         self, head: bytes, tensors: Sequence[Tensor] = (), copied: torch.cuda.Event | None = None
@@ -69,23 +70,28 @@ class Frame:
         self._buffers = deque((memoryview(head), *map(_bytes_of, tensors)))
         self._tensors = tensors
         self._copied = copied
-        self.num_bytes = sum(buffer.nbytes for buffer in self._buffers)
+        self.num_bytes = self._left = sum(buffer.nbytes for buffer in self._buffers)
 
     def ready(self) -> bool:
         """Whether the bytes are in host memory already (copies from an accelerator are under way until then)."""
         return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
 
-    def write(self, sock: socket.socket) -> None:
-        """Write the rest, however long it takes. Raises OSError."""
+    @property
+    def has_begun(self) -> bool:
+        """Whether some of it has gone."""
+        return self._left < self.num_bytes
+
+    def write_all_but_the_tail(self, sock: socket.socket) -> None:
+        """Write the rest, however long it takes, but its last bytes, which ``write_now`` is for. Raises OSError."""
         if self._copied is not None:
             self._copied.synchronize()
-        while self._buffers:
-            self._advance(sock.sendmsg(self._next_buffers()))
+        while self._left > _TAIL_BYTES:
+            self._advance(sock.sendmsg(_first(self._next_buffers(), self._left - _TAIL_BYTES)))
 
     def write_now(self, sock: socket.socket) -> bool:
         """Write what the socket takes without waiting; whether that was all. Raises OSError."""
         try:
-            while self._buffers:
+            while self._left:
                 self._advance(sock.sendmsg(self._next_buffers(), [], socket.MSG_DONTWAIT))
         except BlockingIOError:
             return False
@@ -95,6 +101,7 @@ class Frame:
         return list(islice(self._buffers, _IOV_MAX))
 
     def _advance(self, num_bytes: int) -> None:
+        self._left -= num_bytes
         _advance(self._buffers, num_bytes)
 
 
@@ -220,6 +227,16 @@ def _advance(views: deque[memoryview], num_bytes: int) -> None:
             return
         num_bytes -= first.nbytes
         views.popleft()
+
+
+def _first(views: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
+    first = []
+    for view in views:
+        if num_bytes <= 0:
+            break
+        first.append(view[:num_bytes])
+        num_bytes -= view.nbytes
+    return first
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
