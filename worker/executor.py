@@ -29,6 +29,7 @@ from worker.data import Corpus
 from worker.faults import Faults
 from worker.guard import SumsChanged
 from worker.mailbox import Key, Letter
+from worker.moments import moments_of
 from worker.optimes import Round, op_times
 from worker.optimizer import clip_scale, lr_at
 from worker.passes import Passes
@@ -82,7 +83,9 @@ class Executor:
         self.copies = Copies(device, job.schedule.sum_copies, post, self.reducer)
         self.order: Order = ()
         self.sample_every = 0  # op times are told of rounds whose number it divides
-        self.means = Means(device, job, store, corpus, post, faults, self.pulse, aside)
+        self.means = Means(
+            device, job, store, corpus, post, faults, self.pulse, aside, moments=moments_of(store.device)
+        )
         self.late = False
         self.now = self._passes(self._given(self.counters))
         self.hurried: Hurried | None = None
@@ -239,6 +242,7 @@ class Executor:
 
     def _vote(self) -> None:
         vote = self.reducer.vote()
+        self.means.moments.settle()
         flags = self.flags | Flags(writing=self.saving.writer.busy)
         shared = [bucket for bucket, holders in self.reducer.holders.items() if len(holders) > 1]
         digests = self.check.digests(self.counters.step, shared)
@@ -269,12 +273,12 @@ class Executor:
 
     def _hurry(self) -> None:
         """Update, and begin the next round, as if all votes were in and let the round through."""
-        began_s = self.means.now()
+        began = self.means.moments.now()
         with self.pulse.doing("U", units=max(1, len(self.store.layers))):
             saved = save(self.store)
             self.faults.reach("backup", self.counters.round)
             self._apply(1.0)
-        self.now.note("U", None, began_s, early=True)
+        self.now.note("U", None, began, early=True)
         self.now.clock.early = True
         following = self._given(after(self.counters, "applied"))
         self.hurried = Hurried(saved, self._passes(following, forward_only=True))
@@ -300,11 +304,11 @@ class Executor:
         if hurried is not None and self.late:
             self.returned = self._take_back()
         due = self.saving.decide(vote, after(self.counters, outcome_of(vote)).step)
-        passes, was, began_s = self.now, self.counters, self.means.now()
+        passes, was, began = self.now, self.counters, self.means.moments.now()
         with self.pulse.doing("U", units=max(1, len(self.store.layers))):
             self._update(vote)
         if self.hurried is None:
-            passes.note("U", None, began_s)
+            passes.note("U", None, began)
         hold = self.hold_next or vote.flags.hold or self.finished
         if self.ahead is not None:
             with self.pulse.doing("copy", units=0):
@@ -346,7 +350,7 @@ class Executor:
         self.tell(
             step_done(
                 self.device, self.job_id, self.commit.epoch, self.counters, vote, outcome, (norm, lr),
-                self.corpus, self.now.clock, self.saving.due, taken_back=taken_back,
+                self.corpus, self.now.clock, self.means.moments, self.saving.due, taken_back=taken_back,
                 fingerprints=self.check.told(self.counters.step, vote),
             )
         )  # fmt: skip
@@ -362,7 +366,7 @@ class Executor:
     def _tell_op_times(self, passes: Passes, was: Counters) -> None:
         """Of the round ``was``, if it is one of those that are told."""
         of = Round(self.device, self.job_id, self.commit.epoch, self.layout.epoch, was)
-        message = op_times(of, passes.pieces, self.sample_every, self.means.now(), repaired=passes.repaired)
+        message = op_times(of, passes.pieces, self.sample_every, self.means.moments, repaired=passes.repaired)
         if message is not None:
             self.tell(message)
 

@@ -49,9 +49,14 @@ class Faults:
         """Take ``times`` as long for every layer from now on, or for ``seconds``."""
         self._times, self._slow_until = times, time.monotonic() + (seconds or math.inf)
 
+    @property
+    def drags(self) -> bool:
+        """Whether layers are to take longer now."""
+        return self._times > 1 and time.monotonic() < self._slow_until
+
     def drag(self, took_s: float) -> None:
         """A layer took so long: take as much longer as was asked for."""
-        if self._times > 1 and time.monotonic() < self._slow_until:
+        if self.drags:
             time.sleep((self._times - 1) * took_s)
 
     def strike(self, point: str, round_: int, *, hang: bool) -> None:

@@ -207,7 +207,7 @@ class _SumOf:
         self._params = [torch.zeros_like(param) for param in params]
         self._moments = [[torch.zeros_like(param) for param in params] for _ in range(2)]
         shapes = [tuple(param.shape) for param in params]
-        self._sum = sums.Sum(shapes, self._exact, device, guarded=self._checks_every > 0)
+        self._sum = sums.empty(shapes, self._exact, device, guarded=self._checks_every > 0)
         self._exponents = [0] * len(params)  # with which nothing overflows
 
     def add(self, grads: Sequence[Tensor]) -> None:

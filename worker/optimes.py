@@ -17,6 +17,7 @@ import msgspec
 from oobleckd.protocol.messages import OpTimes
 from oobleckd.protocol.parts import Counters, OpTime
 from planner.plan import BACKWARD, FORWARD
+from worker.moments import Moment, Moments
 from worker.tasks import Task
 
 MOST_OPS = 20_000
@@ -25,12 +26,12 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Piece(NamedTuple):
-    """Work of ``kind`` on ``task`` (None: of the whole round), in seconds of the device's monotone clock."""
+    """Work of ``kind`` on ``task`` (None: of the whole round)."""
 
     kind: str
     task: Task | None
-    start_s: float
-    stop_s: float
+    start: Moment
+    stop: Moment
     early: bool = False
 
 
@@ -50,21 +51,21 @@ def sampled(round_: int, every: int, *, repaired: bool) -> bool:
     return every > 0 and (repaired or round_ % every == 0)
 
 
-def told(of: Round, pieces: Iterable[Piece], now_s: float, *, repaired: bool) -> OpTimes | None:
-    """The message. ``now_s``: what the clock of ``pieces`` shows; None where there are too many of them."""
-    ops = tuple(_op(piece) for piece in _joined(pieces))
+def told(of: Round, pieces: Iterable[Piece], moments: Moments, *, repaired: bool) -> OpTimes | None:
+    """The message. ``moments``: what the marks of ``pieces`` are; None where there are too many of them."""
+    at = time.time() - moments.settle()
+    ops = tuple(_op(piece, moments) for piece in _joined(pieces))
     if len(ops) > MOST_OPS:
         return None
-    at = time.time() - now_s
     return OpTimes(of.device, of.job, of.epoch, of.layout, of.counters, at, _encode(ops), repaired)
 
 
 def op_times(
-    of: Round, pieces: Iterable[Piece], every: int, now_s: float, *, repaired: bool
+    of: Round, pieces: Iterable[Piece], every: int, moments: Moments, *, repaired: bool
 ) -> OpTimes | None:
     """``told`` if the round is one of those that are (``sampled``)."""
     return (
-        told(of, pieces, now_s, repaired=repaired)
+        told(of, pieces, moments, repaired=repaired)
         if sampled(of.counters.round, every, repaired=repaired)
         else None
     )
@@ -75,7 +76,7 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
     last: Piece | None = None
     for piece in pieces:
         if last is not None and last.kind == piece.kind == "S" and last.task == piece.task:
-            last = last._replace(stop_s=piece.stop_s)
+            last = last._replace(stop=piece.stop)
             continue
         if last is not None:
             yield last
@@ -84,8 +85,9 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
         yield last
 
 
-def _op(piece: Piece) -> OpTime:
-    kind, task, start_s, stop_s, early = piece
+def _op(piece: Piece, moments: Moments) -> OpTime:
+    kind, task, start, stop, early = piece
+    start_s, stop_s = moments.seconds(start), moments.seconds(stop)
     if task is None:
         return OpTime(kind, -1, -1, -1, start_s, stop_s, early)
     done = FORWARD if kind in {"F", "S"} else BACKWARD

@@ -16,6 +16,7 @@ from planner.plan import BACKWARD, FORWARD, NOTHING, Route
 from worker.kept import Kept
 from worker.mailbox import Key, Letter
 from worker.models import Batch, gradients, input_gradients, seed_layer
+from worker.moments import Moment
 from worker.optimes import Piece
 from worker.reduce import Reducer
 from worker.round import Clock, Debts, Given, Graph, Means, Pieces, Work
@@ -58,18 +59,18 @@ class Passes:
         if found is None:
             return self._advance_shadow()
         kind, task = found
-        began_s = self.means.now()
+        began = self.means.moments.now()
         with self.means.pulse.doing(kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)):
             work = self.halted.pop((kind, task), None)
             self._run(work or self._begun(kind, task))
-        self.clock.busy_s += self.note(kind, task, began_s)
+        self.clock.busy.append((began, self.note(kind, task, began)))
         return True
 
-    def note(self, kind: str, task: Task | None, began_s: float, *, early: bool = False) -> float:
-        """Work that began at ``began_s`` is over, or halts. Returns how long it took."""
-        now_s = self.means.now()
-        self.pieces.append(Piece(kind, task, began_s, now_s, early))
-        return now_s - began_s
+    def note(self, kind: str, task: Task | None, began: Moment, *, early: bool = False) -> Moment:
+        """Work that began at ``began`` is over, or halts. Returns when."""
+        stopped = self.means.moments.now()
+        self.pieces.append(Piece(kind, task, began, stopped, early))
+        return stopped
 
     def _begun(self, kind: Kind, task: Task) -> Work:
         work = Work(kind, task)
@@ -86,9 +87,11 @@ class Passes:
 
     def _computed(self, work: Work) -> bool:
         """A layer of it; whether there are more."""
-        began_s = self.means.now()
+        if not self.means.faults.drags:
+            return work.compute()
+        began_s = self.means.moments.settle()
         more = work.compute()
-        self.means.faults.drag(self.means.now() - began_s)
+        self.means.faults.drag(self.means.moments.settle() - began_s)
         return more
 
     def _halts(self, work: Work) -> bool:
@@ -238,10 +241,10 @@ class Passes:
         work = self.shadow = self.shadow or self._begun_shadow()
         if work is None:
             return False
-        began_s = self.means.now()
+        began = self.means.moments.now()
         with self.means.pulse.doing("S", f"{work.task.position}S{work.task.route.micro_batch}"):
             more = work.compute()
-        self.note("S", work.task, began_s)
+        self.note("S", work.task, began)
         if not more:
             self.shadow = None
         elif not self.shadows.fits:
@@ -303,7 +306,7 @@ class Passes:
 
     def _note_loss(self, task: Task, layer: int, out: Tensor) -> None:
         if layer == self.means.store.spec.num_layers - 1:
-            self.reducer.losses[task.route.micro_batch] = float(out.detach())
+            self.reducer.losses[task.route.micro_batch] = out.detach()
 
     def _add(self, task: Task, layer: int, grads: list[Tensor]) -> None:
         """Gradients of all parameters of ``layer`` go into the sums."""

@@ -75,9 +75,11 @@ class Reducer:
     guarded: bool = False
     aside: Aside = nullcontext
     parts: dict[tuple[int, int], sums.Sum] = field(default_factory=dict)
-    nan: set[int] = field(default_factory=set)
+    nan: set[int] = field(default_factory=set)  # inherited; of its own, the parts know
     overflow: set[int] = field(default_factory=set)
-    losses: dict[int, float] = field(default_factory=dict)
+    losses: dict[int, float | Tensor] = field(
+        default_factory=dict
+    )  # one that a GPU computes is asked for later
     inherited: list[tuple[sums.Sum, Sequence[Tensor]]] = field(default_factory=list)
     reduced: dict[int, Reduced] = field(default_factory=dict)
     contributed: set[int] = field(default_factory=set)
@@ -123,26 +125,28 @@ class Reducer:
         The ledger first: who is asked in the middle of it says that they are in, as they will be before anything else is done with the sums.
         """
         self.board.count(layer, micro_batch)
-        fails = {}
         with self.aside():
             for bucket, tensors in grads.items():
                 part, exponents = self.parts[bucket, layer], self.store.buckets[bucket].exponents
-                fails[bucket] = part.add(tensors, exponents, self._num_contributions(bucket))
-        self.nan |= {bucket for bucket, (nan, _) in fails.items() if nan}
-        self.overflow |= {bucket for bucket, (_, overflow) in fails.items() if overflow}
+                part.add(tensors, exponents, self._num_contributions(bucket))
 
     def copied(self, layers: Sequence[int]) -> tuple[SumCopy, list[Tensor]]:
         """What is in the sums of ``layers`` by now, out of place and on the host: a tensor per key, by layer and bucket."""
         done = {layer: tuple(sorted(self.board.done[layer])) for layer in layers if self.board.done[layer]}
         uses = [(bucket, layer) for layer in done for bucket in self.store.spec.buckets_of(layer)]
-        buckets = {bucket for bucket, _ in uses}
         counted = done.get(self.store.spec.num_layers - 1, ())
-        losses = {mb: self.losses[mb] for mb in counted}
-        what = SumCopy(
-            done, tuple(sorted(self.nan & buckets)), tuple(sorted(self.overflow & buckets)), losses
-        )
         with self.aside():
+            nan, overflow = self._flags(uses)
+            losses = {mb: float(self.losses[mb]) for mb in counted}
+            what = SumCopy(done, tuple(sorted(nan)), tuple(sorted(overflow)), losses)
             return what, [tensor for use in uses for tensor in self.parts[use].copy()]
+
+    def _flags(self, uses: Sequence[tuple[int, int]]) -> tuple[set[int], set[int]]:
+        """Buckets of ``uses`` with NaN, and those with an overflow, in their sums."""
+        buckets = {bucket for bucket, _ in uses}
+        flags = [(bucket, *self.parts[bucket, use].flags) for bucket, use in uses]
+        nan = self.nan & buckets | {bucket for bucket, nan, _ in flags if nan}
+        return nan, self.overflow & buckets | {bucket for bucket, _, overflow in flags if overflow}
 
     def inherit(self, what: SumCopy, tensors: Sequence[Tensor]) -> None:
         """The sums of a peer that is dead count as this device's. They are added when the next epoch is entered: whoever asks what is
@@ -192,7 +196,7 @@ class Reducer:
 
     def _sum(self, bucket: int) -> sums.Sum:
         shapes = self.store.spec.buckets[bucket].shapes
-        return sums.Sum(shapes, self.exact, self.store.device, guarded=self.guarded)
+        return sums.empty(shapes, self.exact, self.store.device, guarded=self.guarded)
 
     def _num_contributions(self, bucket: int) -> int:
         return self.num_micro_batches * len(self.store.spec.buckets[bucket].uses)
@@ -219,8 +223,9 @@ class Reducer:
         uses = self.store.uses(bucket)
         ledger = {use: tuple(sorted(self.board.done[use])) for use in uses}
         head = self.store.spec.num_layers - 1
-        losses = self.losses if head in uses else {}
-        what = Contribution(ledger, bucket in self.nan, bucket in self.overflow, dict(losses))
+        losses = {mb: float(loss) for mb, loss in self.losses.items()} if head in uses else {}
+        nan, overflow = self._flags([(bucket, use) for use in uses])
+        what = Contribution(ledger, bool(nan), bool(overflow), losses)
         parts = [self.parts[bucket, use].tensors for use in uses if ledger[use]]
         return what, sums.total(parts) if parts else []
 

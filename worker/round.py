@@ -6,7 +6,7 @@ Owns values only. Running the round is ``passes``'s.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ from worker.data import Corpus
 from worker.faults import Faults
 from worker.mailbox import Key, Letter
 from worker.models import Owed
+from worker.moments import Moment, Moments
 from worker.post import Post
 from worker.pulse import Pulse
 from worker.store import Store
@@ -54,7 +55,7 @@ class Clock:
     """What the present round cost so far on this device."""
 
     began: float = field(default_factory=time.perf_counter)
-    busy_s: float = 0.0
+    busy: list[tuple[Moment, Moment]] = field(default_factory=list)
     gradients: int = 0
     forwards: int = 0
     early: bool = False
@@ -62,7 +63,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a device has to compute with, the same in every round. ``now``: its monotone clock (s)."""
+    """What a device has to compute with, the same in every round."""
 
     device: str
     job: Job
@@ -73,7 +74,7 @@ class Means:
     pulse: Pulse
     aside: Aside = nullcontext
     shadow_bytes: dict[Range, int] = field(default_factory=dict)
-    now: Callable[[], float] = time.perf_counter
+    moments: Moments = field(default_factory=Moments)
 
 
 @dataclass(frozen=True, slots=True)

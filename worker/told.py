@@ -8,6 +8,7 @@ from oobleckd.protocol.corruption import Fingerprints
 from oobleckd.protocol.messages import StepDone
 from oobleckd.protocol.parts import Counters, Outcome, Vote
 from worker.data import Corpus
+from worker.moments import Moments
 from worker.round import Clock
 from worker.snapshot import Due, ledger_digest
 
@@ -22,6 +23,7 @@ def step_done(
     rates: tuple[float, float],
     corpus: Corpus,
     clock: Clock,
+    moments: Moments,
     due: Due,
     *,
     taken_back: bool,
@@ -43,7 +45,7 @@ def step_done(
         samples,
         ledger,
         time.perf_counter() - clock.began,
-        clock.busy_s,
+        sum((moments.seconds(stop) - moments.seconds(start) for start, stop in clock.busy), 0.0),
         clock.gradients,
         clock.forwards,
         early=clock.early,

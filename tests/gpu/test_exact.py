@@ -43,9 +43,10 @@ def grouped(terms: list[list[Tensor]], groups: list[list[int]], device: torch.de
     exponents = (sums.START_EXPONENT,) * len(SHAPES)
     parts = []
     for group in groups:
-        part = sums.Sum(SHAPES, True, device)
+        part = sums.empty(SHAPES, True, device)
         for index in group:
-            assert part.add(terms[index], exponents, TERMS) == (False, False)
+            part.add(terms[index], exponents, TERMS)
+        assert part.flags == (False, False)
         parts.append([tensor.clone() for tensor in part.tensors])
     return sums.mean_grads(sums.total(parts), exponents, TERMS, True)
 

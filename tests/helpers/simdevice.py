@@ -29,6 +29,7 @@ from worker.executor import Executor
 from worker.faults import Faults
 from worker.guard import SumsChanged
 from worker.mailbox import Letter, Mailbox
+from worker.moments import Moments
 from worker.passes import Passes
 from worker.place import Place
 from worker.post import TransportPost
@@ -347,7 +348,7 @@ class SimExecutor(Executor):
             sim.name, job_id, job, store, corpus, sim.post, sim.faults, sim.tell, sim.pulse,
             writer=SimWriter(sim),
         )  # fmt: skip
-        self.means = replace(self.means, now=lambda: sim.world.now)
+        self.means = replace(self.means, moments=Moments(lambda: sim.world.now))
         self.reducer = SimReducer(sim.name, store, sim.post, job.num_micro_batches, job.train.exact)
         self.reducer.world, self.reducer.step = sim.world, lambda: self.counters.step
 

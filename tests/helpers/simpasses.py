@@ -65,7 +65,7 @@ class SimPasses(Passes):
             return self._advance_shadow()
         self.sim.followed += bool(self.board.order)
         self.under_way = self.halted.pop(found, None) or self._begun(*found)
-        self.began_s = self.means.now()
+        self.began = self.means.moments.now()
         self._compute(self.under_way)
         return True
 
@@ -77,7 +77,7 @@ class SimPasses(Passes):
 
     def _stopped(self, work: Work) -> None:
         self.under_way = None
-        self.note(work.kind, work.task, self.began_s)
+        self.note(work.kind, work.task, self.began)
 
     def _computed(self, work: Work) -> None:
         """A layer's time is over."""
@@ -92,7 +92,7 @@ class SimPasses(Passes):
         self.sim.ahead += ran
         if ran:
             piece = self.pieces.pop()
-            self.sim.work(_SHARE["F"], self.note, piece.kind, piece.task, piece.start_s)
+            self.sim.work(_SHARE["F"], self.note, piece.kind, piece.task, piece.start)
         return ran
 
     def _shadow(self, work: Work) -> Pieces:

@@ -113,6 +113,7 @@ class SimSum:
     """In place of ``worker.sums.Sum``."""
 
     flipped = False
+    flags = (False, False)
 
     @property
     def tensors(self) -> list[Any]:
@@ -121,7 +122,7 @@ class SimSum:
         return []
 
     def zero_(self) -> None:
-        pass
+        self.flags = (False, False)
 
     def copy(self) -> list[Any]:
         return []
@@ -129,8 +130,9 @@ class SimSum:
     def merge(self, others: Sequence[Any]) -> None:
         pass
 
-    def add(self, grads: Sequence[Gradient], _exponents: object, _count: int) -> tuple[bool, bool]:
-        return any(grad.nan for grad in grads), any(grad.overflow for grad in grads)
+    def add(self, grads: Sequence[Gradient], _exponents: object, _count: int) -> None:
+        nan, overflow = self.flags
+        self.flags = nan or any(grad.nan for grad in grads), overflow or any(grad.overflow for grad in grads)
 
 
 class SimReducer(Reducer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from pathlib import Path
 from typing import Any
@@ -168,30 +169,28 @@ def test_overflow_repeats_the_step_and_does_not_show(
     assert world.nodes[world.live()[0]].executor.counters.round == rounds
 
 
-def test_nan_skips_the_update_and_counts_the_step(
-    reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("seed", range(2))
+def test_how_sums_are_kept_does_not_show(
+    reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    add = sums.Sum.add
-    bad = {"left": 1}
+    """Chunk by chunk, as on a CPU, or in one piece, as on a GPU: some buckets so, and some so."""
+    kinds = itertools.cycle([sums.Chunked, sums.Whole, sums.Whole])
 
-    def add_nan(self, grads, exponents, num_contributions):
-        if bad["left"]:
-            bad["left"] -= 1
-            return True, False
-        return add(self, grads, exponents, num_contributions)
+    def empty(*args: Any, guarded: bool) -> sums.Sum:
+        return next(kinds)(*args, guarded=guarded)
 
-    monkeypatch.setattr(sums.Sum, "add", add_nan)
-    world = World(reference[0], STAGES, 1, tmp_path)
+    monkeypatch.setattr(sums, "empty", empty)
+    world = World(reference[0], STAGES, seed, tmp_path)
     world.run()
-    counters = {world.nodes[device].executor.counters for device in world.live()}
-    assert counters == {Counters(round=GOAL, step=GOAL, applied=GOAL - 1)}
+    check(world, reference)
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_nan_in_a_gradient_skips_the_update(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool
+@pytest.mark.parametrize("kind", [sums.Chunked, sums.Whole])
+def test_nan_in_a_gradient_skips_the_update_and_counts_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[sums.Sum], exact: bool
 ) -> None:
-    add = sums.Sum.add
+    add = kind.add
     bad = {"left": 1}
 
     def add_with_nan(self, grads, exponents, num_contributions):
@@ -200,7 +199,8 @@ def test_nan_in_a_gradient_skips_the_update(
             grads = [torch.full_like(grads[0], torch.nan), *grads[1:]]
         return add(self, grads, exponents, num_contributions)
 
-    monkeypatch.setattr(sums.Sum, "add", add_with_nan)
+    monkeypatch.setattr(kind, "add", add_with_nan)
+    monkeypatch.setattr(sums, "empty", kind)
     world = World(job(tmp_path, exact=exact), STAGES, 1, tmp_path)
     world.run()
     counters = {world.nodes[device].executor.counters for device in world.live()}

@@ -7,9 +7,10 @@ import torch
 
 from worker import sums
 from worker.guard import SumsChanged
-from worker.sums import Sum
+from worker.sums import Chunked, Sum, Whole
 
 CPU = torch.device("cpu")
+KINDS = (Chunked, Whole)
 SHAPES = [(3, 4), (1 << 15,), (5,)]
 
 
@@ -18,8 +19,8 @@ def grads(seed: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
-def added(count: int, *, exact: bool = True, guarded: bool = True) -> Sum:
-    total = Sum(SHAPES, exact, CPU, guarded=guarded)
+def added(count: int, *, exact: bool = True, guarded: bool = True) -> Chunked:
+    total = Chunked(SHAPES, exact, CPU, guarded=guarded)
     for seed in range(count):
         total.add(grads(seed), (sums.START_EXPONENT,) * len(SHAPES), 8)
     return total
@@ -77,12 +78,58 @@ def test_additions_merges_and_new_rounds_are_no_changes() -> None:
 
 
 def _alone() -> Sum:
-    total = Sum(SHAPES, True, CPU)
+    total = Chunked(SHAPES, True, CPU)
     total.add(grads(6), (sums.START_EXPONENT,) * len(SHAPES), 8)
     return total
 
 
 def test_a_round_without_gradients_is_zeros() -> None:
-    total = Sum(SHAPES, True, CPU, guarded=True)
+    total = Chunked(SHAPES, True, CPU, guarded=True)
     assert not any(tensor.any() for tensor in total.tensors)
     assert not any(tensor.any() for tensor in total.tensors)
+
+
+# --------------------------------------------------------------------------- in one piece, as on a GPU
+
+
+def whole(count: int, exact: bool) -> Whole:
+    total = Whole(SHAPES, exact, CPU, guarded=True)
+    for seed in range(count):
+        total.add(grads(seed), (sums.START_EXPONENT,) * len(SHAPES), 8)
+    return total
+
+
+def strike(total: Whole, key: int) -> None:
+    flat = total._tensors[key].view(-1)
+    words = flat.view(torch.int64 if flat.dtype == torch.float64 else torch.int32)
+    words[len(words) // 2] ^= 1 << 3
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("key", range(len(SHAPES)))
+@pytest.mark.parametrize("when", ["between", "after", "taken"])
+def test_a_bit_that_flips_in_one_piece_is_found(when: str, key: int, exact: bool) -> None:
+    total = whole(2, exact)
+    if when == "taken":
+        _ = total.tensors
+    strike(total, key)
+    if when == "between":
+        total.add(grads(7), (sums.START_EXPONENT,) * len(SHAPES), 8)
+    with pytest.raises(SumsChanged):
+        _ = total.tensors
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_one_piece_is_as_many(exact: bool) -> None:
+    total, other = whole(2, exact), added(2, exact=exact)
+    for one in (total, other):
+        one.merge(added(1, exact=exact).copy())
+        one.add(grads(5), (sums.START_EXPONENT,) * len(SHAPES), 8)
+    assert all(map(torch.equal, total.copy(), other.copy()))
+    assert all(map(torch.equal, total.tensors, other.tensors))
+    memory = total.memory()
+    assert memory is not None
+    assert memory.data_ptr() == total._tensors[0].data_ptr()
+    total.zero_()
+    assert total.memory() is None
+    assert not any(tensor.any() for tensor in total.copy())

@@ -21,7 +21,7 @@ from worker.executor import Executor
 from worker.measure import measure
 from worker.models import load_spec
 from worker.round import Graph
-from worker.sums import Sum
+from worker.sums import Chunked, Sum
 
 STAGES = {"a": [(0, 2), (2, 4), (4, 6)]}
 CONFIG: dict[str, bool | int | float | str | None] = {
@@ -89,6 +89,7 @@ def state_bytes(executor: Executor) -> int:
 
 
 def regions(part: Sum) -> list[Tensor]:
+    assert isinstance(part, Chunked)
     return part._regions
 
 

@@ -129,7 +129,7 @@ def test_a_round_that_is_repeated_changes_exponents_alone(
 def test_a_round_that_is_skipped_changes_counters_alone(
     reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add, rounds = sums.Sum.add, set[int]()
+    add, rounds = sums.Chunked.add, set[int]()
     world = World(reference[0], STAGES, 2, tmp_path)
 
     def add_with_nan(self, grads, exponents, num_contributions):
@@ -139,7 +139,7 @@ def test_a_round_that_is_skipped_changes_counters_alone(
             grads = [torch.full_like(grads[0], torch.nan), *grads[1:]] if grads else grads
         return add(self, grads, exponents, num_contributions)
 
-    monkeypatch.setattr(sums.Sum, "add", add_with_nan)
+    monkeypatch.setattr(sums.Chunked, "add", add_with_nan)
     aside = ran(world, "b2/0")
     assert rounds == {2}
     assert aside.executor.counters.applied == aside.executor.counters.step - 1

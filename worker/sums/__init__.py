@@ -1,0 +1,57 @@
+"""Gradient sums that do not depend on the order or grouping of their terms.
+
+A micro-batch's gradient ``g`` (float32) enters a sum as an integer, ``g * 2**exponent`` rounded. Sums are kept
+in float64, where addition of integers is exact, and so associative, as long as no partial sum grows too
+large; so any split of the work gives the same bits. One division at the end turns the sum into the mean.
+Exponents are per key, training state, and follow the magnitude of the last committed sum. ``exact = false``
+sums in float32 with the same interface. Owns no ledger: who is counted is the caller's.
+
+Rounding costs nothing, the addition does it: a sum that gathers terms lies between 2**52 and 2**53 (``BASE`` is
+added to it), where float64 has no fractions. A tie would be rounded to the even *sum*, which depends on the
+order; so the factor is a hair more than a power of two, and half an integer lies a hair beyond the tie: a
+term is rounded to the nearest integer, half of one away from zero, whatever it is added to, and whether the product with the
+factor is rounded to float64 before that (far below the hair) or not. (int64
+would give more bits at more than twice the time on a CPU, whose conversion from float32 is slow;
+docs/decisions.md.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from worker.sums.arithmetic import (
+    HEADROOM_BITS,
+    START_EXPONENT,
+    mean_grads,
+    next_exponents,
+    smaller_exponents,
+    squared_norms,
+    total,
+)
+from worker.sums.chunked import Chunked
+from worker.sums.sum import Sum
+from worker.sums.whole import Whole
+
+__all__ = [
+    "HEADROOM_BITS",
+    "START_EXPONENT",
+    "Chunked",
+    "Sum",
+    "Whole",
+    "empty",
+    "mean_grads",
+    "next_exponents",
+    "smaller_exponents",
+    "squared_norms",
+    "total",
+]
+
+
+def empty(
+    shapes: Sequence[tuple[int, ...]], exact: bool, device: torch.device, *, guarded: bool = False
+) -> Sum:
+    """A sum without terms, of keys of ``shapes``, as it is kept on ``device``."""
+    kind = Chunked if device.type == "cpu" else Whole
+    return kind(shapes, exact, device, guarded=guarded)

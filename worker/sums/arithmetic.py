@@ -1,0 +1,127 @@
+"""What is done with sums by key, wherever they were gathered: totals, means, norms, and the exponents that follow from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+SUM_BITS = 51
+"""Sums stay below ``2**SUM_BITS``: what fits on both sides of ``BASE``."""
+
+START_EXPONENT = 34
+"""Exponent of a fresh key: gradients below 2**17 / contributions fit, and 2**-35 is the rounding error."""
+
+HEADROOM_BITS = 5
+"""How much gradients may grow from one step to the next before they overflow, as a power of two."""
+
+TERM_BITS = 48
+"""Terms stay below ``2**TERM_BITS``, so that what ``NO_TIES`` adds to one is less than a quarter."""
+
+BASE = 1.5 * 2.0**52
+NO_TIES = 1.0 + 2.0**-50
+
+_MAX_RISE = 8
+_LARGEST_EXPONENT = 120
+_CPU_CHUNK = 1 << 16
+_GPU_CHUNK = 1 << 24
+
+
+def limit_of(num_contributions: int) -> float:
+    """What a term must stay below, where so many are added up."""
+    return min(2.0**SUM_BITS / num_contributions, 2.0**TERM_BITS)
+
+
+def total(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Sum of one or more parts by key, out of place, in the given order (which matters to float32 alone)."""
+    if len(parts) == 1:
+        return list(parts[0])
+    sums = [torch.add(first, second) for first, second in zip(parts[0], parts[1], strict=True)]
+    for part in parts[2:]:
+        for into, tensor in zip(sums, part, strict=True):
+            into.add_(tensor)
+    return sums
+
+
+def mean_grads(
+    sums: Sequence[Tensor], exponents: Sequence[int], num_micro_batches: int, exact: bool
+) -> list[Tensor]:
+    """The mean gradient over the step's micro-batches by key, float32: one division, in float64 if exact."""
+    if not exact:
+        return [torch.div(tensor, num_micro_batches) for tensor in sums]
+    grads = []
+    for tensor, exponent in zip(sums, exponents, strict=True):
+        grad = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
+        divisor = math.ldexp(float(num_micro_batches), exponent)
+        chunk = chunk_of(tensor.device)
+        for part, into in zip(
+            pieces_of(tensor.view(-1), chunk), pieces_of(grad.view(-1), chunk), strict=True
+        ):
+            into.copy_(part.div(divisor))
+        grads.append(grad)
+    return grads
+
+
+def squared_norms(grads: Sequence[Tensor]) -> tuple[float, ...]:
+    """Squared norm of every key in float64, added up chunk by chunk in a fixed order."""
+    by_key = [_squares(grad) for grad in grads]
+    every = [square for squares in by_key for square in squares]
+    # All in one go: each answer of a GPU is waited for.
+    values = iter(torch.stack(every).tolist() if every else ())
+    return tuple(sum(next(values) for _ in squares) for squares in by_key)
+
+
+def next_exponents(
+    sums: Sequence[Tensor], exponents: Sequence[int], num_contributions: int
+) -> tuple[int, ...]:
+    """Exponents for the next step, from the largest magnitude of every reduced sum of this one.
+
+    Even a contribution as large as the whole sum then keeps ``HEADROOM_BITS`` below the overflow test. An
+    exponent rises by at most 8 a step, since gradients that vanish for one step come back, and a key of
+    zeros keeps its own.
+    """
+    wanted = min(SUM_BITS - (num_contributions - 1).bit_length(), TERM_BITS) - HEADROOM_BITS
+    following = []
+    for magnitude, exponent in zip(_magnitudes(sums), exponents, strict=True):
+        bits = magnitude.bit_length()
+        change = min(wanted - bits, _MAX_RISE) if bits else 0
+        following.append(max(-_LARGEST_EXPONENT, min(exponent + change, _LARGEST_EXPONENT)))
+    return tuple(following)
+
+
+def smaller_exponents(exponents: Sequence[int]) -> tuple[int, ...]:
+    """Exponents for the same step again, after an overflow in these keys."""
+    return tuple(max(-_LARGEST_EXPONENT, exponent - HEADROOM_BITS) for exponent in exponents)
+
+
+def cut(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Views of ``flat``, one behind the other."""
+    parts = torch.split(flat, [math.prod(shape) for shape in shapes]) if shapes else ()
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def chunk_of(device: torch.device) -> int:
+    """How many numbers are worked on at once."""
+    return _CPU_CHUNK if device.type == "cpu" else _GPU_CHUNK
+
+
+def pieces_of(flat: Tensor, chunk: int) -> Sequence[Tensor]:
+    """``flat`` in pieces of at most ``chunk`` numbers."""
+    return torch.split(flat, chunk) if flat.numel() > chunk else (flat,)
+
+
+def _magnitudes(tensors: Sequence[Tensor]) -> list[int]:
+    """The largest of every key, which holds integers."""
+    if tensors and tensors[0].device.type != "cpu":
+        norms = torch._foreach_norm(list(tensors), math.inf)  # noqa: SLF001 - torch's only norm of a list
+        return [int(largest) for largest in torch.stack(norms).tolist()]
+    found = [torch.aminmax(tensor) for tensor in tensors]
+    return [max(-int(low), int(high)) for low, high in found]
+
+
+def _squares(grad: Tensor) -> list[Tensor]:
+    # Chunks this small are summed by one thread, whatever the number of threads.
+    chunk = 1 << 15 if grad.device.type == "cpu" else _GPU_CHUNK
+    return [part.to(torch.float64).square_().sum() for part in pieces_of(grad.reshape(-1), chunk)]
