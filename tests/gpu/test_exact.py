@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from worker import sums
 from worker.groups.plane import Plane
 from worker.mailbox import Mailbox
 from worker.models import Batch, load_spec, seed_layer
+from worker.moments import moments_of
 from worker.place import Place, torch_device
 from worker.post import TransportPost
 from worker.transport import Transport
@@ -68,6 +71,72 @@ def test_sums_are_those_of_a_cpu(device: torch.device) -> None:
     cpu = torch.device("cpu")
     there = grouped(gradients(cpu), whole, cpu)
     assert all(torch.equal(a.cpu(), b) for a, b in zip(here, there, strict=True))
+
+
+def test_a_copy_lies_on_the_host_and_is_merged_on_the_gpu(device: torch.device) -> None:
+    exponents = (sums.START_EXPONENT,) * len(SHAPES)
+    own, other = sums.Whole(SHAPES, True, device), sums.Whole(SHAPES, True, device)
+    for index, grads in enumerate(gradients(device)):
+        (own if index < TERMS // 2 else other).add(grads, exponents, TERMS)
+    copied = own.copy()
+    assert {tensor.device.type for tensor in copied} == {"cpu"}
+    other.merge(copied)
+    cpu = torch.device("cpu")
+    there = sums.Chunked(SHAPES, True, cpu)
+    for grads in gradients(cpu):
+        there.add(grads, exponents, TERMS)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(other.tensors, there.tensors, strict=True))
+
+
+EDGES = (math.nan, math.inf, -math.inf, 2.0**48, -(2.0**47), 0.5, -0.5, 2.0**-149, 2.0**30 + 0.5)
+
+
+@pytest.mark.parametrize("bad", EDGES)
+@pytest.mark.parametrize("place", [0, -1])
+def test_what_a_term_holds_is_seen_as_on_a_cpu(device: torch.device, place: int, bad: float) -> None:
+    found = []
+    for kind, on in ((sums.Chunked, torch.device("cpu")), (sums.Whole, device)):
+        total = kind(SHAPES, True, on, guarded=True)
+        for index in range(3):
+            grads = [torch.ones(shape, device=on) for shape in SHAPES]
+            if index == 1:
+                grads[1][place] = bad
+            total.add(grads, (0, 0), 8)
+        found.append((total.flags, [tensor.cpu() for tensor in total.tensors]))
+    (wanted, there), (flags, here) = found
+    assert flags == wanted
+    assert any(flags) or all(map(torch.equal, here, there))
+
+
+def test_norms_and_exponents_are_those_of_a_cpu(device: torch.device) -> None:
+    cpu = torch.device("cpu")
+    there, here = sums.empty(SHAPES, True, cpu), sums.empty(SHAPES, True, device)
+    exponents = (sums.START_EXPONENT,) * len(SHAPES)
+    for one, on in ((there, cpu), (here, device)):
+        for grads in gradients(on):
+            one.add(grads, exponents, TERMS)
+    wanted = sums.next_exponents(there.tensors, exponents, TERMS)
+    assert sums.next_exponents(here.tensors, exponents, TERMS) == wanted
+    norms = sums.squared_norms(sums.mean_grads(here.tensors, exponents, TERMS, True))
+    assert norms == pytest.approx(
+        sums.squared_norms(sums.mean_grads(there.tensors, exponents, TERMS, True)), rel=1e-12
+    )
+
+
+def test_moments_have_the_time_at_which_the_gpu_got_there(device: torch.device) -> None:
+    moments = moments_of(device)
+    began = moments.now()
+    x = torch.randn(2048, 2048, device=device)
+    for _ in range(50):
+        x = x @ x / 2048
+    stopped = moments.now()
+    told_s = time.perf_counter()
+    settled_s = moments.settle()
+    took_s = moments.seconds(stopped) - moments.seconds(began)
+    assert took_s > 0
+    assert moments.seconds(stopped) <= settled_s + 1e-3
+    if not gpu.REHEARSAL:
+        assert moments.seconds(stopped) > told_s  # whoever told it did not wait
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

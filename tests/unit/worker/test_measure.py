@@ -10,7 +10,7 @@ import torch
 from tests.helpers.models import CPU, GPT2, NO_DROPOUT, small_config, small_job
 from worker.measure import measure, profile_key, state_bytes
 from worker.models import load_spec
-from worker.sums import Sum
+from worker.sums import Chunked
 
 
 def test_a_profile_has_every_layer() -> None:
@@ -68,13 +68,13 @@ def test_what_checks_cost_is_part_of_it(every: int, digests: int, monkeypatch: p
     """Sums are guarded wherever anything is compared; digests are part of a step where every step has them."""
     taken: list[int] = []
     guarded: list[bool] = []
-    plain = Sum.__init__
+    plain = Chunked.__init__
 
-    def init(self: Sum, *args: Any, **kwargs: Any) -> None:
+    def init(self: Chunked, *args: Any, **kwargs: Any) -> None:
         guarded.append(bool(kwargs.get("guarded")))
         plain(self, *args, **kwargs)
 
-    monkeypatch.setattr(Sum, "__init__", init)
+    monkeypatch.setattr(Chunked, "__init__", init)
     monkeypatch.setattr("worker.measure.digest", lambda tensors, _: taken.append(len(tensors)) or 0)
     job = small_job("gpt2", fault_tolerance={"check_every": every})
     measure(load_spec(job), job, CPU)

@@ -72,19 +72,6 @@ def test_float_sums_are_copied_and_merged_too(kind: Kind) -> None:
     assert other.tensors[0].tolist() == [2.0, 4.0]
 
 
-@pytest.mark.gpu
-def test_a_copy_lies_on_the_host_and_is_merged_on_the_gpu() -> None:
-    device = torch.device("cuda", 0)
-    own, other = Whole(SHAPES, True, device), Whole(SHAPES, True, device)
-    for seed in range(4):
-        grads = [grad.to(device) for grad in some_grads(seed)]
-        (own if seed < 2 else other).add(grads, (START_EXPONENT,) * 3, 8)
-    copied = own.copy()
-    assert {tensor.device.type for tensor in copied} == {"cpu"}
-    other.merge(copied)
-    assert all(torch.equal(a.cpu(), b) for a, b in zip(other.tensors, summed(list(range(4))), strict=True))
-
-
 @of_each_kind
 @given(
     st.lists(st.floats(-100, 100, width=32, allow_subnormal=True), min_size=1, max_size=20),
