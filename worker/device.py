@@ -59,7 +59,7 @@ from worker.link import DeviceLink
 from worker.mailbox import Key, Mailbox
 from worker.measure import measure
 from worker.models import load_spec
-from worker.place import Place, device_memory_bytes, device_model, give_back_memory, torch_device
+from worker.place import Place, arithmetic, device_memory_bytes, device_model, give_back_memory, torch_device
 from worker.post import TransportPost
 from worker.pulse import LOOK_UP_S, Pulse
 from worker.staging import Staging, is_of
@@ -359,6 +359,7 @@ class DeviceProcess:
         else:
             message = deployment.message
             self.executor.sample_every, self.executor.check.recheck = message.sample_every, message.recheck
+            self.executor.check.every = message.spec.fault_tolerance.check_every  # others may be there now
             self.executor.adopt(message.layout, message.counters, order_of(message.ops))
 
     def _resume(self, message: Resume) -> None:
@@ -443,5 +444,6 @@ class DeviceProcess:
             step=counters.step,
             round=counters.round,
             holding=executor is not None and executor.holding,
+            arithmetic=arithmetic(self.torch_device),
         )
         self.link.send(DeviceUp(info))

@@ -246,7 +246,8 @@ class Executor:
         flags = self.flags | Flags(writing=self.saving.writer.busy)
         shared = [bucket for bucket, holders in self.reducer.holders.items() if len(holders) > 1]
         digests = self.check.digests(self.counters.step, shared)
-        self.commit.cast(msgspec.structs.replace(vote, flags=flags, digests=digests))
+        compared = self.check.every > 0
+        self.commit.cast(msgspec.structs.replace(vote, flags=flags, digests=digests, compared=compared))
         self.now.drop_shadows()
         self._send_vote()
         self.faults.reach("reduced", self.counters.round)

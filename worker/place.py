@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,32 @@ def torch_device(place: Place) -> torch.device:
 def device_model(device: torch.device) -> str:
     """Human name of the device, such as "NVIDIA H200" or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def arithmetic(device: torch.device) -> str:
+    """What decides the bits of results on ``device`` besides its model, as this process is set up: torch's version, and for a CPU whose it is,
+    which of its instructions are used, and by how many threads.
+    """
+    torch_is = f"torch {torch.__version__.partition('+')[0]}"
+    if device.type == "cuda":
+        return f"{torch_is}, CUDA {torch.version.cuda}"
+    threads = torch.get_num_threads()
+    maker = " ".join(
+        filter(None, (platform.machine(), _cpu_maker(), torch.backends.cpu.get_cpu_capability()))
+    )
+    return f"{maker}, {torch_is}, {threads} thread{'s' * (threads > 1)}"
+
+
+def _cpu_maker(file: Path = Path("/proc/cpuinfo")) -> str:
+    """Libraries choose by it; "" where the kernel does not tell."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    named = (line.partition(":") for line in lines)
+    return next(
+        (value.strip() for key, _, value in named if key.strip() in {"vendor_id", "CPU implementer"}), ""
+    )
 
 
 def device_memory_bytes(device: torch.device) -> int:

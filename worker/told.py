@@ -7,6 +7,7 @@ import time
 from oobleckd.protocol.corruption import Fingerprints
 from oobleckd.protocol.messages import StepDone
 from oobleckd.protocol.parts import Counters, Outcome, Vote
+from worker import sums
 from worker.data import Corpus
 from worker.moments import Moments
 from worker.round import Clock
@@ -33,14 +34,13 @@ def step_done(
     checkpoints; ``taken_back``: an early update was in vain; ``fingerprints``: where they were asked for.
     """
     samples, ledger = ledger_digest(corpus, counters.step, vote.losses)
-    losses = [vote.losses[micro_batch] for micro_batch in sorted(vote.losses)]
     return StepDone(
         device,
         job_id,
         epoch,
         counters,
         outcome,
-        sum(losses) / len(losses),
+        sums.added(vote.losses.values()) / len(vote.losses),
         *rates,
         samples,
         ledger,

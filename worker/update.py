@@ -10,15 +10,15 @@ from torch import Tensor
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, Vote
-from worker import optimizer
+from worker import optimizer, sums
 from worker.faults import Faults
 from worker.reduce import Reduced
 from worker.store import BucketState, Store
 
 
 def global_norm(vote: Vote) -> float:
-    """Norm of the whole gradient: squared float64 norms summed in (bucket, key) order."""
-    return math.sqrt(sum(square for bucket in sorted(vote.norms) for square in vote.norms[bucket]))
+    """Norm of the whole gradient, of the squared float64 norms of its keys."""
+    return math.sqrt(sums.added(square for norms in vote.norms.values() for square in norms))
 
 
 def apply_update(

@@ -149,14 +149,14 @@ class Core:
         return peers
 
     def spec_of(self, job: JobRecord) -> Job:
-        """The job as devices are told of it, with the folder of its checkpoints. Devices of different kinds do not come to the same bits, so
-        they are not compared.
+        """The job as devices are told of it, with the folder of its checkpoints. Devices that differ in kind or arithmetic do not come to
+        the same bits, so they are not compared.
         """
         checkpoint = job.spec.checkpoint
         folder = checkpoint.dir or self.config.checkpoint_dir or f"{self.config.state_dir}/checkpoints"
         checkpoint = msgspec.structs.replace(checkpoint, dir=str(PurePosixPath(folder)))
         tolerance = job.spec.fault_tolerance
         alive = (node for node in self.members.nodes.values() if node.alive)
-        if len({(info.kind, info.name) for node in alive for info in node.devices}) > 1:
+        if len({info.decides_bits for node in alive for info in node.devices}) > 1:
             tolerance = msgspec.structs.replace(tolerance, check_every=0)
         return msgspec.structs.replace(job.spec, checkpoint=checkpoint, fault_tolerance=tolerance)

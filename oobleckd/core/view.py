@@ -144,6 +144,7 @@ def _node_view(core: Core, node: Node, held: _Held | None, use: _Use, *, inside:
         spare_bytes=spare.memory_bytes,
         shadows=shadows,
         zone=node.zone,
+        bits=tuple(d.decides_bits for d in node.devices),
     )
 
 

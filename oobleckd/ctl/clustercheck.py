@@ -5,7 +5,6 @@ Each check is a function of what the daemon said or of a folder. The machine's o
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from oobleckd.unixhttp import ClientError
 
 _USABLE = {"active", "standby"}
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_PROC = Path("/proc")
 
 
 def settings(env: Mapping[str, str], files: Iterable[Path]) -> tuple[Config | None, Check]:
@@ -104,31 +102,11 @@ def _remedy(node: NodeView) -> str:
     return f"look into the log of oobleck-worker on {node.host or node.name}, and start it again"
 
 
-def exactness(found: Sequence[NodeView], proc: Path = _PROC) -> list[Check]:
-    """What makes runs differ in their last bits: devices of several kinds, or with different numbers of threads."""
-    usable = [node for node in found if node.state in _USABLE]
-    checks = []
-    kinds = sorted({kind for node in usable for kind in node.kinds})
+def exactness(found: Sequence[NodeView]) -> list[Check]:
+    """What makes runs differ in their last bits: devices of several kinds, with other versions of torch, or other numbers of threads."""
+    kinds = sorted({kind for node in found if node.state in _USABLE for kind in node.bits or node.kinds})
     if len(kinds) > 1:
-        hint = "train on one kind: results then repeat bit for bit whatever fails"
-        checks.append(Check("exactness", "warn", f"devices of several kinds: {', '.join(kinds)}", hint))
-    threads = {pid: number for node in usable for pid in node.pids if (number := _threads(proc, pid))}
-    if len(set(threads.values())) > 1:
-        text = f"devices with different OMP_NUM_THREADS: {', '.join(sorted(set(threads.values())))}"
-        checks.append(Check("exactness", "warn", text, "set the same for all workers: sums depend on it"))
-    return checks or [
-        Check("exactness", "ok", f"one kind of device: {kinds[0]}" if kinds else "no devices yet")
-    ]
-
-
-def _threads(proc: Path, pid: int) -> str:
-    """OMP_NUM_THREADS of a device process here; "" for one of another machine or user."""
-    try:
-        given = (proc / str(pid) / "environ").read_bytes().split(b"\0")
-        command = (proc / str(pid) / "cmdline").read_bytes()
-    except OSError:
-        return ""
-    if b"worker.device" not in command:
-        return ""
-    named = dict(entry.split(b"=", 1) for entry in given if b"=" in entry)
-    return os.fsdecode(named.get(b"OMP_NUM_THREADS", b"1"))
+        text = f"devices come to different bits, so nothing is compared: {'; '.join(kinds)}"
+        hint = "train on one kind, with the same torch and OMP_NUM_THREADS: results then repeat bit for bit whatever fails"
+        return [Check("exactness", "warn", text, hint)]
+    return [Check("exactness", "ok", f"one kind of device: {kinds[0]}" if kinds else "no devices yet")]

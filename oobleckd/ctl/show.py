@@ -260,7 +260,7 @@ def _describe_node(node: NodeView) -> None:
         "last beat": f"{seconds(node.beat_age_s)} ago",
         "devices": ", ".join(
             f"{device} ({kind}, pid {pid})"
-            for device, kind, pid in zip(node.devices, node.kinds, node.pids, strict=False)
+            for device, kind, pid in zip(node.devices, node.bits or node.kinds, node.pids, strict=False)
         ),
         "spare": _spare(node),
         "layers": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.layers),

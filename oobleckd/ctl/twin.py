@@ -61,7 +61,7 @@ def kinds_of(client: Client, job: JobView) -> tuple[str, ...]:
     """The kinds of devices that a job ran on: of its own nodes, or of all where it no longer names any."""
     nodes = client.nodes()
     own = [node for node in nodes if node.name in job.nodes] or nodes
-    return tuple(sorted({kind for node in own for kind in node.kinds}))
+    return tuple(sorted({kind for node in own for kind in node.bits or node.kinds}))
 
 
 def kept_file(client: Client, job: JobView, *, single: bool) -> Path:

@@ -80,7 +80,7 @@ def _check_comparable(client: Client, view: JobView, kept: twin.Kept) -> None:
     kinds = twin.kinds_of(client, view)
     # A daemon that was started upon its journal alone knows of no device: then only the twin's kind is known.
     if (kinds and kinds != kept.kinds) or len({*kinds, *kept.kinds}) > 1:
-        _not_comparable("kinds of devices", ", ".join(kinds), ", ".join(kept.kinds))
+        _not_comparable("kinds of devices", " and ".join(kinds), " and ".join(kept.kinds))
     ours, theirs = (
         read_manifest(Path(place)).get("corpus", "") for place in (view.checkpoint, kept.checkpoint)
     )

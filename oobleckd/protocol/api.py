@@ -186,7 +186,7 @@ class NodeView(msgspec.Struct, frozen=True):
 
     ``spare``: its warm spare, "" if it keeps none; ``spare_bytes`` of the host's memory are the spare's
     (0: not known yet). ``layers`` are those that its devices compute, ``shadows`` those that they hold for others. ``zone``: what
-    it fails together with, where that is known.
+    it fails together with, where that is known. ``bits``: of each device what decides the bits of its results.
     """
 
     name: str
@@ -204,6 +204,7 @@ class NodeView(msgspec.Struct, frozen=True):
     spare_bytes: int = 0
     shadows: tuple[LayerRange, ...] = ()
     zone: str = ""
+    bits: tuple[str, ...] = ()
 
 
 class CadenceView(msgspec.Struct, frozen=True):

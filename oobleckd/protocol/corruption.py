@@ -52,9 +52,9 @@ def agree(votes: Mapping[str, Vote]) -> bool:
     """Whether the votes of a round (device -> its own) say the same of every bucket. Asked at every commit."""
     norms: dict[int, tuple[float, ...]] = {}
     digests: dict[int, int] = {}
-    spoilt = _spoilt(votes)
+    comparable = _comparable(votes)
     for vote in votes.values():
-        if not spoilt:
+        if comparable:
             for bucket, values in vote.norms.items():
                 if norms.setdefault(bucket, values) != values:
                     return False
@@ -67,7 +67,7 @@ def agree(votes: Mapping[str, Vote]) -> bool:
 def odds(votes: Mapping[str, Vote]) -> tuple[Odd, ...]:
     """What they do not agree on, and who says what of it."""
     found = _differing("state", {device: vote.digests for device, vote in votes.items()})
-    if not _spoilt(votes):
+    if _comparable(votes):
         said = {device: {b: of_norms(n) for b, n in vote.norms.items()} for device, vote in votes.items()}
         found += _differing("gradients", said)
     return tuple(found)
@@ -86,6 +86,6 @@ def _differing(what: What, said: Mapping[str, Mapping[int, int]]) -> list[Odd]:
     return [Odd(what, b, by) for b, by in sorted(by_bucket.items()) if len(set(by.values())) > 1]
 
 
-def _spoilt(votes: Mapping[str, Vote]) -> bool:
-    """Whether the round has a NaN or an overflow: then no norm means anything."""
-    return any(vote.nan or vote.overflow for vote in votes.values())
+def _comparable(votes: Mapping[str, Vote]) -> bool:
+    """Whether norms must be equal: not where devices come to different bits, nor where a NaN or an overflow leaves them no meaning."""
+    return not any(vote.nan or vote.overflow or not vote.compared for vote in votes.values())

@@ -24,6 +24,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     ``address`` is "host:port" of its transport's TCP listener, ``local`` the path of its Unix-socket
     listener (peers on the same host use it). ``layout`` is the epoch of the layout it holds (0: none),
     ``epoch`` the highest epoch it has answered, ``step``/``round`` the first not committed there, ``holding`` whether it stopped at a boundary.
+    ``arithmetic``: what decides the bits of its results besides what it is: libraries, instructions, threads.
     """
 
     device: str
@@ -40,6 +41,12 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     round: int = 0
     holding: bool = False
     life: str = ""
+    arithmetic: str = ""
+
+    @property
+    def decides_bits(self) -> str:
+        """Devices of which this is the same come to the same bits."""
+        return ", ".join(part for part in (self.name or self.kind, self.arithmetic) if part)
 
 
 class Spare(msgspec.Struct, frozen=True):
@@ -112,7 +119,7 @@ class Vote(msgspec.Struct, frozen=True):
 
     ``norms``: bucket -> squared float64 gradient norm per key, in key order. ``losses``: micro-batch ->
     loss. ``nan``/``overflow``: seen in any contribution that went into the sums. ``digests``: bucket -> digest of its state before the round's
-    update, in rounds whose step is compared (``fault_tolerance.check_every``).
+    update, in rounds whose step is compared (``fault_tolerance.check_every``). ``compared``: whether norms must be equal, too.
     """
 
     norms: dict[int, tuple[float, ...]]
@@ -121,6 +128,7 @@ class Vote(msgspec.Struct, frozen=True):
     overflow: bool = False
     flags: Flags = Flags()
     digests: dict[int, int] = {}
+    compared: bool = True
 
 
 class Peer(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from planner.policy import ROLLING_BACK
 from tests.helpers.simdevice import SimCorpus, SimDevice
 from tests.helpers.simpasses import loss_of
 from tests.helpers.simstore import trail_of
+from worker import sums
 from worker.snapshot import ledger_digest
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class Checks:
     def _check_step(self, entry: StepEntry) -> None:
         step = entry.counters.step
         losses = {mb: loss_of(step, mb) for mb in range(self.world.num_micro_batches)}
-        assert entry.loss == sum(losses.values()) / len(losses), f"step {step}: loss {entry.loss}"
+        assert entry.loss == sums.added(losses.values()) / len(losses), f"step {step}: loss {entry.loss}"
         assert (entry.samples, entry.ledger) == ledger_digest(SimCorpus(), step, losses), (
             f"step {step}: ledger"
         )
@@ -227,7 +228,7 @@ class Checks:
             assert min(incident.total_s, *(phase.duration_s for phase in incident.phases)) >= 0.0, incident
         for step in job.steps:
             losses = [loss_of(step.step, mb) for mb in range(world.num_micro_batches)]
-            assert step.loss == sum(losses) / len(losses)
+            assert step.loss == sums.added(losses) / len(losses)
         wanted = (job.spec.train.steps - len(world.nans), trail_of(job.spec.train.steps, world))
         assert {state[::2] for state in world.complete[job.checkpoint].values()} == {wanted}
 

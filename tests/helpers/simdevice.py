@@ -255,6 +255,7 @@ class SimDevice(DeviceProcess):
         self.known = DeviceInfo(
             self.name, "cpu", "cpu", 0, self.transport.address, "", 1, self.job_id, self.layout.epoch,
             self.commit.answered, self.counters.step, self.counters.round, self.holding, self.life,
+            self.world.rounds_apart.get(self.name, ""),
         )  # fmt: skip
 
     def _measure(self, message: Any) -> None:

@@ -7,6 +7,7 @@ beginning, so that two states that differ in one update, or in one that was appl
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from planner.plan import Layers
+from worker import sums
 from worker.guard import SumsChanged
 from worker.optimizer import clip_scale
 from worker.reduce import Contribution, Reduced, Reducer
@@ -39,7 +41,7 @@ def trail_of(steps: int, world: World) -> int:
     state = FRESH
     for step in range(steps):
         if step not in world.nans:
-            norm = sum(world.norm(bucket, step) for bucket in range(len(world.buckets))) ** 0.5
+            norm = math.sqrt(sums.added(world.norm(bucket, step) for bucket in range(len(world.buckets))))
             state = updated(state, step, clip_scale(norm, world.clip_norm))
     return state[2]
 
@@ -147,7 +149,7 @@ class SimReducer(Reducer):
 
     def _finish(self, bucket: int, what: Contribution, total: Any) -> Reduced:
         bad = what.nan or what.overflow
-        wrong = 1e-9 if bucket in self.store.misadded else 0.0
+        wrong = 1e-9 if bucket in self.store.misadded or self.device in self.world.rounds_apart else 0.0
         self.store.misadded.discard(bucket)
         norms = (0.0,) if bad else (self.world.norm(bucket, self.step()) + wrong,)
         return Reduced(what, total, [], norms, self.store.buckets[bucket].exponents)

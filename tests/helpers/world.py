@@ -45,6 +45,7 @@ class World:
         clips: tuple[int, ...] = (),
         codec: bool = False,
         zones: dict[str, str] | None = None,
+        rounds_apart: dict[str, str] | None = None,
         **config: Any,
     ) -> None:
         self.random = random.Random(seed)
@@ -63,6 +64,8 @@ class World:
         self.complete: dict[str, dict[int, State]] = {}
         self.early = self.taken_back = 0  # updates before all votes were in, and those in vain
         self.fired: list[tuple[str, str]] = []
+        # Device whose arithmetic comes to other norms -> what it says of that.
+        self.rounds_apart = rounds_apart or {}
         self.strikes: Callable[[SimDevice, str, int], bool] = lambda _device, _point, _round: False
         self.on_strike: Callable[[str, int], None] = lambda name, _index: self.kill(name)
         self.lateness_s: Callable[[], float] = lambda: 0.0  # of a beat: agents that get no processor

@@ -13,9 +13,11 @@ from tests.helpers.world import World
 MANNERS = [Schedule(), Schedule(backward="decoupled"), Schedule(update="staggered")]
 
 
-def running(seed: int = 0, num_nodes: int = 6, step: int = 6, **spec) -> World:
+def running(
+    seed: int = 0, num_nodes: int = 6, step: int = 6, rounds_apart: dict[str, str] | None = None, **spec
+) -> World:
     """A job of two copies (six nodes, pipelines of three) that has committed a few steps; a checkpoint every 4."""
-    world = World(seed, num_nodes)
+    world = World(seed, num_nodes, rounds_apart=rounds_apart)
     world.run_for(3.0)
     world.submit(
         make_job(
@@ -153,6 +155,31 @@ def test_without_checks_nobody_looks() -> None:
     flip(world, "n02/0")
     finish(world)
     assert of_kind(world, CorruptionFound) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_devices_that_come_to_other_bits_and_say_so_are_not_corrupt(seed: int) -> None:
+    world = running(seed, rounds_apart={"n02/0": "another torch"})
+    finish(world)
+    assert of_kind(world, CorruptionFound) == []
+
+
+def test_one_that_says_nothing_is_found() -> None:
+    world = running(step=0, rounds_apart={"n02/0": ""})
+    world.run(lambda: of_kind(world, CorruptionFound))
+    assert of_kind(world, CorruptionFound)[0].odds
+
+
+def test_nothing_is_compared_from_when_another_kind_joins() -> None:
+    """Nor is anything told of by those who were there before."""
+    world = running(num_nodes=7, steps=60, step=4)
+    world.kill("n02")
+    world.run_for(1.0)
+    world.rounds_apart["n02/0"] = "another torch"
+    world.add("n02")
+    finish(world)
+    assert of_kind(world, CorruptionFound) == []
+    assert "n02/0" in world.job().layout.holdings
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -24,6 +24,7 @@ import torch
 from worker.sums.arithmetic import (
     HEADROOM_BITS,
     START_EXPONENT,
+    added,
     mean_grads,
     next_exponents,
     smaller_exponents,
@@ -40,6 +41,7 @@ __all__ = [
     "Chunked",
     "Sum",
     "Whole",
+    "added",
     "empty",
     "mean_grads",
     "next_exponents",

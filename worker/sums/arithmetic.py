@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -70,7 +70,13 @@ def squared_norms(grads: Sequence[Tensor]) -> tuple[float, ...]:
     every = [square for squares in by_key for square in squares]
     # All in one go: each answer of a GPU is waited for.
     values = iter(torch.stack(every).tolist() if every else ())
-    return tuple(sum(next(values) for _ in squares) for squares in by_key)
+    return tuple(added(next(values) for _ in squares) for squares in by_key)
+
+
+def added(values: Iterable[float]) -> float:
+    """Their sum, rounded once: in any order, and by any Python (whose ``sum`` rounds otherwise from 3.12 on)."""
+    values = tuple(values)
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
 def next_exponents(

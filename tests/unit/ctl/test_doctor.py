@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -139,24 +140,17 @@ def test_nodes() -> None:
     assert [check.text for check in clustercheck.nodes([])] == ["none can be used"]
 
 
-def test_exactness(tmp_path: Path) -> None:
-    def device(pid: int, environ: bytes, command: bytes = b"python\0-m\0worker.device\0") -> None:
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "environ").write_bytes(environ)
-        (tmp_path / str(pid) / "cmdline").write_bytes(command)
+def test_exactness() -> None:
+    def found(**of_the_first: Any) -> list[Check]:
+        return clustercheck.exactness([node_view("node-1", **of_the_first), node_view("far")])
 
-    def found(*pids: int, kinds: tuple[str, ...] = ("cpu",)) -> list[Check]:
-        nodes = [node_view(f"node-{pid}", pids=(pid,), kinds=kinds) for pid in pids]
-        return clustercheck.exactness([*nodes, node_view("far", pids=(99,))], tmp_path)
-
-    device(1, b"OMP_NUM_THREADS=1\0A=b\0")
-    device(2, b"A=b\0")
-    device(3, b"OMP_NUM_THREADS=4\0")
-    device(4, b"OMP_NUM_THREADS=4\0", b"somebody-else\0")
-    assert levels(found(1, 2, 4)) == ["ok"]
-    (threads,) = found(1, 3)
-    assert threads.text == "devices with different OMP_NUM_THREADS: 1, 4"
-    assert "cpu, cuda" in found(1, kinds=("cuda",))[0].text
+    assert levels(found()) == ["ok"]
+    assert "cpu; cuda" in found(kinds=("cuda",))[0].text
+    (threads,) = found(bits=("cpu, torch 2.13.0, 4 threads",))
+    assert threads.level == "warn"
+    assert "so nothing is compared: cpu; cpu, torch 2.13.0, 4 threads" in threads.text
+    assert "OMP_NUM_THREADS" in threads.hint
+    assert levels(found(state="lost", kinds=("cuda",))) == ["ok"]
 
 
 def test_the_verb(ctl: Ctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

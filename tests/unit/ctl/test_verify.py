@@ -183,7 +183,7 @@ def test_mixed_kinds_of_devices_are_not_comparable(cluster: Ctl) -> None:
     cluster.api.nodes.append(node_view("node-2", kinds=("cuda",)))
     result = cluster("verify", "job-1")
     assert result.exit_code == 1
-    assert "not comparable: different kinds of devices: cpu, cuda here" in result.stderr
+    assert "not comparable: different kinds of devices: cpu and cuda here" in result.stderr
 
 
 def test_a_twin_of_another_kind_is_not_comparable(cluster: Ctl) -> None:
