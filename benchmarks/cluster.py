@@ -35,7 +35,7 @@ class ClusterFailed(Exception):
 
 
 class Cluster:
-    """``nodes`` nodes of one CPU device each, with a warm spare or without, and their state under ``state``.
+    """``nodes`` nodes of one device of ``kind`` each, with a warm spare or without, and their state under ``state``.
 
     ``environment`` is set for its programs besides this one's.
     """
@@ -46,9 +46,10 @@ class Cluster:
         nodes: int = shape.NUM_PROCESSES,
         *,
         spare: bool = False,
+        kind: str = "cpu",
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.nodes, self.spare, self._home = nodes, spare, Home(state)
+        self.nodes, self.spare, self.kind, self._home = nodes, spare, kind, Home(state)
         self._environment = {**os.environ, **(environment or {}), "OOBLECK_STATE": str(state)}
         self._pids: tuple[int, ...] = ()
         self.client = Client("")
@@ -56,7 +57,10 @@ class Cluster:
     def __enter__(self) -> Self:
         spare = "--spare" if self.spare else "--no-spare"
         try:
-            said = self._ctl("up", "--nodes", str(self.nodes), spare, "--allow-injection", "--output", "json")
+            kind = ("--kind", self.kind)
+            said = self._ctl(
+                "up", "--nodes", str(self.nodes), *kind, spare, "--allow-injection", "--output", "json"
+            )
         except KeyboardInterrupt:  # it ended the command, too, but not what that had started
             with contextlib.suppress(ClusterFailed):
                 self._ctl("down")

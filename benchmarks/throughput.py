@@ -64,8 +64,8 @@ COMPARISONS = (
 )
 
 
-def peer_window(programs: Programs) -> Window:
-    """Windows of a peer that stands still (SIGSTOP) between them."""
+def peer_window(programs: Programs, samples: int = shape.GLOBAL_BATCH) -> Window:
+    """Windows of a peer that stands still (SIGSTOP) between them. ``samples``: of a step."""
 
     def run(steps: int) -> float:
         seen = len(_of_rank_0(programs.attempts()))
@@ -76,7 +76,7 @@ def peer_window(programs: Programs) -> Window:
             f"{wanted - seen} steps", _TIMEOUT_S,
         )  # fmt: skip
         programs.pause()
-        return rate(ends[seen + WARM_UP : wanted])
+        return rate(ends[seen + WARM_UP : wanted], samples)
 
     return run
 
@@ -105,9 +105,9 @@ def our_window(cluster: Cluster, layout: str, exact: bool) -> Window:
     return run
 
 
-def rate(ends: list[float]) -> float:
-    """Samples/s from the times at which consecutive steps ended."""
-    return shape.GLOBAL_BATCH * (len(ends) - 1) / (ends[-1] - ends[0])
+def rate(ends: list[float], samples: int = shape.GLOBAL_BATCH) -> float:
+    """Samples/s from the times at which consecutive steps of so many samples ended."""
+    return samples * (len(ends) - 1) / (ends[-1] - ends[0])
 
 
 def measure(layouts: list[str], pairs: int, steps: int, folder: Path) -> dict[str, list[float]]:
