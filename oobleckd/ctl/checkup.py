@@ -38,7 +38,8 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 _TORCH_S = 120.0
 _ASK_TORCH = """
 import json, torch
-nccl = torch.cuda.nccl.version() if torch.cuda.is_available() and torch.distributed.is_nccl_available() else ()
+from worker.groups.nccl import nccl_version  # of the library that is loaded, not what torch was built with
+nccl = nccl_version() if torch.cuda.is_available() and torch.distributed.is_nccl_available() else ()
 print(json.dumps({"count": torch.cuda.device_count(), "cuda": torch.version.cuda or "", "nccl": nccl}))
 """
 _COMPARE: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {

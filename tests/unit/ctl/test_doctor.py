@@ -82,6 +82,7 @@ def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = tmp_path / "version"
     assert checkup.gpus(driver).text == "none: devices compute on the CPU"
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar\n")
+    assert "cannot be asked" not in checkup.gpus(driver).text  # torch itself, whatever it sees here
 
     def told(text: str) -> None:
         monkeypatch.setattr(checkup, "_ASK_TORCH", f"print({text!r})")
