@@ -1,18 +1,40 @@
 """When a device did what, in seconds of its host's monotonic clock; also where that is a GPU, which gets to its work after it was told.
 
 Owns marks and what they come to. On a CPU work is done when the call is back, and a mark is a time. A GPU is told what to do
-ahead, and nobody waits for it: a mark is an event in its stream, and becomes a time once it has been waited for
-(``settle``), which is done where everything is waited for anyway.
+ahead, and nobody waits for it: a mark is an event in its stream, and becomes a time by its distance from one that was waited for
+(``settle``), where everything is waited for anyway.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, Self
 
 import torch
 
-Moment = float | torch.cuda.Event
+
+class Event(Protocol):
+    """What is asked of ``torch.cuda.Event``."""
+
+    def synchronize(self) -> None:
+        """Wait until the GPU has got there."""
+
+    def elapsed_time(self, end_event: Self) -> float:
+        """Milliseconds from here to ``end_event``, which lies behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The ``number``-th event in a stream."""
+
+    number: int
+    event: Event
+
+
+Moment = float | Mark
 
 
 class Moments:
@@ -26,39 +48,47 @@ class Moments:
         return self._clock()
 
     def settle(self) -> float:
-        """Wait until the device has got to here: marks from before have their time. Returns the time now (s)."""
+        """Wait until the device has got to here. Returns the time now (s)."""
         return self._clock()
 
     def seconds(self, moment: Moment) -> float:
-        """The time (s) of a mark that was made before ``settle`` was last called."""
+        """The time (s) of a mark. Waits for one that was made since ``settle`` was last called."""
         assert isinstance(moment, float)
         return moment
 
 
 class GpuMoments(Moments):
-    """Of the GPU that is this thread's current one, as its current stream gets to them."""
+    """Of the GPU that is this thread's current one, as its current stream gets to them. ``record`` puts an event there."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._base, self._base_s = _event(), 0.0
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, record: Callable[[], Event] | None = None
+    ) -> None:
+        super().__init__(clock)
+        self._record, self._numbers = record or _recorded, itertools.count()
+        self._base, self._base_s = self._mark(), 0.0
         self.settle()
 
     def now(self) -> Moment:
         """An event in the stream."""
-        return _event()
+        return self._mark()
 
     def settle(self) -> float:
         """Waits for the GPU."""
-        self._base = _event()
-        self._base.synchronize()
+        self._base = self._mark()
+        self._base.event.synchronize()
         self._base_s = self._clock()
         return self._base_s
 
     def seconds(self, moment: Moment) -> float:
-        """As the GPU measured it back from when it was last waited for."""
-        assert isinstance(moment, torch.cuda.Event)
-        before_ms: float = moment.elapsed_time(self._base)
-        return self._base_s - before_ms / 1e3
+        """As the GPU measured it, from when it was last waited for."""
+        assert isinstance(moment, Mark)
+        if moment.number <= self._base.number:
+            return self._base_s - moment.event.elapsed_time(self._base.event) / 1e3
+        moment.event.synchronize()
+        return self._base_s + self._base.event.elapsed_time(moment.event) / 1e3
+
+    def _mark(self) -> Mark:
+        return Mark(next(self._numbers), self._record())
 
 
 def moments_of(device: torch.device) -> Moments:
@@ -66,7 +96,7 @@ def moments_of(device: torch.device) -> Moments:
     return GpuMoments() if device.type == "cuda" else Moments()
 
 
-def _event() -> torch.cuda.Event:
+def _recorded() -> Event:
     """Where the current stream is."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()

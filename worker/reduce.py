@@ -77,9 +77,7 @@ class Reducer:
     parts: dict[tuple[int, int], sums.Sum] = field(default_factory=dict)
     nan: set[int] = field(default_factory=set)  # inherited; of its own, the parts know
     overflow: set[int] = field(default_factory=set)
-    losses: dict[int, float | Tensor] = field(
-        default_factory=dict
-    )  # one that a GPU computes is asked for later
+    losses: dict[int, float | Tensor] = field(default_factory=dict)  # those of a GPU are asked for at the end
     inherited: list[tuple[sums.Sum, Sequence[Tensor]]] = field(default_factory=list)
     reduced: dict[int, Reduced] = field(default_factory=dict)
     contributed: set[int] = field(default_factory=set)
