@@ -18,7 +18,7 @@ from torch import Tensor
 from oobleckd.protocol.checkpoint import complete, manifest_of
 from oobleckd.protocol.job import Job, JobError, load_job
 from oobleckd.protocol.messages import CheckpointPart, FromWorker, StepDone
-from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.parts import Counters, bits_of
 from planner.plan import Layout, Range, Route, Segment, holdings_of
 from worker.data import open_corpus
 from worker.errors import UserError
@@ -26,9 +26,11 @@ from worker.executor import Executor
 from worker.faults import Faults
 from worker.mailbox import Key, Letter
 from worker.models import load_spec
+from worker.place import arithmetic, device_model
 from worker.store import Store
 
 DEVICE = "twin/0"
+PLACE = torch.device("cpu")
 
 
 class LonePost:
@@ -67,7 +69,7 @@ def lone_layout(num_layers: int, num_micro_batches: int) -> Layout:
 
 def run(job: Job, out: Path, told: Callable[[FromWorker], None]) -> None:
     """Train ``job`` to its end; every message that a device would send goes to ``told``."""
-    store = Store(load_spec(job), torch.device("cpu"))
+    store = Store(load_spec(job), PLACE)
     layout = lone_layout(store.spec.num_layers, job.num_micro_batches)
     layers = layout.holdings[DEVICE]
     store.adopt(layers, {bucket: store.fresh(bucket) for bucket in store.needed(layers)})
@@ -114,8 +116,9 @@ class Recorder:
 @click.option("--job", "job_file", type=click.Path(path_type=Path), required=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 def main(job_file: Path, out: Path) -> None:
-    """Train a job in this one process; leaves OUT/step-…/ and OUT/steps.jsonl."""
+    """Train a job in this one process; leaves OUT/step-…/, OUT/steps.jsonl, and OUT/bits: what decides its bits."""
     out.mkdir(parents=True, exist_ok=True)
+    (out / "bits").write_text(bits_of(device_model(PLACE), arithmetic(PLACE)), encoding="utf-8")
     try:
         job = load_job(job_file)
         place = msgspec.structs.replace(job.checkpoint, dir=str(out), every=0)

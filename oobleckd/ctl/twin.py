@@ -31,7 +31,7 @@ Watcher = Callable[[JobView], None]
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A twin that was run: its steps, its last checkpoint, and the kinds of devices that it ran on."""
+    """A twin that was run: its steps, its last checkpoint, and what decides the bits of the devices that it ran on."""
 
     checkpoint: str
     steps: tuple[StepFact, ...]
@@ -58,7 +58,7 @@ def evidence(job: Job, steps: tuple[StepFact, ...], checkpoint: Path) -> Run:
 
 
 def kinds_of(client: Client, job: JobView) -> tuple[str, ...]:
-    """The kinds of devices that a job ran on: of its own nodes, or of all where it no longer names any."""
+    """What decides the bits of the devices that a job ran on: of its own nodes, or of all where it no longer names any."""
     nodes = client.nodes()
     own = [node for node in nodes if node.name in job.nodes] or nodes
     return tuple(sorted({kind for node in own for kind in node.bits or node.kinds}))
@@ -152,7 +152,8 @@ def run_single(job: Job, out: Path) -> Kept:
         raise Failure(
             f"the single process left no checkpoint in {out}", "is the disk full? try again", FAILED
         )
-    return Kept(str(checkpoints[-1].parent), read_steps(out / "steps.jsonl"), ("cpu",))
+    bits = (out / "bits").read_text(encoding="utf-8")
+    return Kept(str(checkpoints[-1].parent), read_steps(out / "steps.jsonl"), (bits,))
 
 
 def to_toml(table: dict[str, object], path: str = "") -> str:

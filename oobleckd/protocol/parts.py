@@ -46,7 +46,12 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     @property
     def decides_bits(self) -> str:
         """Devices of which this is the same come to the same bits."""
-        return ", ".join(part for part in (self.name or self.kind, self.arithmetic) if part)
+        return bits_of(self.name or self.kind, self.arithmetic)
+
+
+def bits_of(model: str, arithmetic: str) -> str:
+    """What decides the bits of a device's results: its model, and what it says of its arithmetic."""
+    return ", ".join(filter(None, (model, arithmetic)))
 
 
 class Spare(msgspec.Struct, frozen=True):

@@ -20,6 +20,8 @@ def test_two_twins_are_identical(tmp_path: Path) -> None:
     runs = []
     for name in ("one", "other"):
         kept = twin.run_single(job, tmp_path / name)
+        assert ", torch " in kept.kinds[0]
+        assert kept.kinds[0].endswith(", 1 thread")  # as a device of a cluster says
         runs.append(twin.evidence(job, kept.steps, Path(kept.checkpoint)))
     verdict = compare(*runs)
     assert verdict.identical, verdict.findings
