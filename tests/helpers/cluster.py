@@ -90,13 +90,14 @@ class Cluster:
     def kill(self, node: str, how: str) -> None:
         """SIGKILL, from outside: "device": its device processes; "one-device": one of them; "agent-only"; "sigkill": all."""
         agent = self.home.alive().get(node)
-        if how in {"device", "one-device", "sigkill"}:
-            pids = self.device_pids(node)
-            for pid in pids[-1:] if how == "one-device" else pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        pids = self.device_pids(node) if how in {"device", "one-device", "sigkill"} else []
         if how in {"agent-only", "sigkill"} and agent is not None:
-            _kill(agent)
+            _kill(
+                agent
+            )  # first: it would say which device died, and join again with a spare before it dies itself
+        for pid in pids[-1:] if how == "one-device" else pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def terminate(self, node: str) -> None:
         """SIGTERM of an agent."""
