@@ -69,7 +69,7 @@ def test_an_order_follows_a_loss(cluster: Cluster, manner: Manner) -> None:
     cluster.heal()
     cluster.usable(cluster.num_nodes)
     tables = manner.tables() | {"resources": {"min_pipeline_nodes": 3, "device_memory": 0}}
-    train = {"steps": 60, "global_batch": 16, "micro_batch": 1}
+    train = {"steps": 25, "global_batch": 16, "micro_batch": 1}
     job = cluster.client.submit(tiny_job(f"ordered-{manner.name}", train=train, **tables)).id
     before = cluster.at_step(job, 3)
     victim = before.pipelines[0].nodes[1]

@@ -81,7 +81,7 @@ def newest(client: Client, job: str) -> ScheduleView | None:
 def test_a_job_in_training_and_a_loss(cluster: Cluster, tmp_path: Path) -> None:
     client = cluster.client
     cluster.usable(cluster.num_nodes)
-    train = {"steps": 80, "global_batch": 16, "micro_batch": 1}
+    train = {"steps": 40, "global_batch": 16, "micro_batch": 1}
     job = client.submit(tiny_job("watched", train=train)).id
     before = cluster.at_step(job, 3)
     measured = cluster.until(lambda: newest(client, job), "op times")
