@@ -1,6 +1,6 @@
 """The files of a service: units, user and folders, as they belong to one installation.
 
-Owns their texts (templates in ``oobleckd/systemd``), their places below a root folder, and how they are written
+Owns their texts (templates in ``systemd``, which a link makes a part of the package), their places below a root folder, and how they are written
 and removed. Runs nothing and says nothing (``systemd``).
 """
 
