@@ -63,6 +63,7 @@ SCHEDULES = {"fused": Schedule(), "decoupled": Schedule(backward="decoupled", up
 OWN_SCHEDULE = {"slipstream": "decoupled"}  # as published: others have one backward pass
 MTBFS = {"6 h": 21600.0, "1 h": 3600.0, "30 min": 1800.0, "10 min": 600.0}
 REPAIR_S = 2 * 3600.0
+TOLD_EVERY_S = 60.0
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -298,11 +299,13 @@ def main(words: Sequence[str]) -> int:
     except TraceError as error:
         print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr)
         return 2
-    began = time.monotonic()
+    began = said = time.monotonic()
 
     def told(done: float) -> None:
-        if done == int(done):
-            print(f"{time.monotonic() - began:6.0f} s  {done:.0f} runs done", file=sys.stderr)
+        nonlocal said
+        if time.monotonic() - said >= TOLD_EVERY_S:
+            said = time.monotonic()
+            print(f"{said - began:6.0f} s  {done:.0f} runs done", file=sys.stderr)
 
     results = results_of(wanted, asked.jobs, told)
     failed = missed(results)

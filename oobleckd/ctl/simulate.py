@@ -62,7 +62,7 @@ def _seconds(ctx: click.Context, parameter: click.Parameter, value: str | None) 
     "--mtbf",
     callback=_seconds,
     metavar="TIME",
-    help="Instead: a node of the cluster fails so often on average.",
+    help="Instead: the time from one failure of a node to the next, of the whole cluster, on average.",
 )
 @click.option(
     "--repair",
@@ -132,7 +132,8 @@ def simulate(
     from oobleckd.simulator.report import Simulation, lines_of
 
     job = loaded(file)
-    _check_plot(plot)
+    if plot is not None:
+        _check_plot(plot)
     traces = _traces(trace, num_nodes, mtbf, repair, duration, range(first_seed, first_seed + num_seeds))
     questions = _questions(job, devices_per_node, device, profile, traces, _policies(job, policy), costs)
     found_price = _price(
@@ -154,12 +155,12 @@ def simulate(
         policies=lines,
         unable=unable,
     )
-    if plot is not None:
-        _draw(plot, answer, [outcome for outcome in outcomes if outcome.seed == first_seed])
     if wants_json():
         emit_item("Simulation", answer)
     else:
         _show(answer)
+    if plot is not None:  # last: whatever is wrong with the file, what was computed has been said
+        _draw(plot, answer, [outcome for outcome in outcomes if outcome.seed == first_seed])
 
 
 # ---------------------------------------------------------------------- what is asked
@@ -177,23 +178,26 @@ def _traces(
     from oobleckd.simulator.failures import memoryless, usual_duration_s
     from oobleckd.simulator.traces import TraceError, read_trace
 
-    if (path is None) == (mtbf_s is None):
+    if path is None and mtbf_s is None:
         fail(
             "say what fails, with --trace or with --mtbf",
             "--mtbf 1h: the cluster loses a node an hour",
             USAGE,
         )
     if path is not None:
-        if repair_s is not None or len(seeds) > 1:
+        if mtbf_s is not None or repair_s is not None or list(seeds) != [0]:
             fail(
-                "a trace says by itself who comes back, and it is one",
-                "leave --repair and --seeds away",
+                "a trace says by itself who fails and who comes back, and it is one",
+                "leave --mtbf, --repair, --seeds and --seed away, or --trace",
                 USAGE,
             )
         try:
-            return [read_trace(path, num_nodes=num_nodes or 0, duration_s=duration_s or 0.0)]
+            trace = read_trace(path, num_nodes=num_nodes or 0, duration_s=duration_s or 0.0)
         except TraceError as error:
             raise Failure(error.problem, error.hint, USAGE) from error
+        if num_nodes is not None and num_nodes != len(trace.nodes):
+            note(f"{path} begins with nodes of its own, {len(trace.nodes)} of them: --nodes is not used")
+        return [trace]
     assert mtbf_s is not None
     if num_nodes is None:
         fail("--mtbf needs --nodes", "say how many nodes the cluster has", USAGE)
@@ -273,10 +277,13 @@ def _price(
     known = price_of(instance, device.lower(), devices_per_node)
     if price is None and spot_price is None:
         return known
-    usual = known or Price(0.0, 0.0, "")
-    on_demand = usual.on_demand if price is None else price
-    spot = usual.spot if spot_price is None else spot_price
-    return Price(on_demand, spot, "as given")
+    if price is not None and spot_price is not None:
+        return Price(price, spot_price, "as given")
+    if known is None:
+        return Price(price, spot_price, "as given; nobody knows the other one")
+    if price is None:
+        return Price(known.on_demand, spot_price, f"{known.source} on demand, spot as given")
+    return Price(price, known.spot, f"on demand as given, {known.source} on the spot market")
 
 
 def _failures(path: Path | None, mtbf_s: float | None, repair_s: float | None) -> str:
@@ -341,22 +348,27 @@ def _show(answer: Simulation) -> None:
     click.echo("\nOf the live devices' time:")
     emit_table(report.LOST_COLUMNS, [report.lost_row(line) for line in answer.policies])
     if answer.price is not None:
-        price = answer.price
-        click.echo(f"\nAt ${price.on_demand:.3f} and ${price.spot:.3f} a node hour ({price.source}):")
+        on_demand, spot = map(_dollars, (answer.price.on_demand, answer.price.spot))
+        click.echo(f"\nAt {on_demand} on demand and {spot} spot for a node hour ({answer.price.source}):")
         emit_table(report.COST_COLUMNS, [report.cost_row(line) for line in answer.policies])
 
 
-def _check_plot(path: Path | None) -> None:
-    if path is None:
-        return
+def _dollars(price: float | None) -> str:
+    return "-" if price is None else f"${price:.3f}"
+
+
+def _check_plot(path: Path) -> None:
+    """What can be wrong with the picture is said before anything is computed."""
     from importlib.util import find_spec
 
     from oobleckd.simulator.plot import FORMATS
 
-    if path.suffix not in FORMATS:
+    if path.suffix.lower() not in FORMATS:
         fail(
             f"--plot: {path} is no {', '.join(FORMATS)}", "the ending says what kind of picture it is", USAGE
         )
+    if not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        fail(f"--plot: cannot write {path}", "name a file in a folder that is there and yours", USAGE)
     if find_spec("matplotlib") is None:
         fail("--plot needs matplotlib", "install the extra: pip install 'oobleckd[plot]'", FAILED)
 
@@ -365,5 +377,10 @@ def _draw(path: Path, answer: Simulation, runs: Sequence[Outcome]) -> None:
     from oobleckd.simulator.plot import draw, left_out
 
     title = f"{answer.job} on {answer.num_nodes} nodes; {answer.failures}"
-    draw(path, title, answer.policies, runs, answer.unable)
+    try:
+        draw(path, title, answer.policies, runs, answer.unable)
+    except OSError as error:
+        raise Failure(
+            f"--plot: {path}: {error.strerror}", "the tables above are whole; draw to another place", FAILED
+        ) from error
     note(f"drawn: {path}" + (f", {left_out(answer.unable)}" if answer.unable else ""))

@@ -18,10 +18,10 @@ class Instance(msgspec.Struct, frozen=True):
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Dollars an hour for a node, and where that is from."""
+    """Dollars an hour for a node, and where that is from. None: nobody said, and the table has no such device."""
 
-    on_demand: float
-    spot: float
+    on_demand: float | None
+    spot: float | None
     source: str
 
 

@@ -113,8 +113,8 @@ def _line(policy: str, costs: str, runs: Sequence[Outcome], price: Price | None)
         checkpoints=fmean(run.checkpoints for run in runs),
         node_hours=hours,
         events=fmean(run.events for run in runs),
-        on_demand=None if price is None else _cost(hours * price.on_demand, samples),
-        spot=None if price is None else _cost(hours * price.spot, samples),
+        on_demand=_cost(hours, price.on_demand if price else None, samples),
+        spot=_cost(hours, price.spot if price else None, samples),
         runs=tuple(
             RunLine(
                 run.seed, run.trace, run.samples, run.of_ideal, run.of_oracle, run.losses, run.plans, run.rollbacks, run.steps_lost
@@ -124,7 +124,10 @@ def _line(policy: str, costs: str, runs: Sequence[Outcome], price: Price | None)
     )  # fmt: skip
 
 
-def _cost(dollars: float, samples: float) -> Cost:
+def _cost(node_hours: float, dollars_an_hour: float | None, samples: float) -> Cost | None:
+    if dollars_an_hour is None:
+        return None
+    dollars = node_hours * dollars_an_hour
     return Cost(dollars, dollars * MILLION / samples if samples else 0.0)
 
 
@@ -166,14 +169,12 @@ def lost_row(line: PolicyLine) -> tuple[str, ...]:
 
 def cost_row(line: PolicyLine) -> tuple[str, ...]:
     """For ``COST_COLUMNS``."""
-    assert line.on_demand is not None
-    assert line.spot is not None
     both = (line.on_demand, line.spot)
     return (
         name_of(line),
         f"{line.node_hours:,.1f}",
-        *(f"${cost.dollars:,.2f}" for cost in both),
-        *(f"${cost.per_million_samples:,.2f}" if cost.per_million_samples else "-" for cost in both),
+        *(f"${cost.dollars:,.2f}" if cost else "-" for cost in both),
+        *(f"${cost.per_million_samples:,.2f}" if cost and cost.per_million_samples else "-" for cost in both),
     )
 
 

@@ -6,8 +6,8 @@ Owns the pairing and the processes. The answers do not depend on how many proces
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import TypeVar
 
 from oobleckd.orphans import end_with_parent
@@ -19,7 +19,11 @@ from oobleckd.simulator.world import simulate
 Answer = Outcome | Unable
 Each = TypeVar("Each", Outcome, Unable, Answer)
 Told = Callable[[float], None]
-"""Hears how many runs are done, the present one in part."""
+"""Hears how many runs are done, those under way in part."""
+
+_LOOK_S = 0.2
+_shares: list[MutableSequence[float]] = []
+"""In a process of the pool: how many runs of each part are done."""
 
 
 def run_all(questions: Sequence[Question], num_jobs: int, told: Told | None = None) -> tuple[Answer, ...]:
@@ -28,15 +32,26 @@ def run_all(questions: Sequence[Question], num_jobs: int, told: Told | None = No
     if num_jobs <= 1 or len(questions) == 1:
         return tuple(_here(questions, told))
     context = multiprocessing.get_context("spawn")
-    found: dict[int, Answer] = {}
     # A process keeps what it planned: runs of one policy have the same templates, so they stay together.
     parts = _parts(questions, num_jobs)
-    num_processes = min(num_jobs, len(parts))
-    with ProcessPoolExecutor(num_processes, mp_context=context, initializer=end_with_parent) as pool:
-        waiting = {pool.submit(_all_of, [questions[n] for n in part]): part for part in parts}
-        for future in as_completed(waiting):
-            found.update(zip(waiting[future], future.result(), strict=True))
-            told(float(len(found)))
+    shares = context.RawArray("d", len(parts))
+    with ProcessPoolExecutor(
+        min(num_jobs, len(parts)), mp_context=context, initializer=_begin, initargs=(shares,)
+    ) as pool:
+        futures = [
+            pool.submit(_all_of, number, [questions[n] for n in part]) for number, part in enumerate(parts)
+        ]
+        waiting: set[Future[list[Answer]]] = set(futures)
+        while waiting:
+            ended, waiting = wait(waiting, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+            for future in ended:
+                future.result()  # one that failed ends all
+            told(sum(shares))
+    found = {
+        n: answer
+        for part, future in zip(parts, futures, strict=True)
+        for n, answer in zip(part, future.result(), strict=True)
+    }
     return tuple(found[number] for number in range(len(questions)))
 
 
@@ -47,9 +62,16 @@ def _here(questions: Sequence[Question], told: Told) -> Iterator[Answer]:
         told(number + 1.0)
 
 
-def _all_of(questions: Sequence[Question]) -> list[Answer]:
-    planner = Planner()
-    return [_answer(question, planner) for question in questions]
+def _begin(shares: MutableSequence[float]) -> None:
+    end_with_parent()
+    _shares.append(shares)
+
+
+def _all_of(part: int, questions: Sequence[Question]) -> list[Answer]:
+    def told(done: float) -> None:
+        _shares[0][part] = done
+
+    return list(_here(questions, told))
 
 
 def _answer(question: Question, planner: Planner, told: Told | None = None) -> Answer:

@@ -2,7 +2,7 @@
 
 Owns the formats. Two are known, told apart by their lines: that of the Bamboo and Oobleck artefacts, ``ms,add|remove,node``, and
 our own, ``t_seconds,fail|leave|join,node,notice_seconds`` (the notice may be left out, and a first line with the names of the
-columns is skipped). Times never decrease. What joins at the first instant of a file is the cluster as it begins, and that instant is 0.
+columns, before all events, is skipped). Times never decrease. What joins at the first instant of a file is the cluster as it begins, and that instant is 0.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def read_trace(path: Path, *, num_nodes: int = 0, duration_s: float = 0.0) -> Tr
     it counts (0: until its last line). Raises TraceError naming the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets begin with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise TraceError(f"{path}: {reason}", "name a file of events; " + _HOW) from error
@@ -111,9 +111,9 @@ def _shifted(event: Event, first_s: float) -> Event:
 
 
 def _read(path: Path, number: int, line: str) -> Iterable[Event]:
-    """The event of a line; none of an empty one, a comment or the header."""
+    """The event of a line; none of an empty one, a comment or the names of the columns."""
     text = line.partition("#")[0].strip()
-    if not text or (number == 1 and text.startswith(_HEADER)):
+    if not text or text.startswith(_HEADER):
         return ()
     cells = [cell.strip() for cell in text.split(",")]
     where = f"{path}, line {number}"
@@ -141,17 +141,25 @@ def _seconds(where: str, text: str) -> float:
 
 
 def _check(path: Path, nodes: Sequence[str], events: Sequence[Event]) -> None:
-    """Times never decrease; who goes is there, and who comes is not."""
+    """Times never decrease; who goes is there, and who comes is not, nor on its way out."""
     if any(event.at_s < before.at_s for before, event in pairwise(events)):
         raise TraceError(f"{path}: times decrease", "sort its lines by time")
     there = set(nodes)
     if len(there) < len(nodes):
         raise TraceError(f"{path}: a node joins twice at the first instant")
+    gone_s: dict[str, float] = {}
     for _, together in groupby(events, key=lambda event: event.at_s):
         for event in together:
+            where = f"{path}: at {event.at_s:g} s {event.node}"
             if (event.kind == "join") == (event.node in there):
                 what = "joins and is there" if event.kind == "join" else f"is not there to {event.kind}"
-                raise TraceError(f"{path}: at {event.at_s:g} s {event.node} {what}")
+                raise TraceError(f"{where} {what}")
+            if event.kind == "join" and event.at_s < gone_s.get(event.node, 0.0):
+                raise TraceError(
+                    f"{where} joins, and is there until its notice is over, at {gone_s[event.node]:g} s",
+                    "a node comes back after it is gone",
+                )
+            gone_s[event.node] = event.at_s + event.notice_s
             (there.add if event.kind == "join" else there.discard)(event.node)
 
 

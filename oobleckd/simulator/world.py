@@ -169,7 +169,7 @@ class World:
             raise SimulationError(f"{job.spec.name} under {self.question.policy}: {job.reason}")
         if self.written.plans == 0:
             raise SimulationError(
-                f"{self.question.job.name} never began to train: {self.written.waits[1]}",
+                f"{self.question.job.name} never began to train: {self.written.waits[1] or 'its nodes were gone before'}",
                 "simulate more nodes, or for longer",
             )
 

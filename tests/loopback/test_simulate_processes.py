@@ -19,7 +19,7 @@ from oobleckd.simulator import runs
 
 pipe = os.environ["STARTED"]
 
-def endless(questions):
+def endless(part, questions):
     with open(pipe, "w") as told:
         told.write(f"{os.getpid()}\\n")
     while True:

@@ -106,9 +106,43 @@ def test_tables() -> None:
     text = result.stdout
     assert "gpt2-stdlib on 7 nodes, one CPU core estimated from its data sheet" in text
     assert "a node fails every 2 min on average, each back after 5 min on average; one run of 10 min" in text
-    assert "At $2.000 and $0.500 a node hour (as given):" in text
+    assert "At $2.000 on demand and $0.500 spot for a node hour (as given):" in text
     for word in ("ORACLE", "REDONE", "NODE HOURS", "slipstream"):
         assert word in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "on_demand", "spot"),
+    [
+        (("--price", "3"), "At $3.000 on demand and $0.034 spot for a node hour (on demand as given, c6i.large on the spot market):", True, True),
+        (("--spot-price", "3"), "At $0.085 on demand and $3.000 spot for a node hour (c6i.large on demand, spot as given):", True, True),
+        (("--device", "h200", "--price", "3"), "At $3.000 on demand and - spot for a node hour (as given; nobody knows the other one):", True, False),
+        (("--device", "h200", "--spot-price", "3"), "At - on demand and $3.000 spot for a node hour (as given; nobody knows the other one):", False, True),
+    ],
+)  # fmt: skip
+def test_one_price_alone(words: tuple[str, ...], said: str, on_demand: bool, spot: bool) -> None:
+    assert said in ctl(*SHORT, "--policy", "oobleck", *words).stdout
+    [line] = simulated(*SHORT, "--policy", "oobleck", *words)["policies"]
+    assert (line["on_demand"] is not None, line["spot"] is not None) == (on_demand, spot)
+
+
+def test_what_was_computed_is_said_though_the_picture_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("oobleckd.simulator.plot.draw", fails)
+    result = ctl(*SHORT, "--policy", "oobleck", "--plot", str(tmp_path / "picture.png"))
+    assert (result.exit_code, "NODE HOURS" in result.stdout) == (1, True)
+    assert "No space left" in result.stderr
+
+
+def test_a_trace_that_names_its_nodes(tmp_path: Path) -> None:
+    trace = tmp_path / "own.csv"
+    trace.write_text("".join(f"0,join,n{i}\n" for i in range(7)) + "300,fail,n3\n", encoding="utf-8")
+    result = ctl(EXAMPLE, "--nodes", "9", "--trace", str(trace), "--policy", "oobleck")
+    assert "begins with nodes of its own, 7 of them: --nodes is not used" in result.stderr
 
 
 def test_a_trace(tmp_path: Path) -> None:
@@ -133,7 +167,13 @@ def test_a_trace(tmp_path: Path) -> None:
         (("--nodes", "7", "--mtbf", "1h", "--costs", "free"), "no costs 'free'"),
         (("--nodes", "7", "--mtbf", "1h", "--instance", "free"), "no price of 'free'"),
         (("--nodes", "7", "--mtbf", "1h", "--plot", "picture.doc"), "picture.doc is no .png"),
+        (
+            ("--nodes", "7", "--mtbf", "1h", "--plot", "no-folder/picture.PNG"),
+            "cannot write no-folder/picture.PNG",
+        ),
         (("--trace", "none.csv"), "none.csv: No such file"),
+        (("--trace", "none.csv", "--mtbf", "1h"), "a trace says by itself who fails"),
+        (("--trace", "none.csv", "--seed", "3"), "a trace says by itself who fails"),
         (("--nodes", "7", "--mtbf", "1h", "--device", "abacus"), "no device 'abacus'"),
     ],
 )

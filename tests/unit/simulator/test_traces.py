@@ -34,7 +34,8 @@ def test_that_of_bamboo_and_oobleck(write: Write) -> None:
 
 def test_ours_with_a_header_and_without(write: Write) -> None:
     lines = "0,join,a\n0,join,b,0\n# a comment\n\n60,leave,a,120\n200,join,c\n300.5,fail,b,\n"
-    for header in ("", "t_seconds,event,node,notice_seconds\n"):
+    names = "t_seconds,event,node,notice_seconds\n"
+    for header in ("", names, "\ufeff" + names, "# whose it is\n\n" + names):
         found = read_trace(write(header + lines), duration_s=400.0)
         assert found.nodes == ("a", "b")
         assert found.events == (
@@ -68,6 +69,7 @@ def test_what_is_written_reads_back(write: Write) -> None:
         ("0,join,a\n5,join,b\n4,fail,a\n", "times decrease"),
         ("0,join,a\n1,fail,b\n", "b is not there to fail"),
         ("0,join,a\n1,join,a\n", "a joins and is there"),
+        ("0,join,a\n1,leave,a,120\n60,join,a\n", "a joins, and is there until its notice is over, at 121 s"),
         ("0,join,a\n0,join,a\n1,fail,a\n", "joins twice at the first instant"),
         ("5,fail,a\n", "nobody joins at its first instant"),
         ("0,join,a\n", "nothing happens after its first instant"),
