@@ -42,9 +42,10 @@ fmt: setup ## format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: setup ## write docs/job-toml.md from the model of job.toml, docs/api.md from the API's, docs/console.md from the keys
+docs: setup ## write docs/job-toml.md from the model of job.toml, docs/api.md from the API's, docs/settings.md from the programs', docs/console.md from the keys
 	$(BIN)/python -m oobleckd.ctl.docs
 	$(BIN)/python -m oobleckd.ctl.apidocs
+	$(BIN)/python -m oobleckd.ctl.settingsdocs
 	$(BIN)/python -m console.docs
 
 snapshots: setup ## write what the console's screens look like anew; git diff shows what that changes

@@ -58,11 +58,30 @@ class AgentError(Exception):
     show_default=True,
     help="The daemon's endpoint, such as tcp://10.0.0.1:7077.",
 )
-@click.option("--keys-dir", type=_PATH, help="Key folder that holds both keys; of a service, its state's.")
-@click.option("--key", type=_PATH, help="Key pair of this node (CURVE certificate with the secret key).")
-@click.option("--server-key", type=_PATH, help="Public key of the daemon.")
-@click.option("--devices", default="auto", show_default=True, help="Number of devices, or auto.")
-@click.option("--kind", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--keys-dir",
+    type=_PATH,
+    help="Key folder that holds both keys; of a service, keys below its state folder. Without keys the daemon's curve must be off.",
+)
+@click.option(
+    "--key",
+    type=_PATH,
+    help="Key pair of this node (CURVE certificate with the secret key); else that of keys-dir.",
+)
+@click.option("--server-key", type=_PATH, help="Public key of the daemon; else that of keys-dir.")
+@click.option(
+    "--devices",
+    default="auto",
+    show_default=True,
+    help="Number of devices, or auto: all visible GPUs, or one CPU device.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="What devices are: processes on the CPU, or NVIDIA GPUs.",
+)
 @click.option(
     "--spare/--no-spare",
     default=True,
@@ -75,9 +94,19 @@ class AgentError(Exception):
     show_default=True,
     help="Answer before ordinary programs have their turn, where the system allows it.",
 )
-@click.option("--run-dir", type=_PATH, help="Folder for sockets and records of this node; a service has one.")
-@click.option("--bind", default="127.0.0.1", show_default=True, help="Address at which other nodes reach us.")
-@click.option("--host", default="", help="Name of this machine; devices with the same one share sockets.")
+@click.option(
+    "--run-dir",
+    type=_PATH,
+    help="Folder for sockets and records of this node; required but for a service, which has one.",
+)
+@click.option(
+    "--bind", default="127.0.0.1", show_default=True, help="IP address at which other nodes reach us."
+)
+@click.option(
+    "--host",
+    default="",
+    help="Name of this machine; devices with the same one share sockets. Empty: its host name and this boot.",
+)
 @click.option(
     "--zone",
     default="",
@@ -97,7 +126,11 @@ class AgentError(Exception):
     help="Who else tells of the end: aws, gcp, azure, or an entry point of oobleckd.notices.",
 )
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is logged: this level and above.",
 )
 def main(
     node: str,

@@ -26,7 +26,7 @@ Generated from `oobleckd/daemon/openapi.py` and `oobleckd/protocol` by `make doc
 What `oobleckctl` and the console use, on the daemon's unix socket, or over TCP with TLS and a token ([who may do what](security.md)):
 
 ```
-curl --unix-socket /run/oobleckd/oobleckd.sock http://d/v1/status
+curl --unix-socket /run/oobleck/oobleckd.sock http://d/v1/status
 curl --cacert cert.pem -H "Authorization: Bearer $TOKEN" https://HOST:PORT/v1/nodes
 ```
 

@@ -11,10 +11,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import click
 import msgspec
+from msgspec import Meta
 
 from oobleckd.client import TIMEOUT_S, Client, find_socket
 from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, UNREACHABLE, USAGE, Failure
@@ -85,8 +86,13 @@ def wants_json() -> bool:
 class CtlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings of oobleckctl. No socket means: look where it usually is."""
 
-    socket: str = ""
-    output: Literal["table", "json"] = "table"
+    socket: Annotated[
+        str,
+        Meta(
+            description="The daemon's socket; empty: the local cluster's, or the service's where only that exists."
+        ),
+    ] = ""
+    output: Annotated[Literal["table", "json"], Meta(description="How to print data.")] = "table"
 
 
 def settings() -> Loaded[CtlConfig]:

@@ -37,8 +37,9 @@ sequence = 64
 
 _TAIL = """\
 ## What the result depends on
-`model`, `data`, `train` and `optimizer` decide every bit of losses and weights. `fault_tolerance`, `resources` and
-`checkpoint` decide only where the work is done and what is kept. See [exactness](exactness.md).
+`model`, `data`, `train` and `optimizer` decide every bit of losses and weights. `fault_tolerance`, `schedule`, `resources`
+and `checkpoint` decide only how and where the work is done, and what is kept. With `train.exact = false` there is no such
+promise. See [exactness](exactness.md).
 """
 
 
@@ -125,10 +126,16 @@ def _name(kind: Any) -> str:
         return "table"
     if origin is tuple:
         many = "" if args[-1] is ... else f"{len(args)} "
-        return f"array of {many}{_name(args[0])}{'' if _is_table(args[0]) else 's'}"
+        return f"array of {many}{_many(_name(args[0]), args[0])}"
     if args:
         return " or ".join(_name(arg) for arg in args if arg is not type(None))
     return _NAMES.get(kind) or f"`{kind.__name__}`"
+
+
+def _many(name: str, kind: Any) -> str:
+    if name.startswith("array "):
+        return name.replace("array", "arrays", 1)
+    return name if _is_table(kind) else f"{name}s"
 
 
 def structs_in(kind: Any) -> list[type[msgspec.Struct]]:

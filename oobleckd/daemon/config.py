@@ -26,32 +26,54 @@ Seconds = Annotated[float, Meta(gt=0)]
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings of one daemon. Empty paths have defaults, which the ``*_path`` properties know."""
 
-    state_dir: Annotated[str, Meta(description="Folder of journal, secrets and default checkpoints.")] = ""
-    socket: Annotated[str, Meta(description="Unix socket of the HTTP API.")] = ""
-    endpoint: Annotated[str, Meta(description="Where agents connect; port 0 takes a free one.")] = (
-        "tcp://127.0.0.1:7077"
-    )
-    curve: Annotated[bool, Meta(description="Encrypt and authenticate the links of agents.")] = True
+    state_dir: Annotated[
+        str,
+        Meta(
+            description="Folder of journal, secrets and default checkpoints; empty: systemd's, /var/lib/oobleck for root, else oobleck below XDG_STATE_HOME or ~/.local/state."
+        ),
+    ] = ""
+    socket: Annotated[
+        str,
+        Meta(
+            description="Unix socket of the HTTP API, where systemd gives none; empty: oobleckd.sock in systemd's runtime folder, in /run/oobleck for root, else in run below state_dir."
+        ),
+    ] = ""
+    endpoint: Annotated[
+        str, Meta(description="tcp://ADDRESS:PORT where agents connect; port 0 takes a free one.")
+    ] = "tcp://127.0.0.1:7077"
+    curve: Annotated[
+        bool,
+        Meta(
+            description="Encrypt and authenticate the links of agents; off only where endpoint is of this machine alone."
+        ),
+    ] = True
     udp: Annotated[bool, Meta(description="Take beats of idle nodes as UDP datagrams, at the endpoint.")] = (
         True
     )
-    keys_dir: Annotated[str, Meta(description="Key folder, as made by oobleckctl keygen.")] = ""
+    keys_dir: Annotated[
+        str, Meta(description="Key folder, as made by oobleckctl keygen; empty: keys below state_dir.")
+    ] = ""
     api: Annotated[
         str,
         Meta(
             description="ADDRESS:PORT on which the API is served over HTTPS, to whoever has a token; empty: on the unix socket alone."
         ),
     ] = ""
-    tls_cert: Annotated[str, Meta(description="Certificate chain (PEM) for api.")] = ""
+    tls_cert: Annotated[str, Meta(description="Certificate chain (PEM) for api, which needs one.")] = ""
     tls_key: Annotated[str, Meta(description="Private key (PEM) of tls_cert.")] = ""
-    group: Annotated[str, Meta(description="Unix group whose members may act.")] = "oobleck"
+    group: Annotated[
+        str, Meta(description="Unix group whose members may act, as root and the daemon's own user may.")
+    ] = "oobleck"
     realtime: Annotated[
         bool, Meta(description="Answer before ordinary programs have their turn, where the system allows it.")
     ] = True
-    allow_injection: Annotated[bool, Meta(description="Allow kill-node.")] = False
+    allow_injection: Annotated[bool, Meta(description="Allow faults on demand: kill-node and drill.")] = False
     beat_s: Annotated[Seconds, Meta(description="Seconds between signs of life of an agent.")] = 0.25
     lease_s: Annotated[
-        Seconds, Meta(description="Longest silence of a node; what its beats teach is shorter.")
+        Seconds,
+        Meta(
+            description="Longest silence of a node, in seconds; what its beats teach is shorter. At least 2 * beat_s."
+        ),
     ] = 10.0
     grace_s: Annotated[Seconds, Meta(description="Seconds after a restart in which no node is lost.")] = 5.0
     history: Annotated[int, Meta(ge=100, description="Changes kept for the event stream.")] = 10_000
@@ -60,14 +82,21 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = 64
     replay_h: Annotated[Seconds, Meta(description="Hours of the past kept at most.")] = 24.0
     metrics: Annotated[
-        str, Meta(description="Address of this machine for a Prometheus, such as 127.0.0.1:9464.")
+        str,
+        Meta(
+            description="ADDRESS:PORT for a Prometheus on this machine, such as 127.0.0.1:9464; empty: metrics on the unix socket alone."
+        ),
     ] = ""
     traces: Annotated[
-        str, Meta(description="OpenTelemetry collector (OTLP over HTTP) that gets a trace of every recovery.")
+        str,
+        Meta(
+            description="URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of every recovery; empty: none."
+        ),
     ] = ""
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Log level.")] = (
-        "info"
-    )
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="What is logged: this level and above."),
+    ] = "info"
 
     @property
     def state_path(self) -> Path:
