@@ -14,7 +14,9 @@ from oobleckd.ctl.docs import page
 from oobleckd.protocol.job import Job, load_job, parse_job
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("tests/*/*.md")]
+)
 
 
 def test_job_toml_is_up_to_date() -> None:
@@ -60,6 +62,25 @@ def test_examples_are_jobs(file: Path) -> None:
 
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
 def test_links_lead_somewhere(file: Path) -> None:
-    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", file.read_text(encoding="utf-8")):
+    text = re.sub(r"^```.*?^```", "", file.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"^\[[^]]+\]: (\S+)$", text, re.MULTILINE):
         if "://" not in link:
-            assert (file.parent / link).exists(), link
+            path, _, anchor = link.partition("#")
+            target = file.parent / path if path else file
+            assert target.exists(), link
+            assert not anchor or anchor in headings(target), link
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that a page of Markdown has."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in found}
+
+
+@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
+def test_references_are_defined(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    defined = set(re.findall(r"^\[([^]]+)\]: ", text, re.MULTILINE))
+    used = set(re.findall(r"\]\[([^]\s]+)\]", text))
+    assert used - defined == set() or not defined
+    assert defined <= used
