@@ -1,22 +1,36 @@
-"""What the console may do to a cluster: each act with its oobleckctl command, why it is refused, and how it is done.
+"""What the console may do to a cluster: each act with its oobleckctl command, why it is refused, how it is done and what came of it.
 
-Acts are data until somebody has confirmed them. Owns no dialog (``screens.confirm``).
+Acts are data until somebody has confirmed them. Owns no dialog (``screens.prompt``).
 """
 
 from __future__ import annotations
 
+import re
 import shlex
-from typing import Literal, assert_never, get_args
+from pathlib import Path
+from typing import Literal, NamedTuple, assert_never, get_args
 
 import msgspec
 
+from console import bundle
 from console.model import View
 from oobleckd.client import Client
 from oobleckd.protocol.parts import How
+from oobleckd.unixhttp import ApiProblem, ClientError
 
 Verb = Literal["drain", "undrain", "kill", "pause", "resume", "checkpoint", "cancel"]
 HOWS: tuple[How, ...] = get_args(How)
 ON_NODES = frozenset({"drain", "undrain", "kill"})
+# Why nobody was reached at all. Whatever else ends without an answer may have been done.
+_NOT_SENT = (FileNotFoundError, ConnectionRefusedError, PermissionError)
+_PROGRAM = re.compile(r"(^|; )oobleckctl ")
+
+
+class Outcome(NamedTuple):
+    """What came of something, in a sentence, and whether that is bad."""
+
+    said: str
+    bad: bool = False
 
 
 class Act(msgspec.Struct, frozen=True):
@@ -45,7 +59,7 @@ def refusal(act: Act, view: View, *, read_only: bool) -> str:
     """Why it cannot be done here and now; "" where it can."""
     if read_only:
         return "this console was started with --read-only"
-    if view.tape is not None:
+    if view.link == "replay":
         return "this is the past; esc comes back to now"
     if view.link != "live":
         return "the daemon does not answer"
@@ -56,9 +70,46 @@ def refusal(act: Act, view: View, *, read_only: bool) -> str:
     return ""
 
 
-def perform(client: Client, act: Act) -> str:
-    """Do it, and say what the daemon said. Raises what ``Client`` raises."""
-    return "; ".join(dict.fromkeys(filter(None, (_one(client, act, name) for name in act.names)))) or "done"
+def to_socket(command: str, socket: str) -> str:
+    """The same commands, to the daemon on ``socket``; to the one that oobleckctl finds by itself where that is ""."""
+    if not socket:
+        return command
+    return _PROGRAM.sub(lambda found: f"{found[0]}--socket {shlex.quote(socket)} ", command)
+
+
+def perform(client: Client, act: Act) -> Outcome:
+    """Do it to each of its names, whatever becomes of the others, and say what the daemon said; where some went wrong, of whom."""
+    found = {name: _tried(client, act, name) for name in act.names}
+    names: dict[str, list[str]] = {}
+    for name, outcome in found.items():
+        names.setdefault(outcome.said, []).append(name)
+    bad = any(outcome.bad for outcome in found.values())
+    if bad and len(names) > 1:
+        return Outcome("; ".join(f"{', '.join(whose)}: {said}" for said, whose in names.items()), bad)
+    return Outcome("; ".join(names), bad)
+
+
+def export(client: Client, incident: str) -> Outcome:
+    """Write an incident into the current folder, over no file that is there."""
+    path = Path(f"{incident}.json").absolute()
+    try:
+        written = bundle.write(path, client.bundle(incident))
+    except ClientError as error:
+        return Outcome(f"not written: {error.problem}", bad=True)
+    except OSError as error:
+        return Outcome(f"{path} cannot be written: {error.strerror}", bad=True)
+    return Outcome(f"written: oobleck-console --bundle {written}")
+
+
+def _tried(client: Client, act: Act, name: str) -> Outcome:
+    try:
+        return Outcome(_one(client, act, name) or "done")
+    except ClientError as error:
+        if isinstance(error, ApiProblem) or isinstance(error.__cause__, _NOT_SENT):
+            return Outcome(f"not done: {error.problem}. {error.hint}".rstrip(), bad=True)
+        return Outcome(
+            f"not known whether it was done: {error.problem}; look before you do it again", bad=True
+        )
 
 
 def _one(client: Client, act: Act, name: str) -> str:

@@ -79,9 +79,9 @@ def main(
         words = [f"{name}={value}" for name, value in options.items() if value is not None]
         _web([*words, *(["--ascii"] if ascii_only else [])], web_port)
     elif once:
-        _once(client, begin, file)
+        _once(client, begin, file, ascii_only)
     else:
-        _watch(client, begin, file, theme, ascii_only, rate, read_only)
+        _watch(client, begin, file, theme, ascii_only, rate, read_only, socket or "")
 
 
 def _moment(at: str | None) -> float | None:
@@ -95,21 +95,22 @@ def _moment(at: str | None) -> float | None:
         _end(str(error), "", USAGE)
 
 
-def _once(client: Client, at: float | None, file: Path | None) -> None:
+def _once(client: Client, at: float | None, file: Path | None, ascii_only: bool) -> None:
     from console.bundle import BundleError
+    from console.letters import ascii_text
     from console.once import overview, past
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
     try:
         if file is not None or at is not None:
-            text = past(client, at, file, width)
+            text = past(Client(client.socket_path), at, file, width)
         else:
             text = overview(client, time.time(), width)
     except BundleError as error:
         _end(error.problem, error.hint, FAILED)
     except ClientError as error:
         _end(error.problem, error.hint, UNREACHABLE if isinstance(error, Unreachable) else FAILED)
-    click.echo(text)
+    click.echo(ascii_text(text) if ascii_only else text)
 
 
 def _watch(
@@ -120,6 +121,7 @@ def _watch(
     ascii_only: bool,
     rate: float,
     read_only: bool,
+    socket: str,
 ) -> None:
     if not on_terminal():
         _end("the console needs a terminal, and this is none", "`oobleck-console --once` prints text", USAGE)
@@ -134,7 +136,9 @@ def _watch(
     from console.bundle import BundleError
 
     try:
-        code = run(client, at, file, theme=theme, ascii_only=ascii_only, rate_hz=rate, read_only=read_only)
+        code = run(
+            client, at, file, theme=theme, ascii_only=ascii_only, rate_hz=rate, read_only=read_only, socket=socket
+        )  # fmt: skip
     except BundleError as error:
         _end(error.problem, error.hint, FAILED)
     sys.exit(code)

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 
 from console.facts import AnyFact, Refused, Wants, Watched
+from console.model import identity
 from oobleckd.client import Client
 from oobleckd.protocol.api import JobView
-from oobleckd.unixhttp import ApiProblem, BadAnswer
+from oobleckd.unixhttp import ClientError, Unreachable
 
 # How old an answer may get while no event touches it, in seconds.
 PERIODS_S = {
@@ -33,8 +34,13 @@ TOUCHES: dict[str, frozenset[str]] = {
 # about another plan is asked at once.
 LEAST_S = {"layers": 1.0, "goodput": 1.0, "blast": 3.0}
 AT_ONCE = frozenset({"plan", "gap"})
-# A daemon that refused one of these is asked again, but not at the usual pace.
+# A daemon that refused one of these, or took too long over it, is asked again, but not at the usual pace.
 REFUSED_S = 15.0
+
+
+def is_of_one_question(error: ClientError) -> bool:
+    """Whether the daemon is there all the same: it said no, or what nobody can read, or takes its time over this one question."""
+    return not isinstance(error, Unreachable) or isinstance(error.__cause__, TimeoutError)
 
 
 class Asked:
@@ -51,6 +57,7 @@ class Asked:
         self._asked_at = dict.fromkeys(PERIODS_S, 0.0)
         self.stretch = 1.0
         self._job = ""
+        self._of: tuple[str, float] | None = None
         self._newest = 0
         self._shown: tuple[str, int] = ("", 0)
         self._blasts: set[tuple[str, ...]] = set()
@@ -85,30 +92,43 @@ class Asked:
             )
 
     def answers(self, job: JobView | None, now: float) -> Iterator[AnyFact]:
-        """What is due by ``now``, one fact each. Raises Unreachable."""
+        """What is due by ``now``, one fact each; after an answer that was too late the rest is left for the next time. Raises Unreachable."""
         if job is None:
             with self._lock:
                 self._due = {name: now + period_s for name, period_s in PERIODS_S.items()}
             return
-        if job.id != self._job:
-            self._job, self._newest, self._shown = job.id, 0, ("", 0)
+        if identity(job) != self._of:
+            self._of, self._job = identity(job), job.id
+            self._newest, self._shown = 0, ("", 0)
             self._blasts.clear()
         with self._lock:
             wants = self._wants
             due = [name for name in PERIODS_S if _wanted(wants, name) and self._due[name] <= now]
-            self._due |= {name: now + PERIODS_S[name] * self.stretch for name in due}
-            self._asked_at |= dict.fromkeys(due, now)
+        for name in due:
+            try:
+                yield from self._answer(name, wants, now)
+            except ClientError as error:
+                if not is_of_one_question(error):
+                    self._put_off(name, 0.0)
+                    raise
+                self._put_off(name, now + REFUSED_S)
+                yield Refused(now, name, error.problem)
+                if isinstance(error, Unreachable):  # whether it is there at all, the lists say
+                    return
+
+    def _answer(self, name: str, wants: Wants, now: float) -> Iterator[AnyFact]:
+        with self._lock:
+            self._due[name] = now + PERIODS_S[name] * self.stretch
+            self._asked_at[name] = now
         questions: dict[str, Callable[[Wants, float], Iterator[AnyFact]]] = {
             "schedules": self._schedules, "schedule": self._schedule, "modelled": self._modelled,
             "layers": self._layers, "goodput": self._goodput, "blast": self._blast,
         }  # fmt: skip
-        for name in due:
-            try:
-                yield from questions[name](wants, now)
-            except (ApiProblem, BadAnswer) as error:
-                with self._lock:
-                    self._due[name] = now + REFUSED_S
-                yield Refused(now, name, error.problem)
+        yield from questions[name](wants, now)
+
+    def _put_off(self, name: str, until: float) -> None:
+        with self._lock:
+            self._due[name] = until
 
     def _schedules(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
         sampled = self._client.schedules(self._job)

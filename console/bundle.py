@@ -57,6 +57,16 @@ def read(path: Path) -> Bundle:
         raise BundleError(problem, f"open it with the oobleck-console of that version, or {_ANEW}") from error
 
 
-def write(path: Path, bundle: Bundle) -> None:
-    """Put ``bundle`` into ``path``. Raises OSError."""
-    path.write_bytes(msgspec.json.encode(bundle))
+def write(path: Path, bundle: Bundle) -> Path:
+    """Put ``bundle`` into a new file: ``path``, or where that is there already ``inc-1-2.json`` and so on; which one. Raises OSError."""
+    data = msgspec.json.encode(bundle)
+    free, number = path, 1
+    while True:
+        try:
+            with free.open("xb") as file:
+                file.write(data)
+        except FileExistsError:
+            number += 1
+            free = path.with_stem(f"{path.stem}-{number}")
+        else:
+            return free

@@ -37,32 +37,37 @@ _STATES = """\
 ## Bad days
 ![The daemon is away](images/console-overview-stale-120x36.png)
 
-- **The daemon is away** (`◌ STALE 12 s`): *training goes on*. The last state stays, greyed, with its age; the console tries again for ever. A
-  daemon that comes back with an empty history begins a new picture.
-- **The daemon is of another version**: what it does not answer is said in the panel that asked; the rest works.
+- **The daemon is away** (`◌ STALE 12 s`): *training does not need it*: a job that was running goes on, unless its nodes were stopped as well. The last
+  state stays, greyed, with its age; the console tries again for ever. A daemon that comes back with another history (a new state folder) begins a new
+  picture, even where its job has the same name.
+- **The daemon is of another version**: what it does not answer, or answers in words that this console does not know, is said in the panel that asked,
+  and of a list in the banner as well; the rest works. The same holds for one answer that takes too long.
+- **The daemon is not there yet**, and `--at` asks for its past: that is shown as soon as it is there.
 - **A file that cannot be shown** (cut off, of another format, no incident at all) is one line and exit code 1.
-- **A small terminal**: from 140 x 40, from 100 x 30, from 56 x 16, and below that the one panel that matters most.
+- **A small terminal**: there are layouts for at least 140 x 40, 100 x 30 and 56 x 16 cells. A smaller one shows only the most important panel.
 
 Colour never says anything alone: every state has its sign or its word. `NO_COLOR` takes all colours away, `--ascii` the signs; the theme
 `colour-blind` uses the colours of Okabe and Ito.
 
 ## The past
 `oobleck-console --at 12:04` begins at a time of the daemon's history and plays; `t` asks for a time at any time, `enter` on an event or an
-incident goes to its moment. `,` and `.` go a second back or on, `<` and `>` half a minute, `space` plays and stops, `esc` comes back to now. On
+incident goes to its moment. A time of day is the one nearest to what is shown; the date is said where it is not today's. `,` and `.` go a second back or on, `<` and `>` half a minute, `space` plays and stops, `esc` comes back to now. On
 Overview and Pipelines `←` and `→` go to the moments of steps whose op times were kept: one each half minute, and every repaired one. What
-happens meanwhile is not lost. `e` on an incident writes it to a file with the minutes around it, and `oobleck-console --bundle FILE` shows that
-file on the same screens, on any machine, without a daemon.
+happens meanwhile is not lost. `e` on an incident writes it to a file with the ten seconds before and after it, and `oobleck-console --bundle FILE` shows that
+file on the same screens, on any machine, without a daemon. A file of that name that is there stays: a number is appended.
 
 ## Acts
 Every act shows its `oobleckctl` command and what the daemon says would follow, and is done after `enter`. Where it stops the job or takes it back
 to a checkpoint, or where the daemon does not know, the job's name has to be typed. `--read-only` refuses all of them; `ctrl+y` copies the
-command instead. In the past nothing can be done.
+command instead. In the past nothing can be done. An act on several nodes is tried on each of them, and of each it is said what came of it; where no
+answer came, it may have been done, and that is said. While the picture is frozen, what would follow is of now all the same. Commands name the
+daemon (`--socket`) where the console was started so.
 
 ## In scripts and browsers
 `oobleck-console --once` prints the overview as plain text and ends: 0, or 4 where no daemon can be reached; with `--at` or `--bundle` that of
 the past. Without a terminal and without `--once` it is exit code 2. For data that a program reads, use `oobleckctl get … -o json`.
-`oobleck-console --web` serves the same screens to browsers of this machine (`pip install 'oobleckd[web]'`), always read-only: whoever reaches a
-port is not known, as whoever opens the daemon's socket is. Pages of other sites are refused.
+`oobleck-console --web` serves the same screens to browsers of this machine (`pip install '.[web]'` in a checkout), always read-only, and `e` writes no file: whoever
+reaches a port is not known, as whoever opens the daemon's socket is. Pages of other sites are refused.
 
 ![In a browser](images/console-web.png)
 
@@ -72,7 +77,8 @@ port is not known, as whoever opens the daemon's socket is. Pages of other sites
 pure as well, and only those that are in sight; `tui` folds and paints a few times a second. `widgets/panel` is the only widget (Line API), `themes`
 the only place that knows colours, `screens/places` says what lies where, `keys` knows every key. A step is in its event whole and
 fetches nothing; what another event touches is fetched at once (of more than 250 nodes at most every second for each thousand), the rest every
-2 to 60 s, and what only one screen shows only while that one is in sight.
+2 to 60 s, and what only one screen shows only while that one is in sight. Of events the newest 4,000 are kept, and of each level 1,000 whatever the
+others have to say (`kept`).
 
 What every screen looks like is in `tests/unit/console/snapshots`, cell by cell; `make snapshots` writes it anew.
 """

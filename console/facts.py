@@ -73,7 +73,7 @@ class Watched(Fact, frozen=True):
 
 
 class Refused(Fact, frozen=True):
-    """A question of ``Watched`` that the daemon does not answer, by the field's name, and why in one sentence."""
+    """A question that the daemon does not answer, and why in one sentence. ``what``: the field of ``Fetched`` or ``Watched``, or steps (``History``)."""
 
     what: str
     problem: str
@@ -93,7 +93,14 @@ class Rewound(Fact, frozen=True):
     sampled: tuple[float, ...] = ()
 
 
-AnyFact = Fetched | History | Heard | Away | Watched | Refused | Rewound
+class Unshown(Fact, frozen=True):
+    """The past ``at`` that time cannot be shown, though whoever keeps it is there: ``problem`` in one sentence and, where there is one, ``hint``."""
+
+    problem: str
+    hint: str = ""
+
+
+AnyFact = Fetched | History | Heard | Away | Watched | Refused | Rewound | Unshown
 
 
 class Wants(msgspec.Struct, frozen=True):

@@ -12,29 +12,38 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from console.asked import Asked
-from console.facts import AnyFact, Away, Fetched, Heard, History, Wants
-from console.model import STEPS_KEPT, shown_job
+from console.asked import Asked, is_of_one_question
+from console.facts import AnyFact, Away, Fetched, Heard, History, Refused, Wants
+from console.model import STEPS_KEPT, identity, is_other_history, shown_job
 from oobleckd.client import Client, Events
 from oobleckd.protocol.api import Change, JobView
-from oobleckd.unixhttp import ClientError, Unreachable
+from oobleckd.unixhttp import ApiProblem, BadAnswer, ClientError, Unreachable
 
-# How old an answer may get while no event touches it, in seconds; what grows with the cluster less often.
-PERIODS_S = {"status": 2.0, "jobs": 2.0, "incidents": 2.0, "nodes": 4.0, "pipelines": 10.0, "templates": 30.0}
+# How old an answer may get while no event touches it, in seconds; what grows with the cluster less often. Incidents are fetched all at once,
+# and after a month they are many: each has its event when it begins and when it is over.
+PERIODS_S = {
+    "status": 2.0,
+    "jobs": 2.0,
+    "incidents": 30.0,
+    "nodes": 4.0,
+    "pipelines": 10.0,
+    "templates": 30.0,
+}
 ALL = frozenset(PERIODS_S)
+STEADY = frozenset({"status", "incidents"})  # no larger in a large cluster
 # What a change of a kind may have changed. A step is in its event whole.
 TOUCHES: dict[str, frozenset[str]] = {
     "step": frozenset(),
     "node": frozenset({"status", "nodes"}),
-    "job": ALL,
-    "plan": ALL - {"status"},
+    "job": ALL - {"incidents"},
+    "plan": ALL - {"status", "incidents"},
     "incident": frozenset({"jobs", "nodes", "incidents"}),
     "checkpoint": frozenset({"jobs"}),
     "audit": frozenset({"nodes", "jobs"}),
     "daemon": frozenset(),
     "gap": ALL,
 }
-# From so many nodes on all but the status is fetched less often, so that a large cluster costs no more bytes.
+# From so many nodes on all that is not steady is fetched less often, so that a large cluster costs no more bytes.
 NODES_AT_FULL_RATE = 250
 # Of a large cluster this is not fetched again within so many seconds of one at full rate, whatever happens in it: among two hundred changes
 # a second there is always one that touches it.
@@ -80,7 +89,9 @@ class Feed:
         self._lock = threading.Lock()
         self._due = dict.fromkeys(ALL, 0.0)
         self._fetched_at = dict.fromkeys(ALL, 0.0)
-        self._history_of = ""
+        self._unread: set[str] = set()
+        self._history_of: tuple[str, float] | None = None
+        self._other_history = False
         self._stretch = 1.0
         self._rested_at = 0.0
         self._asked = Asked(client)
@@ -120,6 +131,16 @@ class Feed:
                 self._deliver(Heard(now, change))
                 self._closed.wait(STREAM_RETRY_S)
                 self._events = self._client.events(self._events.last, on_link=self._on_link)
+            if self._other_history:
+                self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """The stream of another cluster, from its first change on: numbers that were heard of the one before say nothing of this one."""
+        self._other_history = False
+        now = self._clock()
+        said = "another cluster: its changes from the beginning"
+        self._deliver(Heard(now, Change(0, now, "gap", "info", said, ())))
+        self._events = self._client.events(0, on_link=self._on_link)
 
     def _gather(self) -> None:
         """A short rest now and then, while more changes arrive."""
@@ -150,7 +171,7 @@ class Feed:
         self._kick.set()
 
     def _forget_history(self) -> None:
-        self._history_of = ""
+        self._history_of = None
 
     # ------------------------------------------------------------------ the polling thread
 
@@ -182,25 +203,47 @@ class Feed:
             due = [name for name in PERIODS_S if self._due[name] <= now]
             self._due |= {name: now + self._period_s(name) for name in due}
             self._fetched_at |= dict.fromkeys(due, now)
-        answers: dict[str, Any] = {name: getattr(self._client, name)() for name in due}
-        if not due:
-            return
-        self._deliver(Fetched(self._clock(), **answers))
+        answers, refused = self._answers(due)
+        if answers:
+            self._deliver(Fetched(self._clock(), **answers))
+        for name, error in refused.items():
+            self._deliver(Refused(self._clock(), name, error.problem))
         if "nodes" in answers:
             self._stretch = max(1.0, len(answers["nodes"]) / NODES_AT_FULL_RATE)
             self._asked.stretch = self._stretch
         self._notice_plan(answers)
         if "jobs" in answers:
-            self._job = shown_job(answers["jobs"])
-            self._fetch_history(self._job)
+            self._notice_job(answers["jobs"])
         if any(incident.open for incident in answers.get("incidents", ())):
             with self._lock:
                 self._due["incidents"] = min(self._due["incidents"], now + OPEN_INCIDENT_S)
 
+    def _answers(self, due: Iterable[str]) -> tuple[dict[str, Any], dict[str, ClientError]]:
+        """By name what was answered, and what could not be. Raises where this version can read nothing at all of what it asked last."""
+        answers: dict[str, Any] = {}
+        refused: dict[str, ClientError] = {}
+        for name in due:
+            try:
+                answers[name] = getattr(self._client, name)()
+            except (ApiProblem, BadAnswer) as error:
+                refused[name] = error
+        self._unread = (self._unread - answers.keys()) | refused.keys()
+        if refused and self._unread >= ALL:
+            raise next(iter(refused.values()))
+        return answers, refused
+
+    def _notice_job(self, jobs: tuple[JobView, ...]) -> None:
+        """What is shown of a job, and whether it is one of another cluster."""
+        if is_other_history(self._job, jobs):
+            self._other_history = True
+            self._events.close()
+        self._job = shown_job(jobs)
+        self._fetch_history(self._job)
+
     def _notice_plan(self, answers: dict[str, Any]) -> None:
         """With another plan the model forgets what was asked of the one before, so that is asked again."""
         job = shown_job(answers["jobs"]) if "jobs" in answers else None
-        epoch = (job.id, job.epoch) if job is not None else self._plan[0]
+        epoch = (identity(job), job.epoch) if job is not None else self._plan[0]
         plan = (epoch, answers.get("pipelines", self._plan[1]))
         if plan != self._plan:
             self._plan = plan
@@ -211,15 +254,22 @@ class Feed:
             self._deliver(fact)
 
     def _period_s(self, name: str) -> float:
-        return PERIODS_S[name] * (1.0 if name == "status" else self._stretch)
+        return PERIODS_S[name] * (1.0 if name in STEADY else self._stretch)
 
     def _fetch_history(self, job: JobView | None) -> None:
-        """The curves of a job that is new here, or after changes were missed."""
-        if job is None or job.id == self._history_of:
+        """The curves of a job that is new here, or after changes were missed. Raises Unreachable."""
+        if job is None or identity(job) == self._history_of:
             return
-        self._history_of = job.id
-        steps = self._client.steps(job.id, max(0, job.step - STEPS_KEPT))
-        self._deliver(History(self._clock(), job.id, steps))
+        self._history_of = identity(job)
+        try:
+            steps = self._client.steps(job.id, max(0, job.step - STEPS_KEPT))
+        except ClientError as error:
+            self._forget_history()
+            if not is_of_one_question(error):
+                raise
+            self._deliver(Refused(self._clock(), "steps", error.problem))
+        else:
+            self._deliver(History(self._clock(), job.id, steps))
 
 
 def fetch_once(client: Client, now: float) -> tuple[AnyFact, ...]:

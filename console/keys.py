@@ -31,6 +31,9 @@ SUBJECTS: dict[ScreenName, str] = {
 }
 # Screens whose panels are lists that a cursor moves through.
 LISTS: frozenset[ScreenName] = frozenset({"nodes", "pipelines", "templates", "incidents", "events", "whatif"})
+# Screens with rows that a filter leaves out.
+FILTERED: frozenset[ScreenName] = LISTS - {"pipelines"}
+WITH_FILTER = ", ".join(TITLES[name] for name in SCREENS if name in FILTERED)
 MOST_IN_FOOTER = 9
 
 
@@ -113,7 +116,7 @@ def _everywhere() -> Iterator[Key]:
         ("slash",),
         "app.filter",
         "Filter",
-        "show what has all of these words; nothing shows all again",
+        f"show what has all of these words; nothing shows all again (on {WITH_FILTER})",
         4,
     )
     yield Key(
@@ -299,10 +302,15 @@ def of(scope: Scope) -> tuple[Key, ...]:
     return tuple(key for key in KEYS if key.scope == scope)
 
 
+def everywhere(screen: ScreenName) -> tuple[Key, ...]:
+    """The keys that work on every screen; without the filter's on one that has nothing to filter."""
+    return tuple(key for key in of("everywhere") if key.action != "app.filter" or screen in FILTERED)
+
+
 def on(screen: ScreenName) -> tuple[Key, ...]:
     """The keys that work on a screen, its own first."""
     lists = of("list") if screen in LISTS else ()
-    return (*of(screen), *lists, *of("everywhere"))
+    return (*of(screen), *lists, *everywhere(screen))
 
 
 def bound(keys: Iterable[Key]) -> Iterator[tuple[str, str, str]]:

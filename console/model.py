@@ -1,21 +1,23 @@
 """What the console knows: facts in, one frozen ``View`` out. Pure.
 
 Owns how facts add up, and the questions that panels ask of the result (which job, how
-fresh). Does not know what facts there are (``facts``), does not fetch (``feed``), does not draw (``widgets``), and has no clock: every fact bears its time,
-every question that depends on time takes ``now``. Times are POSIX seconds.
+fresh). Does not know what facts there are (``facts``), which events stay (``kept``), does not fetch (``feed``), does not draw (``widgets``), and has no clock:
+every fact bears its time, every question that depends on time takes ``now``. Times are POSIX seconds.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import takewhile
 from operator import attrgetter
 from typing import Any, Literal, TypeVar, assert_never
 
 import msgspec
 
-from console.facts import AnyFact, Away, Fetched, Heard, History, Refused, Rewound, Watched
+from console.facts import AnyFact, Away, Fetched, Heard, History, Refused, Rewound, Unshown, Watched
+from console.kept import kept
 from oobleckd.protocol.api import (
     Change,
     IncidentView,
@@ -30,10 +32,11 @@ from oobleckd.protocol.watch import BlastView, GoodputView, LayerView, SampledSt
 Link = Literal["waiting", "live", "stale", "replay"]
 Shape = TypeVar("Shape")
 
-EVENTS_KEPT = 200
 STEPS_KEPT = 600
 BLASTS_KEPT = 8
 ENDED = frozenset({"done", "failed", "cancelled"})
+# What is fetched for all screens; a refusal of one of these is about the daemon and not about a plan.
+LISTS = ("status", "jobs", "nodes", "pipelines", "templates", "incidents")
 
 
 # --------------------------------------------------------------------------- the view
@@ -60,7 +63,7 @@ class View(msgspec.Struct, frozen=True):
     """Everything that the console shows.
 
     ``heard_at`` is when the daemon last answered (0: never), ``points`` the newest committed steps of ``job``,
-    ``events`` the newest changes, ``seq`` the number of the newest one.
+    ``events`` the newest changes, ``seq`` the number of the newest one. ``problem``: why it is not live, or why a moment of the past is not shown.
     ``schedule`` is measured, ``modelled`` of the plan in force; ``refused`` names questions that had no answer, and why.
     ``tape`` is there while the past is shown.
     """
@@ -121,6 +124,20 @@ def shown_job(jobs: Iterable[JobView]) -> JobView | None:
     return next(iter(at_work or queued or known[-1:]), None)
 
 
+def identity(job: JobView) -> tuple[str, float]:
+    """What a job is known by: its id is a name and a number, which a fresh state folder gives again."""
+    return job.id, job.submitted_at
+
+
+def is_other_history(before: JobView | None, jobs: Iterable[JobView]) -> bool:
+    """Whether these are the jobs of another cluster: a daemon never forgets a job."""
+    return before is not None and identity(before) not in map(identity, jobs)
+
+
+def _same(before: JobView | None, job: JobView | None) -> bool:
+    return before is not None and job is not None and identity(before) == identity(job)
+
+
 # --------------------------------------------------------------------------- the fold
 
 
@@ -135,10 +152,7 @@ def fold(view: View, facts: Iterable[AnyFact]) -> View:
             case Heard():
                 view = _heard(_died_since(view, fact.change), fact.change)
             case Away():
-                link: Link = "stale" if view.heard_at else "waiting"
-                view = msgspec.structs.replace(
-                    view, link=link, problem=fact.problem, hint=fact.hint, answers=fact.answers
-                )
+                view = _away(view, fact)
             case Watched():
                 view = _watched(view, fact)
             case Refused():
@@ -146,24 +160,39 @@ def fold(view: View, facts: Iterable[AnyFact]) -> View:
                 view = msgspec.structs.replace(view, refused=(*others, (fact.what, fact.problem)))
             case Rewound():
                 view = _rewound(view, fact)
+            case Unshown():
+                view = msgspec.structs.replace(view, link="replay", problem=fact.problem, hint=fact.hint)
             case _:
                 assert_never(fact)
     return view
 
 
+def _away(view: View, fact: Away) -> View:
+    """The last picture stays what it was: of the past, old, or none."""
+    link: Link = "replay" if view.tape is not None else "stale" if view.heard_at else "waiting"
+    return msgspec.structs.replace(
+        view, link=link, problem=fact.problem, hint=fact.hint, answers=fact.answers
+    )
+
+
 def _fetched(view: View, fact: Fetched) -> View:
-    answers = {
-        name: getattr(fact, name)
-        for name in ("status", "nodes", "pipelines", "templates", "incidents")
-        if getattr(fact, name) is not None
-    }
+    told = {name for name in LISTS if getattr(fact, name) is not None}
+    answers = {name: getattr(fact, name) for name in told - {"jobs"}}
     if fact.jobs is not None:
         job = _not_overtaken(view.job, shown_job(fact.jobs))
         answers |= {"job": job, "num_jobs": len(fact.jobs), "points": _still_valid(view, job)}
         answers |= _outdated(view, job, fact.pipelines)
+        if is_other_history(view.job, fact.jobs):
+            answers |= {"events": (), "seq": -1}
+    refused = answers.pop("refused", view.refused)
     return msgspec.structs.replace(
-        view, link="live", heard_at=fact.at, problem="", hint="", answers=False, **answers
-    )
+        view, link="live", heard_at=fact.at, problem="", hint="", answers=False,
+        refused=_without(refused, told), **answers,
+    )  # fmt: skip
+
+
+def _without(refused: tuple[tuple[str, str], ...], answered: Collection[str]) -> tuple[tuple[str, str], ...]:
+    return tuple(pair for pair in refused if pair[0] not in answered)
 
 
 def _outdated(view: View, job: JobView | None, pipelines: tuple[PipelineView, ...] | None) -> dict[str, Any]:
@@ -171,12 +200,12 @@ def _outdated(view: View, job: JobView | None, pipelines: tuple[PipelineView, ..
     before = view.job
     if before is None:
         return {}
-    same_job = job is not None and before.id == job.id
     same_plan = pipelines is None or pipelines == view.pipelines
-    if same_job and job is not None and before.epoch == job.epoch and same_plan:
+    if _same(before, job) and job is not None and before.epoch == job.epoch and same_plan:
         return {}
-    of_plan: dict[str, Any] = {"modelled": None, "blasts": (), "refused": ()}
-    if same_job:
+    lists = tuple(pair for pair in view.refused if pair[0] in LISTS)
+    of_plan: dict[str, Any] = {"modelled": None, "blasts": (), "refused": lists}
+    if _same(before, job):
         return of_plan
     return of_plan | {"schedules": None, "schedule": None, "layers": (), "goodput": None}
 
@@ -189,15 +218,14 @@ def _watched(view: View, fact: Watched) -> View:
         others = tuple(blast for blast in view.blasts if blast.nodes != fact.blast.nodes)
         answers["blasts"] = (*others, fact.blast)[-BLASTS_KEPT:]
         answered.add("blast")
-    refused = tuple(pair for pair in view.refused if pair[0] not in answered)
-    return msgspec.structs.replace(view, refused=refused, **answers)
+    return msgspec.structs.replace(view, refused=_without(view.refused, answered), **answers)
 
 
 def _rewound(view: View, fact: Rewound) -> View:
     """The picture of a moment; its ``link`` says that it is none of now."""
     if fact.start:
         view = fold(View(), fact.start)
-    view = msgspec.structs.replace(view, link="replay")
+    view = msgspec.structs.replace(view, link="replay", problem="", hint="")
     for change in fact.changes:
         view = _heard(_died(view, change), change)
     tape = Tape(fact.begins, fact.until, fact.playing, fact.sampled)
@@ -230,7 +258,7 @@ def _died(view: View, change: Change) -> View:
 
 def _not_overtaken(before: JobView | None, job: JobView | None) -> JobView | None:
     """``job``, but with the newer step where events have overtaken the answer."""
-    if before is None or job is None or (before.id, before.epoch) != (job.id, job.epoch):
+    if before is None or job is None or not _same(before, job) or before.epoch != job.epoch:
         return job
     if before.step <= job.step:
         return job
@@ -239,7 +267,7 @@ def _not_overtaken(before: JobView | None, job: JobView | None) -> JobView | Non
 
 def _still_valid(view: View, job: JobView | None) -> tuple[Point, ...]:
     """The points, without those of another job or of steps that a rollback took back."""
-    if view.job is None or job is None or view.job.id != job.id:
+    if job is None or not _same(view.job, job):
         return ()
     return tuple(point for point in view.points if point.step <= job.step)
 
@@ -250,16 +278,20 @@ def _history(view: View, fact: History) -> View:
     told = tuple(Point(step.step, step.at, step.loss) for step in fact.steps)
     last = told[-1].step if told else -1
     newer = tuple(point for point in view.points if point.step > last)
-    return msgspec.structs.replace(view, points=(told + newer)[-STEPS_KEPT:])
+    refused = _without(view.refused, {"steps"})
+    return msgspec.structs.replace(view, points=(told + newer)[-STEPS_KEPT:], refused=refused)
 
 
 def _heard(view: View, change: Change) -> View:
     """A change that was told before (the stream was opened anew) changes nothing."""
     if change.kind == "gap":
-        return msgspec.structs.replace(view, seq=change.seq, events=_kept(view.events, change))
-    if change.seq < view.seq or (change.seq == view.seq and change in view.events):
+        events = (
+            view.events if change.seq >= view.seq else ()
+        )  # else the numbers are those of another cluster
+        return msgspec.structs.replace(view, seq=change.seq, events=kept(events, change))
+    if change.seq < view.seq or (change.seq == view.seq and _was_told(view.events, change)):
         return view
-    view = msgspec.structs.replace(view, seq=change.seq, events=_kept(view.events, change))
+    view = msgspec.structs.replace(view, seq=change.seq, events=kept(view.events, change))
     if change.kind == "step":
         return _step(view, change)
     if change.kind == "incident":
@@ -267,11 +299,9 @@ def _heard(view: View, change: Change) -> View:
     return view
 
 
-def _kept(events: tuple[Change, ...], change: Change) -> tuple[Change, ...]:
-    """An ordinary step is a point of the curves; among the events it would push out all others."""
-    if change.kind == "step" and change.level == "info":
-        return events
-    return (*events[-EVENTS_KEPT + 1 :], change)
+def _was_told(events: tuple[Change, ...], change: Change) -> bool:
+    """Whether it is among the newest ones; a notice has the number of the change before it."""
+    return change in takewhile(lambda each: each.seq >= change.seq, reversed(events))
 
 
 class _StepData(msgspec.Struct):

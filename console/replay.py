@@ -12,15 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from console.bundle import read
-from console.facts import AnyFact, Away, Wants
+from console.facts import AnyFact, Away, Unshown, Wants
 from console.past import Walk
 from oobleckd.client import Client
 from oobleckd.protocol.watch import Past
-from oobleckd.unixhttp import ClientError
+from oobleckd.unixhttp import ClientError, Unreachable
 
 # So much is fetched at once: little enough to be there at a keystroke, enough to play for a while.
 SPAN_S = 60.0
 TICK_S = 0.25
+RETRY_S = 0.5  # for a daemon that is to come
 Load = Callable[[float], Past]
 
 
@@ -87,8 +88,13 @@ class Replay:
             now = self._clock()
             self.tick(now - last)
             last = now
-            self._kick.wait(TICK_S if self._playing else None)
+            self._kick.wait(self._rest_s())
             self._kick.clear()
+
+    def _rest_s(self) -> float | None:
+        with self._lock:
+            waits = self._sought is not None
+        return RETRY_S if waits else TICK_S if self._playing else None
 
     def tick(self, passed_s: float) -> None:
         """``passed_s`` seconds later: tell what is new, if anything."""
@@ -105,11 +111,22 @@ class Replay:
             try:
                 past = self._load(at)
             except ClientError as error:
-                self._deliver(Away(at, f"the past cannot be shown: {error.problem}", error.hint))
+                self._refuse(at, error)
                 return
             walk = self._walk = Walk(past, past.snapshot.at)
         at = min(max(at, walk.past.snapshot.at), walk.past.until)
         self._deliver(walk.begin(at, self._playing))
+
+    def _refuse(self, at: float, error: ClientError) -> None:
+        """Say why ``at`` is not shown; where nobody is there to ask it is sought again, unless something else is by now."""
+        said = f"the past cannot be shown: {error.problem}"
+        if not isinstance(error, Unreachable):
+            self._deliver(Unshown(at, said, error.hint))
+            return
+        self._deliver(Away(at, said, error.hint))
+        with self._lock:
+            if self._sought is None:
+                self._sought = at
 
     def _play(self, walk: Walk, passed_s: float) -> None:
         at = walk.at + passed_s

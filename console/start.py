@@ -35,10 +35,13 @@ def run(
     ascii_only: bool,
     rate_hz: float,
     read_only: bool,
+    socket: str,
 ) -> int:
-    """Show it until somebody quits; the exit code. Raises BundleError."""
-    load, begin = replay.of_daemon(client), at
-    asked: Client | None = client
+    """Show it until somebody quits; the exit code. ``socket``: as it was named, or "". Raises BundleError."""
+    # Questions come again; an act does not, and a past is more than a moment takes to gather.
+    patient = Client(client.socket_path)
+    load, begin = replay.of_daemon(patient), at
+    asked: Client | None = patient
     if file is not None:
         load, began = replay.of_file(file)
         begin = began if at is None else at
@@ -55,6 +58,7 @@ def run(
         client=asked,
         load=load,
         begin=begin,
+        socket=socket,
     )
     app = ConsoleApp(opened, options=options)
     # What is loaded by now stays. To look through all of it again and again for what nobody needs costs more than the frames.

@@ -1,4 +1,4 @@
-"""What roles look like: dark, light, for colour-blind eyes, and without any colour; and letters for terminals without signs.
+"""What roles look like: dark, light, for colour-blind eyes, and without any colour.
 
 The only place that knows colours. Whatever a colour says, a sign or a word says as well (``draw.lines``), so that
 ``plain`` is a theme like the others. The colour-blind one uses the eight colours of Okabe and Ito (2008), which keep
@@ -14,7 +14,7 @@ import msgspec
 from rich.style import Style
 from textual.theme import Theme
 
-from oobleckd.draw.lines import Line, Role
+from oobleckd.draw.lines import Role
 
 ThemeName = Literal["dark", "light", "colour-blind"]
 THEMES: tuple[ThemeName, ...] = get_args(ThemeName)
@@ -120,7 +120,7 @@ def coloured(theme: ThemeName) -> dict[Role, Style]:
 _REVERSED = frozenset(
     {"banner-bad", "banner-warn", "banner-dim", "cursor", "op-moved", "op-moved odd", "op-again"}
 )
-_UNDERLINED = frozenset({"op-W", "op-W odd", "op-U"})
+_UNDERLINED = frozenset({"op-W", "op-W odd", "op-U", "op-again"})
 
 
 def plain() -> dict[Role, Style]:
@@ -167,29 +167,3 @@ def textual_theme(theme: ThemeName) -> Theme:
         error=palette.bad, success=palette.good, foreground=palette.text, background=palette.ground,
         surface=palette.surface, panel=palette.panel, dark=palette.dark, variables={EDGE: palette.edge},
     )  # fmt: skip
-
-
-# --------------------------------------------------------------------------- letters for signs
-
-_LETTERS = {
-    "█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "|", "▍": "|", "▎": "|", "▏": "|", "▀": '"', "▄": "_", "▁": "_",
-    "▂": "_", "▃": "-", "▅": "=", "▆": "=", "▇": "#", "▓": "%", "▒": "%", "░": ":", "■": "#", "□": "o", "●": "*",
-    "○": "o", "◌": "?", "✗": "x", "✖": "x", "✓": "+", "·": ".", "↓": "v", "↑": "^", "→": ">", "←": "<",
-    "↪": ">", "↔": "-", "▸": ">", "▾": "v", "▲": "^", "◀": "<", "▶": ">", "│": "|", "─": "-", "┊": ":", "…": "~",
-    "»": ">", "⇧": "^", "◆": "*", "±": "~",
-}  # fmt: skip
-_TABLE = str.maketrans(_LETTERS)
-
-
-def ascii_text(text: str) -> str:
-    """Text in ASCII, as wide as it was."""
-    return text if text.isascii() else _ascii(text)
-
-
-def ascii_line(line: Line) -> Line:
-    """A line in ASCII, as wide as it was."""
-    return tuple((ascii_text(text), role) for text, role in line)
-
-
-def _ascii(text: str) -> str:
-    return text.translate(_TABLE).encode("ascii", "replace").decode()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
 
@@ -18,11 +17,11 @@ import msgspec
 from textual.app import App
 from textual.binding import BindingType
 
-from console import bundle, commands, themes
-from console.acts import Act, perform, refusal
+from console import commands, letters, themes
+from console.acts import Act, Outcome, export, perform, refusal, to_socket
 from console.facts import AnyFact, Wants
 from console.feed import Source
-from console.keys import SCREENS, ScreenName
+from console.keys import FILTERED, SCREENS, WITH_FILTER, ScreenName
 from console.marks import Marks
 from console.model import View, fold
 from console.replay import Load, Replay
@@ -41,7 +40,6 @@ from console.screens.whatif import WhatIf
 from console.themes import ThemeName
 from console.times import SAYS, moment
 from oobleckd.client import Client
-from oobleckd.unixhttp import ClientError
 
 RATE_HZ = 4.0
 # Told where to put facts; the live feed, and whatever else has facts to tell.
@@ -51,7 +49,8 @@ OpenSource = Callable[[Callable[[AnyFact], None]], Source]
 class Options(msgspec.Struct, frozen=True):
     """How the console was started.
 
-    ``client``: for acts and exports (None: a file is shown); ``load``: the past; ``begin``: a time of it to begin with.
+    ``client``: for acts and exports (None: a file is shown); ``load``: the past; ``begin``: a time of it to begin with;
+    ``socket``: the daemon's, where it was named.
     """
 
     read_only: bool = False
@@ -61,6 +60,7 @@ class Options(msgspec.Struct, frozen=True):
     client: Client | None = None
     load: Load | None = None
     begin: float | None = None
+    socket: str = ""
 
 
 class ConsoleApp(App[None]):
@@ -69,6 +69,10 @@ class ConsoleApp(App[None]):
     TITLE = "oobleck-console"
     COMMANDS = {Keys}  # noqa: RUF012 - Textual's own type
     BINDINGS: ClassVar[list[BindingType]] = bindings("everywhere")
+    CSS = """
+    .ascii ModalScreen > Container, .ascii ModalScreen > VerticalScroll { border: ascii $accent; }
+    .ascii Toast { border-left: none; }
+    """
 
     def __init__(
         self,
@@ -109,6 +113,7 @@ class ConsoleApp(App[None]):
 
     def on_mount(self) -> None:
         """Let facts come."""
+        self.set_class(self.ascii_only, "ascii")
         for theme in themes.THEMES:
             self.register_theme(themes.textual_theme(theme))
         self.theme = themes.textual_name(self.options.theme)
@@ -148,9 +153,14 @@ class ConsoleApp(App[None]):
             return self._past_view, self._clock()
         return self._frozen or (self.view, self._clock())
 
+    def newest(self) -> View:
+        """The present with all that has arrived, whatever is shown."""
+        self.view = fold(self.view, _taken(self._facts))
+        return self.view
+
     def frame(self) -> None:
         """Fold what has arrived, and show it unless the picture is frozen."""
-        self.view = fold(self.view, _taken(self._facts))
+        self.newest()
         if self._past is not None:
             self._past_view = fold(self._past_view, _taken(self._past_facts))
         page = self.page
@@ -159,7 +169,7 @@ class ConsoleApp(App[None]):
         view, now = self.shown()
         page.show(view, now)
         if isinstance(self.screen, Confirm):
-            self.screen.show(view)
+            self.screen.show(self.view)
         # What the past wants is on its tape.
         self._source.want(self._wants(page) if self._past is None else Wants())
 
@@ -183,6 +193,7 @@ class ConsoleApp(App[None]):
         """The overview lies under all other screens, of which there is one at a time."""
         coming = self.pages[screen]
         if coming.is_mounted:  # It still has the picture that was left there, maybe of minutes ago.
+            coming.forget()  # On another screen nodes may have been marked.
             coming.show(*self.shown())
         if screen == "overview":
             self.pop_screen()
@@ -215,18 +226,30 @@ class ConsoleApp(App[None]):
 
     def action_filter(self) -> None:
         """Ask for words."""
-        page = self.page
+        page = self._filtered()
         if page is not None:
             self.push_screen(Prompt("/ filter", page.words, "words that rows must have"), self._filter)
 
     def _filter(self, words: str | None) -> None:
-        if words is not None and self.page is not None:
-            self.page.search(words.strip())
+        page = self._filtered() if words is not None else None
+        if words is not None and page is not None:
+            page.search(words.strip())
+
+    def _filtered(self) -> Page | None:
+        """The screen in sight, if it has rows to filter; else it is said that it has none."""
+        if self.page is not None and self.page.TAG in FILTERED:
+            return self.page
+        self.say(f"there is nothing to filter here; there is on {WITH_FILTER}")
+        return None
 
     def action_copy(self) -> None:
         """The same as a command."""
         if self.page is not None:
-            self.copy(self.page.command())
+            self.copy(self._here(self.page.command()))
+
+    def _here(self, command: str) -> str:
+        """A command as it reaches the daemon of this console."""
+        return to_socket(command, self.options.socket)
 
     def copy(self, command: str) -> None:
         """Put a command where a terminal can paste it from, and say it, for terminals that cannot."""
@@ -235,6 +258,7 @@ class ConsoleApp(App[None]):
 
     def say(self, text: str, *, bad: bool = False) -> None:
         """Show one sentence for a while."""
+        text = letters.ascii_text(text) if self.ascii_only else text
         self.notify(text, severity="error" if bad else "information", markup=False)
 
     # ------------------------------------------------------------------ commands
@@ -334,54 +358,41 @@ class ConsoleApp(App[None]):
 
     def ask(self, act: Act, preview: tuple[str, ...] = ()) -> None:
         """Do ``act`` if it is allowed and confirmed."""
-        view, _ = self.shown()
+        view = self._past_view if self._past is not None else self.newest()
+        command = self._here(act.command)
         if problem := refusal(act, view, read_only=self.options.read_only):
-            self.say(f"not done: {problem}. The same as a command: {act.command}", bad=True)
+            self.say(f"not done: {problem}. The same as a command: {command}", bad=True)
             return
         self.asked_for = preview
 
         def answered(sure: bool | None) -> None:
             self.asked_for = ()
             if sure:
-                self._do(act)
+                self._ask_daemon(lambda client: perform(client, act), "not done: ")
 
-        self.push_screen(Confirm(act, view, preview, self.copy), answered)
+        self.push_screen(Confirm(act, command, self.newest, preview, self.copy), answered)
         self.frame()
-
-    def _do(self, act: Act) -> None:
-        client = self.options.client
-        if client is None:
-            self.say("not done: there is no daemon to ask", bad=True)
-            return
-
-        def work() -> None:
-            try:
-                said, bad = perform(client, act), False
-            except ClientError as error:
-                said, bad = f"not done: {error.problem}. {error.hint}".rstrip(), True
-            self.call_from_thread(self.say, said, bad=bad)
-
-        self.run_worker(work, thread=True)
 
     def export(self, incident: str) -> None:
         """Write an incident into the current folder."""
+        if self.is_web:
+            command = self._here(f"oobleckctl export-incident {incident} -o {incident}.json")
+            self.say(f"through a browser no file is written. The same as a command: {command}", bad=True)
+            return
+        self._ask_daemon(lambda client: export(client, incident))
+
+    def _ask_daemon(self, work: Callable[[Client], Outcome], without: str = "") -> None:
+        """Do it in a thread, and say what came of it."""
         client = self.options.client
         if client is None:
-            self.say("there is no daemon to ask", bad=True)
+            self.say(f"{without}there is no daemon to ask", bad=True)
             return
-        path = Path(f"{incident}.json").absolute()
 
-        def work() -> None:
-            try:
-                bundle.write(path, client.bundle(incident))
-            except ClientError as error:
-                self.call_from_thread(self.say, f"not written: {error.problem}", bad=True)
-            except OSError as error:
-                self.call_from_thread(self.say, f"{path} cannot be written: {error.strerror}", bad=True)
-            else:
-                self.call_from_thread(self.say, f"written: oobleck-console --bundle {path}")
+        def run() -> None:
+            said, bad = work(client)
+            self.call_from_thread(self.say, said, bad=bad)
 
-        self.run_worker(work, thread=True)
+        self.run_worker(run, thread=True)
 
 
 def _taken(queue: SimpleQueue[AnyFact]) -> list[AnyFact]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from textual.binding import BindingType
@@ -17,6 +17,7 @@ from console.widgets.listing import clamped
 from console.widgets.log import Look
 from console.widgets.panel import Panel
 from oobleckd.draw.lines import Line, clipped, wrapped
+from oobleckd.protocol.api import Change
 
 # The nearest to what one looks at comes first.
 _STORIES = ("incident", "node", "job")
@@ -27,6 +28,7 @@ class Events(ListPage):
 
     TAG: ClassVar[ScreenName] = "events"
     BINDINGS: ClassVar[list[BindingType]] = bindings("events", "list")
+    ROWS = "events"
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -62,7 +64,11 @@ class Events(ListPage):
 
     def num_rows(self) -> int:
         """Rows of the list."""
-        return len(log.selected(self.view, self.look))
+        return len(self.names())
+
+    def names(self) -> Sequence[Change]:
+        """Events are their own names: some have the same number."""
+        return log.selected(self.view, self.look)
 
     # ------------------------------------------------------------------ keys
 
@@ -83,6 +89,7 @@ class Events(ListPage):
     def action_level(self) -> None:
         """All, warnings, errors."""
         self.level = (self.level + 1) % len(log.LEVELS)
+        self.stay()
         self.changed()
 
     def action_visit(self) -> None:

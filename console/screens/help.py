@@ -8,18 +8,18 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from console import keys, themes
+from console import keys
 from console.keys import Key, ScreenName
+from console.screens.modal import Modal
 from console.widgets.nodes import STATES
 
 LINKS = (
     ("● live", "the daemon answers"),
     (
         "◌ STALE",
-        "the daemon is away and training goes on; shown is what was last known, greyed, with its age",
+        "the daemon is away, and training does not need it; shown is what was last known, greyed, with its age",
     ),
     ("○ no daemon", "none has answered yet; it is looked for until there is one"),
     ("◀ PAST", "a moment of the daemon's history, or of a file"),
@@ -61,7 +61,7 @@ def text(screen: ScreenName = "overview") -> str:
     if screen in keys.LISTS:
         lines += _keys(keys.of("list"))
     lines += _signs(SIGNS.get(screen, ()))
-    lines += ["", "Everywhere", *_keys(keys.of("everywhere")), "", "The picture", *_signs(LINKS)]
+    lines += ["", "Everywhere", *_keys(keys.everywhere(screen)), "", "The picture", *_signs(LINKS)]
     lines += ["", "Nodes", *(f"  {glyph:<{_WIDTH}} {state}" for state, (glyph, _) in STATES.items())]
     return "\n".join(lines)
 
@@ -79,7 +79,7 @@ def _signs(found: Iterable[tuple[str, str]]) -> list[str]:
     return [f"  {sign:<{_WIDTH}} {what}" for sign, what in found]
 
 
-class Help(ModalScreen[None]):
+class Help(Modal[None]):
     """Over the picture, which goes on behind it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape,question_mark,q", "dismiss", "Close")]
@@ -97,7 +97,4 @@ class Help(ModalScreen[None]):
         """One text, that scrolls where it has no room."""
         with VerticalScroll() as box:
             box.border_title = "Help"
-            said = text(self._of)
-            yield Static(
-                themes.ascii_text(said) if getattr(self.app, "ascii_only", False) else said, markup=False
-            )
+            yield Static(self.legible(text(self._of)), markup=False)

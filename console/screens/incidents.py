@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from textual.binding import BindingType
@@ -14,10 +14,9 @@ from console.screens.page import ListPage, bindings
 from console.screens.places import Places
 from console.widgets import choices, incidents, recovery
 from console.widgets.incidents import Look
+from console.widgets.listing import missing
 from console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
-
-_NOTHING: list[Line] = [(("nothing has failed", "dim"),)]
 
 
 class Incidents(ListPage):
@@ -25,6 +24,7 @@ class Incidents(ListPage):
 
     TAG: ClassVar[ScreenName] = "incidents"
     BINDINGS: ClassVar[list[BindingType]] = bindings("incidents", "list")
+    ROWS = "incidents"
 
     def body(self) -> Iterable[Panel]:
         """List, phases, choices."""
@@ -66,7 +66,11 @@ class Incidents(ListPage):
 
     def num_rows(self) -> int:
         """Rows of the list."""
-        return len(incidents.selected(self.view, self.look))
+        return len(self.names())
+
+    def names(self) -> Sequence[str]:
+        """Ids."""
+        return [incident.id for incident in incidents.selected(self.view, self.look)]
 
     # ------------------------------------------------------------------ keys
 
@@ -89,8 +93,12 @@ class Incidents(ListPage):
 
     def _phases(self, view: View, now: float, width: int, height: int) -> list[Line]:
         incident = incidents.at_cursor(view, self.look)
-        return recovery.one(view, incident, now, width, height) if incident is not None else _NOTHING
+        return recovery.one(view, incident, now, width, height) if incident is not None else _nothing(view)
 
     def _choices(self, view: View, _now: float, width: int, height: int) -> list[Line]:
         incident = incidents.at_cursor(view, self.look)
-        return choices.lines(incident, width, height) if incident is not None else _NOTHING
+        return choices.lines(incident, width, height) if incident is not None else _nothing(view)
+
+
+def _nothing(view: View) -> list[Line]:
+    return [missing(view, "incidents", "nothing has failed")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from textual.binding import BindingType
@@ -25,6 +25,7 @@ class Nodes(ListPage):
 
     TAG: ClassVar[ScreenName] = "nodes"
     BINDINGS: ClassVar[list[BindingType]] = bindings("nodes", "list")
+    ROWS = "nodes"
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -72,7 +73,11 @@ class Nodes(ListPage):
 
     def num_rows(self) -> int:
         """Rows of the table."""
-        return len(nodetable.selected(self.view, self.look))
+        return len(self.names())
+
+    def names(self) -> Sequence[str]:
+        """Of nodes."""
+        return [node.name for node in nodetable.selected(self.view, self.look)]
 
     # ------------------------------------------------------------------ keys
 

@@ -43,7 +43,7 @@ class Overview(Page):
 
     def body(self) -> Iterable[Panel]:
         """The panels; the marked one opens its screen."""
-        yield Panel(_nodes, "Nodes", id="nodes", depends=("nodes", "pipelines"), opens="nodes")
+        yield Panel(_nodes, "Nodes", id="nodes", depends=grid.DEPENDS, opens="nodes")
         yield Panel(shares.paint, "Templates", id="templates", depends=shares.DEPENDS, opens="templates")
         yield Panel(training.paint, "Training", id="training", opens="job")
         yield Panel(

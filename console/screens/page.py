@@ -7,7 +7,7 @@ the application, which also does what lasts longer than a screen: the ``Host``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Protocol
 
 from textual import events
@@ -16,7 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.screen import Screen
 
-from console import keys, themes
+from console import keys, letters
 from console.acts import Act
 from console.facts import Wants
 from console.keys import Scope, ScreenName
@@ -24,7 +24,7 @@ from console.marks import Marks
 from console.model import View
 from console.screens.places import Place, Places
 from console.widgets import footer, verdict
-from console.widgets.listing import clamped
+from console.widgets.listing import clamped, place
 from console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
 
@@ -126,21 +126,23 @@ class Page(Screen[None]):
             if panel.display:
                 panel.show(view, now)
 
-    def changed(self) -> None:
-        """One looks at something else now."""
+    def forget(self) -> None:
+        """What is shown may look different though the view is the same."""
         for panel in self.panels():
             panel.forget()
+
+    def changed(self) -> None:
+        """One looks at something else now."""
+        self.forget()
         self.show(self.view, self.now)
 
     def entitle(self, panel: str, title: str, subtitle: str = "") -> None:
         """Give a panel its title, if it is another one."""
         if self.host.ascii_only:
-            title, subtitle = themes.ascii_text(title), themes.ascii_text(subtitle)
+            title, subtitle = letters.ascii_text(title), letters.ascii_text(subtitle)
         found = self._panels.get(panel)
-        if found is not None and found.border_title != title:
-            found.border_title = title
-        if found is not None and (found.border_subtitle or "") != subtitle:
-            found.border_subtitle = subtitle
+        if found is not None:
+            found.entitle(title, subtitle)
 
     def search(self, words: str) -> None:
         """Show what has ``words`` alone."""
@@ -166,15 +168,45 @@ class Page(Screen[None]):
 
 
 class ListPage(Page):
-    """A screen with a list and a cursor."""
+    """A screen with a list and a cursor. Where rows have names the cursor stays with its row, whatever comes before it.
+
+    ``ROWS``: the field of the view that such rows are made of.
+    """
+
+    ROWS: ClassVar[str] = ""
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.cursor = 0
+        self._row: object = None
 
     @abstractmethod
     def num_rows(self) -> int:
         """Rows of the list, as it is filtered."""
+
+    def names(self) -> Sequence[object]:
+        """What each row is known by; nothing where the cursor is a place."""
+        return ()
+
+    def show(self, view: View, now: float) -> None:
+        """Paint ``view``, the cursor where its row is now."""
+        before, self.view = self.view, view
+        if self.ROWS and getattr(view, self.ROWS) is not getattr(before, self.ROWS):
+            self.stay()
+        super().show(view, now)
+
+    def stay(self) -> None:
+        """Rows may be elsewhere now, the cursor goes with its own."""
+        names = self.names()
+        if names:
+            self.cursor = place(names, self._row, self.cursor)
+            self._row = names[self.cursor]
+
+    def changed(self) -> None:
+        """The cursor may be on another row."""
+        names = self.names()
+        self._row = names[clamped(self.cursor, len(names))] if names else None
+        super().changed()
 
     def action_move(self, by: int) -> None:
         """Move the cursor, to the ends at most."""

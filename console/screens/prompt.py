@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
+from textual.content import Content
 from textual.events import Key
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from console.acts import Act
 from console.model import View
+from console.screens.modal import Answer, Modal
 from console.widgets import blast
 from oobleckd.draw.lines import plain
 
-Answer = TypeVar("Answer")
 _PREVIEW_WIDTH, _PREVIEW_ROWS = 72, 8
 
 
-class _Asking(ModalScreen[Answer]):
+class _Asking(Modal[Answer]):
     """A screen with one line to write in. Keys that come before that line has the focus are for it, too: who types fast loses none."""
 
     def on_key(self, event: Key) -> None:
@@ -56,8 +56,8 @@ class Prompt(_Asking[str | None]):
     def compose(self) -> ComposeResult:
         """The line."""
         with Container() as box:
-            box.border_title = self._title
-            yield Input(self._text, placeholder=self._placeholder, compact=True)
+            box.border_title = Content(self.legible(self._title))
+            yield Input(self._text, placeholder=self.legible(self._placeholder), compact=True)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """It is said."""
@@ -78,38 +78,49 @@ class Confirm(_Asking[bool]):
     Confirm Input { background: $panel; }
     """
 
-    def __init__(self, act: Act, view: View, nodes: tuple[str, ...], copy: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        act: Act,
+        command: str,
+        newest: Callable[[], View],
+        nodes: tuple[str, ...],
+        copy: Callable[[str], None],
+    ) -> None:
         super().__init__()
         self.act = act
+        self._command = command
+        self._newest = newest
         self._about = nodes
         self._copy = copy
-        self.wanted = word(act, view)
-        self._shown = self._text(view)
+        self._shown = ""
+        self.wanted = word(act, newest())
 
     def compose(self) -> ComposeResult:
         """The act, its command, what follows, and the line."""
-        asked = f"type {self.wanted} and enter" if self.wanted else "enter does it, esc does not"
+        self._shown = self._text(self._newest())
         with Container() as box:
-            box.border_title = self.act.question
+            box.border_title = Content(self.legible(self.act.question))
             yield Static(self._shown, id="preview", markup=False)
             yield Static("", id="wrong", markup=False)
-            yield Input(placeholder=asked, compact=True)
+            yield Input(placeholder=self._asked, compact=True)
 
     def show(self, view: View) -> None:
-        """What follows may have become known meanwhile; what is asked for only ever gets more."""
+        """What follows may have become known meanwhile, or worse; what is asked for only ever gets more."""
+        self.wanted = word(self.act, view) or self.wanted
         text = self._text(view)
         if text != self._shown and self.is_mounted:
             self._shown = text
             self.query_one("#preview", Static).update(text)
+            self.query_one(Input).placeholder = self._asked
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Do it, if the word is right."""
+        """Do it, if the word is right by what is known now."""
+        self.show(self._newest())
         if event.value.strip() == self.wanted:
             self.dismiss(True)
         else:
-            self.query_one("#wrong", Static).update(
-                f"that is not {self.wanted or 'empty'}; esc leaves everything as it is"
-            )
+            wrong = f"that is not {self.wanted or 'empty'}; esc leaves everything as it is"
+            self.query_one("#wrong", Static).update(self.legible(wrong))
 
     def action_give_up(self) -> None:
         """Leave everything as it is."""
@@ -117,10 +128,15 @@ class Confirm(_Asking[bool]):
 
     def action_copy(self) -> None:
         """The act as a command."""
-        self._copy(self.act.command)
+        self._copy(self._command)
+
+    @property
+    def _asked(self) -> str:
+        asked = f"type {self.wanted} and enter" if self.wanted else "enter does it, esc does not"
+        return self.legible(asked)
 
     def _text(self, view: View) -> str:
-        lines = [self.act.command, ""]
+        lines = [self._command, ""]
         if self._about:
             painted = blast.paint(view, 0.0, _PREVIEW_WIDTH, _PREVIEW_ROWS, self._about)
             lines += [*map(plain, painted), ""]
@@ -128,14 +144,14 @@ class Confirm(_Asking[bool]):
             lines += ["the job ends, and nobody can let it go on", ""]
         if self.wanted:
             lines += [f"this may stop the job or take it back: type its name, {self.wanted}"]
-        return "\n".join(lines)
+        return self.legible("\n".join(lines))
 
 
 def word(act: Act, view: View) -> str:
-    """What has to be typed: the job's name where the act stops it, takes it back, or may; else nothing."""
+    """What has to be typed: the job's name where the act stops it, takes it back, or may; else nothing. Of a job that is not the one in ``view``, its id."""
     name = view.job.name if view.job is not None else ""
     if act.verb == "cancel":
-        return name
+        return name if view.job is not None and view.job.id in act.names else " ".join(act.names)
     if act.verb in {"kill", "drain"} and blast.harmful(view.blast(act.names)):
         return name
     return ""

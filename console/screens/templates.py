@@ -43,8 +43,9 @@ class Templates(ListPage):
         return Wants(schedule=True)
 
     def titles(self) -> None:
-        """How the table is sorted."""
-        self.entitle("table", "Templates", "in use first" if self.used_first else "by size")
+        """What is filtered, how the table is sorted."""
+        title = f'Templates: "{self.words}"' if self.words else "Templates"
+        self.entitle("table", title, "in use first" if self.used_first else "by size")
 
     def command(self) -> str:
         """The templates in words."""

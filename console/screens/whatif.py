@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from textual.binding import BindingType
@@ -26,6 +26,7 @@ class WhatIf(ListPage):
 
     TAG: ClassVar[ScreenName] = "whatif"
     BINDINGS: ClassVar[list[BindingType]] = bindings("whatif", "list")
+    ROWS = "nodes"
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -64,7 +65,11 @@ class WhatIf(ListPage):
 
     def num_rows(self) -> int:
         """Rows of the nodes."""
-        return len(nodetable.selected(self.view, self.look))
+        return len(self.names())
+
+    def names(self) -> Sequence[str]:
+        """Of nodes."""
+        return [node.name for node in nodetable.selected(self.view, self.look)]
 
     # ------------------------------------------------------------------ keys
 

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
 
 from console.model import View
 from console.widgets.listing import nothing, window
 from oobleckd.draw.lines import Line, clipped
 
 DEPENDS = ("templates", "nodes")
+_AHEAD = 1024  # in steps of so many numbers: a node more or less is no reason to begin anew
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """Of each number of nodes from 0 on the size of one of the most pipelines that use all of them; 0 where no sum of sizes makes it."""
+
+    last: tuple[int, ...]
+
+    def way(self, number: int) -> tuple[int, ...]:
+        """Sizes of pipelines that use ``number`` nodes, as many pipelines as there can be; none where that cannot be."""
+        found = []
+        while size := self.last[number]:
+            found.append(size)
+            number -= size
+        return tuple(reversed(found))
+
+    def gaps(self, least: int, most: int) -> list[int]:
+        """Numbers that are not covered."""
+        return [number for number in range(least, most + 1) if not self.last[number]]
 
 
 def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
@@ -16,38 +39,37 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     if not view.templates or height < 1:
         return nothing((("no templates yet", "dim"),), height)
     here = sum(node.state in {"active", "standby"} for node in view.nodes)
-    most = max(here, *(template.num_nodes for template in view.templates))
-    ways = covers([template.num_nodes for template in view.templates], most)
-    least = min(template.num_nodes for template in view.templates)
-    gaps = [number for number in range(least, most + 1) if number not in ways]
+    sizes = sorted({template.num_nodes for template in view.templates})
+    least, most = sizes[0], max(here, sizes[-1])
+    found = covers(tuple(sizes), math.ceil((most + 1) / _AHEAD) * _AHEAD)
+    gaps = found.gaps(least, most)
     said = (
         f"every number from {least} to {most} nodes"
         if not gaps
         else f"all but {_listed(gaps)} of {least} to {most}"
     )
     lines: list[Line] = [clipped((("covered: ", "dim"), (said, "good" if not gaps else "warn")), width)]
-    numbers = range(1, most + 1)
-    seen = window(here - 1, len(numbers), height - 1)
-    return lines + [_row(numbers[index], here, ways.get(numbers[index]), width) for index in seen]
+    seen = window(here - 1, most, height - 1)
+    return lines + [_row(index + 1, here, found.way(index + 1), width) for index in seen]
 
 
-def covers(sizes: Sequence[int], most: int) -> dict[int, tuple[int, ...]]:
-    """Number of nodes -> sizes of pipelines that use all of them, as many pipelines as there can be.
-
-    Numbers that no sum of ``sizes`` makes are left out. Dynamic programming over numbers up to ``most``.
-    """
-    ways: dict[int, tuple[int, ...]] = {0: ()}
+@lru_cache(maxsize=4)
+def covers(sizes: tuple[int, ...], most: int) -> Coverage:
+    """Dynamic programming over numbers up to ``most``. Kept: sizes are those of a job."""
+    count, last = [0], [0]
     for number in range(1, most + 1):
-        before = [(*ways[number - size], size) for size in sorted(set(sizes)) if number - size in ways]
-        if before:
-            ways[number] = max(before, key=len)
-    del ways[0]
-    return ways
+        before = [
+            (count[number - size], -size) for size in sizes if size <= number and count[number - size] >= 0
+        ]
+        fewer, size = max(before, default=(-2, 0))
+        count.append(fewer + 1)
+        last.append(-size)
+    return Coverage(tuple(last))
 
 
-def _row(number: int, here: int, way: tuple[int, ...] | None, width: int) -> Line:
+def _row(number: int, here: int, way: Sequence[int], width: int) -> Line:
     sign = "▸" if number == here else " "
-    if way is None:
+    if not way:
         return clipped(
             ((f"{sign}{number:>5}  ", "strong" if number == here else ""), ("✗ none", "bad")), width
         )

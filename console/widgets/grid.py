@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from console.model import View
+from console.widgets.listing import missing
 from console.widgets.nodes import STATES, counts, natural
 from oobleckd.draw.lines import Line, Role, Span, clipped, cut
 from oobleckd.protocol.api import NodeState, NodeView
 
 By = Literal["rack", "pipeline", "none"]
 GROUPINGS: tuple[By, ...] = ("rack", "pipeline", "none")
-DEPENDS = ("nodes", "pipelines")
+DEPENDS = ("nodes", "pipelines", "refused")
 Half = Literal["good", "warn", "bad", "note", "dim"]
 HALVES: dict[NodeState, Half] = {
     "lost": "bad", "disconnected": "warn", "draining": "warn", "joining": "note", "drained": "dim",
@@ -38,7 +39,7 @@ _LABEL = 10
 def paint(view: View, _now: float, width: int, height: int, by: By = "rack") -> list[Line]:
     """Groups of nodes, then who is not well, then how many are in which state."""
     if not view.nodes:
-        return [(("no nodes yet", "dim"),)]
+        return [missing(view, "nodes", "no nodes yet")]
     if height <= 1:
         return [counts(view.nodes, width)][:height]
     groups = grouped(view, by)
@@ -70,7 +71,7 @@ def _fitting(groups: Sequence[tuple[str, list[NodeView]]], label: int, width: in
     nodes = [node for _, group in groups for node in group]
     per_half = math.ceil(len(nodes) / (2 * max(1, width) * max(1, height)))
     halves = [_worst(nodes[first : first + per_half]) for first in range(0, len(nodes), per_half)]
-    return [_line(halves[first : first + 2 * width]) for first in range(0, len(halves), 2 * width)]
+    return [_line(halves[first : first + 2 * width]) for first in range(0, len(halves), 2 * max(1, width))]
 
 
 def _group(name: str, nodes: Sequence[NodeView], label: int, cells: int) -> Iterator[Line]:

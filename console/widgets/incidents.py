@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from console.model import View
-from console.widgets.listing import clamped, counted, matches, nothing, rows
+from console.widgets.listing import clamped, counted, matches, missing, nothing, rows
 from oobleckd.draw.lines import Line, Role, clipped, clock, ms
 from oobleckd.protocol.api import IncidentView
 
-DEPENDS = ("incidents",)
+DEPENDS = ("incidents", "refused")
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -24,9 +24,8 @@ def paint(view: View, _now: float, width: int, height: int, look: Look | None = 
     look = look or Look()
     found = selected(view, look)
     if not found:
-        return nothing(
-            ((f'no incident has "{look.words}"' if look.words else "nothing has failed", "dim"),), height
-        )
+        said = f'no incident has "{look.words}"' if look.words else "nothing has failed"
+        return nothing(missing(view, "incidents", said), height)
     said = counted(len(found), len(view.incidents), "incidents", look.words)
     head: Line = (("  incident  at        step      total     lost  nodes and cause  " + said, "dim"),)
     body = rows(found, look.cursor, width, max(1, height - 1), _row)

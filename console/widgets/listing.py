@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from console.model import View
 from oobleckd.draw.lines import Line, clipped, length
 
 Item = TypeVar("Item")
@@ -13,6 +14,14 @@ Item = TypeVar("Item")
 def clamped(cursor: int, count: int) -> int:
     """A cursor that is in the list; 0 where it is empty."""
     return max(0, min(cursor, count - 1))
+
+
+def place(names: Sequence[object], name: object, cursor: int) -> int:
+    """The cursor of the row called ``name``, wherever it is now; where it is gone, of what has its place."""
+    try:
+        return names.index(name)
+    except ValueError:
+        return clamped(cursor, len(names))
 
 
 def window(cursor: int, count: int, height: int) -> range:
@@ -49,6 +58,12 @@ def matches(text: str, words: str) -> bool:
 def counted(shown: int, total: int, what: str, words: str) -> str:
     """``"3 of 40 nodes have “r04”"``, or nothing while there is no filter."""
     return f'{shown:,} of {total:,} {what} have "{words}"' if words else ""
+
+
+def missing(view: View, what: str, otherwise: str) -> Line:
+    """Why there is nothing to show: what the daemon was asked for has no answer, else ``otherwise``."""
+    problem = view.refusal(what)
+    return ((f"not known: {problem}" if problem else otherwise, "dim"),)
 
 
 def nothing(line: Line, height: int) -> list[Line]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -46,13 +48,43 @@ def paint(view: View, _now: float, width: int, height: int, look: Look | None = 
 _LEVEL_WORDS: dict[Level, str] = {"all": "all levels", "warn": "warnings and errors", "error": "errors alone"}
 
 
-def selected(view: View, look: Look) -> list[Change]:
+def selected(view: View, look: Look) -> Sequence[Change]:
     """The rows, the oldest first."""
-    return [
-        change
-        for change in view.events
-        if change.level in _SHOWN[look.level] and matches(_words(change), look.words)
-    ]
+    return _PICKED.of(view.events, look)
+
+
+@dataclass(slots=True)
+class _Picked:
+    """The rows of the last frame, and of which events: of thousands only those that came since are looked at."""
+
+    events: tuple[Change, ...] = ()
+    asked: tuple[str, Level] = ("", "all")
+    found: tuple[Change, ...] = ()
+
+    def of(self, events: tuple[Change, ...], look: Look) -> tuple[Change, ...]:
+        """Those of ``events`` that are to be shown."""
+        asked = look.words, look.level
+        if asked == ("", "all"):
+            return events
+        if asked != self.asked or not _is_more(self.events, events):
+            self.events, self.asked, self.found = (), asked, ()
+        new = events[len(self.events) :]
+        self.found += tuple(change for change in new if _is_shown(change, look))
+        self.events = events
+        return self.found
+
+
+_PICKED = _Picked()
+
+
+def _is_more(before: tuple[Change, ...], events: tuple[Change, ...]) -> bool:
+    """Whether some were added, and nothing else has changed: where others went, the last one has moved."""
+    last = len(before) - 1
+    return last < 0 or (last < len(events) and events[0] is before[0] and events[last] is before[last])
+
+
+def _is_shown(change: Change, look: Look) -> bool:
+    return change.level in _SHOWN[look.level] and (not look.words or matches(_words(change), look.words))
 
 
 def at_cursor(view: View, look: Look) -> Change | None:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from console.model import View
+from console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Role, Span, clipped, cut, layers, seconds
 from oobleckd.protocol.api import NodeState, NodeView
 
-DEPENDS = ("nodes",)
+DEPENDS = ("nodes", "refused")
 # In order of how much they matter: a cell that stands for several nodes shows the worst of them.
 STATES: dict[NodeState, tuple[str, Role]] = {
     "lost": ("✗", "bad"),
@@ -31,7 +32,7 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     """The nodes in name order, and how many are in which state."""
     nodes = sorted(view.nodes, key=lambda node: natural(node.name))
     if not nodes:
-        return [(("no nodes yet", "dim"),)]
+        return [missing(view, "nodes", "no nodes yet")]
     if len(nodes) < height:
         name = min(20, max(len(node.name) for node in nodes))
         state = max(len(node.state) for node in nodes)
@@ -81,7 +82,7 @@ def _grid(nodes: Sequence[NodeView], width: int, height: int) -> list[Line]:
         min((node.state for node in nodes[first : first + per_cell]), key=_RANK.__getitem__)
         for first in range(0, len(nodes), per_cell)
     ]
-    return [_run_lengths(worst[first : first + width]) for first in range(0, len(worst), width)]
+    return [_run_lengths(worst[first : first + width]) for first in range(0, len(worst), max(1, width))]
 
 
 def _run_lengths(states: Sequence[NodeState]) -> Line:

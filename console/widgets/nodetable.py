@@ -8,14 +8,14 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from console.model import View
-from console.widgets.listing import clamped, counted, matches, nothing, rows
+from console.widgets.listing import clamped, counted, matches, missing, nothing, rows
 from console.widgets.nodes import STATES, natural
 from oobleckd.draw.lines import Line, clipped, cut, layers, seconds, size
 from oobleckd.protocol.api import LayerRange, NodeState, NodeView
 
 Order = Literal["name", "state", "beat"]
 ORDERS: tuple[Order, ...] = ("name", "state", "beat")
-DEPENDS = ("nodes", "pipelines", "layers")
+DEPENDS = ("nodes", "pipelines", "layers", "refused")
 _RANK: dict[NodeState, int] = {state: rank for rank, state in enumerate(STATES)}
 _ROOMY, _WIDE = 90, 130
 
@@ -34,7 +34,8 @@ def paint(view: View, _now: float, width: int, height: int, look: Look | None = 
     look = look or Look()
     found = selected(view, look)
     if not found:
-        return nothing(((f'no node has "{look.words}"' if look.words else "no nodes yet", "dim"),), height)
+        none = f'no node has "{look.words}"' if look.words else "no nodes yet"
+        return nothing(missing(view, "nodes", none), height)
     kept = any(node.spare or node.shadows for node in view.nodes)
     columns = _Columns(
         _places(view), {layer.layer: layer.copies for layer in view.layers}, look.marked, width, kept

@@ -13,11 +13,12 @@ from typing import Self
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
+from textual.content import Content
 from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
-from console import themes
+from console import letters, themes
 from console.model import View
 from oobleckd.draw.lines import Line, Role, framed
 
@@ -37,10 +38,10 @@ class Panel(Widget):
     DEFAULT_CSS = """
     Panel { border: round $edge; border-title-color: $text-muted; border-subtitle-color: $text-muted; padding: 0 1; }
     Panel.bare { border: none; }
-    Panel.marked { border: round $accent; border-title-color: $accent; }
+    Panel.marked { border: heavy $accent; border-title-color: $accent; }
     Panel.ascii { border: ascii $edge; }
     Panel.ascii.bare { border: none; }
-    Panel.ascii.marked { border: ascii $accent; }
+    Panel.ascii.marked { border: ascii $accent; border-title-style: reverse; }
     """
 
     def __init__(
@@ -55,7 +56,8 @@ class Panel(Widget):
         opens: str = "",
     ) -> None:
         super().__init__(id=id, classes="" if title else "bare")
-        self.border_title = title or None
+        self._titles = (title, "")
+        self.border_title = Content(title) if title else None
         self.opens = opens
         self._painter = painter
         self._depends = depends
@@ -78,15 +80,21 @@ class Panel(Widget):
         if same:
             return
         width, height = size
-        lines = framed(self._painter(view, now, width, height), width, height)
+        lines = framed(self._painter(view, now, width, height), width, height) if width and height else []
         if view.link == "stale" and self._greys:
             lines = [self._greyed(line) for line in lines]
         if self._ascii:
-            lines = [themes.ascii_line(line) for line in lines]
+            lines = [letters.ascii_line(line) for line in lines]
         changed = list(_changed(self._lines, lines, width))
         if changed:
             self._lines = lines
             self.refresh(*changed)
+
+    def entitle(self, title: str, subtitle: str) -> None:
+        """Give it titles, if they are others. What looks like markup in them is none."""
+        if self._titles != (title, subtitle):
+            self._titles = title, subtitle
+            self.border_title, self.border_subtitle = Content(title), Content(subtitle)
 
     def forget(self) -> None:
         """What is shown may look different though the view is the same."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from console.model import View
+from console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Span, bar, clipped, layers, more
 from oobleckd.protocol.api import LayerRange, PipelineView
 
-DEPENDS = ("pipelines", "nodes")
+DEPENDS = ("pipelines", "nodes", "refused")
 _GONE = frozenset({"lost", "left"})
 
 
 def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     """A line for each stage where all have room, else one for each pipeline."""
     if not view.pipelines:
-        return [(("no plan is deployed", "dim"),)]
+        return [missing(view, "pipelines", "no plan is deployed")]
     gone = {node.name for node in view.nodes if node.state in _GONE}
     total = sum(len(pipeline.micro_batches) for pipeline in view.pipelines)
     if sum(1 + len(pipeline.stages) for pipeline in view.pipelines) <= height:

@@ -6,12 +6,14 @@ Its choices in full (``choices``) have a panel of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import get_args
 
 from console.model import View
+from console.widgets.listing import missing
 from console.widgets.pipelines import node_of
-from oobleckd.draw.lines import Line, Role, Span, bar, clipped, count, ms, seconds, size, wrapped
+from oobleckd.draw.lines import Line, Role, Span, bar, clipped, count, cut, ms, seconds, size, wrapped
 from oobleckd.protocol.api import IncidentView, Phase
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -26,7 +28,7 @@ def paint(view: View, now: float, width: int, height: int) -> list[Line]:
     """Of the newest incident: headline, a bar for each phase, the price, the reason."""
     incident = view.incident
     if incident is None:
-        return [(("nothing has failed", "dim"),)]
+        return [missing(view, "incidents", "nothing has failed")]
     return one(view, incident, now, width, height)
 
 
@@ -53,6 +55,24 @@ def one(view: View, incident: IncidentView, now: float, width: int, height: int)
 
 def medians(incidents: Sequence[IncidentView], but: IncidentView) -> dict[Phase, float]:
     """Phase -> the median of its times in the incidents before ``but`` that are over, in seconds."""
+    if _USUAL.incidents is not incidents or _USUAL.but is not but:
+        _USUAL.incidents, _USUAL.but, _USUAL.found = incidents, but, _medians(incidents, but)
+    return _USUAL.found
+
+
+@dataclass(slots=True)
+class _Usual:
+    """The last medians, and what they are of: a list of thousands stays the same for many frames."""
+
+    incidents: Sequence[IncidentView] = ()
+    but: IncidentView | None = None
+    found: dict[Phase, float] = field(default_factory=dict)
+
+
+_USUAL = _Usual()
+
+
+def _medians(incidents: Sequence[IncidentView], but: IncidentView) -> dict[Phase, float]:
     before = [each for each in incidents if not each.open and each.id != but.id and each.at <= but.at]
     spent = {phase: [s for each in before if (s := _spent_s(each, phase)) is not None] for phase in PHASES}
     return {phase: median(times) for phase, times in spent.items() if times}
@@ -69,15 +89,17 @@ def _total_s(incident: IncidentView, now: float) -> float:
 
 
 def _headline(incident: IncidentView, total_s: float, width: int) -> Line:
-    nodes = ", ".join(incident.nodes)
     lost = f", {count(incident.steps_lost, 'step')} lost"
     over = f" (budget {seconds(BUDGET_S)})" if width >= 100 or total_s > BUDGET_S else ""
     took = f"open for {seconds(total_s)}{over}" if incident.open else f"total {ms(total_s)}{over}{lost}"
     role: Role = "bad" if incident.open else "strong"
-    head: list[Span] = [(incident.id, role), (f" {nodes} ", "")]
     tail = f" {took}"
-    room = width - sum(len(text) for text, _ in head) - len(tail)
-    cause = f"({incident.cause})" if room > len("()") + 3 else ""
+    room = max(0, width - len(incident.id) - len(tail))
+    who = _who(incident.nodes, room - len(" "))
+    nodes = f" {who} "[:room] if who else ""
+    head: list[Span] = [(incident.id, role), (nodes, "")]
+    room -= len(nodes)
+    cause = f"({incident.cause})" if room > len("()") + 3 and nodes.strip() else ""
     if len(cause) > room:
         cause = cause[: room - 2] + "…)"
     return clipped(
@@ -88,6 +110,17 @@ def _headline(incident: IncidentView, total_s: float, width: int) -> Line:
         ),
         width,
     )
+
+
+def _who(nodes: Sequence[str], room: int) -> str:
+    """All of them; where these have no room, their number and, in half of it, the first ones; nothing where that has none."""
+    names = ", ".join(nodes)
+    if len(names) <= room or len(nodes) == 1:
+        return cut(names, room)
+    number = count(len(nodes), "node")
+    first = names[: max(0, room // 2 - len(number) - len(":  …"))].rpartition(", ")[0]
+    said = f"{number}: {first} …" if first else number
+    return said if len(said) <= room else ""
 
 
 def _phase(incident: IncidentView, phase: Phase, total_s: float, usual_s: float | None, width: int) -> Line:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from console.model import View
+from console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Role, bar, clipped, more, seconds
 from oobleckd.protocol.api import TemplateView
 
-DEPENDS = ("templates",)
+DEPENDS = ("templates", "refused")
 _HEAD = "  nodes stages micro-batch in use  share"
 _TEXT = len(_HEAD) - len("share")
 
@@ -14,7 +15,7 @@ _TEXT = len(_HEAD) - len("share")
 def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     """A line for each template; where not all have room, those in use stay."""
     if not view.templates:
-        return [(("none made yet", "dim"),)]
+        return [missing(view, "templates", "none made yet")]
     total = sum(template.num_nodes * template.instances for template in view.templates)
     used_first = sorted(view.templates, key=lambda each: (not each.instances, each.num_nodes))
     room = height - 1 if len(used_first) < height else height - 2

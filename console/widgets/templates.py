@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from console.model import View
+from console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Role, clipped, layers, more, seconds
 from oobleckd.protocol.api import TemplateView
 
-DEPENDS = ("templates",)
+DEPENDS = ("templates", "refused")
 
 
 def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     """A line for each template, smallest first."""
     if not view.templates:
-        return [(("none made yet", "dim"),)]
+        return [missing(view, "templates", "none made yet")]
     head: Line = clipped((("  nodes  used  micro-batch  layers of each stage", "dim"),), width)
     rows = list(view.templates)
     if len(rows) < height:

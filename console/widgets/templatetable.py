@@ -8,12 +8,12 @@ from statistics import mean
 import msgspec
 
 from console.model import View
-from console.widgets.listing import clamped, matches, nothing, rows
+from console.widgets.listing import clamped, matches, missing, nothing, rows
 from oobleckd.draw.lines import Line, bar, clipped, count, layers, seconds, size
 from oobleckd.protocol.api import TemplateView
 from oobleckd.protocol.watch import LaneView
 
-DEPENDS = ("templates", "pipelines", "schedule")
+DEPENDS = ("templates", "pipelines", "schedule", "refused")
 _HEAD = "  nodes  in use  stages     memory   modelled   measured"
 _ROOMY = 90
 _MORE = "      first    further  split"
@@ -32,9 +32,8 @@ def paint(view: View, _now: float, width: int, height: int, look: Look | None = 
     look = look or Look()
     found = selected(view, look)
     if not found:
-        return nothing(
-            (("none made yet" if not look.words else f'no template has "{look.words}"', "dim"),), height
-        )
+        none = f'no template has "{look.words}"' if look.words else "none made yet"
+        return nothing(missing(view, "templates", none), height)
     chosen = found[clamped(look.cursor, len(found))]
     below = _stages(chosen, width)
     if height < len(below) + 1 + min(3, len(found)):

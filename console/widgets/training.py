@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from console.model import Point, View
+from console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Role, Span, clipped, curve, rate
 from oobleckd.protocol.api import JobView
 
@@ -20,8 +21,8 @@ def paint(view: View, now: float, width: int, height: int) -> list[Line]:
     """Two curves with a headline each; in little room, each beside its headline."""
     job = view.job
     if job is None or not view.points:
-        return [(("no step is committed yet", "dim"),)]
-    if height < 4:
+        return [missing(view, "steps", "no step is committed yet")]
+    if height < 4 or width < 1:
         return _beside(view, job, now, width)[:height]
     marks = [_marks(view, job, now, width)] if height >= 8 else []
     rows = (height - 2 - len(marks)) // 2

@@ -6,13 +6,15 @@ that waits or failed.
 
 from __future__ import annotations
 
-from console.model import View
+from console.model import LISTS, View
+from console.times import dated
 from oobleckd import __version__
 from oobleckd.draw.lines import Line, Role, Span, age, clipped, clock, count, flow, length, rate, seconds
 from oobleckd.protocol.api import JobView
 
 HEIGHT = 3
-AWAY = "daemon away, training goes on"
+AWAY = "daemon away"
+NEEDS_NONE = f"{AWAY}, training does not need it"
 ODD = "the daemon answers what this console cannot read"
 
 _JOB_ROLES: dict[str, Role] = {
@@ -36,7 +38,7 @@ def paint(view: View, now: float, width: int, height: int = HEIGHT) -> list[Line
 def _pressing(view: View) -> bool:
     """Whether the banner has more to say than who the daemon is; else its line is for numbers that have no room."""
     quiet = view.link == "live" and view.status is not None and view.status.version == __version__
-    at_peace = view.incident is None or not view.incident.open
+    at_peace = (view.incident is None or not view.incident.open) and not _unknown(view)
     return not (quiet and at_peace and view.job is not None and not view.job.reason)
 
 
@@ -59,7 +61,7 @@ def _link(view: View, now: float) -> Line:
         case "live":
             return (("● live", "good"),)
         case "replay":
-            return ((f"◀ PAST {clock(view.heard_at)}", "warn"),)
+            return ((f"◀ PAST {dated(view.heard_at, now)}" if view.heard_at else "◀ PAST", "warn"),)
         case "stale":
             return ((f"◌ STALE {age(view.age_s(now))}", "warn"),)
         case _:
@@ -69,7 +71,8 @@ def _link(view: View, now: float) -> Line:
 def _job_fields(view: View) -> list[Line]:
     job = view.job
     if job is None:
-        return [(("no job", "dim"),)] if view.heard_at else []
+        unknown = view.refusal("jobs") != ""
+        return [(("job not known" if unknown else "no job", "dim"),)] if view.heard_at else []
     return [
         (("epoch ", "dim"), (str(job.epoch), "strong")),
         (("job ", "dim"), (job.name, "strong"), (f" {job.state}", _JOB_ROLES.get(job.state, ""))),
@@ -96,7 +99,7 @@ def _number_fields(view: View) -> list[Line]:
     alive = sum(node.state not in {"lost", "left"} for node in view.nodes)
     fields: list[Line] = [
         ((f"{alive}", "strong"), (f" of {len(view.nodes)} nodes here", "dim")),
-        ((f"{len(view.pipelines)}", "strong"), (" pipelines", "dim")),
+        ((f"{len(view.pipelines)}", "strong"), (f" pipeline{'s' * (len(view.pipelines) != 1)}", "dim")),
     ]
     job = view.job
     if job is not None:
@@ -123,7 +126,7 @@ _REASON_ROLES: dict[str, Role] = {"failed": "banner-bad", "waiting": "banner-war
 def _banner(view: View, now: float) -> Line:
     match view.link:
         case "replay":
-            return _past(view)
+            return _past(view, now)
         case "stale":
             return _stale(view, now)
         case "waiting":
@@ -133,8 +136,10 @@ def _banner(view: View, now: float) -> Line:
 
 
 def _stale(view: View, now: float) -> Line:
-    head = ODD if view.answers else AWAY
-    text = f" last word {age(view.age_s(now))} ago, at {clock(view.heard_at)}; trying again"
+    """What goes on without the daemon is a step; of a job that did not run, or of one to be repaired, nothing is known."""
+    trained = view.job is not None and view.job.state == "running"
+    head = ODD if view.answers else NEEDS_NONE if trained else AWAY
+    text = f" last word {age(view.age_s(now))} ago, at {dated(view.heard_at, now)}; trying again"
     return ((f" {head} ", "banner-warn"), (f"{text}: {view.problem}", "warn"))
 
 
@@ -147,9 +152,17 @@ def _of_job(view: View, now: float) -> Line:
     if view.job is not None and view.job.reason:
         role = _REASON_ROLES.get(view.job.state, "banner-dim")
         return ((f" {view.job.state} ", role), (f" {view.job.reason}", ""))
+    if unknown := _unknown(view):
+        return unknown
     if view.job is None:
         return (("no job yet: `oobleckctl submit job.toml` hands one in", "dim"),)
     return _daemon(view)
+
+
+def _unknown(view: View) -> Line:
+    """The first list that the daemon did not give, or gave in words of another version."""
+    found = next((pair for pair in view.refused if pair[0] in LISTS), None)
+    return () if found is None else ((f" {found[0]} not known ", "banner-warn"), (f" {found[1]}", "warn"))
 
 
 def _daemon(view: View) -> Line:
@@ -161,12 +174,14 @@ def _daemon(view: View) -> Line:
     return (said, (f"   ! this console is {__version__}: some of its questions may have no answer", "warn"))
 
 
-def _past(view: View) -> Line:
-    incident = view.incident
-    spans: list[Span] = [(f" PAST {clock(view.heard_at, digits=1)} ", "banner-warn")]
+def _past(view: View, now: float) -> Line:
+    incident, at = view.incident, view.heard_at
+    spans: list[Span] = [(f" PAST {dated(at, now, digits=1)} " if at else " PAST ", "banner-warn")]
+    if view.problem:
+        return (*spans, (f" {view.problem}" + (f"; {view.hint}" if view.hint else ""), "warn"))
     if view.tape is not None:
         spans.append((" playing" if view.tape.playing else " standing still", "warn"))
-        spans.append((f", known from {clock(view.tape.begins)} to {clock(view.tape.until)}", "dim"))
+        spans.append((f", known from {dated(view.tape.begins, at)} to {dated(view.tape.until, at)}", "dim"))
     if incident is not None and incident.open:
         spans.append((f"   {incident.id} open: {incident.cause}", "bad"))
     return tuple(spans)

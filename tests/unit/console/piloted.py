@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from textual.pilot import Pilot
-from textual.widgets import Input
+from textual.widgets import Input, Static
 
 from console.facts import AnyFact
 from console.keys import ScreenName
@@ -79,6 +79,17 @@ class Console:
         page = self.app.page
         assert page is not None
         return "\n".join(panel.text() for panel in page.panels() if panel.display)
+
+    def modal(self) -> str:
+        """What an act that is to be confirmed says."""
+        return "\n".join(
+            str(self.app.screen.query_one(f"#{name}", Static).render()) for name in ("preview", "wrong")
+        )
+
+    def drawn(self) -> str:
+        """The terminal, sign by sign."""
+        strips = self.app.screen._compositor.render_strips()
+        return "\n".join("".join(segment.text for segment in strip) for strip in strips)
 
     def said(self) -> str:
         """The newest sentence that was shown for a while."""

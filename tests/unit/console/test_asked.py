@@ -141,9 +141,9 @@ def test_acts_and_their_commands(daemon: Daemon) -> None:
     kill = Act("kill", ("node-1", "node 2"), "sigstop")
     assert kill.command == "oobleckctl kill-node node-1 'node 2' --how sigstop"
     assert Act("drain", ("node-1",)).command == "oobleckctl drain node-1"
-    assert perform(daemon, kill) == "done: /v1/nodes/node-1/kill; done: /v1/nodes/node%202/kill"
+    assert perform(daemon, kill).said == "done: /v1/nodes/node-1/kill; done: /v1/nodes/node%202/kill"
     for verb in ("drain", "undrain", "pause", "resume", "checkpoint", "cancel"):
-        assert perform(daemon, Act(verb, ("x",))).endswith(f"x/{verb}")  # type: ignore[arg-type]
+        assert perform(daemon, Act(verb, ("x",))).said.endswith(f"x/{verb}")  # type: ignore[arg-type]
     assert daemon.asked[:2] == ["/v1/nodes/node-1/kill sigstop", "/v1/nodes/node%202/kill sigstop"]
 
 

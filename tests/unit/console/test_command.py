@@ -15,6 +15,7 @@ from console import app, bundle, themes
 from tests.helpers.api_server import Api, serving, status_view
 from tests.unit.console import build, watching
 from tests.unit.console.test_feed import api
+from tests.unit.test_imports import loaded_by
 
 
 def run(*words: str) -> Result:
@@ -35,6 +36,16 @@ def test_once_prints_the_overview_as_plain_text(tmp_path: Path) -> None:
     ):
         assert part in result.stdout
     assert "\x1b" not in result.stdout
+
+
+def test_once_in_ascii_is_ascii_and_needs_no_textual(tmp_path: Path) -> None:
+    words = ("--once", "--socket", str(tmp_path / "s"))
+    with serving(tmp_path / "s", api(tmp_path)):
+        signs, letters = run(*words).stdout, run(*words, "--ascii").stdout
+    assert not signs.isascii()
+    assert letters.isascii()
+    assert "* live" in letters
+    assert loaded_by("console.letters").isdisjoint({"textual", "rich"})
 
 
 def test_once_with_nothing_there_yet(tmp_path: Path) -> None:
@@ -71,6 +82,22 @@ def test_no_textual_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("error: Textual cannot be loaded: ")
     assert "Traceback" not in result.stderr
+
+
+def test_the_console_hears_which_socket_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from console import start
+
+    told: list[dict[str, object]] = []
+
+    def ran(*_words: object, **more: object) -> int:
+        told.append(more)
+        return 0
+
+    monkeypatch.setattr(app, "on_terminal", lambda: True)
+    monkeypatch.setattr(start, "run", ran)
+    monkeypatch.setenv("OOBLECK_SOCKET", "/from/the/environment")
+    assert run().exit_code == run("--socket", "a b").exit_code == 0
+    assert [more["socket"] for more in told] == ["", "a b"]
 
 
 def test_help_and_version() -> None:

@@ -81,6 +81,14 @@ def test_help_says_every_key_of_the_screen_and_its_command(screen: ScreenName) -
         assert key.command in text
 
 
+@pytest.mark.parametrize("screen", SCREENS)
+def test_the_filter_is_named_where_there_is_something_to_filter(screen: ScreenName) -> None:
+    filtered = screen not in {"overview", "pipelines", "job"}
+    assert ("/ Filter" in plain(footer.paint(screen, keys.footer(screen), 200))) == filtered
+    assert ("all of these words" in help_screen.text(screen)) == filtered
+    assert any(key.action == "app.filter" for key in keys.on(screen)) == filtered
+
+
 def test_keys_are_shown_as_people_read_them() -> None:
     assert [keys.shown(name) for name in ("question_mark", "left", "ctrl+p", "f")] == ["?", "←", "^p", "f"]
 

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 from textual.command import CommandPalette
+from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from console.facts import AnyFact, Away, Wants, Watched
@@ -141,6 +142,41 @@ async def test_a_filter_stays_until_escape() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("words", ["[/]", "[red]x", "[b", "a[/b]c"])
+async def test_a_filter_is_shown_letter_by_letter(words: str) -> None:
+    async with shown() as console:
+        for number, title in (("2", "Table"), ("4", "Templates"), ("5", "Incidents"), ("7", "Events")):
+            await console.press(number, "slash")
+            await console.write(words)
+            assert f'─ {title}: "{words}" ─' in console.drawn()
+        await console.press("7", "slash")
+        assert words in console.drawn()
+
+
+@pytest.mark.asyncio
+async def test_where_there_is_nothing_to_filter_that_is_said() -> None:
+    async with shown() as console:
+        await console.press("2")
+        for number, here in (("1", "overview"), ("3", "pipelines"), ("6", "job")):
+            await console.press(number, "slash")
+            assert console.here == here
+            assert "there is nothing to filter here" in console.said()
+            await console.press("colon")
+            await console.write("filter x")
+            await console.press("escape")
+            assert console.here != here
+
+
+@pytest.mark.asyncio
+async def test_marks_made_on_one_screen_are_seen_on_another() -> None:
+    async with shown() as console:
+        await console.press("8", "2", "m", "down", "m", "8")
+        assert console.panel("table").text().count("◆") == 2
+        await console.press("c", "2")
+        assert "◆" not in console.panel("table").text()
+
+
+@pytest.mark.asyncio
 async def test_y_copies_the_command_of_what_is_looked_at() -> None:
     expected = {
         "1": "oobleckctl describe job job-1", "2": "oobleckctl describe node node-3", "3": "oobleckctl describe schedule job-1",
@@ -245,6 +281,29 @@ async def test_ascii_is_ascii_in_frames_too() -> None:
                 f"{p.border_title or ''}{p.border_subtitle or ''}" for p in console.app.screen.query(Panel)
             )
             assert "".join(c for c in drawn if c not in titles).isascii(), number
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("size", [(120, 36), (80, 24)])
+async def test_ascii_is_ascii_in_all_that_lies_over_a_screen(size: tuple[int, int]) -> None:
+    async with shown(size, ascii_only=True) as console:
+        for keys in (
+            ("t",),
+            ("colon",),
+            ("question_mark",),
+            ("2", "down", "d"),
+            ("2", "slash"),
+            ("8", "down", "m", "i"),
+        ):
+            await console.press(*keys)
+            assert isinstance(console.app.screen, ModalScreen)
+            assert "+- " in console.drawn()
+            assert console.drawn().isascii(), keys
+            await console.press("escape")
+        console.app.say("five … ✗")
+        await console.settle()
+        assert console.said() == "five ~ x"
+        assert console.drawn().isascii()
 
 
 @pytest.mark.asyncio

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from console.facts import Away, Refused, Watched
+from console.letters import ascii_line
 from console.model import View, fold
-from console.themes import COLOURED, THEMES, ascii_line
+from console.themes import COLOURED, THEMES
 from console.widgets import (
     blast,
     copies,
@@ -252,7 +253,8 @@ def test_layers_at_risk_come_first() -> None:
 
 
 def test_what_templates_cover() -> None:
-    assert coverage.covers([3, 5], 11) == {
+    covered = coverage.covers((3, 5), 11)
+    assert {number: covered.way(number) for number in range(1, 12) if covered.way(number)} == {
         3: (3,), 5: (5,), 6: (3, 3), 8: (5, 3), 9: (3, 3, 3), 10: (5, 5), 11: (5, 3, 3),
     }  # fmt: skip
     text = said(coverage.paint(LIVE, NOW, 60, 10)).split("\n")
@@ -384,7 +386,7 @@ def test_a_daemon_that_answers_otherwise_is_not_away() -> None:
     odd = fold(LIVE, [Away(NOW + 1, "the answer cannot be read", answers=True)])
     assert "the daemon answers what this console cannot read" in said(verdict.paint(odd, NOW + 2, 160))
     gone = fold(odd, [Away(NOW + 1, "nobody there")])
-    assert "daemon away, training goes on" in said(verdict.paint(gone, NOW + 2, 160))
+    assert "daemon away, training does not need it" in said(verdict.paint(gone, NOW + 2, 160))
 
 
 def test_a_daemon_of_another_version_is_said() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from console.facts import Watched
 from console.model import View, fold
 from console.past import Walk
-from console.widgets import blast, goodput, recovery, templatetable, verdict
+from console.widgets import blast, coverage, goodput, recovery, templatetable, verdict
 from console.widgets.choices import lines as choices
 from oobleckd.protocol.api import SourceView
+from tests.helpers.api_server import node_view
 from tests.unit.console import build, watching
 from tests.unit.console.build import NOW, incident
 from tests.unit.console.test_painters import LIVE, drawn, said
@@ -53,3 +56,30 @@ def test_copies_say_who_sent_them() -> None:
     known = incident(sources=sent)
     assert "copied 3 MiB at 7.5 MiB/s from node-1 2 MiB, node-3 1 MiB" in said(choices(known, 90, 9))
     assert "3 MiB copied from node-1, node-3" in said(recovery.one(LIVE, known, NOW, 120, 12))
+
+
+def test_what_ten_thousand_nodes_can_be_made_of_is_known_at_once() -> None:
+    sizes = range(4, 44)
+    began = time.process_time()
+    covered = coverage.covers(tuple(sizes), 10_000)
+    assert covered.way(10_000) == (4,) * 2500
+    assert covered.way(9_999) == (7, *(4,) * 2498)
+    assert covered.gaps(4, 10_000) == []
+    took_s = time.process_time() - began
+    assert took_s < 0.5
+    began = time.process_time()
+    many = tuple(node_view(f"n{number}") for number in range(10_000))
+    made = tuple(msgspec.structs.replace(build.templates(2)[0], num_nodes=size) for size in sizes)
+    view = fold(LIVE, [build.fetched(nodes=many, templates=made)])
+    for _ in range(4):
+        assert "every number from 4 to 10000 nodes" in said(coverage.paint(view, NOW, 60, 40))
+    assert time.process_time() - began < 0.5
+    assert coverage.covers(tuple(sizes), 10_000) is covered
+
+
+def test_numbers_that_no_templates_make_are_said() -> None:
+    made = tuple(msgspec.structs.replace(build.templates(2)[0], num_nodes=size) for size in (3, 5))
+    view = fold(LIVE, [build.fetched(templates=made)])
+    text = said(coverage.paint(view, NOW, 60, 9)).split("\n")
+    assert text[0] == "covered: all but 4 of 3 to 5"
+    assert text[4] == "▸    4  ✗ none"

@@ -8,9 +8,12 @@ import pytest
 from textual.app import App, ComposeResult
 from textual.strip import Strip
 
-from console.model import View
-from console.widgets.panel import Panel
-from oobleckd.draw.lines import Line
+from console.model import View, fold
+from console.themes import PLAIN
+from console.widgets import grid, nodes, training
+from console.widgets.panel import Painter, Panel
+from oobleckd.draw.lines import Line, framed, length
+from tests.unit.console import build
 
 PICTURES: tuple[tuple[str, ...], ...] = (
     ("one", "two", "three"), ("one", "2", "three"), ("one",), (), ("one", "two", "three", "four", "five"),
@@ -23,8 +26,9 @@ class Framed(App[None]):
 
     CSS = "Panel { width: 20; height: 8; }"
 
-    def __init__(self) -> None:
+    def __init__(self, *, ascii_only: bool = False) -> None:
         super().__init__()
+        self.ascii_only = ascii_only
         self.lines: tuple[str, ...] = ()
         self.drawn: list[int] = []
 
@@ -34,7 +38,9 @@ class Framed(App[None]):
     def compose(self) -> ComposeResult:
         yield Watched(self)
 
-    def paint(self, _view: View, _now: float, _width: int, _height: int) -> list[Line]:
+    def paint(self, _view: View, _now: float, width: int, height: int) -> list[Line]:
+        assert width
+        assert height
         return [((text, ""),) for text in self.lines]
 
 
@@ -102,3 +108,74 @@ async def test_another_theme_is_seen_at_once_on_lines_that_did_not_change() -> N
         app.theme = "textual-light"
         await pilot.pause()
         assert [segment.style for segment in panel.render_line(0)] != [segment.style for segment in before]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("width", "height"), [(4, 8), (20, 2), (1, 1), (0, 0)])
+async def test_without_room_nothing_is_painted(width: int, height: int) -> None:
+    app = Framed()
+    async with app.run_test(size=(30, 10)) as pilot:
+        panel = app.query_one(Panel)
+        app.lines = PICTURES[0]
+        panel.show(View(), 0.0)
+        panel.styles.width, panel.styles.height = width, height
+        await pilot.pause()
+        panel.show(View(), 1.0)
+        assert panel.text() == ""
+        panel.styles.width, panel.styles.height = 20, 8
+        await pilot.pause()
+        assert seen(app) == expected(app.lines)
+
+
+@pytest.mark.parametrize("paint", [training.paint, nodes.paint, grid.paint])
+@pytest.mark.parametrize("height", [0, 1, 3, 9])
+def test_these_painters_need_no_room(paint: Painter, height: int) -> None:
+    painted = framed(paint(fold(View(), build.facts()), build.NOW, 0, height), 0, height)
+    assert sum(map(length, painted)) == 0
+
+
+TITLES = ("[/]", "[red]x", 'Events: "[/"', r"\[b", "plain", "", "[@click=app.quit]x[/]", "$accent 50%")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("title", TITLES)
+async def test_a_title_is_shown_as_it_is_and_set_once(title: str) -> None:
+    app = Framed()
+    async with app.run_test(size=(60, 10)) as pilot:
+        panel = app.query_one(Panel)
+        panel.styles.width = 50
+        panel.entitle(title, title)
+        await pilot.pause()
+        rows = [strip.text for strip in app.screen._compositor.render_strips()]
+        assert title in rows[0]
+        assert title in rows[7]
+        refreshed: list[object] = []
+        panel.refresh = lambda *args, **_more: refreshed.append(args)  # type: ignore[method-assign, assignment, return-value]
+        panel.entitle(title, title)
+        assert not refreshed
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ascii_only", [False, True])
+async def test_a_marked_panel_is_seen_without_colours(
+    ascii_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = Framed(ascii_only=ascii_only)
+    async with app.run_test(size=(30, 10)) as pilot:
+        before = _looks(app)
+        app.query_one(Panel).set_class(True, "marked")
+        await pilot.pause()
+        assert _looks(app) != before
+
+
+def test_without_colours_what_is_done_again_is_not_what_is_moved() -> None:
+    assert len({PLAIN["op-again"], PLAIN["op-moved"], PLAIN["op-F"]}) == 3
+
+
+def _looks(app: Framed) -> list[tuple[str, bool]]:
+    """The panel's upper edge, but for its colours."""
+    return [
+        (each.text, bool(each.style and each.style.reverse))
+        for each in app.screen._compositor.render_strips()[0]
+    ]

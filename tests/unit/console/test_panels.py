@@ -95,7 +95,7 @@ def test_banners() -> None:
     assert "no daemon yet  no socket" in banner(fold(View(), [Away(NOW, "no socket", "start it")]))
     assert "start it" in said(verdict.paint(fold(View(), [Away(NOW, "no socket", "start it")]), NOW, 80))
     stale = fold(LIVE, [Away(NOW + 1, "no socket")])
-    assert "daemon away, training goes on  last word 12 s ago" in banner(stale, NOW + 12)
+    assert "daemon away, training does not need it  last word 12 s ago" in banner(stale, NOW + 12)
     is_open = fold(LIVE, [fetched(incidents=(incident(open=True, at=NOW - 0.5),))])
     assert "inc-1 open  resume, 500 ms so far: node-4: signal 9" in banner(is_open)
     waiting = fold(
@@ -104,6 +104,21 @@ def test_banners() -> None:
     assert "waiting  needs 2 nodes and has 1" in banner(waiting)
     assert "not deployed" in said(verdict.paint(waiting, NOW, 160))
     assert "oobleckctl submit" in banner(fold(View(), [fetched(jobs=(), incidents=())]))
+
+
+@pytest.mark.parametrize(
+    "state", ["queued", "deploying", "recovering", "waiting", "paused", "done", "failed"]
+)
+def test_of_a_job_that_did_not_train_nothing_is_claimed_while_the_daemon_is_away(state: str) -> None:
+    for jobs in ((job(state=state),), ()):
+        gone = fold(LIVE, [fetched(jobs=jobs), Away(NOW + 1, "no socket")])
+        text = plain(verdict.paint(gone, NOW + 12, 160)[-1])
+        assert text.startswith(" daemon away  last word 12 s ago")
+
+
+def test_one_pipeline_is_one() -> None:
+    one = fold(LIVE, [fetched(pipelines=build.PIPELINES[:1])])
+    assert "1 pipeline   " in said(verdict.paint(one, NOW, 160))
 
 
 # --------------------------------------------------------------------------- nodes
@@ -223,6 +238,26 @@ def test_the_incident_by_phase_with_its_reason() -> None:
         assert line.endswith(value)
     assert "the step committed after 500 ms, 46 of 120 layer gradients computed again, 3 MiB copied" in text
     assert text.endswith(build.REASON)
+
+
+def test_many_nodes_leave_room_for_what_an_incident_cost() -> None:
+    many = tuple(f"n{number:03}" for number in range(40))
+    view = fold(LIVE, [fetched(incidents=(incident(nodes=many, steps_lost=12),))])
+
+    def headline(width: int) -> str:
+        return said(recovery.paint(view, NOW, width, 9)).split("\n")[0]
+
+    assert headline(90).startswith("inc-1 40 nodes: n000, n001")
+    assert " … " in headline(90)
+    for width in (44, 60, 90, 158):
+        assert headline(width).endswith(
+            " total 2,000 ms, 12 steps lost" if width < 100 else " (budget 10 s), 12 steps lost"
+        )
+        assert "40 nodes" in headline(width)
+    assert "(node-4: signal 9)" in headline(120)
+    assert headline(43).split() == ["inc-1", "total", "2,000", "ms,", "12", "steps", "lost"]
+    few = fold(LIVE, [fetched(incidents=(incident(nodes=("node-4", "node-5")),))])
+    assert said(recovery.paint(few, NOW, 90, 9)).startswith("inc-1 node-4, node-5 (node-4: signal 9) total")
 
 
 def test_the_reason_stays_where_there_is_little_room() -> None:

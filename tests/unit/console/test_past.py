@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,16 +12,18 @@ import pytest
 
 from console import bundle
 from console.bundle import BundleError
-from console.facts import AnyFact, Away, Rewound
+from console.facts import AnyFact, Away, Rewound, Unshown
 from console.model import View, fold
 from console.past import Walk
 from console.replay import Replay, of_file
 from console.screens.steps import ASIDE_S, moment_of
-from console.times import moment
+from console.times import dated, moment
+from console.widgets import verdict
 from oobleckd.protocol.watch import Past
-from oobleckd.unixhttp import Unreachable
+from oobleckd.unixhttp import ApiProblem, Unreachable
 from tests.unit.console import build, watching
 from tests.unit.console.build import NOW
+from tests.unit.console.test_painters import said
 
 START = NOW - 60.0
 LIVE = fold(View(), watching.facts())
@@ -128,6 +131,73 @@ def test_a_daemon_that_cannot_say_is_a_fact() -> None:
     assert "the past cannot be shown: no daemon" in fact.problem
 
 
+def test_a_past_that_waits_for_the_daemon_is_shown_when_it_is_there() -> None:
+    there = False
+
+    def load(_at: float) -> Past:
+        if not there:
+            raise Unreachable("no daemon", "start it")
+        return watching.past()
+
+    told = Told(load)
+    told.replay.tick(0.0)
+    told.replay.move(1.0)
+    told.replay.tick(0.5)
+    there = True
+    told.replay.tick(0.5)
+    assert (told.view.link, told.view.heard_at, told.view.problem) == ("replay", START + 6, "")
+
+
+def test_a_thread_that_waits_for_the_daemon_looks_again_by_itself() -> None:
+    shown, tries = threading.Event(), []
+
+    def load(at: float) -> Past:
+        tries.append(at)
+        if len(tries) < 3:
+            raise Unreachable("no daemon", "start it")
+        return watching.past()
+
+    replay = Replay(
+        load, lambda fact: shown.set() if isinstance(fact, Rewound) else None, START, playing=False
+    )
+    thread = threading.Thread(target=replay.run)
+    thread.start()
+    assert shown.wait(20.0)
+    replay.close()
+    thread.join(20.0)
+    assert not thread.is_alive()
+
+
+def test_a_past_that_is_not_kept_is_no_absence_of_the_daemon() -> None:
+    def refused(_at: float) -> Past:
+        raise ApiProblem(404, "not found", "nothing is kept of that time", "ask for a later one")
+
+    told = Told(refused)
+    told.replay.tick(0.0)
+    problem = "the past cannot be shown: nothing is kept of that time"
+    assert told.facts == [Unshown(START + 5, problem, "ask for a later one")]
+    text = said(verdict.paint(told.view, NOW, 160))
+    assert told.view.link == "replay"
+    assert f" PAST  {problem}; ask for a later one" in text
+    assert "no daemon" not in text
+    assert "1970" not in said(verdict.paint(told.view, time.time(), 160)), "no moment is shown"
+    told.replay.tick(0.5)
+    assert len(told.facts) == 1, "it is not asked for again"
+
+
+def test_what_cannot_be_shown_leaves_the_moment_that_is() -> None:
+    for fact in (
+        Unshown(NOW, "nothing is kept of that time"),
+        Away(NOW, "the past cannot be shown: no daemon"),
+    ):
+        view = fold(at(20), [fact])
+        assert (view.link, view.nodes, view.heard_at) == ("replay", at(20).nodes, START + 20)
+        text = said(verdict.paint(view, NOW, 160))
+        assert "◀ PAST" in text
+        assert fact.problem in text
+        assert fold(view, [Walk(watching.past(), START).begin(START + 21, playing=False)]) == at(21)
+
+
 def test_its_thread_ends_when_it_is_closed() -> None:
     told = Told(lambda _at: watching.past(), playing=False)
     threads = [threading.Thread(target=thread) for thread in told.replay.threads]
@@ -201,6 +271,28 @@ def test_times_as_people_say_them() -> None:
     for wrong in ("yesterday", "25:00", "12:61", "-5", "5m"):
         with pytest.raises(ValueError, match="no time"):
             moment(wrong, noon)
+
+
+def test_a_time_of_day_is_the_one_nearest_to_what_is_shown() -> None:
+    noon = moment("2026-03-04T12:00:00", 0.0)
+    today = noon + 9 * 86400.0
+    assert moment("12:04", today, noon) == noon + 240
+    assert moment("11:30", today, noon) == noon - 1800
+    assert moment("00:30", today, noon + 11 * 3600) == noon + 12.5 * 3600
+    assert moment("23:30", today, noon - 11 * 3600) == noon - 12.5 * 3600
+    assert moment("12:04", noon, noon - 60) == noon + 240 - 86400, "nothing is known of what is to come"
+    assert moment("12:04", today, 0.0) == today + 240 - 86400, "nothing is shown yet"
+
+
+def test_the_date_is_said_where_it_is_another() -> None:
+    noon = moment("2026-03-04T12:00:00", 0.0)
+    assert dated(noon, noon + 3600) == "12:00:00"
+    assert dated(noon, noon + 86400, digits=1) == "2026-03-04 12:00:00.0"
+    later = said(verdict.paint(at(20), NOW + 9 * 86400, 160))
+    date = dated(START, NOW + 9 * 86400)[:10]
+    assert f"◀ PAST {date} " in later
+    assert f" PAST {date} " in later.split("\n")[-1]
+    assert date not in said(verdict.paint(at(20), NOW, 160))
 
 
 # --------------------------------------------------------------------------- what came before

@@ -114,7 +114,7 @@ async def test_a_lost_daemon_greys_the_last_state_and_says_its_age(size: tuple[i
         console.now = NOW + 12
         await console.tell(pilot, [])
         assert "◌ STALE 12 s" in console.drawn("verdict")
-        assert "daemon away, training goes on" in console.drawn("verdict")
+        assert "daemon away, training does not need it" in console.drawn("verdict")
         assert "last word 12 s ago" in console.drawn("verdict")
         assert "✗ node-4" in console.drawn("nodes")
         grey = COLOURED["dark"]["dim"].color
@@ -225,4 +225,4 @@ async def test_over_a_real_socket_from_nothing_to_live_to_stale(tmp_path: Path) 
             await until("● live", pilot)
             await until("step 20/500", pilot)
             daemon.close()
-            await until("daemon away, training goes on", pilot)
+            await until("daemon away, training does not need it", pilot)
