@@ -5,6 +5,16 @@ from __future__ import annotations
 import msgspec
 
 
+def sum_bytes(exact: bool) -> int:
+    """Of a gradient sum, for each parameter: integers are kept in float64."""
+    return 8 if exact else 4
+
+
+def state_bytes_per_param(exact: bool) -> int:
+    """All that lives as long as a parameter does in a layer that uses it: itself, two moments and a mean gradient, the sums of this use, and the reduced ones."""
+    return 4 * 4 + 2 * sum_bytes(exact)
+
+
 class LayerCost(msgspec.Struct, frozen=True):
     """One layer and one micro-batch on one device.
 

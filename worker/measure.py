@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.job import Job
-from planner.profile import LayerCost, Profile
+from planner.profile import LayerCost, Profile, state_bytes_per_param
 from worker import optimizer, sums
 from worker.digest import digest
 from worker.models import Batch, Layer, ModelSpec, Owed, gradients, input_gradients, seed_layer
@@ -76,12 +76,8 @@ def profile_key(job: Job, device: torch.device) -> str:
 
 
 def state_bytes(shapes: Sequence[tuple[int, ...]], exact: bool) -> int:
-    """Memory of a bucket's parameters and all that lives with them in one layer, in bytes.
-
-    Weights and two moments, then this use's sums, the reduced sums and the mean gradients.
-    """
-    sums = 8 if exact else 4
-    return (4 + 4 + 4 + sums + sums + 4) * _num_elements(shapes)
+    """Memory of a bucket's parameters and all that lives with them in one layer, in bytes."""
+    return state_bytes_per_param(exact) * _num_elements(shapes)
 
 
 def _num_elements(shapes: Sequence[tuple[int, ...]]) -> int:

@@ -12,7 +12,7 @@ from oobleckd.core.membership import Node
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import DeviceInfo
 from planner.policy import SHADOWING
-from planner.profile import Held, Profile
+from planner.profile import Held, Profile, state_bytes_per_param, sum_bytes
 
 SPARE_BYTES = 400 * 2**20  # a spare that is still starting: Python, torch and transformers
 
@@ -48,8 +48,9 @@ def held_besides(job: Job, profile: Profile) -> Held:
     """
     on_host = profile.device.startswith("cpu")
     sent_bytes = profile.kept_bytes(job.num_micro_batches, job.schedule.boundary_bytes) if on_host else 0
-    one = 12 / (36 if job.train.exact else 28)
-    sums = (8 / 36 if job.train.exact else 4 / 28) * 3 * (on_host and job.schedule.sum_copies > 0)
+    exact = job.train.exact
+    one = 12 / state_bytes_per_param(exact)
+    sums = 3 * sum_bytes(exact) / state_bytes_per_param(exact) * (on_host and job.schedule.sum_copies > 0)
     copies = (job.schedule.update == "staggered") + (on_host and job.checkpoint.every != 0)
     ahead_bytes = job.schedule.shadow_bytes if job.fault_tolerance.policy in SHADOWING else 0
     return Held(one * copies + sums, sent_bytes, ahead_bytes)

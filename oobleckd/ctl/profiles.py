@@ -25,7 +25,7 @@ from oobleckd.protocol.units import parse_size
 from oobleckd.protocol.unreadable import UNREADABLE
 from planner.analytic import Workload, analytic_profile
 from planner.devices import SHEETS, DeviceSheet
-from planner.profile import Profile
+from planner.profile import Profile, state_bytes_per_param
 
 _SQLITE = b"SQLite format 3\0"
 _MEASURED = "SELECT data FROM entries WHERE kind = 'ProfileMeasured' ORDER BY seq DESC"
@@ -51,16 +51,12 @@ def analytic(job: Job, sheet: DeviceSheet) -> Profile:
 
 
 def workload_of(job: Job) -> Workload:
-    """A micro-batch of ``job``.
-
-    A parameter lives with two moments, two sums and a mean gradient (``worker.measure``).
-    """
-    sum_bytes = 8 if job.train.exact else 4
+    """A micro-batch of ``job``."""
     return Workload(
         job.train.micro_batch,
         job.train.sequence,
         job.train.precision,
-        state_bytes_per_param=16 + 2 * sum_bytes,
+        state_bytes_per_param=state_bytes_per_param(job.train.exact),
     )
 
 
