@@ -106,7 +106,7 @@ class Nodes:
         """Links of the dead have closed: those of their agents, and of their devices to peers."""
         silent = []
         for name, life in dead:
-            if self.lives[name] != life:
+            if self.lives[name] != life and name in self.known:
                 continue  # its next life has told already
             self.world.feed(LinkLost(name))
             victim, peer = self._victim(name), next(iter(self.training.survivors()), "")

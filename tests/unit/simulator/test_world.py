@@ -77,6 +77,16 @@ def test_a_node_comes_back(policy: str) -> None:
     assert booked(run) == pytest.approx(run.live_device_s, abs=1e-9)
 
 
+@pytest.mark.parametrize("joins_s", [5.0, 5.9, 6.1])
+def test_a_node_that_is_back_before_its_loss_is_noticed_is_noticed_all_the_same(joins_s: float) -> None:
+    """Its next life is heard of when its process has started, and its death no later than without one."""
+    costs = msgspec.structs.replace(FREE, detect_s=1.0, start_s=8.0)
+    trace = trace_of(4, Event(5.0, "fail", "node-4"), Event(joins_s, "join", "node-4"))
+    found = simulate(question("slipstream", trace, costs=costs))
+    assert 0 < found.lost_device_s["detect"] <= 4 * 1.0
+    assert found.losses == 1
+
+
 def test_the_last_copy_is_lost_and_the_job_goes_back_to_its_checkpoint() -> None:
     both = (Event(10.0, "fail", "node-2"), Event(10.0, "fail", "node-4"))
     anew = simulate(question("oobleck", trace_of(4, *both)))
