@@ -1,10 +1,11 @@
 """What is left of a cluster's work when its nodes fail: every policy, simulated, on traces and on failures that are drawn.
 
-    python benchmarks/goodput.py [--traces DIR] [--seeds 5] [--hours 24] [--jobs J] [--only WORD ...] [-o json]
+    python benchmarks/goodput.py [--traces DIR] [--seeds 5] [--hours 24] [--jobs J] [--only WORD ...] [--keep FILE] [-o json]
 
 Jobs are GPT shapes of 350M, 2.7B and 6.7B parameters, as in Oobleck (SOSP'23), section 7, on 32 nodes of one A40 each. Every policy at its best
 setting (our engine's costs, the better of two schedules) and as published (costs with that name, docs/simulator.md). All policies of a cell meet the same failures, seed
 by seed; the bound is the oracle, which has the best plan for whoever is alive at once and at no cost. ``--traces DIR``: the .csv files below it, as cells of their own.
+``--keep FILE``: what has been simulated is kept there, job by job, and not simulated again while the code is what it was.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.keeping import Kept
 from benchmarks.tables import table
 from oobleckd.ctl.profiles import analytic
 from oobleckd.protocol.job import FaultTolerance, Job, Model, PolicyName, Schedule, Train
@@ -166,6 +168,29 @@ def results_of(wanted: Sequence[Cell], num_jobs: int, told: Told | None = None) 
     ]
 
 
+def kept_results(
+    wanted: Sequence[Cell], num_jobs: int, kept: Kept[Result], told: Told | None = None
+) -> list[Result]:
+    """As ``results_of``, job by job; what ``kept`` has is not simulated, and all else is kept when its job is through."""
+    keys = {
+        id(cell): kept.key([cell, *(_asked(cell, setting) for setting in (BEST, PUBLISHED))])
+        for cell in wanted
+    }
+    found: dict[str, Result] = {}
+    for shape in dict.fromkeys(cell.shape for cell in wanted):
+        of_shape = [cell for cell in wanted if cell.shape == shape]
+        missing = [cell for cell in of_shape if kept.get(keys[id(cell)]) is None]
+        if missing:
+            results = results_of(missing, num_jobs, told)
+            kept.put({keys[id(cell)]: result for cell, result in zip(missing, results, strict=True)})
+        found |= {key: result for cell in of_shape if (result := kept.get(key := keys[id(cell)])) is not None}
+    return [found[keys[id(cell)]] for cell in wanted]
+
+
+def _asked(cell: Cell, setting: str) -> list[Question]:
+    return [question for each in questions_of(cell, setting).values() for question in each]
+
+
 def rows_of(
     setting: str, kinds: Mapping[tuple[str, str], Sequence[Question]], answers: Iterator[Answer]
 ) -> list[Row]:
@@ -284,6 +309,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="*", default=[], metavar="WORD", help="cells whose name has all of these"
     )
+    parser.add_argument("--keep", type=Path, metavar="FILE")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     return parser.parse_args(words)
 
@@ -307,7 +333,14 @@ def main(words: Sequence[str]) -> int:
             said = time.monotonic()
             print(f"{said - began:6.0f} s  {done:.0f} runs done", file=sys.stderr)
 
-    results = results_of(wanted, asked.jobs, told)
+    try:
+        kept = Kept(asked.keep, Result)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        print(
+            f"error: {asked.keep}: {error}\nhint: name a file that --keep made, or a new one", file=sys.stderr
+        )
+        return 2
+    results = kept_results(wanted, asked.jobs, kept, told)
     failed = missed(results)
     if asked.output == "json":
         document: dict[str, Any] = {"cells": results, "missed": failed}

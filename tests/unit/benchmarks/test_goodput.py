@@ -9,12 +9,13 @@ from typing import get_args
 import msgspec
 import pytest
 
-from benchmarks import goodput
+from benchmarks import goodput, keeping
 from benchmarks.goodput import (
     BEST,
     PUBLISHED,
     SCHEDULES,
     SHAPES,
+    Cell,
     Result,
     Row,
     cells,
@@ -26,6 +27,7 @@ from benchmarks.goodput import (
     row_of,
     shown,
 )
+from benchmarks.keeping import Kept
 from oobleckd.protocol.job import PolicyName
 from oobleckd.simulator.outcome import Outcome, Question
 from oobleckd.simulator.report import PolicyLine, lines_of
@@ -59,6 +61,50 @@ def test_the_oracle_is_asked_of_cells_that_lose_a_node_in_ten_minutes_or_less_of
     often = msgspec.structs.replace(rare, mtbf_s=599.0)
     assert len(missed([rare])) == 1
     assert missed([often]) == []
+
+
+def test_what_is_kept_is_not_simulated_again(
+    tmp_path: Path, line: PolicyLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def simulated(wanted: Sequence[Cell], _jobs: int, _told: object = None) -> list[Result]:
+        asked.extend(f"{cell.shape.name}, {cell.failures}" for cell in wanted)
+        if len(asked) > 3:
+            raise KeyboardInterrupt
+        return [
+            msgspec.structs.replace(result(line, adaptive=94), job=cell.shape.name, failures=cell.failures)
+            for cell in wanted
+        ]
+
+    monkeypatch.setattr(goodput, "results_of", simulated)
+    file = tmp_path / "kept.json"
+    wanted = [
+        cell for cell in cells(None, 2, 1.0) if "1 h, none" in cell.failures or "6 h, none" in cell.failures
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        goodput.kept_results(wanted, 1, Kept(file, Result))
+    assert [name.partition(",")[0] for name in asked] == ["350M", "350M", "2.7B", "2.7B"]
+    del asked[:]
+    goodput.kept_results(wanted[:2], 1, Kept(file, Result))
+    assert asked == []
+    found = goodput.kept_results(wanted[:3], 1, Kept(file, Result))
+    assert [(each.job, each.failures) for each in found] == [(c.shape.name, c.failures) for c in wanted[:3]]
+    assert len(asked) == 1
+    other = [cell for cell in cells(None, 3, 1.0) if cell.failures == wanted[0].failures][:1]
+    goodput.kept_results(other, 1, Kept(file, Result))
+    assert len(asked) == 2, "of other failures nothing is known"
+    monkeypatch.setattr(keeping, "code_digest", lambda: b"other code")
+    goodput.kept_results(wanted[:1], 1, Kept(file, Result))
+    assert len(asked) == 3, "nor of what other code answers"
+
+
+def test_a_file_that_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("not ours", encoding="utf-8")
+    assert goodput.main(["--only", "nothing", "--keep", str(file)]) == 2
+    assert f"error: {file}: " in capsys.readouterr().err
+    assert file.read_text(encoding="utf-8") == "not ours"
 
 
 def test_between_two_losses_of_a_trace() -> None:
