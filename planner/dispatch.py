@@ -6,10 +6,11 @@ A rule never waits for ever (``_Bench.admits``). Which orders are good ``rounds`
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from heapq import heappop, heappush
+from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
@@ -66,65 +67,78 @@ class Dispatched(NamedTuple):
 
 @dataclass(slots=True)
 class _Bench:
-    """What a device has of a round: what has come, what will, what it has done."""
+    """What a device has of a round: what has come, what will, what it has done. Its levels are the hops left of its routes, ascending; here they go by
+    their place among these.
+    """
 
     shop: Shop
     device: int
     rule: Rule
-    levels: tuple[int, ...]  # hops left of its routes, ascending
-    most: dict[int, int]  # by those, the largest change of an F
+    levels: tuple[int, ...]
+    most: tuple[int, ...]  # by level, the largest change of an F
+    nearer: tuple[int, ...]  # by level, the sum of those before it
+    place: dict[int, int]  # of a level
     rank: Sequence[int]
     coming: list[tuple[float, int]] = field(default_factory=list)  # F
     owed: list[tuple[float, int]] = field(default_factory=list)  # B or I on its way
-    forward: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    stride: int = field(init=False)
+    forward: list[list[tuple[int, int]]] = field(init=False)
     backward: list[tuple[int, int]] = field(default_factory=list)
     weights: list[int] = field(default_factory=list)
     first_weight: int = 0
-    flying: dict[int, int] = field(default_factory=dict)
-    held: dict[int, int] = field(default_factory=dict)
+    flying: list[int] = field(init=False)
+    held: list[int] = field(init=False)
     ran: dict[int, int] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.stride = self.shop.stride
+        self.forward = [[] for _ in self.levels]
+        self.flying = [0] * len(self.levels)
+        self.held = [0] * len(self.levels)
+
     def take_in(self, now_s: float) -> None:
         """What was on its way and has arrived."""
-        shop = self.shop
-        while self.coming and self.coming[0][0] <= now_s:
-            op = heapq.heappop(self.coming)[1]
-            heapq.heappush(self.forward.setdefault(shop.left[op], []), (self.rank[op // shop.stride], op))
-        while self.owed and self.owed[0][0] <= now_s:
-            op = heapq.heappop(self.owed)[1]
-            heapq.heappush(self.backward, (self.ran[op // shop.stride], op))
+        coming, owed, stride = self.coming, self.owed, self.stride
+        while coming and coming[0][0] <= now_s:
+            op = heappop(coming)[1]
+            heappush(self.forward[self.place[self.shop.left[op]]], (self.rank[op // stride], op))
+        while owed and owed[0][0] <= now_s:
+            op = heappop(owed)[1]
+            heappush(self.backward, (self.ran[op // stride], op))
 
     def pick(self, now_s: float, backward_from_s: float) -> int | None:
         """What the free device begins now; None: it waits."""
-        rule, seconds = self.rule, self.shop.seconds
         self.take_in(now_s)
-        gated = now_s < backward_from_s
+        rule, gated = self.rule, now_s < backward_from_s
         next_b = now_s if self.backward else self.owed[0][0] if self.owed else inf
-        next_b = max(next_b, backward_from_s)
+        if gated and next_b < backward_from_s:
+            next_b = backward_from_s
         if next_b <= now_s and not rule.eager:
-            return heapq.heappop(self.backward)[1]
+            return heappop(self.backward)[1]
         level = self._next_forward()
-        if level:
-            op = self.forward[level][0][1]
-            if rule.eager or rule.f_patience == 0 or next_b >= now_s + rule.f_patience * seconds[op]:
-                return heapq.heappop(self.forward[level])[1]
+        if level >= 0:
+            ready = self.forward[level]
+            patience = rule.f_patience
+            if rule.eager or patience == 0 or next_b >= now_s + patience * self.shop.seconds[ready[0][1]]:
+                return heappop(ready)[1]
         if next_b <= now_s:
-            return heapq.heappop(self.backward)[1]
+            return heappop(self.backward)[1]
         if self.first_weight < len(self.weights) and not gated:
             op = self.weights[self.first_weight]
-            soon_s = min(next_b, now_s if level else self.coming[0][0] if self.coming else inf)
-            if rule.w_patience == 0 or soon_s >= now_s + rule.w_patience * seconds[op]:
+            soon_s = min(next_b, now_s if level >= 0 else self.coming[0][0] if self.coming else inf)
+            if rule.w_patience == 0 or soon_s >= now_s + rule.w_patience * self.shop.seconds[op]:
                 self.first_weight += 1
                 return op
         return None
 
     def _next_forward(self) -> int:
-        """The level of the forward that it would begin; 0: of none."""
-        open_ = [level for level, ready in self.forward.items() if ready and self.admits(level)]
-        if not open_:
-            return 0
-        return min(open_, key=lambda level: self.forward[level][0])
+        """The level of the forward that it would begin; -1: of none."""
+        found, first = -1, (-1, -1)
+        for level, ready in enumerate(self.forward):
+            if ready and (found < 0 or ready[0] < first) and self.admits(level):
+                found, first = level, ready[0]
+        return found
 
     def admits(self, level: int) -> bool:
         """Whether a forward so many hops from the end may begin: within the cap, and with room left for one of each that is nearer.
@@ -133,41 +147,34 @@ class _Bench:
         number. So nobody waits for ever, as in ``worker.tasks``: suppose that all with fewer hops to go are done; then whatever
         device has one of r hops may run it.
         """
-        if self.rule.ahead != inf:
-            flying = sum(count for left, count in self.flying.items() if left <= level)
-            if flying >= level + self.rule.ahead:
-                return False
+        hops = self.levels[level]
+        if self.rule.ahead != inf and sum(self.flying[: level + 1]) >= hops + self.rule.ahead:
+            return False
         room = self.shop.room[self.device]
         if room is None or self.rule is READY_FIRST:
             return True
-        above = sum(held for left, held in self.held.items() if left > level) + self.most[level]
-        for left in reversed(self.levels):
-            if left <= level:
-                above += self.held.get(left, 0)
-                if above + sum(self.most[nearer] for nearer in self.levels if nearer < left) > room:
-                    return False
-        return True
+        held, nearer = self.held, self.nearer
+        above = sum(held[level:]) + self.most[level]
+        while above + nearer[level] <= room:
+            if not level:
+                return True
+            level -= 1
+            above += held[level]
+        return False
 
     def begin(self, op: int, clock: int) -> None:
         """Account for ``op``."""
-        shop, level = self.shop, self.shop.left[op]
+        shop, level = self.shop, self.place[self.shop.left[op]]
         self.order.append(op)
-        self.held[level] = self.held.get(level, 0) + shop.change[op]
-        kind = op % shop.stride
+        self.held[level] += shop.change[op]
+        hop, kind = divmod(op, self.stride)
         if kind == 0:
-            self.flying[level] = self.flying.get(level, 0) + 1
-            self.ran[op // shop.stride] = clock
-        elif kind == shop.stride - 1:
+            self.flying[level] += 1
+            self.ran[hop] = clock
+        elif kind == self.stride - 1:
             self.flying[level] -= 1
         else:
             self.weights.append(op + 1)
-
-    def wakes(self, now_s: float) -> Iterator[float]:
-        """When what is known to be on its way arrives."""
-        if self.coming:
-            yield self.coming[0][0]
-        if self.owed:
-            yield max(now_s, self.owed[0][0])
 
 
 class _Floor:
@@ -175,6 +182,7 @@ class _Floor:
 
     def __init__(self, shop: Shop, rule: Rule, rounds: int) -> None:
         self.shop, self.rule, self.rounds = shop, rule, rounds
+        self.patient = rule.f_patience > 0 or rule.w_patience > 0
         self.rank = _ranks(shop, rule)
         self.most = _most(shop)
         self.benches = [[self._bench(device) for device in range(len(shop.names))] for _ in range(rounds)]
@@ -202,20 +210,23 @@ class _Floor:
         self.clock = 0
 
     def _bench(self, device: int) -> _Bench:
-        most = self.most[device]
-        return _Bench(self.shop, device, self.rule, tuple(sorted(most)), most, self.rank)
+        levels = tuple(sorted(self.most[device]))
+        most = tuple(self.most[device][level] for level in levels)
+        place = {level: number for number, level in enumerate(levels)}
+        nearer = tuple(accumulate(most, initial=0))[:-1]
+        return _Bench(self.shop, device, self.rule, levels, most, nearer, place, self.rank)
 
     def run(self) -> Dispatched:
         """From event to event."""
-        shop, stride = self.shop, self.shop.stride
+        shop, stride, events = self.shop, self.shop.stride, self.events
         for benches in self.benches:
             for hop, (_, position) in enumerate(shop.hops):
                 if position == 0:
                     benches[shop.device[stride * hop]].coming.append((0.0, stride * hop))
         for device in range(len(shop.names)):
             self._wake(0.0, device)
-        while self.events:
-            now_s, _, device = heapq.heappop(self.events)
+        while events:
+            now_s, _, device = heappop(events)
             if now_s >= self.free_s[device] and self.round[device] < self.rounds:
                 self._serve(now_s, device)
         assert len(self.votes_s) == self.rounds, "devices that wait for each other"
@@ -224,21 +235,18 @@ class _Floor:
 
     def _wake(self, when_s: float, device: int) -> None:
         self.clock += 1
-        heapq.heappush(self.events, (when_s, self.clock, device))
+        heappush(self.events, (when_s, self.clock, device))
 
     def _serve(self, now_s: float, device: int) -> None:
         """``device`` is free: what it begins, and who is to hear of it."""
-        shop, stride, number = self.shop, self.shop.stride, self.round[device]
+        shop, number = self.shop, self.round[device]
         bench = self.benches[number][device]
+        stride = bench.stride
         votes = len(self.votes_s)
         from_s = 0.0 if number == 0 else self.votes_s[number - 1] if votes >= number else inf
         op = bench.pick(now_s, from_s)
         if op is None:
-            for wake_s in bench.wakes(now_s):
-                if wake_s > now_s:
-                    self._wake(wake_s, device)
-            if now_s < from_s < inf:
-                self._wake(from_s, device)
+            self._sleep(bench, now_s, from_s)
             return
         end_s = now_s + shop.seconds[op]
         bench.begin(op, self.clock)
@@ -246,13 +254,25 @@ class _Floor:
         self._wake(end_s, device)
         fed = shop.feeds[op]
         if fed != NOBODY:
-            other = self.benches[number][shop.device[fed]]
-            heapq.heappush(other.owed if fed % stride else other.coming, (end_s, fed))
-            if other.device != device and self.round[other.device] == number:
-                self._wake(max(now_s, self.free_s[other.device]), other.device)
-                self._wake(max(end_s, self.free_s[other.device]), other.device)
+            other = shop.device[fed]
+            there = self.benches[number][other]
+            heappush(there.owed if fed % stride else there.coming, (end_s, fed))
+            # One that works looks for itself when it is free.
+            if other != device and self.round[other] == number and self.free_s[other] <= now_s:
+                if self.patient:
+                    self._wake(now_s, other)
+                self._wake(end_s, other)
         if op % stride == stride - 1:
             self._add(number, shop.part_of[op // stride], end_s)
+
+    def _sleep(self, bench: _Bench, now_s: float, from_s: float) -> None:
+        """The device waits: for the first of what is known to be on its way, and for the vote before it."""
+        if bench.coming and bench.coming[0][0] > now_s:
+            self._wake(bench.coming[0][0], bench.device)
+        if bench.owed and bench.owed[0][0] > now_s:
+            self._wake(bench.owed[0][0], bench.device)
+        if now_s < from_s < inf:
+            self._wake(from_s, bench.device)
 
     def _add(self, number: int, part: int, end_s: float) -> None:
         """The gradients of a hop are in its device's sums."""

@@ -85,7 +85,7 @@ def _completed(core: Core, run: Run, directory: str, counters: Counters) -> None
         run.want_checkpoint = -1
     text = f"{job.id}: checkpoint of step {counters.step} in {final}"
     core.announce("checkpoint", text, (f"job:{job.id}",), job=job.id, step=counters.step, directory=final)
-    for node in sorted({node_of(device) for device in job.survivors()}):
+    for node in sorted(job.surviving_nodes()):
         ack(core, job, node)
 
 

@@ -132,7 +132,7 @@ class Core:
             return False
         candidate = self.run.candidate
         deployed = candidate.deploys if candidate is not None else ()
-        return any(node_of(device) == name for device in (*self.run.job.survivors(), *deployed))
+        return name in self.run.job.surviving_nodes() or any(node_of(device) == name for device in deployed)
 
     def secret(self, epoch: int) -> str:
         """The secret that opens transport links of the layout of ``epoch`` (hex, 256 bits)."""

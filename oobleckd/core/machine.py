@@ -193,7 +193,7 @@ class Machine:
         core = self.core
         if core.run is None or core.run.phase == "adrift" or not core.members.at_odds:
             return
-        live = {node_of(device) for device in core.run.job.survivors()}
+        live = core.run.job.surviving_nodes()
         name = core.members.quarrel(live, core.now)
         if not name:
             return

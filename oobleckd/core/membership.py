@@ -86,7 +86,8 @@ class Membership:
     """All nodes ever seen in this life of the daemon. ``obituaries``: lives that ended, not yet announced.
 
     ``lease_s``: the longest lease. ``beat_s``: the least distance of beats. ``asleep_s``: how long this daemon did not run although it was due; leases
-    do not run meanwhile. ``touched``: nodes on which a plan may count more, or less, since somebody cleared it. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused. ``leaving``: nobody else has a notice.
+    do not run meanwhile. ``touched``: nodes on which a plan may count more, or less, since somebody cleared it, and ``turns`` how often there was one: while it stands no life
+    began or ended. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused. ``leaving``: nobody else has a notice.
     ``owing``: nobody else has yet to drop what it was told to drop.
     """
 
@@ -97,6 +98,7 @@ class Membership:
     obituaries: list[str] = field(default_factory=list)
     asleep_s: float = 0.0
     touched: set[str] = field(default_factory=set)
+    turns: int = 0
     look_at: float = float("inf")
     at_odds: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
@@ -128,7 +130,7 @@ class Membership:
         self._forgive_ended(message, change)
         self._take_notice(node, message, now)
         self._take_devices(node, message, now)
-        self.touched.add(node.name)
+        self._touch(node)
         node.connected, node.heard_at = True, now
         node.suspect_at = None
         self._watch(node)
@@ -152,7 +154,7 @@ class Membership:
             node.alive, node.cause, node.suspect_at, node.accused = True, "", None, {}
             node.exited = False
             node.lease = Lease(self.lease_s, self._awake(now), self.beat_s)
-            self.touched.add(node.name)
+            self._touch(node)
         node.connected = node.connected or revived
         self._beats(node, now)
         return revived
@@ -183,7 +185,7 @@ class Membership:
         if node is None or not node.alive:
             return
         node.connected = False
-        self.touched.add(node.name)
+        self._touch(node)
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         if node.accused:
             self._over(node, f"its link closed and {node.accusers()} lost it too", now)
@@ -211,7 +213,7 @@ class Membership:
         if node is None or not node.alive or node.incarnation != message.incarnation:
             return False
         node.ready = False
-        self.touched.add(node.name)
+        self._touch(node)
         if not message.spare:
             self._over(node, f"{message.device}: {message.evidence}", now)
             node.exited = True
@@ -228,7 +230,7 @@ class Membership:
         if node is not None and node.incarnation == incarnation:
             self._over(node, f"left: {reason}", now)
             node.left, node.connected = True, False
-            self.touched.add(node.name)
+            self._touch(node)
 
     def evict(self, name: str, cause: str, now: float) -> None:
         """End a node's life by decision; its next sign of life makes it a fresh node."""
@@ -286,10 +288,10 @@ class Membership:
 
     def living(self, device: str, life: str) -> bool:
         """Whether the life ``life`` of a device goes on."""
-        node, info = self.nodes.get(node_of(device)), self.device(device)
-        if node is None or info is None:
+        node = self.nodes.get(node_of(device))
+        if node is None or not node.alive or device in node.fallen:
             return False
-        return node.alive and info.life == life and device not in node.fallen
+        return any(info.device == device and info.life == life for info in node.devices)
 
     def ended(self, device: str) -> bool:
         """Whether its agent has said that the process ended, or all of the node: it lives never again, whoever asks."""
@@ -307,14 +309,14 @@ class Membership:
         if node is not None and info is not None and node.alive:
             node.releasing[device] = (info.life, order)
             self.owing.add(node.name)
-            self.touched.add(node.name)
+            self._touch(node)
 
     def emptied(self, device: str, order: str = "") -> None:
         """It has, as it was told by ``order`` ("": whatever it was told before)."""
         node = self.nodes.get(node_of(device))
         if node is not None and device in node.releasing and order in {"", node.releasing[device][1]}:
             self._let_off(node, {name: told for name, told in node.releasing.items() if name != device})
-            self.touched.add(node.name)
+            self._touch(node)
 
     def owes(self, device: str) -> bool:
         """Whether it has not said yet that it has."""
@@ -387,11 +389,15 @@ class Membership:
         lives = {(info.device, info.life) for info in message.devices}
         self._let_off(node, {name: told for name, told in node.releasing.items() if (name, told[0]) in lives})
 
+    def _touch(self, node: Node) -> None:
+        self.touched.add(node.name)
+        self.turns += 1
+
     def _over(self, node: Node, cause: str, now: float) -> None:
         if node.alive:
             self.obituaries.append(node.name)
         node.alive = False
-        self.touched.add(node.name)
+        self._touch(node)
         node.cause = cause
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         node.accused, node.fallen = {}, {}

@@ -24,8 +24,14 @@ from planner.shadow import takes_over
 
 
 def check_lives(core: Core, run: Run) -> None:
-    """Act on every device of the layout, or of the one being deployed, whose life is over."""
+    """Act on every device of the layout, or of the one being deployed, whose life is over.
+
+    This comes after every step, so where nothing that it looks at has changed nobody looks at thousands of devices.
+    """
     if run.phase == "adrift":
+        return
+    seen = (core.members.turns, run.job.survivors(), run.job.lives, run.candidate, run.preparation)
+    if run.seen_alive == seen:
         return
     prepare.check_lives(core, run)
     lost = _ended(core, {device: run.job.lives[device] for device in run.job.survivors()})
@@ -35,6 +41,8 @@ def check_lives(core: Core, run: Run) -> None:
         lose(core, run, lost, failed)
     elif failed:
         _abandon(core, run, failed)
+    else:
+        run.seen_alive = seen
 
 
 def _ended(core: Core, lives: Mapping[str, str]) -> list[str]:
@@ -288,7 +296,7 @@ def adrift(core: Core, job: JobRecord, *, forgotten: bool = False) -> Run:
 
 def awaited(core: Core, run: Run) -> list[str]:
     """Nodes of the layout that have not said Hello yet."""
-    return sorted({node_of(d) for d in run.job.survivors()} - core.members.nodes.keys())
+    return sorted(run.job.surviving_nodes() - core.members.nodes.keys())
 
 
 def look_again(core: Core, run: Run) -> None:

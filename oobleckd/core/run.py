@@ -75,6 +75,7 @@ class Run:
     was last put into the votes. ``stumbled``: joining devices a link of which broke in the
     deployment before this one. ``guests``: devices that were ever told to prepare. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps the policy
     made the plan that is in force, or left it as it is. ``forgotten``: the journal has lost its end, so nothing that devices hold is known.
+    ``seen_alive``: by what of the members, and of those who take part, all lives were last seen to go on.
     """
 
     job: JobRecord
@@ -109,6 +110,7 @@ class Run:
     updates_early: int = 0
     updates_taken_back: int = 0
     forgotten: bool = False
+    seen_alive: tuple[object, ...] = ()
 
     def all_held(self) -> bool:
         """Whether every survivor stopped at the same boundary."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,7 +14,7 @@ from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters
-from planner.plan import Detours, Layout, Plan, Template
+from planner.plan import Detours, Layout, Plan, Template, node_of
 from planner.policy import Setup
 from planner.profile import Profile
 
@@ -53,6 +54,15 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     at: float
     step_s: float
+
+
+class _Survivors(NamedTuple):
+    """The live devices of ``layout`` beside the ``dead``, in name order, and their nodes."""
+
+    layout: Layout | None = None
+    dead: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    nodes: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -105,9 +115,7 @@ class JobRecord:
     origin: str = "init"
     kept: list[Kept] = field(default_factory=list)
     disputes: tuple[Dispute, ...] = ()
-    _survivors: tuple[Layout | None, tuple[str, ...], tuple[str, ...]] = field(
-        default=(None, (), ()), repr=False, compare=False
-    )
+    _survivors: _Survivors = field(default=_Survivors(), repr=False, compare=False)
 
     @property
     def final(self) -> bool:
@@ -126,15 +134,22 @@ class JobRecord:
 
     def survivors(self) -> tuple[str, ...]:
         """Live devices of the layout in force, in name order."""
+        return self._who().devices
+
+    def surviving_nodes(self) -> frozenset[str]:
+        """The nodes of ``survivors``."""
+        return self._who().nodes
+
+    def _who(self) -> _Survivors:
+        """Asked at every message, and thousands of names take a while to sort."""
         if self.layout is None:
-            return ()
-        layout, dead, found = self._survivors
-        if (
-            layout is not self.layout or dead != self.dead
-        ):  # asked at every message, and thousands of names take a while to sort
-            found = tuple(sorted(set(self.layout.holdings) - set(self.dead)))
-            self._survivors = (self.layout, self.dead, found)
-        return found
+            return _Survivors()
+        known = self._survivors
+        if known.layout is not self.layout or known.dead != self.dead:
+            devices = tuple(sorted(set(self.layout.holdings) - set(self.dead)))
+            nodes = frozenset(map(node_of, devices))
+            known = self._survivors = _Survivors(self.layout, self.dead, devices, nodes)
+        return known
 
     def undeploy(self, source: str) -> None:
         """No device holds the job any more; its state is in ``source``."""

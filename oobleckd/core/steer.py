@@ -18,7 +18,6 @@ from oobleckd.core.events import Planned
 from oobleckd.core.run import Asked, Run
 from oobleckd.protocol.messages import Flag
 from oobleckd.protocol.parts import Flags
-from planner.plan import node_of
 from planner.policy import ROLLING_BACK, Proposal, Situation
 
 
@@ -87,7 +86,7 @@ def _too_few(run: Run, nodes: tuple[str, ...]) -> str:
             else f"step {step} is in {job.source}"
         )
     else:
-        where = f"step {step} is held by {len({node_of(d) for d in job.survivors()})} nodes"
+        where = f"step {step} is held by {len(job.surviving_nodes())} nodes"
     return f"needs {job.n0} nodes and has {len(nodes)}; {where}"
 
 
@@ -167,7 +166,7 @@ def _stay(core: Core, run: Run, asked: Situation, proposal: Proposal) -> None:
 
 def _leaving(core: Core, run: Run) -> list[str]:
     """Nodes of the layout that are to leave it."""
-    inside = {node_of(device) for device in run.job.survivors()}
+    inside = run.job.surviving_nodes()
     return sorted(inside - set(core.candidates(run.job)))
 
 

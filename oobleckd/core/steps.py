@@ -106,7 +106,7 @@ def _record(core: Core, job: JobRecord, message: StepDone) -> None:
     core.outbox.append(Announce(change_of(entry)))
     if core.run is not None and core.run.job is job:
         if message.epoch == job.epoch:
-            core.members.witness({node_of(device) for device in job.survivors()}, core.now)
+            core.members.witness(job.surviving_nodes(), core.now)
         if message.checkpoint:
             checkpoints.begun(core.run, job.counters)
         if message.skipped:

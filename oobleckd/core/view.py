@@ -42,7 +42,7 @@ def digest(spec: Job) -> str:
 
 def in_layout(core: Core, name: str) -> bool:
     """Whether a live life of the node holds layers of the active job."""
-    return core.run is not None and any(node_of(d) == name for d in core.run.job.survivors())
+    return core.run is not None and name in core.run.job.surviving_nodes()
 
 
 # ---------------------------------------------------------------------- nodes
@@ -65,7 +65,7 @@ def node_state(core: Core, node: Node, *, inside: bool) -> NodeState:
 
 def node_views(core: Core) -> list[NodeView]:
     """Every node, in name order; after a restart also those of the plan that have not said Hello yet."""
-    inside = {node_of(d) for d in core.run.job.survivors()} if core.run is not None else set()
+    inside = core.run.job.surviving_nodes() if core.run is not None else frozenset()
     held, use = _by_node(core), _use(core)
     found = [
         _node_view(core, node, held.get(name), use, inside=name in inside)
@@ -223,7 +223,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         tolerance=node_tolerance(job),
         f=job.spec.fault_tolerance.f,
         policy=job.spec.fault_tolerance.policy,
-        nodes=tuple(sorted({node_of(device) for device in job.survivors()})) if not job.final else (),
+        nodes=tuple(sorted(job.surviving_nodes())) if not job.final else (),
         pipelines=tuple(pipeline_views(job)) if not job.final else (),
         samples_per_s=job.spec.train.global_batch / step_s if step_s else 0.0,
         step_s=step_s,

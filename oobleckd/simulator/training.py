@@ -60,6 +60,10 @@ class Shell(Protocol):
     def best_s(self) -> float:
         """Seconds of a step with the best plan for whoever is alive."""
 
+    @property
+    def watched(self) -> bool:
+        """Whether the core is to hear of every step from every device: while an incident is open."""
+
     def look_s(self) -> float:
         """For how long the core need not hear of steps that nothing disturbs; 0 while an incident is open."""
 
@@ -383,7 +387,7 @@ class Training:
         """One device tells of a round; all of them where an incident waits for that."""
         everybody = self.survivors()
         first = Counters(was.round, was.step + num_steps - 1, was.applied + num_steps - 1)
-        told = everybody if self.world.look_s() <= 0.0 else everybody[-1:]
+        told = everybody if self.world.watched else everybody[-1:]
         for device in told:
             message = StepDone(
                 device, self.job, self.epoch, first, "applied", 0.0, 0.0, 0.0, self.num_samples * num_steps, "",

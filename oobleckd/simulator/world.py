@@ -69,7 +69,7 @@ from oobleckd.simulator.sums import Sums
 from oobleckd.simulator.training import Training
 from planner.plan import node_of
 
-LOOK_S = 10.0
+LOOK_S = 30.0
 LOOK_NODE_S = 0.06
 """The core hears of undisturbed steps so often at least, so that what it decides by the time it decides in time; less often on more nodes, where hearing of one takes longer."""
 ENDLESS = 2**50
@@ -302,10 +302,16 @@ class World:
         """Seconds of a step with the best plan for whoever is alive."""
         return self.oracle.step_s(len(self.nodes.alive))
 
+    @property
+    def watched(self) -> bool:
+        """Whether the core is to hear of every step from every device: while an incident is open."""
+        run = self.machine.core.run
+        return run is None or run.incident is not None
+
     def look_s(self) -> float:
         """For how long the core need not hear of steps that nothing disturbs; 0 while an incident is open."""
         run = self.machine.core.run
-        if run is None or run.incident is not None:
+        if run is None or self.watched:
             return 0.0
         look_s, job = max(LOOK_S, LOOK_NODE_S * len(self.nodes.alive)), run.job
         due = cadence(job)
