@@ -118,13 +118,18 @@ class Core:
     def candidates(self, job: JobRecord, without: Collection[str] = ()) -> tuple[str, ...]:
         """The nodes that a plan for ``job`` should use now, in name order, were it not for those ``without``.
 
-        Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them. None that has notice of its end, and, where
+        Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them, and where devices shadow each other
+        those in other zones than the neighbours that they would get. None that has notice of its end, and, where
         state is to be copied, none that has yet to drop what it holds.
         """
         least = job.setup.devices_per_node if job.setup is not None else 0
         out = (*self.state.drained, *without)
         empty = job.layout is not None
-        return self.usable.under(Terms(least, job.spec.resources.max_nodes, job.survivors(), out, empty))
+        most = job.spec.resources.max_nodes
+        rings: tuple[tuple[str, ...], ...] = ()
+        if most and job.plan is not None and job.plan.shadows:
+            rings = tuple(pipeline.nodes for pipeline in job.plan.pipelines)
+        return self.usable.under(Terms(least, most, job.survivors(), out, empty, rings))
 
     def needs(self, name: str) -> bool:
         """Whether a device of the node holds state that counts, or is about to: of the layout in force, or of the one being deployed."""

@@ -6,17 +6,19 @@ Owns the rule, and remembering its answer: only nodes of which something has cha
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from oobleckd.core.membership import Membership, Node
 from planner.plan import node_of
+from planner.zones import same_zone
 
 
 class Terms(NamedTuple):
     """What a plan asks of nodes: at least so many devices (``least``), at most so many of them (``most``, 0 for any). ``holders``: devices whose
     nodes stay through a short disconnection, and that ``most`` prefers. ``out``: nodes that are not wanted. ``empty``: others must hold nothing.
+    ``rings``: the pipelines at work, with names for vacant places too, where neighbours are to be in different zones.
     """
 
     least: int
@@ -24,6 +26,7 @@ class Terms(NamedTuple):
     holders: tuple[str, ...]
     out: tuple[str, ...]
     empty: bool
+    rings: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(slots=True)
@@ -61,12 +64,29 @@ class Usable:
         elif was and not fits:
             del self.fit[at]
 
-    def _preferred(self) -> Iterator[str]:
+    def _preferred(self) -> list[str]:
         assert self.terms is not None
         if not self.terms.most or len(self.fit) <= self.terms.most:
-            return iter(self.fit)
-        first = sorted(self.fit, key=lambda name: (name not in self._inside, name))
-        return iter(sorted(first[: self.terms.most]))
+            return self.fit
+        staying = [name for name in self.fit if name in self._inside][: self.terms.most]
+        others = [name for name in self.fit if name not in self._inside]
+        return sorted([*staying, *self._first(others, self.terms.most - len(staying), staying)])
+
+    def _first(self, others: list[str], count: int, staying: Iterable[str]) -> list[str]:
+        """``count`` of the ``others``: for each vacant place one with the fewest neighbours in its own zone, the rest in name order."""
+        chosen: list[str] = []
+        zones = {name: node.zone for name, node in self.members.nodes.items() if node.zone}
+        for ring, at in self._vacant(frozenset(staying))[: count if zones else 0]:
+            alike = [same_zone(name, ring, at, zones) for name in others]
+            chosen.append(others.pop(alike.index(min(alike))))
+        return [*chosen, *others][:count]
+
+    def _vacant(self, staying: Collection[str]) -> list[tuple[tuple[str, ...], int]]:
+        """The places whose nodes do not stay: their rings, and where in them."""
+        assert self.terms is not None
+        return [
+            (ring, at) for ring in self.terms.rings for at, name in enumerate(ring) if name not in staying
+        ]
 
     def _fits(self, node: Node) -> bool:
         assert self.terms is not None

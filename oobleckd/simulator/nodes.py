@@ -6,7 +6,7 @@ link too; where there is none only silence tells, after longer. Beats are not se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -41,7 +41,7 @@ class Shell(Protocol):
 
 @dataclass(slots=True)
 class Nodes:
-    """All nodes ever seen: name -> number of its life. ``alive``: now; ``known``: of those, who has said Hello."""
+    """All nodes ever seen: name -> number of its life. ``alive``: now; ``known``: of those, who has said Hello. ``zones``: node -> its zone, if it has one."""
 
     world: Shell
     training: Training
@@ -49,6 +49,7 @@ class Nodes:
     devices_per_node: int
     device_name: str
     memory_bytes: int
+    zones: Mapping[str, str] = field(default_factory=dict)
     lives: dict[str, int] = field(default_factory=dict)
     alive: set[str] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
@@ -100,7 +101,7 @@ class Nodes:
             for index, device in enumerate(self._devices(name))
         )
         who = name, self._incarnation(name), name
-        return Hello(PROTOCOL, *who, ready=True, devices=infos, notice=notice)
+        return Hello(PROTOCOL, *who, ready=True, devices=infos, zone=self.zones.get(name, ""), notice=notice)
 
     def _closed(self, dead: Sequence[tuple[str, int]]) -> None:
         """Links of the dead have closed: those of their agents, and of their devices to peers."""

@@ -1,13 +1,13 @@
 """What happens to the nodes of a cluster, and when: read from a file. Traces that are drawn are made by ``failures``.
 
 Owns the formats. Two are known, told apart by their lines: that of the Bamboo and Oobleck artefacts, ``ms,add|remove,node``, and
-our own, ``t_seconds,fail|leave|join,node,notice_seconds`` (the notice may be left out, and a first line with the names of the
-columns, before all events, is skipped). Times never decrease. What joins at the first instant of a file is the cluster as it begins, and that instant is 0.
+our own, ``t_seconds,fail|leave|join,node,notice_seconds,zone`` (notice and zone may be left out, and a first line with the names of the
+columns, before all events, is skipped). A node's zone is said where it joins, once or each time. Times never decrease. What joins at the first instant of a file is the cluster as it begins, and that instant is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Literal
@@ -15,9 +15,7 @@ from typing import Literal
 import msgspec
 
 Kind = Literal["fail", "leave", "join"]
-_HOW = (
-    "lines are `t_seconds,fail|leave|join,node,notice_seconds`, or `ms,add|remove,node` (docs/simulator.md)"
-)
+_HOW = "lines are `t_seconds,fail|leave|join,node,notice_seconds,zone`, or `ms,add|remove,node` (docs/simulator.md)"
 _HEADER = "t_seconds"
 _THEIRS: dict[str, Kind] = {"add": "join", "remove": "fail"}
 _OURS: tuple[Kind, ...] = ("fail", "leave", "join")
@@ -44,12 +42,13 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """``nodes`` are there at 0; ``events`` in order of time, until ``duration_s``."""
+    """``nodes`` are there at 0; ``events`` in order of time, until ``duration_s``. ``zones``: node -> what it fails together with, where that is known."""
 
     name: str
     nodes: tuple[str, ...]
     events: tuple[Event, ...]
     duration_s: float
+    zones: dict[str, str] = {}
 
     @property
     def most_nodes(self) -> int:
@@ -77,10 +76,12 @@ def read_trace(path: Path, *, num_nodes: int = 0, duration_s: float = 0.0) -> Tr
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise TraceError(f"{path}: {reason}", "name a file of events; " + _HOW) from error
-    events = [event for number, line in enumerate(lines, 1) for event in _read(path, number, line)]
+    zones: dict[str, str] = {}
+    events = [event for number, line in enumerate(lines, 1) for event in _read(path, number, line, zones)]
     if not events:
         raise TraceError(f"{path}: no events")
-    return _trace(path, events, num_nodes, duration_s)
+    trace = _trace(path, events, num_nodes, duration_s)
+    return msgspec.structs.replace(trace, zones=zones)
 
 
 def _trace(path: Path, events: Sequence[Event], num_nodes: int, duration_s: float) -> Trace:
@@ -110,24 +111,37 @@ def _shifted(event: Event, first_s: float) -> Event:
     return msgspec.structs.replace(event, at_s=event.at_s - first_s)
 
 
-def _read(path: Path, number: int, line: str) -> Iterable[Event]:
-    """The event of a line; none of an empty one, a comment or the names of the columns."""
+def _read(path: Path, number: int, line: str, zones: dict[str, str]) -> Iterable[Event]:
+    """The event of a line; none of an empty one, a comment or the names of the columns. A zone that it tells is written into ``zones``."""
     text = line.partition("#")[0].strip()
     if not text or text.startswith(_HEADER):
         return ()
     cells = [cell.strip() for cell in text.split(",")]
     where = f"{path}, line {number}"
-    if len(cells) not in {3, 4} or not cells[2]:
+    if not 3 <= len(cells) <= 5 or not cells[2]:
         raise TraceError(f"{where}: {text!r} is no event")
     if cells[1] in _THEIRS and len(cells) == 3:
         return (Event(_seconds(where, cells[0]) / 1000.0, _THEIRS[cells[1]], cells[2]),)
     kind: Kind | None = next((each for each in _OURS if each == cells[1]), None)
     if kind is None:
         raise TraceError(f"{where}: no event {cells[1]!r}")
-    notice_s = _seconds(where, cells[3]) if len(cells) == 4 and cells[3] else 0.0
+    at, _, node, notice, zone = [*cells, "", ""][:5]
+    notice_s = _seconds(where, notice) if notice else 0.0
     if notice_s and kind != "leave":
         raise TraceError(f"{where}: a {kind} has no notice", "only a leave is known before the node is gone")
-    return (Event(_seconds(where, cells[0]), kind, cells[2], notice_s),)
+    if zone:
+        _note_zone(where, kind, node, zone, zones)
+    return (Event(_seconds(where, at), kind, node, notice_s),)
+
+
+def _note_zone(where: str, kind: Kind, node: str, zone: str, zones: dict[str, str]) -> None:
+    if kind != "join":
+        raise TraceError(f"{where}: a {kind} has no zone", "a node's zone is said where it joins")
+    if zones.setdefault(node, zone) != zone:
+        raise TraceError(
+            f"{where}: {node} is in zone {zones[node]!r} before, and in {zone!r} now",
+            "give another machine another name",
+        )
 
 
 def _seconds(where: str, text: str) -> float:
@@ -165,12 +179,17 @@ def _check(path: Path, nodes: Sequence[str], events: Sequence[Event]) -> None:
 
 def written(trace: Trace) -> str:
     """``trace`` in our own format, with its header."""
-    lines = [f"{_HEADER},event,node,notice_seconds"]
-    lines += [f"0,join,{node},0" for node in trace.nodes]
-    lines += [
-        f"{_number(event.at_s)},{event.kind},{event.node},{_number(event.notice_s)}" for event in trace.events
-    ]
-    return "\n".join(lines) + "\n"
+    header = f"{_HEADER},event,node,notice_seconds" + (",zone" if trace.zones else "")
+    begins = [Event(0.0, "join", node) for node in trace.nodes]
+    lines = [_line(event, trace.zones) for event in (*begins, *trace.events)]
+    return "\n".join([header, *lines]) + "\n"
+
+
+def _line(event: Event, zones: Mapping[str, str]) -> str:
+    cells = [_number(event.at_s), event.kind, event.node, _number(event.notice_s)]
+    if event.kind == "join" and event.node in zones:
+        cells.append(zones[event.node])
+    return ",".join(cells)
 
 
 def _number(seconds: float) -> str:

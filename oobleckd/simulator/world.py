@@ -100,6 +100,7 @@ class World:
             question.devices_per_node,
             question.profile.device,
             question.limit_bytes,
+            question.trace.zones,
         )
         self.tick_at = inf
         self._oracle: Oracle | None = None

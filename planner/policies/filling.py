@@ -6,10 +6,12 @@ Owns the choice of places for policies whose pipelines stay. Whether they stay i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import inf
 
 from planner.policies.grid import Grid
 from planner.policy import Situation
+from planner.zones import exchanged
 
 _FASTER = 1 - 1e-9  # sums of the same times are rounded each for itself
 _ROUNDED = 1 + 1e-12  # by so much a bound may seem above what it bounds
@@ -34,11 +36,11 @@ def stayed(grid: Grid, waiting: Sequence[str]) -> tuple[Grid, Grid | None] | Non
 
 
 def filled(grid: Grid, waiting: Sequence[str]) -> Grid:
-    """Each node of ``waiting`` in a vacant place: where the busiest device then has least to do, and of those
-    where the fewest bytes are copied; its own place before others that are as good.
+    """Each node of ``waiting`` in a vacant place: where the busiest device then has least to do, of those where the fewest bytes are
+    copied, and of those where fewest neighbours are in its zone; its own place before others that are as good.
     """
     for count, node in enumerate(waiting):
-        slots = sorted(grid.vacant, key=lambda slot: grid.name_at(slot) != node)
+        slots = sorted(grid.vacant, key=lambda slot: (grid.same_zone(slot, node), grid.name_at(slot) != node))
         if len(waiting) - count >= len(slots):
             options = [grid.with_moved(slots[0], node)]
         else:
@@ -46,7 +48,17 @@ def filled(grid: Grid, waiting: Sequence[str]) -> Grid:
         chosen = _least(options)
         assert chosen is not None, "a vacant place for each"
         grid = chosen
-    return grid
+    return _apart(grid, waiting)
+
+
+def _apart(grid: Grid, came: Sequence[str]) -> Grid:
+    """``grid`` with nodes of ``came`` that hold the same exchanged, where fewer neighbours are in one zone then: who chose first may be in the only place that is good for another."""
+    if not grid.zones:
+        return grid
+    rings = exchanged(grid.named, grid.zones, grid.holdings, came)
+    names = [name for nodes in rings for name in nodes]
+    here = {slot: names[slot] for slot in grid.here}
+    return grid if here == grid.here else replace(grid, here=here)
 
 
 def _least(options: Iterable[Grid], limit_s: float = inf) -> Grid | None:

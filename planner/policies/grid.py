@@ -26,12 +26,13 @@ from planner.schedule import Op
 from planner.shadow import graphs_of
 from planner.shop import Shop, base_bytes, shop_of, step_ops
 from planner.transfer import Place, computed, copy_s, places, shadows_on, transfers
+from planner.zones import same_zone
 
 
 @dataclass(frozen=True)
 class Grid:
     """``running`` pipelines (node names, of vacant places too) of the templates ``members``; ``here``: slot -> node.
-    ``horizon_steps``: for so many steps it is weighed.
+    ``horizon_steps``: for so many steps it is weighed. ``zones``: node -> what it fails together with, where neighbours are to be apart.
     """
 
     setup: Setup
@@ -40,6 +41,7 @@ class Grid:
     here: Mapping[int, str]
     holdings: Mapping[str, Layers] = field(repr=False)
     horizon_steps: float
+    zones: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @cached_property
     def slots(self) -> tuple[Place, ...]:
@@ -134,6 +136,11 @@ class Grid:
     def name_at(self, slot: int) -> str:
         """Who stands in ``slot``, or did."""
         return [name for nodes in self.named for name in nodes][slot]
+
+    def same_zone(self, slot: int, node: str) -> int:
+        """How many neighbours of ``slot`` are in the zone of ``node``."""
+        home = self.homes[slot]
+        return same_zone(node, self.named[home], slot - self.homes.index(home), self.zones)
 
     @cached_property
     def plan(self) -> Plan:
@@ -259,7 +266,9 @@ def grid_of(setup: Setup, templates: Sequence[Template], situation: Situation) -
     names = [name for nodes in running for name in nodes]
     here = {slot: name for slot, name in enumerate(names) if name in usable}
     members = tuple(by_size[len(nodes)] for nodes in running)
-    return Grid(setup, members, running, here, situation.holdings, situation.horizon_steps)
+    # Who shadows nobody has no reason to be apart from its neighbours: a zone that is lost would take places of more pipelines.
+    zones = situation.zones if any(template.shadowed for template in members) else {}
+    return Grid(setup, members, running, here, situation.holdings, situation.horizon_steps, zones)
 
 
 def at_work(grid: Grid, situation: Situation) -> Grid:

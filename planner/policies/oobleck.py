@@ -156,7 +156,8 @@ class _Moment:
         made = [self.by_size[size] for size in sizes]
         new = place(made, free, holdings, profile) if made else ()
         if any(template.shadowed for template in made):
-            new = apart(new, self.situation.zones, holdings)
+            spare = sorted(set(free) - {node for nodes in new for node in nodes})
+            new = apart(new, self.situation.zones, holdings, spare)
         placed = [*kept, *new]
         placed.sort(key=lambda nodes: (len(nodes), nodes))
         used = {node for nodes in placed for node in nodes}

@@ -277,6 +277,47 @@ def test_neighbours_are_in_different_zones() -> None:
     assert world.node("n01").zone == "east"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_of_those_who_stand_by_one_in_another_zone_takes_the_place(seed: int) -> None:
+    zones = {f"n0{number}": "east" if number < 5 else "west" for number in range(1, 9)} | {
+        "n09": "east",
+        "n10": "west",
+    }
+    world = running(10, seed, zones=zones, max_nodes=8, min_pipeline_nodes=4, steps=60)
+    victim = ring(world)[seed % 4]
+    world.kill(victim)
+    world.run(lambda: bool(world.incidents()))
+    until_closed(world)
+    follows = "n09" if zones[victim] == "east" else "n10"
+    assert world.incidents()[0].reason.startswith(f"{follows} takes {victim}'s place")
+    world.until_state("done")
+    world.check_done()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nodes_that_join_after_two_losses_take_the_places_that_suit_their_zones(seed: int) -> None:
+    zones = {f"n0{number}": "east" if number < 5 else "west" for number in range(1, 9)} | {
+        "n09": "west",
+        "n10": "east",
+    }
+    world = running(8, seed, zones=zones, min_pipeline_nodes=4, steps=100)
+    east, west = (
+        next(n for n in ring(world, index) if zones[n] == zone) for index, zone in ((0, "east"), (1, "west"))
+    )
+    for count, victim in enumerate((east, west), 1):
+        world.kill(victim)
+        world.run(lambda: len(world.incidents()) == count)  # noqa: B023 - run at once
+        until_closed(world, count)
+    world.add("n09")
+    world.add("n10")
+    world.run(lambda: {"n09", "n10"} <= set(world.view().nodes))
+    for pipeline in world.view().pipelines:
+        placed = [zones[node] for node in pipeline.nodes]
+        assert all(one != other for one, other in zip(placed, [*placed[1:], placed[0]], strict=True)), placed
+    world.until_state("done")
+    world.check_done()
+
+
 def test_the_journal_builds_the_same_jobs_again() -> None:
     world = running(steps=60)
     world.kill(ring(world)[0])

@@ -7,10 +7,10 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Layers, Range
+from planner.plan import Layers, Plan, Range, node_of
 from planner.policies import adapt, prepare
-from planner.policy import Situation
-from planner.zones import apart
+from planner.policy import Proposal, Setup, Situation
+from planner.zones import apart, exchanged
 from tests.unit.planner.build import even_profile, setup_of
 
 
@@ -65,3 +65,78 @@ def test_a_plan_puts_neighbours_apart() -> None:
     assert conflicts(placed, zones) == 2  # a ring of three with two zones has one such pair
     plain = adapt("oobleck", setup, prepare("oobleck", setup), Situation(nodes, {}, zones=zones))
     assert plain.plan.pipelines[0].nodes == ("a", "b", "c")
+
+
+# --------------------------------------------------------------------------- places of pipelines at work
+
+ABC_EAST = dict.fromkeys("abc", "east")
+DEF_WEST = dict.fromkeys("def", "west")
+
+
+def threes(num_layers: int = 6) -> Setup:
+    return setup_of(even_profile(num_layers), num_micro_batches=6, min_nodes=3, max_nodes=6)
+
+
+def after(setup: Setup, nodes: str, zones: dict[str, str], policy: str = "bamboo") -> Proposal:
+    """The answer to nodes that are gone, and others that came, where a, b, c and d, e, f were at work."""
+    templates = prepare(policy, setup)
+    plan = adapt(policy, setup, templates, Situation(tuple("abcdef"), {})).plan
+    assert [pipeline.nodes for pipeline in plan.pipelines] == [tuple("abc"), tuple("def")]
+    held = {device: layers for device, layers in plan.holdings().items() if node_of(device) in nodes}
+    running = tuple(pipeline.nodes for pipeline in plan.pipelines)
+    return adapt(policy, setup, templates, Situation(tuple(nodes), held, running, zones))
+
+
+def places(plan: Plan) -> list[str]:
+    """Pipelines, with an underscore for each vacant place."""
+    gone = {node_of(device) for device in plan.vacant}
+    return ["".join("_" if node in gone else node for node in pipeline.nodes) for pipeline in plan.pipelines]
+
+
+def test_of_places_that_are_as_good_a_node_takes_one_whose_neighbours_are_in_other_zones() -> None:
+    setup = threes()
+    assert places(after(setup, "acdfx", {}).plan) == ["axc", "d_f"]
+    assert places(after(setup, "acdfx", ABC_EAST | DEF_WEST | {"x": "east"}).plan) == ["a_c", "dxf"]
+    assert places(after(setup, "acdfx", ABC_EAST | DEF_WEST | {"x": "west"}).plan) == ["axc", "d_f"]
+
+
+def test_two_nodes_take_the_two_places_that_suit_both() -> None:
+    """x suits both places and is asked first, y suits one of them."""
+    setup, zones = threes(), ABC_EAST | DEF_WEST | {"x": "north", "y": "west"}
+    assert places(after(setup, "acdfxy", zones).plan) == ["ayc", "dxf"]
+    assert places(after(setup, "acdfxy", zones | {"x": "west", "y": "east"}).plan) == ["axc", "dyf"]
+    assert places(after(setup, "acdfxy", zones | {"y": "east"}).plan) == ["axc", "dyf"]
+
+
+def test_who_is_back_has_its_own_place() -> None:
+    zones = ABC_EAST | DEF_WEST | {"e": "east", "x": "west"}
+    assert places(after(threes(), "acdef", ABC_EAST | DEF_WEST).plan) == ["a_c", "def"]
+    assert places(after(threes(), "acdefx", zones).plan) == ["axc", "def"]
+
+
+def test_no_copy_is_made_for_the_sake_of_a_zone() -> None:
+    setup, zones = threes(), ABC_EAST | DEF_WEST | {"x": "east"}
+    plain, apart_ = after(setup, "acdefx", {}), after(setup, "acdefx", zones)
+    assert places(apart_.plan) == places(plain.plan) == ["axc", "def"]
+    assert apart_.transfers == plain.transfers
+
+
+def test_of_more_nodes_than_places_one_in_another_zone_is_taken() -> None:
+    """With three layers there are no pipelines but of three: one node of three stands by, whichever."""
+    setup, zones = threes(3), ABC_EAST | DEF_WEST | {"x": "east", "y": "west"}
+    assert places(after(setup, "acdefxy", {}).plan) == ["axc", "def"]
+    found = after(setup, "acdefxy", zones).plan
+    assert (places(found), found.idle) == (["ayc", "def"], ("x",))
+
+
+def test_where_nobody_shadows_zones_do_not_count() -> None:
+    setup, zones = threes(), ABC_EAST | DEF_WEST | {"x": "east"}
+    for policy in ("slipstream", "oobleck", "adaptive"):
+        assert after(setup, "acdfx", zones, policy) == after(setup, "acdfx", {}, policy)
+
+
+def test_who_may_not_be_exchanged_stays() -> None:
+    rings, zones = (("a", "b"), ("c", "d")), dict.fromkeys("ab", "east") | dict.fromkeys("cd", "west")
+    assert exchanged(rings, zones, {}, "a") == rings
+    assert exchanged(rings, zones, {}, "ac") == (("c", "b"), ("a", "d"))
+    assert exchanged(rings, zones, {"a/0": Layers.of(Range(0, 1))}, "ac") == rings

@@ -56,6 +56,21 @@ def test_what_is_written_reads_back(write: Write) -> None:
     assert [(e.kind, e.node) for e in rounded.events] == [(e.kind, e.node) for e in drawn.events]
 
 
+def test_zones_are_said_where_nodes_join(write: Write) -> None:
+    names = "t_seconds,event,node,notice_seconds,zone\n"
+    lines = "0,join,a,0,east\n0,join,b,,west\n0,join,c\n5,leave,b,10\n20,join,b\n30,join,d,0,east\n"
+    found = read_trace(write(names + lines))
+    assert found.zones == {"a": "east", "b": "west", "d": "east"}
+    assert found.nodes == ("a", "b", "c")
+    assert read_trace(write(written(found))) == found
+    assert written(found).splitlines()[:4] == [
+        names.strip(),
+        "0,join,a,0,east",
+        "0,join,b,0,west",
+        "0,join,c,0",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -66,6 +81,12 @@ def test_what_is_written_reads_back(write: Write) -> None:
         ("-1,join,a\n", "line 1: '-1' is no time"),
         ("nan,join,a\n", "line 1: 'nan' is no time"),
         ("0,join,a\n1,fail,a,60\n", "line 2: a fail has no notice"),
+        ("0,join,a\n1,fail,a,,east\n", "line 2: a fail has no zone"),
+        (
+            "0,join,a,0,east\n1,fail,a\n2,join,a,0,west\n",
+            "line 3: a is in zone 'east' before, and in 'west' now",
+        ),
+        ("0,join,a,0,east,west\n", "line 1: '0,join,a,0,east,west' is no event"),
         ("0,join,a\n5,join,b\n4,fail,a\n", "times decrease"),
         ("0,join,a\n1,fail,b\n", "b is not there to fail"),
         ("0,join,a\n1,join,a\n", "a joins and is there"),

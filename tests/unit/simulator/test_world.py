@@ -18,7 +18,7 @@ from oobleckd.simulator.failures import memoryless
 from oobleckd.simulator.outcome import Outcome, SimulationError
 from oobleckd.simulator.runs import apart, run_all
 from oobleckd.simulator.traces import Event
-from oobleckd.simulator.world import simulate
+from oobleckd.simulator.world import World, simulate
 from planner.policy import SHADOWING
 from tests.unit.simulator.build import BATCH_S, FREE, even_profile, job_of, question, trace_of
 
@@ -226,6 +226,25 @@ def test_means_are_of_all_seeds_or_of_none() -> None:
     runs, unable = apart(run_all([begins, never], 1))
     assert runs == ()
     assert [each.seed for each in unable] == [2]
+
+
+def test_nodes_say_the_zones_of_the_trace() -> None:
+    """Two rings of four, east and west in turn; of two nodes that stand by that takes the place which is in the zone of who is gone."""
+    zones = {f"node-{number}": "east" if number in {1, 2, 3, 4, 9} else "west" for number in range(1, 11)}
+    stand_by = Event(2.0, "join", "node-9"), Event(2.0, "join", "node-10")
+    for victim, follows in (("node-1", "node-9"), ("node-5", "node-10")):
+        trace = trace_of(8, *stand_by, Event(10.0, "fail", victim))
+        trace = msgspec.structs.replace(trace, zones=zones)
+        world = World(question("bamboo", trace, job=job_of(max_nodes=8)))
+        run = world.run()
+        assert f"{follows} takes {victim}'s place" in run.decisions[-1].reason
+        core = world.machine.core
+        assert {name: node.zone for name, node in core.members.nodes.items()} == zones
+        assert core.run is not None
+        assert core.run.job.plan is not None
+        for pipeline in core.run.job.plan.pipelines:
+            placed = [zones[node] for node in pipeline.nodes]
+            assert all(one != other for one, other in zip(placed, [*placed[1:], placed[0]], strict=True))
 
 
 def test_a_hundred_thousand_events_a_minute() -> None:
