@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from oobleckd.core.context import Core
 from oobleckd.core.entries import IncidentClosed, IncidentOpened
@@ -59,9 +59,21 @@ def explain(core: Core, run: Run, proposal: Proposal) -> None:
         incident.cost_s = proposal.cost_s
         incident.rejected = tuple(RejectedView(r.what, r.cost_s, r.why) for r in proposal.rejected)
         story.append(f"incident:{incident.id}")
+    _chosen(core, run, proposal, story, proposal.reason)
+
+
+def stays(core: Core, run: Run, proposal: Proposal, occasion: str, nodes: Iterable[str]) -> None:
+    """Say why the plan in force stays upon ``occasion``, what happened to ``nodes``, and what would have been the best in its stead: no incident tells."""
+    story = [f"job:{run.job.id}", *(f"node:{node}" for node in nodes)]
+    best = f"; not {other.what}: {other.why}" if (other := next(iter(proposal.rejected), None)) else ""
+    _chosen(core, run, proposal, story, f"{occasion}{proposal.reason}{best}")
+
+
+def _chosen(core: Core, run: Run, proposal: Proposal, story: Iterable[str], text: str) -> None:
     rejected = [{"what": r.what, "cost_s": r.cost_s, "why": r.why} for r in proposal.rejected]
-    text = f"{run.job.id}: {proposal.reason}"
-    core.announce("plan", text, story, job=run.job.id, cost_s=proposal.cost_s, rejected=rejected)
+    core.announce(
+        "plan", f"{run.job.id}: {text}", story, job=run.job.id, cost_s=proposal.cost_s, rejected=rejected
+    )
 
 
 def committed(core: Core, run: Run) -> None:

@@ -7,7 +7,7 @@ in the middle of anything needs no rule of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -19,6 +19,8 @@ from oobleckd.core.run import Asked, Run
 from oobleckd.protocol.messages import Flag
 from oobleckd.protocol.parts import Flags
 from planner.policy import ROLLING_BACK, Proposal, Situation
+
+_NAMED = 5  # nodes, in a sentence
 
 
 def steer(core: Core) -> None:
@@ -158,10 +160,22 @@ def _has_use_for(core: Core, run: Run) -> Proposal | None:
 
 
 def _stay(core: Core, run: Run, asked: Situation, proposal: Proposal) -> None:
-    """The plan in force is the best for these nodes; after a loss people are told why nothing is moved."""
+    """The plan in force is the best for these nodes; people are told why nothing is moved, after a loss with its incident."""
+    before = run.job.offered if run.satisfied is None else run.satisfied
     run.satisfied, run.proposal, run.weighed_steps = asked.nodes, None, asked.horizon_steps
-    if run.job.settled:
+    if run.job.settled and run.incident is not None:
         incidents.explain(core, run, proposal)
+        return
+    before = before or asked.nodes  # after a restart nobody knows any more which nodes were weighed
+    came, went = sorted(set(asked.nodes) - set(before)), sorted(set(before) - set(asked.nodes))
+    changes = ((came, "can be used now"), (went, "cannot be used any more"))
+    parts = [f"{_named(nodes)} {what}" for nodes, what in changes if nodes]
+    occasion = f"{', '.join(parts)}, and the plan stays: " if parts else ""
+    incidents.stays(core, run, proposal, occasion, (*came, *went))
+
+
+def _named(nodes: Sequence[str]) -> str:
+    return ", ".join(nodes) if len(nodes) <= _NAMED else f"{len(nodes)} nodes"
 
 
 def _leaving(core: Core, run: Run) -> list[str]:

@@ -50,6 +50,32 @@ def test_where_copies_take_longer_than_the_next_loss_is_away_nothing_moves():
     world.run(lambda: world.state() == "done")
 
 
+def test_a_join_that_is_not_worth_a_switch_is_told_with_what_was_rejected():
+    world = running(link_bytes_per_s=1e-4, steps=1000)
+    before = len(written(world, LayoutDeployed))
+    world.add("n09")
+    world.run(lambda: world.machine.core.run.satisfied is not None)
+    assert len(written(world, LayoutDeployed)) == before
+    history = world.machine.core.state.history
+    said = [change for change in history if change.kind == "plan" and "node:n09" in change.story]
+    assert [change.text.partition(": stay: ")[0] for change in said] == [
+        "job-1: n09 can be used now, and the plan stays"
+    ]
+    assert "; not re-instantiate: pipelines of " in said[0].text
+    assert said[0].story == ("job:job-1", "node:n09")
+    rejected = msgspec.json.decode(said[0].data["rejected"])
+    assert [way["what"].partition(":")[0] for way in rejected] == ["re-instantiate", "back to the checkpoint"]
+    world.add("n10")
+    world.run(lambda: "n10" in world.machine.core.run.satisfied)
+    world.kill("n09")
+    world.run(lambda: "n09" not in world.machine.core.run.satisfied)
+    assert [change.text.partition(",")[0] for change in history if change.kind == "plan"][-2:] == [
+        "job-1: n10 can be used now",
+        "job-1: n09 cannot be used any more",
+    ]
+    assert world.incidents() == []
+
+
 def test_as_the_weather_calms_down_it_is_weighed_anew(monkeypatch):
     monkeypatch.setattr(failures, "PRIOR_S", 2.0)
     world = running(link_bytes_per_s=1000.0, num_nodes=4, steps=1000, every=2)
