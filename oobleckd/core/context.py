@@ -35,7 +35,7 @@ Level = Literal["debug", "info", "warn", "error"]
 
 @dataclass(slots=True)
 class Core:
-    """The machine's whole state. ``now`` is the time of the event at hand, POSIX seconds."""
+    """The machine's whole state. ``now`` is the time of the event at hand, POSIX seconds. ``queue_reason``: what jobs of the queue were last told to wait for."""
 
     config: Config
     state: State
@@ -46,6 +46,7 @@ class Core:
     tickets: int = 0
     releases: int = 0
     joined_at: float = float("-inf")
+    queue_reason: str = ""
     samples: Samples = field(default_factory=Samples)
     outbox: list[Command] = field(default_factory=list)
     usable: Usable = field(init=False)

@@ -6,12 +6,13 @@ Owns what happens before the first plan and after the last step. Between the two
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import msgspec
 
 from oobleckd.core import incidents
 from oobleckd.core.context import Core
-from oobleckd.core.entries import ProfileMeasured, TemplatesMade
+from oobleckd.core.entries import JobStateChanged, ProfileMeasured, TemplatesMade
 from oobleckd.core.memory import held_besides, least_device_bytes
 from oobleckd.core.run import Asked, Run
 from oobleckd.core.state import JobRecord
@@ -36,24 +37,39 @@ def as_linked(profile: Profile, spec: Job) -> Profile:
 
 
 def start_next(core: Core) -> None:
-    """Give the place to the next job of the queue, if it is free and there is a node at all."""
-    if core.run is not None:
-        return
-    queue = [job for job in core.state.jobs.values() if job.state == "queued"]
-    if not queue:
-        return
-    job = queue[0]
-    if not core.candidates(job):
-        return
-    core.run = Run(job)
-    core.move(job, "start")
+    """Give the place to the next job of the queue, if it is free and there is a node at all; the others are told what they wait for."""
+    if core.run is None:
+        job = next(_queue(core), None)
+        if job is not None and core.candidates(job):
+            core.run = Run(job)
+            core.move(job, "start")
+    _say_what_for(core)
 
 
 def queue_reason(core: Core) -> str:
-    """Why a job that is submitted now does not start at once."""
+    """Why a job of the queue does not start now."""
     if core.run is not None:
         return f"waits for {core.run.job.id} to end"
-    return "waits for nodes: none has joined; start some with oobleck-worker"
+    nodes = core.members.nodes.values()
+    if any(node.alive for node in nodes):
+        return "waits for nodes: those that are here are not ready, drained or about to end; see oobleckctl get nodes"
+    here = "none is left" if nodes else "none has joined"
+    return f"waits for nodes: {here}; start some with oobleck-worker"
+
+
+def _queue(core: Core) -> Iterator[JobRecord]:
+    return (job for job in core.state.jobs.values() if job.state == "queued")
+
+
+def _say_what_for(core: Core) -> None:
+    """Keep the reason of those who wait true. Asked after every event, so jobs are looked at only when there is another one to give."""
+    reason = queue_reason(core)
+    if reason == core.queue_reason:
+        return
+    core.queue_reason = reason
+    for job in _queue(core):
+        if job.reason != reason:
+            core.record(JobStateChanged(job.id, "queued", reason, core.now))
 
 
 def prepare(core: Core, run: Run) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from oobleckd.core import view
 from oobleckd.core.events import Planned
+from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import Control, Drain, Submit
 from oobleckd.protocol.job import PolicyName
 from tests.helpers.simjobs import make_job
@@ -168,6 +169,31 @@ def test_the_queue():
     world.check_done("two-2")
     assert len(world.machine.core.state.profiles) == 1  # measured once
     assert len(view.job_views(world.machine.core)) == 2
+
+
+def test_jobs_of_the_queue_say_what_they_wait_for_by_now():
+    world = World(1, 2)
+    world.run_for(1.0)
+    for name in ("one", "two", "three"):
+        world.submit(make_job(name, steps=400, f=0, memory=350))
+    assert [world.job(name).reason for name in ("two-2", "three-3")] == ["waits for one-1 to end"] * 2
+    world.ask(Control("one-1", "cancel"))
+    assert world.job("two-2").state == "profiling"
+    assert world.job("three-3").reason == "waits for two-2 to end"
+    for node in ("n01", "n02"):
+        world.ask(Drain(node))
+    world.ask(Control("two-2", "cancel"))
+    assert world.job("three-3").reason.startswith(
+        "waits for nodes: those that are here are not ready, drained"
+    )
+    for node in ("n01", "n02"):
+        world.kill(node)
+    world.run(lambda: not any(node.alive for node in world.machine.core.members.nodes.values()))
+    assert world.job("three-3").reason == "waits for nodes: none is left; start some with oobleck-worker"
+    again = Machine.restore(world.daemon.disk.entries(), world.now, world.config)
+    assert again.core.state.jobs == world.machine.core.state.jobs
+    world.add("n03")
+    world.run(lambda: world.job("three-3").state == "profiling")
 
 
 def test_cancel_gives_the_place_to_the_next():
