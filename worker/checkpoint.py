@@ -6,6 +6,7 @@ manifest and the folder's life are in ``oobleckd.protocol.checkpoint``. Nothing 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
@@ -33,6 +34,7 @@ from worker.errors import UserError
 from worker.models import Bucket
 
 __all__ = [
+    "DamagedCheckpoint",
     "Loaded",
     "Manifest",
     "read_bucket",
@@ -47,6 +49,13 @@ _CHECK_DISK = "check that checkpoint.dir is a folder that every node can write, 
 _USE_OTHER = "resume from another checkpoint of the job"
 _ALIGNED_TO = 8
 _NUMBERS = itertools.count()
+
+
+class DamagedCheckpoint(UserError):
+    """What lies there is not what was written: no node can load it, and another checkpoint is needed."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"checkpoint: {problem}", _USE_OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +157,15 @@ def _cannot_be_written(path: Path, error: OSError) -> UserError:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of the checkpoint in ``directory``. Raises UserError."""
+    """The manifest of the checkpoint in ``directory``. Raises UserError, and DamagedCheckpoint where it is gone or unreadable."""
     path = directory / MANIFEST
     if directory.name.endswith(PARTIAL):
         raise UserError(f"checkpoint: {directory} was never completed", _USE_OTHER)
     try:
         data = path.read_bytes()
     except OSError as error:
+        if _is_lost(directory, error):
+            raise DamagedCheckpoint(f"{path}: {error.strerror}") from error
         raise UserError(
             f"checkpoint: {path}: {error.strerror}",
             "name a step-… folder of a checkpoint, on a path that every node can read",
@@ -162,7 +173,7 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except UNREADABLE as error:
-        raise UserError(f"checkpoint: {path} is no manifest: {error}", _USE_OTHER) from error
+        raise DamagedCheckpoint(f"{path} is no manifest: {error}") from error
     if manifest.format != FORMAT:
         raise UserError(
             f"checkpoint: {path} has format {manifest.format}, this version reads {FORMAT}",
@@ -172,7 +183,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_bucket(directory: Path, manifest: Manifest, bucket: Bucket, device: torch.device) -> Loaded:
-    """The state of ``bucket``, checked against ``manifest``. Raises UserError."""
+    """The state of ``bucket``, checked against ``manifest``. Raises UserError, and DamagedCheckpoint where its file is another one."""
     with _opened(directory, manifest, bucket) as file:
         metadata: dict[str, str] = file.metadata() or {}  # type: ignore[no-untyped-call]
         exponents = _exponents(directory, metadata, bucket)
@@ -202,8 +213,20 @@ def _opened(directory: Path, manifest: Manifest, bucket: Bucket) -> Iterator[saf
             if set(file.keys()) != wanted:
                 raise _other_model(directory, f"has other tensors in {entry.file}")
             yield file
-    except (OSError, SafetensorError) as error:
+    except SafetensorError as error:
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        if _is_lost(directory, error):
+            raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
         raise UserError(f"checkpoint: {path} cannot be read: {error}", _USE_OTHER) from error
+
+
+def _is_lost(directory: Path, error: OSError) -> bool:
+    """Whether a file of the checkpoint in ``directory`` is gone, or the disk cannot read it. Else ``error`` is of this node: it may not read
+    the file, or does not see the folder in which all checkpoints lie.
+    """
+    # By its class: what safetensors raises has no number.
+    return (isinstance(error, FileNotFoundError) or error.errno == errno.EIO) and directory.parent.is_dir()
 
 
 def _exponents(directory: Path, metadata: Mapping[str, str], bucket: Bucket) -> tuple[int, ...]:
@@ -229,11 +252,11 @@ def _read(file: safe_open, directory: Path, kind: str, bucket: Bucket, device: t
 def _check_file(path: Path, num_bytes: int, sha256: str) -> None:
     size = path.stat().st_size
     if size != num_bytes:
-        raise UserError(f"checkpoint: {path} is torn: {size} of {num_bytes} bytes", _USE_OTHER)
+        raise DamagedCheckpoint(f"{path} is torn: {size} of {num_bytes} bytes")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != sha256:
-        raise UserError(f"checkpoint: {path} is damaged: its SHA-256 is not the manifest's", _USE_OTHER)
+        raise DamagedCheckpoint(f"{path} is damaged: its SHA-256 is not the manifest's")
 
 
 def _other_model(path: Path, what: str) -> UserError:

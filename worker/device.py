@@ -45,6 +45,7 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
 from worker.ahead import Ahead
+from worker.checkpoint import DamagedCheckpoint
 from worker.commit import ReplicasDisagree
 from worker.data import Corpus, open_corpus
 from worker.deploy import KINDS, Deployment, expected, outgoing
@@ -156,7 +157,7 @@ class DeviceProcess:
                     return True
             return self._stage()
         except UserError as error:
-            self._fail(error.problem, error.hint)
+            self._fail(error)
         except (ReplicasDisagree, SumsChanged) as error:
             self._distrust(error)
         return False
@@ -202,7 +203,7 @@ class DeviceProcess:
             with self.pulse.doing(type(control).__name__, units=0):
                 self._handle(control)
         except UserError as error:
-            self._fail(error.problem, error.hint)
+            self._fail(error)
         except (ReplicasDisagree, SumsChanged) as error:
             self._distrust(error)
 
@@ -413,8 +414,10 @@ class DeviceProcess:
         """Send a message to the daemon, by way of the agent."""
         self.link.send(message)
 
-    def _fail(self, problem: str, hint: str) -> None:
-        self.tell(DeviceFailed(self.place.device, self.job_id, problem, hint))
+    def _fail(self, error: UserError) -> None:
+        told = self.deployment.message if self.deployment is not None else None
+        damaged = told.source if told is not None and isinstance(error, DamagedCheckpoint) else ""
+        self.tell(DeviceFailed(self.place.device, self.job_id, error.problem, error.hint, damaged))
         self._release()
 
     def _send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes) -> bool:

@@ -13,11 +13,11 @@ import msgspec
 from oobleckd.core import cadence
 from oobleckd.core.context import Core
 from oobleckd.core.entries import CheckpointWritten
-from oobleckd.core.events import ManifestWritten, WriteManifest
+from oobleckd.core.events import ManifestWritten, SetAside, WriteManifest
 from oobleckd.core.run import Run
-from oobleckd.core.state import JobRecord
-from oobleckd.protocol.checkpoint import manifest_of
-from oobleckd.protocol.messages import Ack, CheckpointPart
+from oobleckd.core.state import JobRecord, Kept
+from oobleckd.protocol.checkpoint import DAMAGED, manifest_of
+from oobleckd.protocol.messages import Ack, CheckpointPart, DeviceFailed
 from oobleckd.protocol.parts import Counters
 from planner.plan import node_of
 
@@ -144,6 +144,24 @@ def saving(run: Run) -> bool:
 def saved(job: JobRecord) -> bool:
     """Whether the state of the present boundary is in a checkpoint."""
     return bool(job.checkpoint) and job.checkpoint_counters.step == job.counters.step
+
+
+def damaged(core: Core, job: JobRecord, message: DeviceFailed) -> Kept | None:
+    """What a device was to load is not what was written: it is named, set aside, and the one to go back to instead is returned. None, and
+    nothing is done, where there is none: of the last one even what is left may be worth something under its name.
+    """
+    directory, step = message.damaged, job.counters.step
+    whole = [kept for kept in job.kept if kept.directory != directory]
+    if not whole and job.origin in {directory, "init"}:
+        return None
+    core.outbox.append(SetAside(directory))
+    text = (
+        f"{job.id}: the checkpoint of step {step} is damaged and not used again: {message.device}: {message.error}; "
+        f"what is left of it is kept as {directory}{DAMAGED}"
+    )
+    story = (f"job:{job.id}", f"node:{node_of(message.device)}")
+    core.announce("checkpoint", text, story, level="error", job=job.id, step=step, directory=directory)
+    return whole[-1] if whole else Kept(job.origin, job.start)
 
 
 def ack(core: Core, job: JobRecord, device_or_node: str) -> None:

@@ -115,4 +115,10 @@ class WriteManifest(msgspec.Struct, frozen=True):
     way_back: str = ""
 
 
-Command = Tell | Reply | MakePlan | Record | Announce | WriteManifest
+class SetAside(msgspec.Struct, frozen=True):
+    """Name the damaged checkpoint in ``directory`` so that nobody takes it for one."""
+
+    directory: str
+
+
+Command = Tell | Reply | MakePlan | Record | Announce | WriteManifest | SetAside

@@ -360,6 +360,9 @@ class Machine:
 
     def _device_failed(self, message: DeviceFailed) -> None:
         core = self.core
+        if message.damaged:
+            recovery.on_damaged(core, message)
+            return
         job = core.state.jobs.get(message.job) or (core.run.job if core.run else None)
         node = core.members.nodes.get(node_of(message.device))
         if job is not None and not job.final and node is not None and node.alive:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from oobleckd.core import corruption, deploy, incidents, jobs, prepare
+from oobleckd.core import checkpoints, corruption, deploy, incidents, jobs, prepare
 from oobleckd.core.context import Core
 from oobleckd.core.corruption import Finding
 from oobleckd.core.decide import Decision, Disagreement, Standing, decide
@@ -16,7 +16,7 @@ from oobleckd.core.entries import Detoured, EpochRaised, RolledBack
 from oobleckd.core.incident import reopened
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
-from oobleckd.protocol.messages import Corrupted, Decide, Progress, Report
+from oobleckd.protocol.messages import Corrupted, Decide, DeviceFailed, Progress, Report
 from oobleckd.protocol.parts import Counters
 from planner.plan import Detours, node_of
 from planner.policy import REROUTING, ROLLING_BACK
@@ -254,6 +254,8 @@ def go_back(core: Core, run: Run, why: str, kept: Kept | None = None) -> None:
         else f"fresh weights: no checkpoint {trusted}"
     )
     far = f"{steps_lost} step{'' if steps_lost == 1 else 's'}"
+    if run.incident is not None and run.incident.steps_lost:
+        far += f" ({run.incident.steps_lost + steps_lost} in all)"
     text = f"{job.id}: {why}; back {far} to {where}"
     story = [f"job:{job.id}"]
     if run.incident is not None:
@@ -269,6 +271,28 @@ def on_corrupted(core: Core, message: Corrupted) -> None:
     finding = corruption.heard(core, message)
     if finding is not None and core.run is not None:
         distrust(core, core.run, finding)
+
+
+def on_damaged(core: Core, message: DeviceFailed) -> None:
+    """A device cannot load the checkpoint that it was told to: back to the one before it. Without one the job is over.
+
+    All who load it say so, some of them when the one before it is under way already: the first counts.
+    """
+    run, device = core.run, message.device
+    if run is None or run.candidate is None or device not in run.candidate.deploys:
+        return
+    told, life = run.candidate.deploys[device], run.candidate.lives[device]
+    if (told.job, told.source) != (message.job, message.damaged) or not core.members.living(device, life):
+        return
+    job = run.job
+    older = checkpoints.damaged(core, job, message)
+    if older is None:
+        error = f"{device}: {message.error}; the job has no other checkpoint to go back to"
+        jobs.fail(
+            core, job, error, f"mend {message.damaged} from a backup and submit with --resume, or begin anew"
+        )
+        return
+    distrust(core, run, Finding(f"the checkpoint of step {job.counters.step} is damaged", (), older))
 
 
 def distrust(core: Core, run: Run, finding: Finding) -> None:

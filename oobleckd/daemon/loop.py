@@ -29,6 +29,7 @@ from oobleckd.core.events import (
     Planned,
     Record,
     Reply,
+    SetAside,
     Tell,
     Tick,
     WriteManifest,
@@ -226,6 +227,8 @@ class Loop:
                 self._history.publish(change)
             case WriteManifest():
                 self._spawn(self._write_manifest(command))
+            case SetAside(directory):
+                self._spawn(self._set_aside(Path(directory)))
             case _:
                 assert_never(command)
 
@@ -251,6 +254,16 @@ class Loop:
                     self.feed(ManifestWritten(command.directory))
                     return
                 await asyncio.sleep(_MANIFEST_RETRY_S[min(attempt, len(_MANIFEST_RETRY_S) - 1)])
+
+    async def _set_aside(self, directory: Path) -> None:
+        """Only for people and for the count of those that are kept: the core does not go back there anyway."""
+        async with self._files:
+            try:
+                await asyncio.to_thread(checkpoint.set_aside, directory)
+            except OSError as error:
+                text = f"the damaged checkpoint {directory} keeps its name: {error}"
+                _log.warning("%s", text)
+                self._history.notice(text, "warn")
 
     def _manifest_failed(self, directory: Path, why: str, *, say: bool) -> None:
         self.num_manifest_errors += 1

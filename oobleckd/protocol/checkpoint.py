@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: what makes a folder of bucket files one, shared by daemon and worker.
 
-Owns the manifest's shape, the folder's name, and the step that turns a finished ``.partial`` folder into a
-checkpoint. Devices write the bucket files (worker/checkpoint.py); the daemon knows when all have arrived.
+Owns the manifest's shape, the folder's name, and the steps that turn a finished ``.partial`` folder into a
+checkpoint, and a damaged checkpoint into none. Devices write the bucket files (worker/checkpoint.py); the daemon knows when all have arrived.
 A folder without ``.partial`` in its name is complete: the rename is the last thing that happens.
 """
 
@@ -24,6 +24,7 @@ from oobleckd.protocol.parts import Counters
 FORMAT = 1
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
+DAMAGED = ".damaged"
 TEMPORARY = ".tmp"
 _STEP = re.compile(r"step-(\d{8,})")
 
@@ -90,6 +91,18 @@ def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int,
     assert (final / MANIFEST).exists(), f"{final} has no manifest"
     _prune(final, keep, way_back)
     return final
+
+
+def set_aside(directory: Path) -> None:
+    """Name a damaged checkpoint so that nobody takes it for one: it stays on the disk, in place of one of the same step that was set
+    aside before. Nothing where it is gone. Raises OSError when the disk refuses.
+    """
+    if directory.exists():
+        aside = directory.with_name(f"{directory.name}{DAMAGED}")
+        if aside.exists():
+            shutil.rmtree(aside)
+        directory.rename(aside)
+        sync_directory(directory.parent)
 
 
 def checkpoints(root: Path) -> list[Path]:

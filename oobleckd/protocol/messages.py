@@ -252,12 +252,15 @@ class OpTimes(Message, frozen=True):
 
 
 class DeviceFailed(Message, frozen=True):
-    """A device cannot do what it was told for a reason that a user must mend; one clear sentence."""
+    """A device cannot do what it was told for a reason that a user must mend; one clear sentence. ``damaged``: the checkpoint that it was to
+    load, and that is not what was written ("": it is something else).
+    """
 
     device: str
     job: str
     error: str
     hint: str = ""
+    damaged: str = ""
 
 
 class Corrupted(Message, frozen=True):

@@ -32,6 +32,7 @@ from oobleckd.core.events import (
     ManifestWritten,
     Record,
     Reply,
+    SetAside,
     Tell,
     Tick,
     WriteManifest,
@@ -207,7 +208,7 @@ class World:
             case WriteManifest():
                 done = ManifestWritten(command.directory)
                 self.clock.after(self.costs.manifest_s, lambda: self.feed(done))
-            case Announce() | Reply():
+            case Announce() | Reply() | SetAside():
                 pass
             case _:
                 assert_never(command)

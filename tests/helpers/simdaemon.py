@@ -22,6 +22,7 @@ from oobleckd.core.events import (
     ManifestWritten,
     Planned,
     Reply,
+    SetAside,
     Tell,
     Tick,
     WriteManifest,
@@ -120,15 +121,24 @@ class Daemon:
                 self.world.after(self.world.random.uniform(*self.plan_s), self.plan, self.life, command)
             case WriteManifest():
                 self._write_manifest(command)
+            case SetAside():
+                self._set_aside(command.directory)
 
     def _write_manifest(self, command: WriteManifest) -> None:
         states = self.world.partial[command.directory]
         mixed = {state[::2] for state in states.values()}
         assert len(mixed) == 1, f"a checkpoint of mixed states: {mixed}"
         assert len(command.manifest["buckets"]) == len(self.world.buckets)
-        self.world.complete[command.directory.removesuffix(".partial")] = dict(states)
+        final = command.directory.removesuffix(".partial")
+        self.world.complete[final] = dict(states)
+        self.world.damaged.pop(final, None)
         done = ManifestWritten(command.directory)
         self.world.after(self.world.random.uniform(*self.plan_s), self.feed, self.life, done)
+
+    def _set_aside(self, directory: str) -> None:
+        assert directory in self.world.damaged, f"{directory} is whole"
+        self.world.complete.pop(directory, None)
+        self.world.checks.distrusted = True
 
     def plan(self, life: int, command: MakePlan) -> None:
         """The planner's answer."""

@@ -21,6 +21,7 @@ def make_job(
     steps: int = 20,
     f: int = 1,
     every: int | Literal["auto"] = 0,
+    keep: int = 2,
     memory: int = 0,
     max_nodes: int = 0,
     min_pipeline_nodes: int = 1,
@@ -39,6 +40,6 @@ def make_job(
             max_nodes=max_nodes,
             min_pipeline_nodes=min_pipeline_nodes,
         ),
-        checkpoint=Checkpoint(every=every),
+        checkpoint=Checkpoint(every=every, keep=keep),
         schedule=schedule or Schedule(),
     )

@@ -17,6 +17,7 @@ import torch
 
 from planner.plan import Layers
 from worker import sums
+from worker.checkpoint import DamagedCheckpoint
 from worker.guard import SumsChanged
 from worker.optimizer import clip_scale
 from worker.reduce import Contribution, Reduced, Reducer
@@ -81,7 +82,9 @@ class SimStore(Store):
         return BucketState([], [], [], FRESH)
 
     def loaded(self, directory: Any, buckets: Sequence[int]) -> dict[int, BucketState]:
-        whole = self.world.complete[str(directory)]
+        whole = self.world.complete.get(str(directory))
+        if whole is None or self.world.damaged.get(str(directory)) in buckets:
+            raise DamagedCheckpoint(f"{directory} is damaged")
         return {bucket: BucketState([], [], [], whole[bucket]) for bucket in buckets}
 
     def digest(self, bucket: int) -> int:

@@ -62,6 +62,7 @@ class World:
         self.lives = itertools.count(1)
         self.partial: dict[str, dict[int, State]] = {}
         self.complete: dict[str, dict[int, State]] = {}
+        self.damaged: dict[str, int] = {}  # checkpoint -> the bucket whose file is not what was written
         self.early = self.taken_back = 0  # updates before all votes were in, and those in vain
         self.fired: list[tuple[str, str]] = []
         # Device whose arithmetic comes to other norms -> what it says of that.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from oobleckd.protocol.checkpoint import checkpoints
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.torn import torn_seed
 
@@ -21,6 +23,51 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_writer_dies_in_the_middle_of_a_file(cluster: Cluster, seed: int) -> None:
     torn_seed(cluster, seed)
+
+
+def test_the_newest_is_damaged_on_the_disk(cluster: Cluster) -> None:
+    """The job goes back to the one before it, and ends bit for bit as a run without failures."""
+    cluster.heal()
+    job, newest, older = _paused_after_two(cluster)
+    _flip_a_bit(newest / "bucket-00001.safetensors")
+    victim = cluster.client.job(job).pipelines[0].nodes[0]
+    cluster.kill(victim, "device")
+    cluster.until(lambda: _set_aside(newest) or None, f"{newest.name} to be set aside")
+    cluster.client.control(job, "resume")
+    done = cluster.job_in(job, "done")
+    assert done.step == done.steps
+    (incident,) = [i for i in cluster.client.incidents() if i.job == job]
+    assert f"the checkpoint of step {int(newest.name[5:])} is damaged" in incident.reason
+    assert f"to the checkpoint of step {int(older.name[5:])}" in incident.reason
+    assert incident.steps_lost == done.steps_lost >= int(newest.name[5:]) - int(older.name[5:])
+    assert "is damaged and not used again" in cluster.ctl("story", job).stdout
+    assert _set_aside(newest), "it stays for people to look at"
+    cluster.verify(job)
+
+
+def _paused_after_two(cluster: Cluster) -> tuple[str, Path, Path]:
+    """A job that stands still with at least two checkpoints: its id, the newest, the one before it."""
+    tables = {"checkpoint": {"every": 3}, "resources": {"device_memory": "14MiB"}}
+    job = cluster.client.submit(
+        tiny_job("damaged", train={"steps": 30}, fault_tolerance={"policy": "varuna"}, **tables)
+    ).id
+    cluster.at_step(job, 7)
+    cluster.client.control(job, "pause")
+    cluster.job_in(job, "paused")
+    folder = Path(cluster.client.status().state_dir) / "checkpoints" / job
+    cluster.until(lambda: not list(folder.glob("*.partial")) or None, "what is begun to be written")
+    *_, older, newest = checkpoints(folder)
+    return job, newest, older
+
+
+def _flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _set_aside(checkpoint: Path) -> bool:
+    return checkpoint.with_name(f"{checkpoint.name}.damaged").is_dir()
 
 
 def test_people_see_how_often_and_why(cluster: Cluster) -> None:

@@ -197,6 +197,12 @@ def test_a_checkpoint_that_is_completed_late_does_not_replace_a_newer_one(world)
     assert (world.job().checkpoint, world.job().checkpoint_counters) == ("new", new)
 
 
+def test_a_damaged_checkpoint_that_nobody_loads_any_more_leads_to_nothing(world):
+    (device, *_) = world.job().survivors()
+    assert hear(world, DeviceFailed(device, "job-1", "torn", damaged="step-00000004")) == []
+    assert world.state() == "running"
+
+
 def test_a_device_that_cannot_fails_the_job_with_its_hint(world):
     hear(world, DeviceFailed("n01/0", "job-1", "no corpus", "name a folder"))
     assert world.state() == "failed"

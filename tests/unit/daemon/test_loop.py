@@ -22,6 +22,7 @@ from oobleckd.core.events import (
     Planned,
     Record,
     Reply,
+    SetAside,
     Tell,
     Tick,
     WriteManifest,
@@ -200,3 +201,21 @@ async def test_a_checkpoint_that_cannot_be_completed_is_told_and_stops_nothing(t
         assert notice.level == "error"
         assert "cannot be completed" in notice.text
     assert world.loop.num_manifest_errors == 1
+
+
+@pytest.mark.asyncio
+async def test_a_damaged_checkpoint_that_keeps_its_name_is_told_and_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "step-00000001").mkdir()
+    (tmp_path / "step-00000001.damaged").touch()  # no folder, as nobody but a person makes it
+
+    def answer(event: Event) -> Sequence[Command]:
+        return [SetAside(str(tmp_path / "step-00000001")), Tell("n", Ack("j", 1))]
+
+    async with World(tmp_path / "state", answer) as world:
+        cursor = world.history.cursor(None)
+        world.loop.lost("n")
+        await asyncio.wait_for(world.told.get(), WAIT_S)
+        assert await cursor.wait(WAIT_S)
+        (notice,) = cursor.take()
+        assert notice.level == "warn"
+        assert "step-00000001 keeps its name" in notice.text

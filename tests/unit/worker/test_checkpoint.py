@@ -14,12 +14,19 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from oobleckd.protocol.checkpoint import Manifest, checkpoints, complete, manifest_of, model_digest
+from oobleckd.protocol.checkpoint import (
+    Manifest,
+    checkpoints,
+    complete,
+    manifest_of,
+    model_digest,
+    set_aside,
+)
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
 from tests.helpers.models import CPU, small_config, small_job
 from worker import checkpoint
-from worker.checkpoint import read_bucket, read_manifest, step_name, write_bucket
+from worker.checkpoint import DamagedCheckpoint, read_bucket, read_manifest, step_name, write_bucket
 from worker.errors import UserError
 from worker.models import ModelSpec, load_spec
 
@@ -122,7 +129,7 @@ def test_a_torn_file_is_named(spec: ModelSpec, tmp_path: Path) -> None:
     directory = write_all(tmp_path, spec)
     path = directory / "bucket-00001.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"bucket-00001\.safetensors is torn"):
+    with pytest.raises(DamagedCheckpoint, match=r"bucket-00001\.safetensors is torn"):
         read_bucket(directory, read_manifest(directory), spec.buckets[1], CPU)
 
 
@@ -132,15 +139,50 @@ def test_a_flipped_bit_is_named(spec: ModelSpec, tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(DamagedCheckpoint, match="is damaged"):
         read_bucket(directory, read_manifest(directory), spec.buckets[1], CPU)
 
 
 def test_a_missing_file_is_named(spec: ModelSpec, tmp_path: Path) -> None:
     directory = write_all(tmp_path, spec)
     (directory / "bucket-00001.safetensors").unlink()
-    with pytest.raises(UserError, match=r"cannot be read: .*No such file"):
+    with pytest.raises(DamagedCheckpoint, match=r"cannot be read: .*No such file"):
         read_bucket(directory, read_manifest(directory), spec.buckets[1], CPU)
+
+
+def test_one_that_is_set_aside_while_it_is_read(
+    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another device has found it damaged meanwhile; what safetensors raises then has no errno."""
+    directory = write_all(tmp_path, spec)
+    monkeypatch.setattr(checkpoint, "_check_file", lambda path, *_: path.unlink())
+    with pytest.raises(DamagedCheckpoint, match="No such file"):
+        read_bucket(directory, read_manifest(directory), spec.buckets[1], CPU)
+
+
+def test_a_folder_that_is_gone_is_damage(spec: ModelSpec, tmp_path: Path) -> None:
+    directory = write_all(tmp_path, spec)
+    shutil.rmtree(directory)
+    with pytest.raises(DamagedCheckpoint, match="No such file"):
+        read_manifest(directory)
+
+
+def test_a_node_that_does_not_see_the_folder_of_checkpoints_says_nothing_of_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No such file") as raised:
+        read_manifest(tmp_path / "not mounted" / "step-00000007")
+    assert not isinstance(raised.value, DamagedCheckpoint)
+
+
+def test_one_that_is_set_aside_is_none_any_more_and_stays(spec: ModelSpec, tmp_path: Path) -> None:
+    for number in range(2):
+        directory = write_all(tmp_path, spec)
+        (directory / "number").write_text(str(number))
+        set_aside(directory)
+        assert checkpoints(tmp_path) == []
+    write_all(tmp_path, spec, 8, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000007.damaged", "step-00000008"]
+    assert (tmp_path / "step-00000007.damaged" / "number").read_text() == "1", "the newer one"
+    set_aside(directory)  # as it is there no more
 
 
 @pytest.mark.parametrize(
