@@ -1,6 +1,6 @@
 """Fault points: places in a device process where a test or drill can make it die or hang; and how slow it is made to be.
 
-Owns the names of the places. Each firing is written to ``<run dir>/faults.jsonl`` and synced before it
+Their names are ``oobleckd.protocol.parts``'. Each firing is written to ``<run dir>/faults.jsonl`` and synced before it
 happens, so that a test can tell that it happened where it was meant to.
 """
 
@@ -15,11 +15,11 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
-POINTS = (
-    "forward", "backward", "weights", "reduce", "reduced", "backup", "validate", "commit", "update", "updated", "frozen", "deploy", "copy",
-    "ready", "checkpoint", "checkpoint-write", "ahead", "stage",
-)  # fmt: skip
+from oobleckd.protocol.parts import Point
+
+POINTS = get_args(Point)
 IN_STEP = POINTS[:10]
 ANYWHERE = ""  # whichever of ``IN_STEP`` comes first
 

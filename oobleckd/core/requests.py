@@ -5,7 +5,7 @@ Owns the answers to them; what follows from an accepted act is ``steer``'s.
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import assert_never, get_args
 
 from oobleckd.core import jobs, view
 from oobleckd.core.context import Core, Level
@@ -25,7 +25,7 @@ from oobleckd.protocol.api import (
 )
 from oobleckd.protocol.job import JobError, check_job
 from oobleckd.protocol.messages import Inject
-from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.parts import AT_A_POINT, Counters, Point
 
 _ENDING = ("sigstop", "net-drop", "slow")
 _SLOW = 3.0  # times as long, where nobody says how slow
@@ -186,10 +186,9 @@ def _kill(core: Core, request: Kill) -> Response:
     if not (node.alive and node.connected):
         hint = f"`oobleckctl describe node {request.node}` says since when and why"
         return Denied("conflict", f"{request.node} is not connected", hint)
-    if request.seconds and request.how not in _ENDING:
-        return Denied("invalid", f"{request.how} does not end after a time", f"{', '.join(_ENDING)} do")
-    if request.times != 1 and request.how != "slow":
-        return Denied("invalid", f"{request.how} is not done several times", "slow is: --how slow=3")
+    nonsense = _nonsense(request)
+    if nonsense is not None:
+        return nonsense
     times = request.times if request.how != "slow" or request.times > 1 else _SLOW
     victims = [node] if request.how != "host" else _on_host(core, node.host)
     names = ", ".join(victim.name for victim in victims)
@@ -201,6 +200,21 @@ def _kill(core: Core, request: Kill) -> Response:
         device = victim.devices[0].device if victim.devices else ""
         core.tell(victim.name, Inject(request.how, device, request.at, request.round, request.seconds, times))
     return Accepted(request.node, f"{request.how} on its way to {names}")
+
+
+def _nonsense(request: Kill) -> Denied | None:
+    """Why a fault would not strike as it was asked for, if it would not."""
+    if request.seconds and request.how not in _ENDING:
+        return Denied("invalid", f"{request.how} does not end after a time", f"{', '.join(_ENDING)} do")
+    if request.at and request.at not in get_args(Point):
+        return Denied("invalid", f"no fault point {request.at!r}", f"there are: {', '.join(get_args(Point))}")
+    if request.at and request.how not in AT_A_POINT:
+        return Denied(
+            "invalid", f"{request.how} does not wait for a fault point", f"{' and '.join(AT_A_POINT)} do"
+        )
+    if request.times != 1 and request.how != "slow":
+        return Denied("invalid", f"{request.how} is not done several times", "slow is: --how slow=3")
+    return None
 
 
 def _on_host(core: Core, host: str) -> list[Node]:

@@ -11,12 +11,12 @@ import random
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
-from oobleckd.protocol.parts import How
+from oobleckd.protocol.parts import AT_A_POINT, How, Point
 
 _COME_BACK = frozenset({"device", "hang", "slow"})  # nothing is lost, or the agent starts it by itself
 Wait = Literal["no", "recovered", "whole"]
@@ -93,7 +93,18 @@ def load_drill(path: Path) -> Drill:
         raise DrillError(f"{path}: {error}", f"keys of [[fault]]: {keys}; see examples/drill.toml") from error
     if not drill.fault:
         raise DrillError(f"{path}: no fault", "add [[fault]] with step, who and how")
+    for number, fault in enumerate(drill.fault, 1):
+        if fault.phase:
+            _check_phase(f"{path}: fault {number}", fault)
     return drill
+
+
+def _check_phase(where: str, fault: Fault) -> None:
+    if fault.phase not in get_args(Point):
+        raise DrillError(f"{where}: no fault point {fault.phase!r}", f"phases: {', '.join(get_args(Point))}")
+    if fault.how not in AT_A_POINT:
+        hows = " or ".join(f'how = "{how}"' for how in AT_A_POINT)
+        raise DrillError(f"{where}: {fault.how} waits for no fault point", f"phase goes with {hows}")
 
 
 def script_of(drill: Drill, seed: int, nodes: Sequence[str]) -> tuple[Act, ...]:

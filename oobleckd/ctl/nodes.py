@@ -12,7 +12,7 @@ from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import node_names
 from oobleckd.ctl.output import emit_item, note
 from oobleckd.protocol.api import Accepted
-from oobleckd.protocol.parts import How
+from oobleckd.protocol.parts import AT_A_POINT, How, Point
 
 _SLOWEST = 1000
 
@@ -59,17 +59,28 @@ class _Failure(click.ParamType[tuple[How, float]]):
     "failure",
     type=_Failure(),
     metavar=f"[{'|'.join('slow=K' if how == 'slow' else how for how in get_args(How))}]",
-    default="sigkill",
-    show_default=True,
+    default=None,
+    show_default="sigkill; with --at: device",
     help="sigkill, sigstop: agent and devices; sigterm: an orderly leave; flip-weight, flip-moment, flip-sum: one bit of a device's "
     "memory; hang: a device process, its interpreter "
     "locked; net-drop: nothing leaves or arrives; agent-only, device: SIGKILL of that process; host: sigkill "
     "of every node on the host of NODE; slow=K: a device takes K times as long for every layer.",
 )
 @click.option(
-    "--at", default="", metavar="POINT", help="Not now, but when a device reaches this fault point."
+    "--at",
+    type=click.Choice(get_args(Point)),
+    default=None,
+    metavar="POINT",
+    help=f"Not now, but when the node's first device reaches this fault point; with {' or '.join(AT_A_POINT)}. "
+    f"POINT: {', '.join(get_args(Point))}.",
 )
-@click.option("--round", "round_", default=-1, metavar="N", help="With --at: in this round and no other.")
+@click.option(
+    "--round",
+    "round_",
+    default=-1,
+    metavar="N",
+    help="With --at: in round N, or at the next chance after it.",
+)
 @click.option(
     "--for",
     "seconds",
@@ -80,14 +91,23 @@ class _Failure(click.ParamType[tuple[How, float]]):
 )
 @connected
 def kill_node(
-    client: Client, nodes: tuple[str, ...], failure: tuple[How, float], at: str, round_: int, seconds: float
+    client: Client,
+    nodes: tuple[str, ...],
+    failure: tuple[How, float] | None,
+    at: Point | None,
+    round_: int,
+    seconds: float,
 ) -> None:
     """Inject a failure into NODE, or into several at once, where the daemon allows injection."""
-    if round_ >= 0 and not at:
-        raise click.UsageError("--round needs --at: it says in which round the fault point counts")
-    how, times = failure
+    if round_ >= 0 and at is None:
+        raise click.UsageError("--round needs --at: it says from which round on the fault point counts")
+    how, times = failure or ("sigkill" if at is None else "device", 1.0)
+    if at is not None and how not in AT_A_POINT:
+        raise click.UsageError(
+            f"--at goes with --how {' or '.join(AT_A_POINT)}: {how} waits for no fault point"
+        )
     for node in nodes:
-        told(client.kill(node, how, at=at, round=round_, seconds=seconds, times=times))
+        told(client.kill(node, how, at=at or "", round=round_, seconds=seconds, times=times))
 
 
 @click.command()

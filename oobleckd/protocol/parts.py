@@ -14,6 +14,12 @@ How = Literal[
     "sigkill", "sigterm", "sigstop", "hang", "net-drop", "agent-only", "device", "host",
     "slow", "flip-weight", "flip-moment", "flip-sum",
 ]  # fmt: skip
+Point = Literal[
+    "forward", "backward", "weights", "reduce", "reduced", "backup", "validate", "commit", "update", "updated", "frozen", "deploy", "copy",
+    "ready", "checkpoint", "checkpoint-write", "ahead", "stage",
+]  # fmt: skip
+AT_A_POINT: tuple[How, ...] = ("device", "hang")
+"""What can wait for a fault point: a device process reaches it, and dies or hangs there by itself. All else is done from outside."""
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):

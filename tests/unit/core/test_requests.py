@@ -99,6 +99,22 @@ def test_a_host_is_all_nodes_on_it_and_only_what_can_end_has_a_time(world):
     assert told[-1].message == Inject("sigstop", "n02/0", seconds=3.0)
 
 
+@pytest.mark.parametrize(
+    ("how", "at", "said"),
+    [
+        ("device", "bakward", "no fault point 'bakward'"),
+        ("sigkill", "backward", "sigkill does not wait for a fault point"),
+    ],
+)
+def test_a_fault_that_would_never_strike_is_refused(world, how, at, said):
+    told = []
+    world.network.tell = told.append
+    answer = world.ask(Kill("n02", how, at))
+    assert isinstance(answer, Denied)
+    assert (answer.kind, answer.problem) == ("invalid", said)
+    assert told == []
+
+
 def test_slow_is_by_how_much(world):
     told = []
     world.network.tell = told.append

@@ -88,3 +88,23 @@ def test_a_file_that_is_none(tmp_path, text, says):
     assert str(file) in str(caught.value)
     with pytest.raises(DrillError, match="cannot be read"):
         load_drill(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("how", "phase", "says", "hint"),
+    [
+        ("device", "bakward", "fault 1: no fault point 'bakward'", "backward"),
+        (
+            "sigkill",
+            "backward",
+            "fault 1: sigkill waits for no fault point",
+            'how = "device" or how = "hang"',
+        ),
+    ],
+)
+def test_a_phase_that_nobody_would_reach_is_refused(tmp_path, how, phase, says, hint):
+    path = tmp_path / "drill.toml"
+    path.write_text(f'[[fault]]\nhow = "{how}"\nphase = "{phase}"\n')
+    with pytest.raises(DrillError, match=says) as raised:
+        load_drill(path)
+    assert hint in raised.value.hint

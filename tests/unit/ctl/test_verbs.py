@@ -213,6 +213,11 @@ def test_submit_wait_ends_as_the_job_ends(ctl: Ctl, job_file: Callable[..., Path
             {"how": "device", "at": "reduce", "round": 4, "seconds": 0.0, "times": 1.0},
         ),
         (
+            ("kill-node", "node-1", "--at", "commit"),
+            "/v1/nodes/node-1/kill",
+            {"how": "device", "at": "commit", "round": -1, "seconds": 0.0, "times": 1.0},
+        ),
+        (
             ("kill-node", "node-1", "--how", "slow=2.5"),
             "/v1/nodes/node-1/kill",
             {"how": "slow", "at": "", "round": -1, "seconds": 0.0, "times": 2.5},
@@ -319,6 +324,10 @@ def test_usage(ctl: Ctl) -> None:
     assert result.exit_code == 2
     assert "did you mean 'get'?" in result.stderr
     assert ctl("kill-node", "node-1", "--round", "3").exit_code == 2
+    unknown = ctl("kill-node", "node-1", "--at", "bakward")
+    assert unknown.exit_code == 2
+    assert "'backward'" in unknown.stderr
+    assert ctl("kill-node", "node-1", "--how", "sigstop", "--at", "backward").exit_code == 2
     for how in ("slow=x", "slow=0.5", "slow=nan", "sigkill=3", "slw"):
         assert ctl("kill-node", "node-1", "--how", how).exit_code == 2, how
     assert ctl("get", "cheese").stderr.startswith("error: ")
