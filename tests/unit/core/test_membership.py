@@ -122,6 +122,33 @@ def test_a_spare_ends_one_device_s_life_and_not_the_node_s():
     assert not found.living("a/1", "2")
 
 
+@pytest.mark.parametrize(
+    "ends",
+    [
+        lambda found: found.expire(6.0),
+        lambda found: found.goodbye("a", "1", "drained", 1.0),
+        lambda found: found.evict("a", "a link stays down", 1.0),
+        lambda found: found.device_lost("a", DeviceLost("1", "a/0", "signal 9"), 1.0),
+        lambda found: found.device_lost("a", DeviceLost("1", "a/0", "signal 9", spare=True), 1.0),
+        lambda found: found.hello(hello("a", lives=[None], ready=False), 1.0),
+        lambda found: found.hello(hello("a", lives=["2"]), 1.0),
+        lambda found: found.hello(hello("a", "2"), 1.0),
+    ],
+)
+def test_no_life_ends_or_begins_without_a_turn(ends):
+    found = members("a")
+    before = found.turns
+    found.heard("a", 0.5)
+    assert (found.turns, found.living("a/0", "1")) == (before, True)
+    ends(found)
+    assert not found.living("a/0", "1")
+    assert found.turns > before
+    before = found.turns
+    if found.beat("a", "1", 6.5):
+        assert found.living("a/0", "1")
+        assert found.turns > before
+
+
 def test_a_fall_that_was_not_heard_of_shows_in_the_next_hello():
     found = members()
     found.hello(hello("a", lives=["1", "2"]), 0.0)

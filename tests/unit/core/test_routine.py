@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import msgspec
 import pytest
 
 from oobleckd.core.machine import Machine
+from oobleckd.core.membership import Membership
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.parts import Counters
 from oobleckd.simulator.failures import memoryless
@@ -22,10 +25,13 @@ def test_survivors_follow_the_layout_and_the_dead() -> None:
     assert job.survivors() == ("a/0", "b/0", "c/0") == job.survivors()
     job.dead = ("b/0",)
     assert job.survivors() == ("a/0", "c/0")
+    assert job.surviving_nodes() == {"a", "c"}
     job.layout = msgspec.structs.replace(job.layout, holdings={"b/0": held, "d/0": held})
     assert job.survivors() == ("d/0",)
+    assert job.surviving_nodes() == {"d"}
     job.undeploy("init")
     assert job.survivors() == ()
+    assert job.surviving_nodes() == frozenset()
 
 
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream"])
@@ -37,3 +43,8 @@ def test_a_core_that_looks_at_everything_every_time_decides_the_same(
     assert found.losses > 5
     monkeypatch.setattr(Machine, "_is_routine", lambda _machine, _event: False)
     assert simulate(asked) == found
+    always_new = count()
+    turns = property(lambda _members: next(always_new), lambda _members, _value: None)
+    monkeypatch.setattr(Membership, "turns", turns)  # so all lives are looked at as well
+    assert simulate(asked) == found
+    assert next(always_new) > 100
