@@ -216,18 +216,33 @@ def nothing_waits_for_the_disk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Waiting, "put", put)
 
 
-BUGS: tuple[Plant, ...] = (
-    old_letters_count, answered_and_still_updating, contributed_one_too_early, told_one_too_few, nothing_is_frozen,
-    not_taken_back, release_is_dropped, steps_are_said_once, losses_are_left_out,
-    old_answers_count, steps_count_twice, a_commit_of_some, nobody_is_asked_again, links_never_break, any_life_will_do,
-    leases_run_while_we_sleep, no_gap_after_a_restart, nothing_waits_for_the_disk,
-)  # fmt: skip
+BUGS: dict[Plant, int] = {
+    old_letters_count: 3,
+    answered_and_still_updating: 2,
+    contributed_one_too_early: 0,
+    told_one_too_few: 9,
+    nothing_is_frozen: 2,
+    not_taken_back: 7,
+    release_is_dropped: 6,
+    steps_are_said_once: 7,
+    losses_are_left_out: 0,
+    old_answers_count: 31,
+    steps_count_twice: 7,
+    a_commit_of_some: 6,
+    nobody_is_asked_again: 8,
+    links_never_break: 4,
+    any_life_will_do: 9,
+    leases_run_while_we_sleep: 15,
+    no_gap_after_a_restart: 41,
+    nothing_waits_for_the_disk: 0,
+}
+"""Each with the seed that found it last, which is tried first: any other within 200 will do."""
 
 
 @pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
 def test_it_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    for seed in range(SEEDS):
+    for seed in sorted(range(SEEDS), key=lambda seed: seed != BUGS[plant]):
         try:
             weather.run(weather.forecast(seed))
         except weather.VIOLATIONS as error:
