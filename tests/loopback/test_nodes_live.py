@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from oobleckd.protocol.api import JobView
 from tests.helpers.cluster import Cluster, tiny_job
 
+NODES = 6
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Six nodes whose SIGTERM leaves them a minute."""
+    with Cluster(tmp_path_factory.mktemp("nodes"), NODES, env={"OOBLECK_NOTICE_S": "60"}) as cluster:
+        yield cluster
+
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, 6) as running:
-        yield running
+def cluster(running: Cluster) -> Cluster:
+    """The same for all tests, and whole again."""
+    running.heal()
+    return running
 
 
 def settled(cluster: Cluster, job: str, count: int) -> JobView:
@@ -65,42 +74,34 @@ def test_six_down_to_two_and_back_without_losing_a_step(cluster: Cluster) -> Non
     cluster.verify(job)
 
 
-@pytest.fixture
-def patient(tmp_path: Path) -> Iterator[Cluster]:
-    """Four nodes whose SIGTERM leaves them a minute."""
-    cluster = Cluster(tmp_path, 4)
-    cluster.env["OOBLECK_NOTICE_S"] = "60"
-    with cluster:
-        yield cluster
-
-
-def test_a_node_with_notice_is_out_of_the_plan_before_it_goes(patient: Cluster) -> None:
-    job = patient.client.submit(tiny_job("notice", train={"steps": 60})).id
-    leaving = patient.at_step(job, 5).nodes[0]
-    patient.terminate(leaving)
-    settled(patient, job, 3)
-    patient.until(lambda: leaving not in patient.home.alive() or None, f"{leaving} has left")
-    (node,) = [view for view in patient.client.nodes() if view.name == leaving]
+def test_a_node_with_notice_is_out_of_the_plan_before_it_goes(cluster: Cluster) -> None:
+    job = cluster.client.submit(tiny_job("notice", train={"steps": 60})).id
+    leaving = cluster.at_step(job, 5).nodes[0]
+    cluster.terminate(leaving)
+    settled(cluster, job, NODES - 1)
+    cluster.until(lambda: leaving not in cluster.home.alive() or None, f"{leaving} has left")
+    (node,) = [view for view in cluster.client.nodes() if view.name == leaving]
     assert (node.state, node.reason) == ("left", "left: SIGTERM")
-    done = patient.job_in(job, "done")
-    assert (done.incidents, done.steps_lost, patient.client.incidents()) == (0, 0, ())
-    patient.verify(job)
-
-
-def test_all_of_a_cluster_with_notice_leave_their_state_in_a_checkpoint(patient: Cluster) -> None:
-    """What a batch system does that wants its machines back; they return, and nothing was lost."""
-    job = patient.client.submit(tiny_job("preempted", train={"steps": 60})).id
-    nodes = patient.at_step(job, 5).nodes
-    for node in nodes:
-        patient.terminate(node)
-    waiting = patient.job_in(job, "waiting")
-    assert 5 <= waiting.step < 60
-    patient.until(lambda: not set(nodes) & patient.home.alive().keys() or None, "all have left")
-    for node in nodes:
-        patient.ctl("start-node", node)
-    done = patient.job_in(job, "done")
+    done = cluster.job_in(job, "done")
     assert (done.incidents, done.steps_lost) == (0, 0)
-    patient.verify(job)
+    assert job not in {incident.job for incident in cluster.client.incidents()}
+    cluster.verify(job)
+
+
+def test_all_of_a_cluster_with_notice_leave_their_state_in_a_checkpoint(cluster: Cluster) -> None:
+    """What a batch system does that wants its machines back; they return, and nothing was lost."""
+    job = cluster.client.submit(tiny_job("preempted", train={"steps": 60})).id
+    nodes = cluster.at_step(job, 5).nodes
+    for node in nodes:
+        cluster.terminate(node)
+    waiting = cluster.job_in(job, "waiting")
+    assert 5 <= waiting.step < 60
+    cluster.until(lambda: not set(nodes) & cluster.home.alive().keys() or None, "all have left")
+    for node in nodes:
+        cluster.ctl("start-node", node)
+    done = cluster.job_in(job, "done")
+    assert (done.incidents, done.steps_lost) == (0, 0)
+    cluster.verify(job)
 
 
 def test_the_last_copy_lost_goes_back_to_the_checkpoint_and_says_how_far(cluster: Cluster) -> None:
