@@ -13,7 +13,7 @@ from oobleckd.protocol.parts import How
 from planner.plan import node_of
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import KEEPING, Manner, manner_of
-from tests.helpers.matrix import survivable
+from tests.helpers.matrix import MOVING_TRAIN, survivable
 
 HOWS = ("device", "one-device", "sigkill", "agent-only", "sigterm", "sigstop", "hang", "net-drop")
 _AWAY_S = 6.0  # how long a node is stopped or cut off: long enough to be given up
@@ -83,9 +83,8 @@ def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool, manner: Manner 
     cluster.heal()
     cluster.usable(cluster.num_nodes)
     incidents = len(cluster.client.incidents())
-    train = {"steps": 80, "global_batch": 6}
     tables = (manner or manner_of(seed)).tables(cluster.num_devices)
-    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train=train, **tables)).id
+    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train=MOVING_TRAIN, **tables)).id
     cluster.at_step(job, 3)
     time.sleep(rng.random())
     before = cluster.client.job(job)

@@ -27,6 +27,10 @@ STEP_PHASES = (
 MOVE_PHASES = ("deploy", "copy")
 VICTIMS = ("first", "middle", "last", "deepest")
 AHEAD = 4
+STEPS = 12
+"""Of a job in whose step somebody dies: the step of the kill, and a few after it."""
+MOVING_TRAIN = {"steps": 60, "global_batch": 6}
+"""Of a job that is to last while nodes come and go. One run without failures serves all of them, and ``chaos``."""
 NODES = 6
 """Of the cluster: pipelines of two and three, and the guest."""
 
@@ -162,7 +166,7 @@ def run_cell(cluster: Cluster, cell: Cell) -> JobView:
 def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:
     moving = cell.phase in MOVE_PHASES
     before = len(cluster.fired())
-    train = {"steps": 120 if _by_returning(cell) else 60, "global_batch": 6} if moving else {"steps": 16}
+    train = MOVING_TRAIN if moving else {"steps": STEPS}
     job = cluster.client.submit(tiny_job(f"cell-{cell.name}", train=train, **cell.manner.tables())).id
     view = cluster.at_step(job, 2)
     cell.manner.check(view)
@@ -269,6 +273,7 @@ def _check_redone(cluster: Cluster, view: JobView, doomed: Sequence[str], cell: 
 
 __all__ = [
     "AHEAD",
+    "MOVING_TRAIN",
     "NODES",
     "Cell",
     "all_cells",
