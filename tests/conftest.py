@@ -54,11 +54,35 @@ class _LiveTogether(LoadScopeScheduling):
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of what is marked ``thin(n)``, about one in n is for ``make test``, by its name: all others are slow, and ``make thorough`` runs them."""
+    """Of what is marked ``thin(n)``, about one in n is for ``make test``: all others are slow, and ``make thorough`` runs them."""
+    kinds: dict[str, list[pytest.Function]] = {}
     for item in items:
-        mark = item.get_closest_marker("thin")
-        if mark is not None and zlib.crc32(item.name.encode()) % mark.args[0]:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("thin") is not None:
+            kinds.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for kind in kinds.values():
+        for item in _left_out(kind):
             item.add_marker(pytest.mark.slow)
+
+
+def _left_out(kind: list[pytest.Function]) -> list[pytest.Function]:
+    """One in n is chosen by its name; and some more, so that every value of a parameter occurs, but for those of ``seed``."""
+    seen: set[tuple[str, str]] = set()
+    rest = []
+    for item in kind:
+        if zlib.crc32(item.name.encode()) % item.get_closest_marker("thin").args[0]:
+            rest.append(item)
+        else:
+            seen |= _values(item)
+    left_out = []
+    for item in rest:
+        if _values(item) <= seen:
+            left_out.append(item)
+        seen |= _values(item)
+    return left_out
+
+
+def _values(item: pytest.Function) -> set[tuple[str, str]]:
+    return {(name, repr(value)) for name, value in item.callspec.params.items() if name != "seed"}
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist all runs one after another

@@ -91,6 +91,7 @@ def tell_and_die(seed: int, how: str) -> set[tuple[int, tuple[str, ...]]]:
     return told
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("how", ["spare", "device"])
 @pytest.mark.parametrize("seed", range(5))
 def test_no_epoch_is_told_twice(seed: int, how: str) -> None:

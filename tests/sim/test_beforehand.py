@@ -86,6 +86,7 @@ def deployments(world: World) -> list[tuple[int, int]]:
     return [(copied, staged) for copied, staged in numbers][1:]
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("policy", ["slipstream", "bamboo", "oobleck"])
 @pytest.mark.parametrize("seed", range(4))
 def test_training_goes_on_while_layers_are_copied_to_whoever_joins(policy: str, seed: int) -> None:

@@ -89,6 +89,7 @@ def test_what_is_shown_of_a_vacant_place():
     assert world.view().tolerance == before - 1
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_one_after_the_other(seed):
     world = running(8, seed, f=2, steps=60)
@@ -208,6 +209,7 @@ def test_a_spare_gets_back_what_its_device_held(seed, num_devices):
     world.check_done()
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_daemon_restarts_while_re_routed(seed):
     world = running(seed=seed, steps=80, lease_s=1.5, grace_s=2.0)

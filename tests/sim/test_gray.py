@@ -30,6 +30,7 @@ def news(world: World) -> list[str]:
     return [change.text for change in world.daemon.changes if " is slow: " in change.text]
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream", "adaptive"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_node_that_takes_three_times_as_long_is_named_and_drained(seed: int, policy: str) -> None:

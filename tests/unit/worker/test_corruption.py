@@ -67,6 +67,7 @@ def truth(reference, tmp_path: Path, step: int) -> Fingerprints:
     return world.truth[step]
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("how", ["flip-weight", "flip-moment"])
 @pytest.mark.parametrize("victim", ["a1/0", "b0/0", "c0/0"])
 @pytest.mark.parametrize("seed", range(3))
@@ -81,6 +82,7 @@ def test_with_three_copies_most_holders_name_it(
     assert blame.outvoted(caught.value.odds) == (victim,)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("victim", ["a1/0", "b0/0", "c0/0"])
 @pytest.mark.parametrize("after", range(1, 7))
 def test_whenever_it_flips_between_a_forward_and_its_backward_too(
@@ -93,6 +95,7 @@ def test_whenever_it_flips_between_a_forward_and_its_backward_too(
     assert blame.outvoted(caught.value.odds) == (victim,)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("how", ["flip-weight", "flip-moment"])
 @pytest.mark.parametrize("victim", ["a1/0", "b0/0", "b2/0"])
 @pytest.mark.parametrize("seed", range(3))

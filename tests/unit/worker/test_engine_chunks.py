@@ -122,6 +122,7 @@ def test_random_deaths_of_chunks_that_are_apart(deep, tmp_path: Path, seed: int,
     check(world, deep)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("point", ["forward", "backward", "weights", "reduce"])
 @pytest.mark.parametrize("victim", ["a0/0", "a1/0", "a2/0", "b0/0", "b1/0", "c1/0"])
 def test_kill_where_chunks_are_apart(deep, tmp_path: Path, point: str, victim: str) -> None:

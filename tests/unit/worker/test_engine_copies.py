@@ -88,6 +88,7 @@ def test_several_deaths_among_three_pipelines(many, tmp_path: Path, seed: int, m
     check(world, many)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_random_deaths_where_a_device_has_two_hops(many, tmp_path: Path, seed: int) -> None:
     world = copying(many, tmp_path, seed, SCHEDULES["decoupled"], stages=FOLDED)
@@ -96,6 +97,7 @@ def test_random_deaths_where_a_device_has_two_hops(many, tmp_path: Path, seed: i
     check(world, many)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_random_deaths_beside_shadows(many, tmp_path: Path, seed: int) -> None:
     world = copying(many, tmp_path, seed, {}, shadowed=True)

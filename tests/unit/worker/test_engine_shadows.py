@@ -34,6 +34,7 @@ SCHEDULES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_shadows_do_not_show(reference, tmp_path: Path, seed: int, schedule: Any) -> None:
@@ -87,6 +88,7 @@ def test_many_random_deaths(reference, tmp_path: Path, seed: int, go_on: bool, s
     test_random_deaths(reference, tmp_path, seed, go_on, schedule)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("backward", ["fused", "decoupled"])
 @pytest.mark.parametrize("victim", ["b0/0", "b1/0", "b2/0"])
 @pytest.mark.parametrize("seed", range(3))

@@ -25,6 +25,7 @@ def staggered(clipped, tmp_path: Path, seed: int, **more: Any) -> World:
     return scheduled(clipped, tmp_path, seed, update="staggered", **more)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("backward", ["fused", "decoupled"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_staggered_update_does_not_show(clipped, tmp_path: Path, seed: int, backward: str) -> None:
