@@ -12,7 +12,7 @@ from oobleckd.protocol.parts import How
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 7
-STEPS = 60
+STEPS = 30
 
 
 @pytest.fixture(scope="module")
