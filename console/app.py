@@ -30,8 +30,9 @@ _PIPE_WIDTH = 120
 @click.option("--socket", metavar="PATH", help="The daemon's socket (or OOBLECK_SOCKET).")
 @click.option("--once", is_flag=True, help="Print the overview as text, once, and end.")
 @click.option(
-    "--at", metavar="TIME", help="Begin in the past: 12:04, 12:04:31, -5m (from the daemon's history)."
-)
+    "--at", metavar="TIME",
+    help="Begin in the past: 12:04, 12:04:31, -5m (from the daemon's history; with --bundle, of its incident's day).",
+)  # fmt: skip
 @click.option(
     "--bundle", "file", type=click.Path(path_type=Path), metavar="FILE",
     help="Show an exported incident instead of a daemon.",
@@ -73,7 +74,7 @@ def main(
     Exit codes: 0 done, 1 failed, 2 usage, 4 daemon unreachable (with --once).
     """
     client = Client(find_socket(socket), timeout_s=2.0)
-    begin = _moment(at)
+    begin = _moment(at, file)
     if web:
         options = {"--socket": socket, "--at": at, "--bundle": file, "--theme": theme, "--rate": rate}
         words = [f"{name}={value}" for name, value in options.items() if value is not None]
@@ -84,13 +85,17 @@ def main(
         _watch(client, begin, file, theme, ascii_only, rate, read_only, socket or "")
 
 
-def _moment(at: str | None) -> float | None:
+def _moment(at: str | None, file: Path | None) -> float | None:
+    """``at`` in POSIX seconds: of a file a time of day is the one nearest to its incident."""
+    from console.bundle import BundleError, read
     from console.times import moment
 
     if at is None:
         return None
     try:
-        return moment(at, time.time())
+        return moment(at, time.time(), read(file).incident.at if file is not None else None)
+    except BundleError as error:
+        _end(error.problem, error.hint, FAILED)
     except ValueError as error:
         _end(str(error), "", USAGE)
 

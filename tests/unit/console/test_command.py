@@ -6,6 +6,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,16 @@ def test_a_bundle_as_text(tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     assert "◀ PAST" in result.stdout
     assert "inc-2 node-5 (node-4: signal 9) total 2,000 ms" in result.stdout
+
+
+def test_a_time_of_day_in_a_bundle_is_one_of_its_incident_s_day(tmp_path: Path) -> None:
+    path, made = tmp_path / "inc-2.json", watching.bundle()
+    bundle.write(path, made)
+    told = datetime.fromtimestamp(made.incident.at).astimezone().strftime("%H:%M:%S")
+    shown = [run("--once", "--bundle", str(path), "--at", at).stdout for at in (told, "+0s", "now")]
+    assert shown[0].startswith("◀ PAST")
+    assert told in shown[0].splitlines()[0]
+    assert shown[0] == shown[1] != shown[2]
 
 
 def test_a_bundle_that_cannot_be_shown_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
