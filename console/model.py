@@ -62,7 +62,7 @@ class Tape(msgspec.Struct, frozen=True):
 class View(msgspec.Struct, frozen=True):
     """Everything that the console shows.
 
-    ``heard_at`` is when the daemon last answered (0: never), ``points`` the newest committed steps of ``job``,
+    ``heard_at`` is when the daemon last answered (0: never), ``points`` the newest committed steps of ``job``, ``num_queued`` how many others wait,
     ``events`` the newest changes, ``seq`` the number of the newest one. ``problem``: why it is not live, or why a moment of the past is not shown.
     ``schedule`` is measured, ``modelled`` of the plan in force; ``refused`` names questions that had no answer, and why.
     ``tape`` is there while the past is shown.
@@ -75,7 +75,7 @@ class View(msgspec.Struct, frozen=True):
     answers: bool = False
     status: Status | None = None
     job: JobView | None = None
-    num_jobs: int = 0
+    num_queued: int = 0
     nodes: tuple[NodeView, ...] = ()
     pipelines: tuple[PipelineView, ...] = ()
     templates: tuple[TemplateView, ...] = ()
@@ -180,7 +180,8 @@ def _fetched(view: View, fact: Fetched) -> View:
     answers = {name: getattr(fact, name) for name in told - {"jobs"}}
     if fact.jobs is not None:
         job = _not_overtaken(view.job, shown_job(fact.jobs))
-        answers |= {"job": job, "num_jobs": len(fact.jobs), "points": _still_valid(view, job)}
+        queued = sum(other.state == "queued" and (job is None or other.id != job.id) for other in fact.jobs)
+        answers |= {"job": job, "num_queued": queued, "points": _still_valid(view, job)}
         answers |= _outdated(view, job, fact.pipelines)
         if is_other_history(view.job, fact.jobs):
             answers |= {"events": (), "seq": -1}

@@ -75,11 +75,17 @@ def _job_fields(view: View) -> list[Line]:
         return [(("job not known" if unknown else "no job", "dim"),)] if view.heard_at else []
     return [
         (("epoch ", "dim"), (str(job.epoch), "strong")),
-        (("job ", "dim"), (job.name, "strong"), (f" {job.state}", _JOB_ROLES.get(job.state, ""))),
+        _job_line(view, job),
         (("step ", "dim"), (f"{job.step:,}", "strong"), (f"/{job.steps:,}", "dim")),
         (("policy ", "dim"), (job.policy, "")),
         can_lose(job),
     ]
+
+
+def _job_line(view: View, job: JobView) -> Line:
+    """Its name and state, and how many others wait for its place."""
+    said: Line = (("job ", "dim"), (job.name, "strong"), (f" {job.state}", _JOB_ROLES.get(job.state, "")))
+    return (*said, (f", {view.num_queued} queued", "dim")) if view.num_queued else said
 
 
 def can_lose(job: JobView) -> Line:

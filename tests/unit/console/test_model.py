@@ -138,7 +138,15 @@ def test_the_history_of_a_job_joins_the_steps_heard_since() -> None:
 def test_another_job_begins_with_an_empty_curve() -> None:
     view = fold(LIVE, [fetched(jobs=(job(state="done"), job(id="job-2", step=0)))])
     assert view.job is not None
-    assert (view.job.id, view.points, view.num_jobs) == ("job-2", (), 2)
+    assert (view.job.id, view.points, view.num_queued) == ("job-2", (), 0)
+
+
+def test_the_jobs_that_wait_are_counted_beside_the_one_that_is_shown() -> None:
+    waiting = [job(id=f"job-{number}", state="queued") for number in (2, 3)]
+    assert fold(LIVE, [fetched(jobs=(job(), *waiting))]).num_queued == 2
+    alone = fold(LIVE, [fetched(jobs=(job(state="done"), *waiting))])
+    assert alone.job is not None
+    assert (alone.job.id, alone.num_queued) == ("job-2", 1)
 
 
 def test_an_incident_closes_with_its_own_event() -> None:

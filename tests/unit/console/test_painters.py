@@ -389,6 +389,12 @@ def test_a_daemon_that_answers_otherwise_is_not_away() -> None:
     assert "daemon away, training does not need it" in said(verdict.paint(gone, NOW + 2, 160))
 
 
+def test_how_many_jobs_wait_is_said_beside_the_one_at_work() -> None:
+    assert "queued" not in said(verdict.paint(LIVE, NOW, 160))
+    behind = fold(LIVE, [fetched(jobs=(build.job(), build.job(id="job-9", state="queued")))])
+    assert "running, 1 queued" in said(verdict.paint(behind, NOW, 160))
+
+
 def test_a_daemon_of_another_version_is_said() -> None:
     assert LIVE.status is not None
     newer = fold(LIVE, [fetched(status=msgspec.structs.replace(LIVE.status, version="9.0"))])
