@@ -19,6 +19,15 @@ from oobleckd.draw.lines import Role
 ThemeName = Literal["dark", "light", "colour-blind"]
 THEMES: tuple[ThemeName, ...] = get_args(ThemeName)
 
+IN_ASCII = """
+.ascii ModalScreen > Container, .ascii ModalScreen > VerticalScroll { border: ascii $accent; }
+.ascii Toast { border-left: none; }
+.ascii Finder #--input { border: ascii $accent; }
+.ascii Finder CommandList, .ascii Finder LoadingIndicator { border: none; scrollbar-size-vertical: 0; }
+.ascii Finder SearchIcon { display: none; }
+"""
+"""What of Textual's own frames and signs is others where the console is in ASCII."""
+
 
 class Palette(msgspec.Struct, frozen=True):
     """The colours of a theme. ``ink`` is for text on the coloured ground of an op or a banner."""

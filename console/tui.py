@@ -32,7 +32,7 @@ from console.screens.job import Job
 from console.screens.nodes import Nodes
 from console.screens.overview import Overview
 from console.screens.page import Page, bindings
-from console.screens.palette import Keys
+from console.screens.palette import Finder, Keys
 from console.screens.pipelines import Pipelines
 from console.screens.prompt import Confirm, Prompt
 from console.screens.templates import Templates
@@ -69,10 +69,7 @@ class ConsoleApp(App[None]):
     TITLE = "oobleck-console"
     COMMANDS = {Keys}  # noqa: RUF012 - Textual's own type
     BINDINGS: ClassVar[list[BindingType]] = bindings("everywhere")
-    CSS = """
-    .ascii ModalScreen > Container, .ascii ModalScreen > VerticalScroll { border: ascii $accent; }
-    .ascii Toast { border-left: none; }
-    """
+    CSS = themes.IN_ASCII
 
     def __init__(
         self,
@@ -106,6 +103,10 @@ class ConsoleApp(App[None]):
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Of themes that are not ours."""
         return {themes.EDGE: themes.PALETTES["dark"].edge}
+
+    def action_command_palette(self) -> None:
+        """Ours in the place of Textual's."""
+        self.push_screen(Finder())
 
     def get_default_screen(self) -> Page:
         """The overview comes first."""

@@ -6,10 +6,18 @@ from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
-from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 
 from console import keys
+from console.letters import ascii_text
 from console.screens.page import Page
+
+
+class Finder(CommandPalette):
+    """Textual's own; in ASCII it has other frames (``themes.IN_ASCII``)."""
+
+    def __init__(self) -> None:
+        super().__init__(placeholder="Search for keys by their words", id="--command-palette")
 
 
 class Keys(Provider):
@@ -36,4 +44,6 @@ class Keys(Provider):
             if key.action == "app.command_palette" or not key.label:
                 continue
             _, action, _ = next(keys.bound([key]))
-            yield f"{key.label} ({key.shown})", key.help, partial(screen.run_action, action)
+            said = (f"{key.label} ({key.shown})", key.help)
+            name, what = map(ascii_text, said) if screen.host.ascii_only else said
+            yield name, what, partial(screen.run_action, action)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from textual.command import CommandPalette
 from textual.screen import ModalScreen
-from textual.widgets import Input, Static
+from textual.widgets import Input, OptionList, Static
 
 from console.facts import AnyFact, Away, Wants, Watched
 from console.keys import SCREENS, TITLES, ScreenName
@@ -202,6 +202,20 @@ async def test_the_palette_finds_keys_by_their_words() -> None:
         async with asyncio.timeout(WAIT_S):
             while console.here != "incidents":
                 await console.press("enter")
+
+
+@pytest.mark.asyncio
+async def test_the_palette_is_ascii_where_all_is() -> None:
+    async with shown(ascii_only=True) as console:
+        await console.press("ctrl+p")
+        options = console.app.screen.query_one(OptionList)
+        async with asyncio.timeout(WAIT_S):
+            while options.option_count < 10:
+                await console.pilot.pause()
+        drawn = console.drawn()
+        assert "Search for keys by their words" in drawn
+        assert "Incidents" in drawn
+        assert drawn.isascii(), {sign for sign in drawn if not sign.isascii()}
 
 
 @pytest.mark.asyncio
