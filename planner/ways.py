@@ -113,6 +113,13 @@ def _stops(busy: Passes, depth: int) -> list[int]:
 
 def without_returns(hops: Iterable[tuple[Holder, Range]]) -> tuple[Segment, ...]:
     """``hops`` where no range of a device comes twice: it has what lies between, so that is computed there as well."""
+    path = list(hops)
+    if len({device for (device, _), _ in path}) < len(path):
+        path = _returning(path)
+    return tuple(Segment(device, layers) for (device, _), layers in path)
+
+
+def _returning(hops: Iterable[tuple[Holder, Range]]) -> list[tuple[Holder, Range]]:
     path: list[tuple[Holder, Range]] = []
     for holder, layers in hops:
         earlier = next((k for k, (other, _) in enumerate(path) if other == holder), None)
@@ -120,4 +127,4 @@ def without_returns(hops: Iterable[tuple[Holder, Range]]) -> tuple[Segment, ...]
             path.append((holder, layers))
         else:
             path[earlier:] = [(holder, Range(path[earlier][1].start, layers.stop))]
-    return tuple(Segment(device, layers) for (device, _), layers in path)
+    return path

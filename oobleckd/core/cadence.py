@@ -73,14 +73,23 @@ def _measured_s(job: JobRecord) -> float | None:
 
 
 def _cost_s(job: JobRecord, written: Written) -> float | None:
-    """Over what so many steps took before; None while the first of them is under way."""
-    first = written.step - job.start.step
-    last = max(written.until - job.start.step, first + 1)
-    during, before = job.steps[first:last], job.steps[max(0, first - RECENT_STEPS) : first]
-    if len(during) < last - first or not before:
+    """Over what so many steps took before, of the same epoch: another layout takes another time. None where nothing tells, and
+    while the first of these steps is under way.
+    """
+    last = max(written.until, written.step + 1)
+    first, end = job.index_of(written.step), job.index_of(last - 1) + 1
+    during = job.steps[first:end]
+    if not during or end > len(job.steps):
         return None
-    return max(0.0, _total_s(during) - len(during) * statistics.median(step.step_s for step in before))
+    before = [step for step in job.steps[max(0, first - RECENT_STEPS) : first] if step.epoch == during[0].epoch]
+    if not before or during[-1].epoch != during[0].epoch:
+        return None
+    num_steps = during[-1].step + 1 - written.step
+    normal_s = statistics.median(step.step_s for step in before)
+    return max(0.0, _total_s(during, written.step) - num_steps * normal_s)
 
 
-def _total_s(steps: Sequence[Step]) -> float:
-    return sum(step.step_s for step in steps)
+def _total_s(steps: Sequence[Step], first: int) -> float:
+    """Of ``steps``, the first of which begins with the step ``first``: one that was told of may stand for several."""
+    begin = [first, *(step.step + 1 for step in steps)]
+    return sum((step.step + 1 - was) * step.step_s for step, was in zip(steps, begin, strict=False))

@@ -374,9 +374,9 @@ def _way_back(job: JobRecord, step: int) -> None:
 
 def _written(job: JobRecord, entry: CheckpointWritten) -> None:
     """Between which steps a checkpoint was written, and for how long: what it cost shows in these."""
-    first = entry.counters.step - job.start.step
-    if 0 < first <= len(job.steps):
-        took_s = max(0.0, entry.at - job.steps[first - 1].at)
+    index = job.index_of(entry.counters.step - 1)
+    if entry.counters.step > job.start.step and index < len(job.steps):
+        took_s = max(0.0, entry.at - job.steps[index].at)
         job.written = [*job.written[-RECENT_STEPS:], Written(entry.counters.step, job.counters.step, took_s)]
 
 

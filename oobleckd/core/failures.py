@@ -22,6 +22,7 @@ PRIOR_WEIGHT = 0.5
 
 def mean_between_s(losses_at: Sequence[float], began_at: float, now: float) -> float:
     """Seconds between losses: of what was seen and of the guess the geometric mean, since it is the order of magnitude that nobody knows.
+    But as long as it has been quiet it may stay quiet: losses come in bursts, and a mean over the last ones hardly tells that one is over.
 
     ``losses_at``: their times, ascending; ``began_at``: since when the job has trained.
     """
@@ -32,7 +33,7 @@ def mean_between_s(losses_at: Sequence[float], began_at: float, now: float) -> f
         return max(PRIOR_S, elapsed_s)
     share = PRIOR_WEIGHT / (len(recent) + PRIOR_WEIGHT)
     seen_s = elapsed_s / len(recent)
-    return float(PRIOR_S**share * seen_s ** (1 - share))
+    return max(float(PRIOR_S**share * seen_s ** (1 - share)), now - recent[-1])
 
 
 def began_at(job: JobRecord) -> float:

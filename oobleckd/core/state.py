@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -54,6 +55,10 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     at: float
     step_s: float
+
+
+def _number(step: Step) -> int:
+    return step.step
 
 
 class _Survivors(NamedTuple):
@@ -131,6 +136,10 @@ class JobRecord:
     def unsettled(self) -> bool:
         """Whether devices are dead whom neither detours nor a new layout take care of yet."""
         return set(self.dead) != set(self.settled)
+
+    def index_of(self, step: int) -> int:
+        """Where in ``steps`` the one is that tells of ``step``; their number, where none does yet."""
+        return bisect_left(self.steps, step, key=_number)
 
     def survivors(self) -> tuple[str, ...]:
         """Live devices of the layout in force, in name order."""

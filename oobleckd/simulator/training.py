@@ -353,6 +353,7 @@ class Training:
         held = self.hold
         writes = self._writes(step)
         self._forget_flags()
+        told_s = self.step_s + self.late_s / num_steps
         self.late_s, self.mended_at = 0.0, inf
         if writes and not held:
             assert self.layout is not None
@@ -364,7 +365,7 @@ class Training:
             self.begun_at = now  # the pace of the steps that follow is known when the core has heard
             self.world.account.spend(now, "round")
         self.world.committed()
-        self._tell(was, num_steps, writes=writes)
+        self._tell(was, num_steps, told_s, writes=writes)
         if self.phase == "running":
             self.step_s = self.world.step_s()
         if held:
@@ -383,15 +384,15 @@ class Training:
         after_s = takes_s(self.layout, self.profile, self.costs)
         self.world.clock.after(after_s, lambda: self._held(epoch))
 
-    def _tell(self, was: Counters, num_steps: int, *, writes: bool) -> None:
-        """One device tells of a round; all of them where an incident waits for that."""
+    def _tell(self, was: Counters, num_steps: int, step_s: float, *, writes: bool) -> None:
+        """One device tells of a round whose steps took ``step_s`` each; all of them where an incident waits for that."""
         everybody = self.survivors()
         first = Counters(was.round, was.step + num_steps - 1, was.applied + num_steps - 1)
         told = everybody if self.world.watched else everybody[-1:]
         for device in told:
             message = StepDone(
                 device, self.job, self.epoch, first, "applied", 0.0, 0.0, 0.0, self.num_samples * num_steps, "",
-                self.step_s, self.step_s, checkpoint=writes,
+                step_s, self.step_s, checkpoint=writes,
             )  # fmt: skip
             self.world.hear(device, message)
 

@@ -64,19 +64,21 @@ def _apart(grid: Grid, came: Sequence[str]) -> Grid:
 def _least(options: Iterable[Grid], limit_s: float = inf) -> Grid | None:
     """The first of those with the least rank. Who is whole must keep its busiest device within ``limit_s``; None where nobody does.
 
-    Routes are nearly all of the work here, so none are chosen where a bound from below says enough.
+    Routes are nearly all of the work here, so none are chosen where a bound from below says enough: the lowest bounds go first.
     """
+    numbered = list(enumerate(options))
+    whole = sorted((option.least_busy_s, number) for number, option in numbered if option.whole)
     best: Grid | None = None
-    least = (True, inf, 0)
-    for option in options:
-        if option.whole and option.least_busy_s > limit_s * _ROUNDED:
-            continue
-        rank = _rank(option)
-        if rank < least:
+    least: tuple[bool, float, int, int] | None = None
+    for bound_s, number in whole:
+        if bound_s > limit_s * _ROUNDED:
+            break
+        option = numbered[number][1]
+        rank = (*_rank(option), number)
+        if least is None or rank < least:
             best, least = option, rank
-            if option.whole:
-                limit_s = min(limit_s, option.busiest_s + _SAME_S)
-    return best
+            limit_s = min(limit_s, option.busiest_s + _SAME_S)
+    return best or min((option for _, option in numbered if not option.whole), key=_rank, default=None)
 
 
 def _rank(grid: Grid) -> tuple[bool, float, int]:

@@ -29,11 +29,14 @@ def job_of(num_steps: int = 100, *, step_s: float = STEP_S, every: int | str = "
     return job
 
 
-def train(job: JobRecord, step_s: float = STEP_S) -> None:
-    at = (job.steps[-1].at if job.steps else 0.0) + step_s
-    job.steps.append(Step(job.counters.step, 1.0, 1.0, 0.1, 8, "x", "applied", 1, at, step_s))
+def train(job: JobRecord, step_s: float = STEP_S, *, num_steps: int = 1, epoch: int = 1) -> None:
+    """One word about so many steps."""
+    was = job.counters
+    at = (job.steps[-1].at if job.steps else 0.0) + num_steps * step_s
+    step = was.step + num_steps - 1
+    job.steps.append(Step(step, 1.0, 1.0, 0.1, 8, "x", "applied", epoch, at, step_s))
     job.step_s.append(step_s)
-    job.counters = Counters(*(n + 1 for n in (job.counters.round, job.counters.step, job.counters.applied)))
+    job.counters = Counters(was.round + 1, was.step + num_steps, was.applied + num_steps)
 
 
 def write(job: JobRecord, step: int) -> None:
@@ -113,6 +116,35 @@ def test_one_that_was_written_within_a_step_is_measured_when_that_step_is_over()
     write(job, 100)
     assert not found_of(job).measured
     train(job, STEP_S + 0.25)
+    found = found_of(job)
+    assert found.measured
+    assert found.cost_s == pytest.approx(0.25)
+
+
+def test_steps_that_are_told_of_together_tell_it_as_well():
+    """As in the simulator, whose words stand for many steps: 1,000 steps in ten of them, and the checkpoint's ten more in one."""
+    job = job_of(0)
+    for _ in range(10):
+        train(job, num_steps=100)
+    write(job, 1000)
+    assert not found_of(job).measured
+    train(job, STEP_S + 0.03, num_steps=10)
+    found = found_of(job)
+    assert found.measured
+    assert found.cost_s == pytest.approx(0.3)
+    train(job, num_steps=40)
+    assert found_of(job).cost_s == pytest.approx(0.3)
+
+
+def test_steps_of_another_layout_tell_nothing_of_what_one_costs():
+    job = job_of(100)
+    write(job, 100)
+    train(job, 3 * STEP_S, epoch=2)
+    assert not found_of(job).measured
+    for _ in range(5):
+        train(job, 3 * STEP_S, epoch=2)
+    write(job, 106)
+    train(job, 3 * STEP_S + 0.25, epoch=2)
     found = found_of(job)
     assert found.measured
     assert found.cost_s == pytest.approx(0.25)

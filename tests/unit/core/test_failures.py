@@ -21,6 +21,14 @@ def test_after_some_losses_it_is_what_was_seen(every_s: float):
     assert mean_between_s(losses[:1], 0.0, losses[0]) != pytest.approx(PRIOR_S, rel=0.3)
 
 
+def test_as_long_as_it_was_quiet_it_may_stay_so():
+    """Losses come in bursts; after one a mean over the last losses would grow by a twentieth of the quiet time only."""
+    burst = [60.0 * n for n in range(RECENT + 1)]
+    assert mean_between_s(burst, 0.0, burst[-1]) < 100.0
+    assert mean_between_s(burst, 0.0, burst[-1] + 50.0) < 100.0
+    assert mean_between_s(burst, 0.0, burst[-1] + 1000.0) == 1000.0
+
+
 def test_what_is_long_past_does_not_count():
     calm_then_stormy = [1e6, *(2e6 + 600.0 * n for n in range(RECENT + 1))]
     stormy = [600.0 * n for n in range(RECENT + 1)]
