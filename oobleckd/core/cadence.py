@@ -81,7 +81,9 @@ def _cost_s(job: JobRecord, written: Written) -> float | None:
     during = job.steps[first:end]
     if not during or end > len(job.steps):
         return None
-    before = [step for step in job.steps[max(0, first - RECENT_STEPS) : first] if step.epoch == during[0].epoch]
+    before = [
+        step for step in job.steps[max(0, first - RECENT_STEPS) : first] if step.epoch == during[0].epoch
+    ]
     if not before or during[-1].epoch != during[0].epoch:
         return None
     num_steps = during[-1].step + 1 - written.step

@@ -165,11 +165,17 @@ class Machine:
                 )  # at a job's end all say so at once: they are looked at with the last
             case Progress() | Ready():
                 return not self.core.outbox  # the last one leads to a decision, or to a new layout
-            case Held():
+            case Held() | Prepared():
                 run = self.core.run
-                return run is not None and len(run.held) < len(run.job.survivors())
+                return run is not None and not self._is_last(run, event.message)
             case _:
                 return False
+
+    def _is_last(self, run: Run, message: Held | Prepared) -> bool:
+        """Whether with ``message`` all devices have said theirs."""
+        if isinstance(message, Prepared):
+            return prepare.is_complete(run)
+        return len(run.held) >= len(run.job.survivors())
 
     def _settle(self) -> None:
         core = self.core

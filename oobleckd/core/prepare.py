@@ -64,14 +64,16 @@ def _begin(core: Core, run: Run, proposal: Proposal, lives: dict[str, str]) -> N
         core.state.seq, proposal.transfers, lives, targets, job.counters.step + steps
     )
     run.guests |= set(devices)
-    survivors = frozenset(job.survivors())
+    # Each of these looks at every device, so once for all of them: of 10,000 the daemon would stand still for minutes.
+    spec, survivors = core.spec_of(job), frozenset(job.survivors())
+    newcomers = [device for device in devices if device not in survivors]
     for device in devices:
-        strange = [other for other in devices if other != device and not survivors >= {device, other}]
+        strange = [other for other in (newcomers if device in survivors else devices) if other != device]
         message = Prepare(
             device=device,
             number=core.state.seq,
             job=job.id,
-            spec=core.spec_of(job),
+            spec=spec,
             transfers=proposal.transfers,
             rounds=steps + LAST_ROUNDS,
             peers=core.peers(strange),
@@ -87,6 +89,11 @@ def on_prepared(core: Core, message: Prepared) -> None:
         found.prepared.add(message.device)
 
 
+def is_complete(run: Run) -> bool:
+    """Whether all that is copied beforehand is where it is to go."""
+    return run.preparation is not None and run.preparation.complete
+
+
 def check_lives(core: Core, run: Run) -> None:
     """A source or target whose life is over takes the preparation with it."""
     found = run.preparation
@@ -99,9 +106,10 @@ def forget(core: Core, run: Run, *, besides: Collection[str] = ()) -> None:
     found, run.preparation = run.preparation, None
     if found is None:
         return
+    spec = core.spec_of(run.job)
     for device, life in sorted(found.lives.items()):
         if device not in besides and core.members.living(device, life):
-            none = Prepare(device, found.number, run.job.id, core.spec_of(run.job), (), 0, {}, "")
+            none = Prepare(device, found.number, run.job.id, spec, (), 0, {}, "")
             core.tell(device, none)
 
 

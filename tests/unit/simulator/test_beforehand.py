@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from oobleckd.protocol.messages import Deploy, FromWorker, Prepare
+from oobleckd.core import prepare, steer
+from oobleckd.core.context import Core
+from oobleckd.core.events import Command, Heard
+from oobleckd.core.events import Event as CoreEvent
+from oobleckd.core.machine import Machine
+from oobleckd.core.run import Run
+from oobleckd.core.state import JobRecord
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import Deploy, FromWorker, Prepare, Prepared
 from oobleckd.protocol.parts import Counters
 from oobleckd.simulator.beforehand import Beforehand
 from oobleckd.simulator.clock import Clock
@@ -13,6 +21,7 @@ from oobleckd.simulator.traces import Event
 from oobleckd.simulator.world import simulate
 from planner import beforehand
 from planner.plan import Layout, Transfer
+from planner.policy import Proposal
 from tests.unit.simulator.build import even_profile, job_of, question, trace_of
 
 LINK_BYTES_PER_S = 320.0
@@ -37,6 +46,44 @@ def test_a_join_costs_the_copy_of_the_last_update(monkeypatch: pytest.MonkeyPatc
     stopped = run(*JOINS)
     assert stopped.plans == 2
     assert stopped.lost_device_s["copy"] == pytest.approx(whole_s)
+
+
+def test_what_looks_at_every_device_is_done_once_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each device of a copy the daemon asked for the job, and with each that had its copy it looked at all nodes: 10,000 kept it busy for minutes."""
+    specs: list[str] = []
+    looks: list[float] = []
+    begun: list[tuple[int, int]] = []
+    spec_of, steered, begin, handle = Core.spec_of, steer.steer, prepare._begin, Machine.handle
+
+    def counted_spec(core: Core, job: JobRecord) -> Job:
+        specs.append(job.id)
+        return spec_of(core, job)
+
+    def counted_steer(core: Core) -> None:
+        looks.append(core.now)
+        steered(core)
+
+    def counted_begin(core: Core, run: Run, proposal: Proposal, lives: dict[str, str]) -> None:
+        before = len(specs)
+        begin(core, run, proposal, lives)
+        begun.append((len(lives), len(specs) - before))
+
+    def watched(machine: Machine, event: CoreEvent, now: float) -> list[Command]:
+        before = len(looks)
+        commands = handle(machine, event, now)
+        if isinstance(event, Heard) and isinstance(event.message, Prepared):
+            assert machine.core.run is not None
+            after.append((prepare.is_complete(machine.core.run), len(looks) - before))
+        return commands
+
+    after: list[tuple[bool, int]] = []
+    monkeypatch.setattr(Core, "spec_of", counted_spec)
+    monkeypatch.setattr(steer, "steer", counted_steer)
+    monkeypatch.setattr(prepare, "_begin", counted_begin)
+    monkeypatch.setattr(Machine, "handle", watched)
+    run(*JOINS)
+    assert begun == [(6, 1)]
+    assert after == [(False, 0), (True, 1)]
 
 
 class Still:
