@@ -14,7 +14,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,10 +23,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cluster import Cluster, ClusterFailed
 from benchmarks.peers.launch import endable
-from benchmarks.sleeping import PIPELINES, STAGES, job_of, parser_of, policies_of, under_each
+from benchmarks.sleeping import (
+    CHECKPOINT_EVERY,
+    PIPELINES,
+    STAGES,
+    job_of,
+    parser_of,
+    policies_of,
+    under_each,
+)
 from benchmarks.tables import table
 from oobleckd.protocol.api import IncidentView, JobView, StepView
 
+LOOK_S = 0.02
+"""Between two looks at what device processes hold."""
 DEAD = ((0, 1), (1, 0))
 """(pipeline, stage) of those who are killed, one after the other."""
 INTO_STEP = 0.6
@@ -70,8 +80,7 @@ def through_the_script(cluster: Cluster, policy: str, steps: int) -> Run:
     if shape != [STAGES] * PIPELINES:
         raise ClusterFailed(f"{policy}: pipelines of {shape} nodes")
     normal_s = statistics.median(_durations(_after(cluster, job, 0, steps)))
-    held = _held_bytes(cluster)
-    memory = max(held[name] - idle[name] for name in held)
+    memory = _fullest_bytes(cluster, job, idle)
     planned = max(max(t.memory_bytes) for t in cluster.client.templates(job) if t.instances)
     doomed = [view.pipelines[pipeline].nodes[stage] for pipeline, stage in DEAD]
     phases = []
@@ -165,6 +174,16 @@ def _settled_at(later: Sequence[StepView], step_s: float) -> float:
 def _held_bytes(cluster: Cluster) -> dict[str, int]:
     """Node -> bytes that its device process has of its own."""
     return {node.name: sum(map(_anonymous, node.pids)) for node in cluster.client.nodes() if node.pids}
+
+
+def _fullest_bytes(cluster: Cluster, job: str, idle: Mapping[str, int]) -> int:
+    """The most that a device process held beyond ``idle``, of many looks from one checkpoint to the next: what is planned is the fullest moment, too."""
+    most, last = 0, cluster.client.job(job).step + CHECKPOINT_EVERY
+    while cluster.client.job(job).step <= last:
+        held = _held_bytes(cluster)
+        most = max(most, *(held[name] - idle[name] for name in held))
+        time.sleep(LOOK_S)
+    return most
 
 
 def _anonymous(pid: int) -> int:

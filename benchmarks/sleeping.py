@@ -24,6 +24,8 @@ BLOCKS = 2
 """Of a stage, as in ``bubbles.py``."""
 PIPELINES, STAGES, MICRO_BATCHES = 3, 2, 12
 """Of ``job_of``: six processes that are six devices."""
+CHECKPOINT_EVERY = 10
+"""Steps of it."""
 
 
 def environment_asleep(times: Path, seconds: Sequence[float] = (0.0, ASLEEP_S, 0.0)) -> dict[str, str]:
@@ -46,7 +48,7 @@ def job_of(policy: str) -> Job:
             "train": {"steps": 10_000, "global_batch": MICRO_BATCHES, "micro_batch": 1, "sequence": 8},
             "optimizer": {"clip_norm": 0.0},
             "fault_tolerance": {"f": 1, "policy": policy},
-            "checkpoint": {"every": 10},
+            "checkpoint": {"every": CHECKPOINT_EVERY},
             "resources": {"min_pipeline_nodes": STAGES},
         }
     )
