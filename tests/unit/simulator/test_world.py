@@ -13,7 +13,8 @@ from typing import get_args
 import msgspec
 import pytest
 
-from oobleckd.protocol.job import PolicyName
+from oobleckd.core.cadence import cadence
+from oobleckd.protocol.job import Checkpoint, PolicyName
 from oobleckd.simulator.failures import memoryless
 from oobleckd.simulator.outcome import Outcome, SimulationError
 from oobleckd.simulator.runs import apart, run_all
@@ -158,6 +159,21 @@ def test_checkpoints_stall_steps() -> None:
     run = simulate(question("oobleck", job=job_of(every=10), costs=costs))
     stall_s = 4 * 90 / 4 / 900.0
     assert run.lost_device_s["checkpoint"] == pytest.approx(4 * stall_s * (run.steps // 10), rel=0.15)
+
+
+def test_what_a_checkpoint_costs_is_measured() -> None:
+    """Though the core hears of many steps at once: it was a guess throughout, three and more times too dear."""
+    costs = msgspec.structs.replace(FREE, snapshot_bytes_per_s=90.0)
+    job = msgspec.structs.replace(job_of(), checkpoint=Checkpoint(every="auto"))
+    world = World(question("oobleck", trace_of(4, duration_s=1000.0), job=job, costs=costs))
+    run = world.run()
+    record = world.machine.core.state.jobs[world.training.job]
+    found = cadence(record)
+    assert found is not None
+    assert found.measured
+    assert found.cost_s == pytest.approx(4 * 90 / 4 / 90.0)
+    assert len(record.steps) < run.steps / 10
+    assert run.checkpoints == pytest.approx(1000.0 / found.interval_s, abs=2)
 
 
 # --------------------------------------------------------------------------- of every run
