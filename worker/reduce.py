@@ -64,6 +64,40 @@ class Reduced:
 
 
 @dataclass(slots=True)
+class _Gathered:
+    """What holders have contributed to a bucket so far, by holder.
+
+    Integers are added up as they come, in whatever order, so that of many holders' sums no more than one waits in memory. Float sums wait, as their order
+    matters.
+    """
+
+    whats: dict[str, Contribution] = field(default_factory=dict)
+    terms: dict[str, Sequence[Tensor]] = field(default_factory=dict)
+    ours: bool = False  # the one term is of several holders: a sum that nobody else has
+
+    def take(self, source: str, what: Contribution, tensors: Sequence[Tensor], *, exact: bool) -> None:
+        """A contribution; the second of a holder says nothing new."""
+        if source in self.whats:
+            return
+        self.whats[source] = what
+        if what.is_empty:
+            return
+        if not (exact and self.terms):
+            self.terms[source] = tensors
+            return
+        ((first, before),) = self.terms.items()
+        if self.ours:
+            for into, tensor in zip(before, tensors, strict=True):
+                into.add_(tensor)
+        else:
+            self.terms[first], self.ours = sums.total([before, tensors]), True
+
+    def total(self, sources: Sequence[str]) -> list[Tensor]:
+        """Of all of ``sources``, in this order."""
+        return sums.total([self.terms[source] for source in sources if source in self.terms])
+
+
+@dataclass(slots=True)
 class Reducer:
     """The reduce side of one device's round. ``aside``: entered where sums are added to or copied, so that a report is answered meanwhile."""
 
@@ -81,7 +115,7 @@ class Reducer:
     inherited: list[tuple[sums.Sum, Sequence[Tensor]]] = field(default_factory=list)
     reduced: dict[int, Reduced] = field(default_factory=dict)
     contributed: set[int] = field(default_factory=set)
-    heard: dict[int, dict[str, tuple[Contribution, Sequence[Tensor]]]] = field(default_factory=dict)
+    heard: dict[int, _Gathered] = field(default_factory=dict)
     holders: dict[int, tuple[str, ...]] = field(default_factory=dict)
     donors: dict[int, str] = field(default_factory=dict)
     board: Board = field(default_factory=lambda: Board(""))
@@ -107,7 +141,7 @@ class Reducer:
         for part, tensors in self.inherited:
             part.merge(tensors)
         self.inherited = []
-        self.contributed, self.heard = set(), {bucket: {} for bucket in self.store.buckets}
+        self.contributed, self.heard = set(), {bucket: _Gathered() for bucket in self.store.buckets}
         self.holders = {
             bucket: tuple(
                 sorted(
@@ -172,8 +206,7 @@ class Reducer:
     def hear(self, bucket: int, source: str, what: Contribution, tensors: Sequence[Tensor]) -> None:
         """A contribution of this epoch and round."""
         if bucket in self.heard:
-            self.heard[bucket][source] = (what, tensors)
-            self._settle(bucket)
+            self._take(bucket, source, what, tensors)
 
     @property
     def complete(self) -> bool:
@@ -214,8 +247,7 @@ class Reducer:
             if peer != self.device:
                 key = ("G", self.epoch, self.round, bucket, self.device)
                 self.post.send(peer, key, tensors, msgspec.msgpack.encode(what))
-        self.heard[bucket][self.device] = (what, tensors)
-        self._settle(bucket)
+        self._take(bucket, self.device, what, tensors)
 
     def _own(self, bucket: int) -> tuple[Contribution, list[Tensor]]:
         uses = self.store.uses(bucket)
@@ -227,18 +259,18 @@ class Reducer:
         parts = [self.parts[bucket, use].tensors for use in uses if ledger[use]]
         return what, sums.total(parts) if parts else []
 
-    def _settle(self, bucket: int) -> None:
-        if bucket in self.reduced:
+    def _take(self, bucket: int, source: str, what: Contribution, tensors: Sequence[Tensor]) -> None:
+        """One more contribution to a bucket, which with the last one is reduced."""
+        sources = (self.donors[bucket],) if bucket in self.donors else self.holders[bucket]
+        if bucket in self.reduced or source not in sources:
             return
         heard = self.heard[bucket]
-        sources = (self.donors[bucket],) if bucket in self.donors else self.holders[bucket]
-        if not all(source in heard for source in sources):
+        heard.take(source, what, tensors, exact=self.exact)
+        if len(heard.whats) < len(sources):
             return
-        what = self._merged(bucket, [heard[source][0] for source in sources])
-        parts = [heard[source][1] for source in sources if not heard[source][0].is_empty]
-        total = sums.total(parts)
-        self.heard[bucket] = {}
-        self.reduced[bucket] = self._finish(bucket, what, total)
+        self.heard[bucket] = _Gathered()
+        merged = self._merged(bucket, [heard.whats[source] for source in sources])
+        self.reduced[bucket] = self._finish(bucket, merged, heard.total(sources))
 
     def _merged(self, bucket: int, whats: Sequence[Contribution]) -> Contribution:
         everything = tuple(range(self.num_micro_batches))
