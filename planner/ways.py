@@ -119,7 +119,7 @@ def without_returns(hops: Iterable[tuple[Holder, Range]]) -> tuple[Segment, ...]
     return tuple(Segment(device, layers) for (device, _), layers in path)
 
 
-def _returning(hops: Iterable[tuple[Holder, Range]]) -> list[tuple[Holder, Range]]:
+def _returning(hops: Sequence[tuple[Holder, Range]]) -> list[tuple[Holder, Range]]:
     path: list[tuple[Holder, Range]] = []
     for holder, layers in hops:
         earlier = next((k for k, (other, _) in enumerate(path) if other == holder), None)

@@ -5,8 +5,8 @@ exactly-once check: for every use of a bucket the ledgers of all contributors mu
 step's micro-batches, asserted at every step. Totals are kept out of place; own sums stay as they are until
 the commit, so that after a failure they can be contributed again under the next epoch.
 
-Every holder sends its sums to every other holder of the bucket and adds up in device order: one hop,
-nothing to rebuild when a holder dies. That costs (holders - 1) times the bucket per device, as little as any
+Every holder sends its sums to every other holder of the bucket and adds up, integers as they come and floats in device
+order: one hop, nothing to rebuild when a holder dies. That costs (holders - 1) times the bucket per device, as little as any
 exchange for the two copies of f = 1 (docs/decisions.md).
 """
 
