@@ -53,6 +53,7 @@ from worker.errors import UserError, ends_the_process
 from worker.executor import Executor
 from worker.faults import ANYWHERE, Faults, hang_for_ever
 from worker.flip import flip
+from worker.gather import Intake
 from worker.groups.choose import choose
 from worker.groups.plane import Plane
 from worker.guard import SumsChanged
@@ -89,15 +90,17 @@ class DeviceProcess:
         _log.info("%s: letters take %s", place.device, road)
         self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once, urgent=place.urgent)
         self.plane = Plane(place.device, self.mailbox, backend, self._send)
+        intake = Intake(self.plane)
         self.transport = Transport(
             place.device,
             place.host,
-            self.plane,
+            intake,
             bind=place.bind,
             local_dir=place.run_dir,
             on_peer_lost=self._peer_lost,
+            room=intake.room,
         )
-        self.post = TransportPost(self.transport, self.plane, self.mailbox, self.torch_device)
+        self.post = TransportPost(self.transport, self.plane, intake, self.mailbox, self.torch_device)
         self.faults = Faults(place.device, place.run_dir)
         self.flips: list[How] = []
         self.corpus: tuple[str, Job, Corpus] | None = None
@@ -399,6 +402,7 @@ class DeviceProcess:
         if self.executor is not None and abandon:
             self.executor.saving.writer.abandon()
         self.executor, self.deployment, self.staging, self.job_id = None, None, None, ""
+        self.post.gather(None)
         self.post.purge(lambda _: True)
         self.plane.leave()
         self._forget(self.transport.peers())

@@ -27,6 +27,8 @@ from worker.copies import KINDS as COPY_KINDS
 from worker.copies import Copies
 from worker.data import Corpus
 from worker.faults import Faults
+from worker.gather import KIND as SUMS
+from worker.gather import Contribution
 from worker.guard import SumsChanged
 from worker.mailbox import Key, Letter
 from worker.moments import moments_of
@@ -35,7 +37,7 @@ from worker.optimizer import clip_scale, lr_at
 from worker.passes import Passes
 from worker.post import Post
 from worker.pulse import Pulse
-from worker.reduce import Contribution, Reducer
+from worker.reduce import Reducer
 from worker.round import Clock, Given, Means
 from worker.saving import Saving
 from worker.stagger import Foresight, Hurried, goes_through, restore, save
@@ -45,6 +47,8 @@ from worker.told import step_done
 from worker.turn import Aside
 from worker.update import apply_update, global_norm
 from worker.writer import Inline, Writer
+
+NO_DONORS: Mapping[int, str] = {}
 
 
 class Executor:
@@ -124,7 +128,7 @@ class Executor:
         """Whether the job's last step is committed here."""
         return self.counters.step >= self.job.train.steps
 
-    def _begin(self, passes: Passes | None = None) -> None:
+    def _begin(self, passes: Passes | None = None, donors: Mapping[int, str] = NO_DONORS) -> None:
         """Set up the next round: standing routes that touch no dead device. ``passes``: what was done of it already."""
         self.now = passes or self._passes(self._given(self.counters))
         self.post.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.now.tag)
@@ -132,7 +136,7 @@ class Executor:
         self.now.contribute, self.now.copy_sums = self._between_layers, self._copy_sums
         self.reducer.begin(self.counters.round, self.now.board)
         self.copies.begin(self.counters.round)
-        self._enter({})
+        self._enter(donors)
 
     def _passes(self, given: Given, *, forward_only: bool = False) -> Passes:
         return Passes(self.means, given, self.reducer, forward_only=forward_only)
@@ -212,7 +216,7 @@ class Executor:
                 heard |= self.commit.hear(str(key[3]), int(key[1]), int(key[2]), vote)
             elif key[0] in COPY_KINDS:
                 heard |= self.copies.hear(key, self.dead)
-            elif key[0] == "G" and not self.commit.frozen:
+            elif key[0] == SUMS and not self.commit.frozen:
                 at = (int(key[1]), int(key[2]))
                 if at[0] > here[0] or at[1] > here[1]:
                     continue  # from a peer that is ahead
@@ -295,8 +299,8 @@ class Executor:
 
     # ------------------------------------------------------------------ commit
 
-    def _commit(self, vote: Vote) -> bool:
-        """The round's one commit point has passed: roll forward. Returns whether to stop here."""
+    def _commit(self, vote: Vote, donors: Mapping[int, str] = NO_DONORS) -> bool:
+        """The round's one commit point has passed: roll forward. Returns whether to stop here. ``donors``: of buckets in the next round."""
         self.late = not goes_through(self.job, vote)
         self.foresight.saw(not self.late)
         hurried = self.hurried
@@ -319,7 +323,7 @@ class Executor:
         done, later = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
         self.flags = Flags(later.hold and not done.hold, later.checkpoint and not done.checkpoint)
         self.hold_next = False
-        self._begin(self._begun(hold=hold))
+        self._begin(self._begun(hold=hold), donors)
         if due.begins:
             self.write_checkpoint()
         self._tell_op_times(passes, was)
@@ -430,8 +434,9 @@ class Executor:
         self.detours = message.detours
         if self.counters.round < message.round:
             assert message.commit is not None
-            self._commit(message.commit)
-        self._enter(message.donors)
+            self._commit(message.commit, message.donors)
+        else:
+            self._enter(message.donors)
         frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
         self.now.add(message.routes, frozen)
         if message.hold_now or self.finished:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from worker.pages import LETTERS
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -27,7 +29,8 @@ class Place:
 
 
 def give_back_memory() -> None:
-    """Have the C library return to the system what it keeps for allocations to come (``children``)."""
+    """Return to the system what the C library (``children``) and ``pages`` keep for allocations to come."""
+    LETTERS.clear()
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc's
         trim(0)
 

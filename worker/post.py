@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from worker.gather import Gathering, Intake
 from worker.groups.plane import Plane
 from worker.mailbox import Key, Letter, Mailbox
 from worker.transport import Transport
@@ -41,6 +42,9 @@ class Post(Protocol):
     def waiting(self) -> Sequence[Key]:
         """Keys of all letters that have arrived and were not taken."""
 
+    def gather(self, gathering: Gathering | None) -> None:
+        """From now on contributions to ``gathering``, and to no other, may be added to it before they are taken: then they have no tensors."""
+
     def purge(self, unwanted: Callable[[Key], bool]) -> None:
         """Drop letters whose key is unwanted."""
 
@@ -53,8 +57,11 @@ class TransportPost:
     a route comes back to it, needs no road.
     """
 
-    def __init__(self, transport: Transport, plane: Plane, mailbox: Mailbox, device: torch.device) -> None:
+    def __init__(
+        self, transport: Transport, plane: Plane, intake: Intake, mailbox: Mailbox, device: torch.device
+    ) -> None:
         self._transport = transport
+        self._intake = intake
         self._plane = plane
         self._mailbox = mailbox
         self._device = device
@@ -91,6 +98,10 @@ class TransportPost:
     def waiting(self) -> Sequence[Key]:
         """Keys in the mailbox."""
         return self._mailbox.keys()
+
+    def gather(self, gathering: Gathering | None) -> None:
+        """On a CPU, where letters come in as what is added."""
+        self._intake.gathering = gathering if self._device.type == "cpu" else None
 
     def purge(self, unwanted: Callable[[Key], bool]) -> None:
         """Drop letters from the mailbox."""

@@ -23,24 +23,11 @@ from torch import Tensor
 from oobleckd.protocol.parts import Vote
 from planner.plan import Layout
 from worker import sums
+from worker.gather import Contribution, Gathered, Gathering, key_of
 from worker.post import Post
 from worker.store import Store
 from worker.tasks import Board
 from worker.turn import Aside
-
-
-class Contribution(msgspec.Struct, frozen=True):
-    """What travels with a holder's sums: use -> micro-batches in them, NaN and overflow, losses of the head."""
-
-    ledger: dict[int, tuple[int, ...]]
-    nan: bool
-    overflow: bool
-    losses: dict[int, float]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is in the sums: they are zeros, and do not travel."""
-        return not any(self.ledger.values())
 
 
 class SumCopy(msgspec.Struct, frozen=True):
@@ -64,40 +51,6 @@ class Reduced:
 
 
 @dataclass(slots=True)
-class _Gathered:
-    """What holders have contributed to a bucket so far, by holder.
-
-    Integers are added up as they come, in whatever order, so that of many holders' sums no more than one waits in memory. Float sums wait, as their order
-    matters.
-    """
-
-    whats: dict[str, Contribution] = field(default_factory=dict)
-    terms: dict[str, Sequence[Tensor]] = field(default_factory=dict)
-    ours: bool = False  # the one term is of several holders: a sum that nobody else has
-
-    def take(self, source: str, what: Contribution, tensors: Sequence[Tensor], *, exact: bool) -> None:
-        """A contribution; the second of a holder says nothing new."""
-        if source in self.whats:
-            return
-        self.whats[source] = what
-        if what.is_empty:
-            return
-        if not (exact and self.terms):
-            self.terms[source] = tensors
-            return
-        ((first, before),) = self.terms.items()
-        if self.ours:
-            for into, tensor in zip(before, tensors, strict=True):
-                into.add_(tensor)
-        else:
-            self.terms[first], self.ours = sums.total([before, tensors]), True
-
-    def total(self, sources: Sequence[str]) -> list[Tensor]:
-        """Of all of ``sources``, in this order."""
-        return sums.total([self.terms[source] for source in sources if source in self.terms])
-
-
-@dataclass(slots=True)
 class Reducer:
     """The reduce side of one device's round. ``aside``: entered where sums are added to or copied, so that a report is answered meanwhile."""
 
@@ -115,7 +68,7 @@ class Reducer:
     inherited: list[tuple[sums.Sum, Sequence[Tensor]]] = field(default_factory=list)
     reduced: dict[int, Reduced] = field(default_factory=dict)
     contributed: set[int] = field(default_factory=set)
-    heard: dict[int, _Gathered] = field(default_factory=dict)
+    heard: dict[int, Gathered] = field(default_factory=dict)
     holders: dict[int, tuple[str, ...]] = field(default_factory=dict)
     donors: dict[int, str] = field(default_factory=dict)
     board: Board = field(default_factory=lambda: Board(""))
@@ -136,12 +89,15 @@ class Reducer:
         self.inherited = []
 
     def enter(self, epoch: int, layout: Layout, live: frozenset[str], donors: Mapping[int, str]) -> None:
-        """Exchange under ``epoch`` among ``live`` devices; buckets of ``donors`` are taken from there."""
+        """Exchange under ``epoch`` among ``live`` devices; buckets of ``donors`` are taken from there.
+
+        Once for an epoch and a round: whatever peers send of it is added to from now on.
+        """
         self.epoch, self.donors = epoch, dict(donors)
         for part, tensors in self.inherited:
             part.merge(tensors)
         self.inherited = []
-        self.contributed, self.heard = set(), {bucket: _Gathered() for bucket in self.store.buckets}
+        self.contributed = set()
         self.holders = {
             bucket: tuple(
                 sorted(
@@ -150,6 +106,11 @@ class Reducer:
             )
             for bucket in self.store.buckets
         }
+        self.heard = {
+            bucket: Gathered((donors[bucket],) if bucket in donors else holders, self.exact)
+            for bucket, holders in self.holders.items()
+        }
+        self.post.gather(Gathering(epoch, self.round, self.heard))
 
     def add(self, layer: int, micro_batch: int, grads: Mapping[int, Sequence[Tensor]]) -> None:
         """Weight gradients of (micro-batch, layer), by bucket, go into the ledger and the sums.
@@ -245,7 +206,7 @@ class Reducer:
             what, tensors = self._own(bucket)
         for peer in self.holders[bucket]:
             if peer != self.device:
-                key = ("G", self.epoch, self.round, bucket, self.device)
+                key = key_of(self.epoch, self.round, bucket, self.device)
                 self.post.send(peer, key, tensors, msgspec.msgpack.encode(what))
         self._take(bucket, self.device, what, tensors)
 
@@ -261,16 +222,16 @@ class Reducer:
 
     def _take(self, bucket: int, source: str, what: Contribution, tensors: Sequence[Tensor]) -> None:
         """One more contribution to a bucket, which with the last one is reduced."""
-        sources = (self.donors[bucket],) if bucket in self.donors else self.holders[bucket]
-        if bucket in self.reduced or source not in sources:
-            return
         heard = self.heard[bucket]
-        heard.take(source, what, tensors, exact=self.exact)
-        if len(heard.whats) < len(sources):
+        if source not in heard.sources or source in heard.whats:
             return
-        self.heard[bucket] = _Gathered()
-        merged = self._merged(bucket, [heard.whats[source] for source in sources])
-        self.reduced[bucket] = self._finish(bucket, merged, heard.total(sources))
+        if not what.is_empty:
+            heard.add(source, tensors)  # they may be there already
+        if not heard.hear(source, what):
+            return
+        self.heard[bucket] = Gathered((), self.exact)
+        merged = self._merged(bucket, [heard.whats[source] for source in heard.sources])
+        self.reduced[bucket] = self._finish(bucket, merged, heard.total())
 
     def _merged(self, bucket: int, whats: Sequence[Contribution]) -> Contribution:
         everything = tuple(range(self.num_micro_batches))

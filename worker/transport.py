@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -75,7 +75,7 @@ class Transport:
 
     Letters land in ``inbox``. ``on_peer_lost(peer, why)`` is called, from one of the transport's
     threads, once for each life of a configured peer whose link broke without a goodbye, after what it
-    had sent lies in the mailbox. ``handshake_s`` bounds how long a peer may take to become ready.
+    had sent lies in the mailbox. ``room(key, bytes)`` is entered while a letter's tensors are read and it is put. ``handshake_s`` bounds how long a peer may take to become ready.
     Raises OSError when ``bind`` is no address of this host or ``local_dir`` cannot be used.
     """
 
@@ -89,6 +89,7 @@ class Transport:
         local_dir: Path,
         on_peer_lost: Callable[[str, str], None],
         handshake_s: float = _HANDSHAKE_S,
+        room: Callable[[Key, int], AbstractContextManager[object]] = lambda _key, _bytes: nullcontext(),
     ) -> None:
         self.device = device
         self.host = host
@@ -96,6 +97,7 @@ class Transport:
         self._inbox = inbox
         self._on_peer_lost = on_peer_lost
         self._handshake_s = handshake_s
+        self._room = room
         self._changed = threading.Condition()
         self._known: dict[str, _Known] = {}
         self._secrets: dict[bytes, bytes] = {}
@@ -402,9 +404,12 @@ class Transport:
         why = None
         reader = wire.LetterReader(sock, greeting.source)
         try:
-            while (letter := reader.read()) is not None:
-                self._road.wait()
-                self._inbox.put(letter)
+            while (head := reader.head()) is not None:
+                with self._room(head.body.key, head.num_bytes):
+                    letter = reader.letter(head)
+                    self._road.wait()
+                    self._inbox.put(letter)
+                del letter  # its memory is wanted again before the next one comes
         except (OSError, EOFError, wire.WireError) as error:
             why = str(error) or type(error).__name__
         self._road.wait()

@@ -24,6 +24,7 @@ from worker.data import open_corpus
 from worker.errors import UserError
 from worker.executor import Executor
 from worker.faults import Faults
+from worker.gather import Gathering
 from worker.mailbox import Key, Letter
 from worker.models import load_spec
 from worker.place import arithmetic, device_model
@@ -58,6 +59,9 @@ class LonePost:
 
     def purge(self, unwanted: Callable[[Key], bool]) -> None:
         """Nothing to drop."""
+
+    def gather(self, gathering: Gathering | None) -> None:
+        """Nothing ever arrives."""
 
 
 def lone_layout(num_layers: int, num_micro_batches: int) -> Layout:

@@ -2,17 +2,19 @@
 
 Owns the frame: a fixed header, a msgpack body (key, meta, dtypes, shapes), the tensors' bytes.
 Nothing is copied on the way that need not be: a frame refers to the memory of contiguous CPU tensors,
-and a receiver reads straight into fresh ones (64-byte aligned by torch's CPU allocator).
+and a receiver reads straight into its own: fresh ones, 64-byte aligned by torch's CPU allocator, or ones in ``pages``.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import socket
 import struct
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
+from itertools import accumulate, islice
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from oobleckd.protocol.unreadable import UNREADABLE
 from worker.mailbox import Key, Letter
+from worker.pages import LETTERS
 
 _MAGIC = b"OBLK"
 _HEADER = struct.Struct("<4sBxxxIQ")  # magic, kind, body bytes, payload bytes
@@ -28,6 +31,8 @@ _MAX_BODY_BYTES = 64 * 2**20
 _IOV_MAX = 1024
 _BUFFER_BYTES = 4096
 _TAIL_BYTES = 4096
+_OWN_PAGES_BYTES = 1 << 20  # of a letter for which they are worth while
+_ALIGNED_BYTES = 64
 _DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -50,6 +55,13 @@ class _Body(msgspec.Struct, frozen=True, array_like=True):
     meta: bytes
     dtypes: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
+
+
+class Head(NamedTuple):
+    """What comes before a letter's tensors: of ``num_bytes``."""
+
+    body: _Body
+    num_bytes: int
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -158,6 +170,11 @@ class LetterReader:
 
         Raises EOFError when the stream ends without one, WireError for bytes that are no frame, OSError.
         """
+        head = self.head()
+        return None if head is None else self.letter(head)
+
+    def head(self) -> Head | None:
+        """The first part of the next letter, or None after the peer's goodbye. ``letter`` is to be called with it. Raises as ``read``."""
         if not self._more():
             raise EOFError("closed without a goodbye")
         magic, kind, body_bytes, payload_bytes = _HEADER.unpack(self._take(_HEADER.size))
@@ -165,10 +182,14 @@ class LetterReader:
             raise WireError("damaged frame header")
         if kind == _GOODBYE:
             return None
-        body = _decode(self._take(body_bytes))
+        return Head(_decode(self._take(body_bytes)), payload_bytes)
+
+    def letter(self, head: Head) -> Letter:
+        """The letter that ``head`` begins. Raises as ``read``."""
+        body = head.body
         tensors = _empty_tensors(body)
         views = [_bytes_of(tensor) for tensor in tensors if tensor.numel()]
-        if sum(map(len, views)) != payload_bytes:
+        if sum(map(len, views)) != head.num_bytes:
             raise WireError("a frame's payload does not have the size of its tensors")
         self._fill(views)
         return Letter(body.key, self._source, body.meta, tensors)
@@ -211,12 +232,30 @@ def _decode(data: memoryview) -> _Body:
 
 def _empty_tensors(body: _Body) -> list[Tensor]:
     try:
-        return [
-            torch.empty(shape, dtype=dtype_of(number))
-            for number, shape in zip(body.dtypes, body.shapes, strict=True)
-        ]
-    except (ValueError, RuntimeError) as error:
+        made_of = [(shape, dtype_of(number)) for number, shape in zip(body.dtypes, body.shapes, strict=True)]
+        if any(size < 0 for shape, _ in made_of for size in shape):
+            raise WireError("a size below 0")
+        if sum(math.prod(shape) * dtype.itemsize for shape, dtype in made_of) < _OWN_PAGES_BYTES:
+            return [torch.empty(shape, dtype=dtype) for shape, dtype in made_of]
+        return _in_own_pages(made_of)
+    except (ValueError, RuntimeError, OverflowError, OSError) as error:
         raise WireError(f"a frame's tensors cannot be made: {error}") from error
+
+
+def _in_own_pages(made_of: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> list[Tensor]:
+    """Tensors of these shapes and dtypes, one behind the other and aligned as torch's allocator aligns them."""
+    lengths = [math.prod(shape) for shape, _ in made_of]
+    sizes = [
+        -(-length * dtype.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        for length, (_, dtype) in zip(lengths, made_of, strict=True)
+    ]
+    pages = LETTERS.take(sum(sizes))
+    return [
+        torch.frombuffer(pages, dtype=dtype, count=length, offset=start).view(shape)
+        if length
+        else torch.empty(shape, dtype=dtype)
+        for length, (shape, dtype), start in zip(lengths, made_of, accumulate(sizes, initial=0), strict=False)
+    ]
 
 
 def _advance(views: deque[memoryview], num_bytes: int) -> None:

@@ -16,6 +16,7 @@ from oobleckd.protocol.job import Job
 from tests.helpers import gpu
 from tests.helpers.models import small_job
 from worker import sums
+from worker.gather import Intake
 from worker.groups.plane import Plane
 from worker.mailbox import Mailbox
 from worker.models import Batch, load_spec, seed_layer
@@ -183,7 +184,9 @@ def test_staged_letters_come_back_with_the_same_bits(device: torch.device, tmp_p
     for name, end in ends.items():
         end.configure({n: other.peer for n, other in ends.items() if n != name}, bytes(32))
     posts = {
-        name: TransportPost(end, Plane(name, boxes[name], None, end.send), boxes[name], device)
+        name: TransportPost(
+            end, Plane(name, boxes[name], None, end.send), Intake(boxes[name]), boxes[name], device
+        )
         for name, end in ends.items()
     }
     tensors = [

@@ -34,6 +34,7 @@ from worker.data import Corpus, open_corpus
 from worker.deploy import Deployment
 from worker.executor import Executor
 from worker.faults import Faults
+from worker.gather import Gathering
 from worker.mailbox import Key, Letter
 from worker.models import ModelSpec, load_spec
 from worker.store import Store
@@ -61,6 +62,13 @@ class LocalPost:
     device: str
     world: World
     letters: dict[Key, Letter] = field(default_factory=dict)
+    gathering: Gathering | None = None
+
+    def put(self, letter: Letter) -> None:
+        self.letters[letter.key] = self.gathering.without_sums(letter) if self.gathering else letter
+
+    def gather(self, gathering: Gathering | None) -> None:
+        self.gathering = gathering
 
     def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> None:
         self.world.deliver(self.device, peer, Letter(key, self.device, meta, list(tensors)))
@@ -184,13 +192,13 @@ class World:
         if self.random.random() < 0.3:
             self.late.append((peer, letter))
         else:
-            self.nodes[peer].post.letters[letter.key] = letter
+            self.nodes[peer].post.put(letter)
 
     def deliver_late(self) -> None:
         if self.late:
             peer, letter = self.late.pop(self.random.randrange(len(self.late)))
             if peer in self.live():
-                self.nodes[peer].post.letters[letter.key] = letter
+                self.nodes[peer].post.put(letter)
 
     def recall(self, _source: str, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
         """Letters that have not been delivered may not have left either."""

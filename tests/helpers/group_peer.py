@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.parts import Peer
+from worker.gather import Intake
 from worker.groups.choose import choose
 from worker.groups.plane import Plane
 from worker.mailbox import Key, Mailbox
@@ -68,10 +69,11 @@ class GroupPeer:
         backend, _ = choose(place, {"OOBLECK_ROAD": road})
         self.mailbox = Mailbox()
         self.plane = Plane(device, self.mailbox, backend, self._send)
+        intake = Intake(self.plane)
         self.transport = Transport(
-            device, "here", self.plane, local_dir=directory, on_peer_lost=lambda *lost: None
+            device, "here", intake, local_dir=directory, on_peer_lost=lambda *lost: None
         )
-        self.post = TransportPost(self.transport, self.plane, self.mailbox, place)
+        self.post = TransportPost(self.transport, self.plane, intake, self.mailbox, place)
         self.got: Counter[str] = Counter()
         self.wrong: list[Key] = []
 

@@ -27,6 +27,7 @@ from worker.commit import Commit, ReplicasDisagree
 from worker.device import DeviceProcess
 from worker.executor import Executor
 from worker.faults import Faults
+from worker.gather import Intake
 from worker.guard import SumsChanged
 from worker.mailbox import Letter, Mailbox
 from worker.moments import Moments
@@ -106,7 +107,7 @@ class SimDevice(DeviceProcess):
         self.torch_device = CPU
         self.transport: Any = SimTransport(self)
         self.plane: Any = SimPlane()
-        self.post = TransportPost(self.transport, self.plane, self.mailbox, CPU)
+        self.post = TransportPost(self.transport, self.plane, Intake(self.mailbox), self.mailbox, CPU)
         self.executor: SimExecutor | None = None
         self.flips: list[Any] = []
         self.deployment = None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from worker.gather import Intake
 from worker.groups.plane import Plane
 from worker.mailbox import Key, Letter, Mailbox
 from worker.post import TransportPost
@@ -23,7 +24,9 @@ class NoRoad:
 
 def test_a_letter_to_itself_is_there_at_once() -> None:
     mailbox, road = Mailbox(), NoRoad()
-    post = TransportPost(road, Plane("a/0", mailbox, None, road.send), mailbox, torch.device("cpu"))
+    post = TransportPost(
+        road, Plane("a/0", mailbox, None, road.send), Intake(mailbox), mailbox, torch.device("cpu")
+    )
     key, tensor = ("F", 3, 0, 1, 4), torch.arange(3.0)
     assert post.send("a/0", key, [tensor])
     assert post.has(key)
@@ -58,7 +61,7 @@ class Group:
 
 def test_what_comes_beforehand_takes_no_group_and_waits_for_all_others() -> None:
     mailbox, road = Mailbox(), Road()
-    post = TransportPost(road, Group(), mailbox, torch.device("cpu"))
+    post = TransportPost(road, Group(), Intake(mailbox), mailbox, torch.device("cpu"))
     for kind in "FSUPTQ":
         assert post.send("b/0", (kind, 1), [])
     assert road.sent == [("S", True), ("U", True), ("P", True)]
@@ -70,7 +73,7 @@ def test_what_comes_beforehand_takes_no_group_and_waits_for_all_others() -> None
 )
 def test_what_comes_beforehand_stays_in_the_host_s_memory(kind: str, where: str) -> None:
     mailbox, road = Mailbox(), Road()
-    post = TransportPost(road, Group(), mailbox, torch.device("meta"))
+    post = TransportPost(road, Group(), Intake(mailbox), mailbox, torch.device("meta"))
     mailbox.put(Letter((kind, 1), "b/0", b"", [torch.ones(2)]))
     letter = post.take((kind, 1))
     assert letter is not None

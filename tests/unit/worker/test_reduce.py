@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from worker.reduce import Contribution, _Gathered
+from worker.gather import Contribution, Gathered, Gathering, Intake, key_of
+from worker.mailbox import Letter, Mailbox
+from worker.wire import WireError
 
 HOLDERS = ("a/0", "b/0", "c/0")
 
@@ -23,43 +25,119 @@ def integers(seed: int) -> list[Tensor]:
     return [torch.randint(-(2**50), 2**50, (5,), generator=made).double() for _ in range(2)]
 
 
+def heard(gathered: Gathered, source: str, what: Contribution, tensors: list[Tensor]) -> bool:
+    """As the executor takes a contribution in."""
+    if not what.is_empty:
+        gathered.add(source, tensors)
+    return gathered.hear(source, what)
+
+
+@pytest.mark.parametrize("lent", [False, True])
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_integers_are_added_as_they_come_and_none_waits(order: tuple[int, ...]) -> None:
+def test_integers_are_added_as_they_come_and_none_waits(order: tuple[int, ...], lent: bool) -> None:
     terms = [integers(seed) for seed in range(3)]
     wanted = [a + b + c for a, b, c in zip(*terms, strict=True)]
     first = [tensor.clone() for tensor in terms[order[0]]]
-    gathered = _Gathered()
+    gathered = Gathered(HOLDERS, exact=True)
     waiting: list[weakref.ref[Tensor]] = []
     for number, index in enumerate(order):
-        gathered.take(HOLDERS[index], contribution(index), terms[index], exact=True)
+        assert gathered.add(HOLDERS[index], terms[index], lent=lent)
+        assert gathered.hear(HOLDERS[index], contribution(index)) == (number == 2)
         if number > 0:
             waiting += [weakref.ref(tensor) for tensor in terms[index]]
             terms[index] = []
     assert [ref() for ref in waiting] == [None] * 4
-    found = gathered.total(HOLDERS)
+    found = gathered.total()
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
     # What a holder gave is its own: it is sent again after a failure.
     assert all(torch.equal(one, other) for one, other in zip(terms[order[0]], first, strict=True))
 
 
-def test_float_sums_wait_for_their_order() -> None:
+def test_of_lent_integers_not_even_the_first_are_kept() -> None:
+    gathered, tensors = Gathered(HOLDERS, exact=True), integers(0)
+    kept = [weakref.ref(tensor) for tensor in tensors]
+    gathered.add("a/0", tensors, lent=True)
+    tensors = []
+    assert [ref() for ref in kept] == [None, None]
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_float_sums_wait_for_their_order(lent: bool) -> None:
     terms = {holder: [torch.tensor([value])] for holder, value in zip(HOLDERS, (1e8, 1.0, -1e8), strict=True)}
-    gathered = _Gathered()
+    gathered = Gathered(HOLDERS, exact=False)
     for number, holder in reversed(list(enumerate(HOLDERS))):
-        gathered.take(holder, contribution(number), terms[holder], exact=False)
-    assert gathered.total(HOLDERS)[0] == (terms["a/0"][0] + terms["b/0"][0]) + terms["c/0"][0]
+        gathered.add(holder, terms[holder], lent=lent)
+        gathered.hear(holder, contribution(number))
+    assert gathered.total()[0] == (terms["a/0"][0] + terms["b/0"][0]) + terms["c/0"][0]
 
 
-def test_a_holder_counts_once() -> None:
-    gathered = _Gathered()
-    for _ in range(3):
-        gathered.take("a/0", contribution(0), [torch.ones(2).double()], exact=True)
-        gathered.take("b/0", contribution(1), [torch.ones(2).double()], exact=True)
-    assert gathered.total(("a/0", "b/0"))[0].tolist() == [2.0, 2.0]
+def test_a_holder_counts_once_and_a_stranger_not_at_all() -> None:
+    gathered = Gathered(("a/0", "b/0"), exact=True)
+    for number in range(3):
+        assert gathered.add("a/0", [torch.ones(2).double()]) == (number == 0)
+        assert gathered.add("b/0", [torch.ones(2).double()], lent=True) == (number == 0)
+        assert not gathered.add("c/0", [torch.ones(2).double()])
+    assert gathered.total()[0].tolist() == [2.0, 2.0]
 
 
 def test_who_has_computed_nothing_adds_nothing() -> None:
-    gathered = _Gathered()
-    gathered.take("a/0", contribution(), [], exact=True)
-    gathered.take("b/0", contribution(0, 1), [torch.ones(2).double()], exact=True)
-    assert gathered.total(("a/0", "b/0"))[0].tolist() == [1.0, 1.0]
+    gathered = Gathered(("a/0", "b/0"), exact=True)
+    assert not heard(gathered, "a/0", contribution(), [])
+    assert heard(gathered, "b/0", contribution(0, 1), [torch.ones(2).double()])
+    assert gathered.total()[0].tolist() == [1.0, 1.0]
+
+
+def letter_of(epoch: int, round_: int, bucket: int, source: str, tensors: list[Tensor]) -> Letter:
+    return Letter(key_of(epoch, round_, bucket, source), source, b"ledger", tensors)
+
+
+def test_a_reader_adds_what_belongs_to_the_open_exchange_and_passes_on_all_else() -> None:
+    mailbox = Mailbox()
+    intake = Intake(mailbox)
+    ahead = letter_of(3, 7, 0, "b/0", integers(0))
+    intake.put(ahead)  # before any exchange is open
+    gathered = Gathered(HOLDERS, exact=True)
+    intake.gathering = Gathering(2, 6, {0: gathered})
+    ones = [torch.ones(2).double()]
+    others = [
+        letter_of(1, 6, 0, "b/0", ones),  # of the last epoch
+        letter_of(2, 7, 0, "b/0", ones),  # of the next round
+        letter_of(2, 6, 1, "b/0", ones),  # of a bucket that is not here
+        letter_of(2, 6, 0, "d/0", ones),  # of nobody whose sums are wanted
+        letter_of(2, 6, 0, "c/0", []),  # of a shadow
+        Letter(("F", 1), "b/0", b"", ones),
+        Letter(("G",), "b/0", b"", ones),
+    ]
+    for letter in [*others, letter_of(2, 6, 0, "b/0", ones), letter_of(2, 6, 0, "b/0", ones)]:
+        intake.put(letter)
+    assert gathered.total()[0].tolist() == [1.0, 1.0]
+    for letter in [ahead, *others]:
+        assert mailbox.take(letter.key) is letter
+    first, second = mailbox.take(key_of(2, 6, 0, "b/0")), mailbox.take(key_of(2, 6, 0, "b/0"))
+    assert first is not None
+    assert (first.tensors, first.meta) == ([], b"ledger")
+    assert second is not None
+    assert len(second.tensors) == 1  # sent twice: the executor has heard of it already
+
+
+def test_sums_that_do_not_fit_are_refused() -> None:
+    gathered = Gathered(HOLDERS, exact=True)
+    intake = Intake(Mailbox())
+    intake.gathering = Gathering(1, 1, {0: gathered})
+    intake.put(letter_of(1, 1, 0, "a/0", [torch.ones(2).double()]))
+    with pytest.raises(WireError, match="do not fit"):
+        intake.put(letter_of(1, 1, 0, "b/0", [torch.ones(3).double()]))
+    with pytest.raises(WireError, match="do not fit"):
+        intake.put(letter_of(1, 1, 0, "c/0", [torch.ones(2).double()] * 2))
+
+
+def test_two_large_contributions_at_a_time_and_all_else_at_once() -> None:
+    intake = Intake(Mailbox())
+    large = 1 << 20
+    with intake.room(key_of(1, 1, 0, "a/0"), large), intake.room(key_of(1, 1, 0, "b/0"), large):
+        third = intake.room(key_of(1, 1, 0, "c/0"), large)
+        assert not third.acquire(blocking=False)
+        with intake.room(("F", 1), large), intake.room(key_of(1, 1, 1, "c/0"), large - 1):
+            pass
+    with third:
+        pass
