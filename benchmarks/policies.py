@@ -14,7 +14,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.cluster import Cluster, ClusterFailed
 from benchmarks.peers.launch import endable
 from benchmarks.sleeping import (
-    CHECKPOINT_EVERY,
     PIPELINES,
     STAGES,
     job_of,
@@ -37,6 +36,10 @@ from oobleckd.protocol.api import IncidentView, JobView, StepView
 
 LOOK_S = 0.02
 """Between two looks at what device processes hold."""
+WIDE = 768
+"""Width of the job whose memory is looked at: what the layers are trained with is then hundreds of MiB, and what else a process has is little beside it."""
+LOOKED_AT = 6
+"""Steps of it."""
 DEAD = ((0, 1), (1, 0))
 """(pipeline, stage) of those who are killed, one after the other."""
 INTO_STEP = 0.6
@@ -62,7 +65,9 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy through the script. ``normal_s``: a step before any failure; bytes of the fullest device, as measured and as planned."""
+    """One policy through the script. ``normal_s``: a step before any failure; bytes of the fullest device, as measured and as planned, in a job
+    of its own of ``WIDE`` layers that writes no checkpoints: the plan has room for a device that alone is left to write all it holds.
+    """
 
     policy: str
     normal_s: float
@@ -73,15 +78,13 @@ class Run:
 
 def through_the_script(cluster: Cluster, policy: str, steps: int) -> Run:
     """Submit, fail, mend; one phase an event."""
-    idle = _held_bytes(cluster)
+    memory, planned = _most_bytes(cluster, policy)
     job = cluster.submit(job_of(policy))
     view = cluster.in_state(job, "running")
     shape = [len(pipeline.nodes) for pipeline in view.pipelines]
     if shape != [STAGES] * PIPELINES:
         raise ClusterFailed(f"{policy}: pipelines of {shape} nodes")
     normal_s = statistics.median(_durations(_after(cluster, job, 0, steps)))
-    memory = _fullest_bytes(cluster, job, idle)
-    planned = max(max(t.memory_bytes) for t in cluster.client.templates(job) if t.instances)
     doomed = [view.pipelines[pipeline].nodes[stage] for pipeline, stage in DEAD]
     phases = []
     for node in doomed:
@@ -176,14 +179,20 @@ def _held_bytes(cluster: Cluster) -> dict[str, int]:
     return {node.name: sum(map(_anonymous, node.pids)) for node in cluster.client.nodes() if node.pids}
 
 
-def _fullest_bytes(cluster: Cluster, job: str, idle: Mapping[str, int]) -> int:
-    """The most that a device process held beyond ``idle``, of many looks from one checkpoint to the next: what is planned is the fullest moment, too."""
-    most, last = 0, cluster.client.job(job).step + CHECKPOINT_EVERY
-    while cluster.client.job(job).step <= last:
-        held = _held_bytes(cluster)
-        most = max(most, *(held[name] - idle[name] for name in held))
+def _most_bytes(cluster: Cluster, policy: str) -> tuple[int, int]:
+    """The most that a device process of a job holds beyond what it held before, of many looks in some steps; and as it was planned."""
+    idle = _held_bytes(cluster)
+    job = cluster.submit(job_of(policy, width=WIDE, checkpoint_every=0))
+    cluster.in_state(job, "running")
+    most, last = 0, _WARM_UP + LOOKED_AT
+    while (step := cluster.client.job(job).step) < last:
+        if step >= _WARM_UP:
+            held = _held_bytes(cluster)
+            most = max(most, *(held[name] - idle[name] for name in held))
         time.sleep(LOOK_S)
-    return most
+    planned = max(max(t.memory_bytes) for t in cluster.client.templates(job) if t.instances)
+    cluster.end(job)
+    return most, planned
 
 
 def _anonymous(pid: int) -> int:

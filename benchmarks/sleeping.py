@@ -34,10 +34,10 @@ def environment_asleep(times: Path, seconds: Sequence[float] = (0.0, ASLEEP_S, 0
     return {"OOBLECK_BENCH_ASLEEP": str(times), "PYTHONPATH": str(Path(__file__).parent / "asleep")}
 
 
-def job_of(policy: str) -> Job:
-    """Blocks that sleep; of some width, so that what devices hold can be seen."""
+def job_of(policy: str, *, width: int = 256, checkpoint_every: int = CHECKPOINT_EVERY) -> Job:
+    """Blocks that sleep."""
     config: dict[str, Any] = {
-        "n_layer": BLOCKS * STAGES, "n_embd": 256, "n_head": 4, "vocab_size": 256, "n_positions": 8,
+        "n_layer": BLOCKS * STAGES, "n_embd": width, "n_head": 4, "vocab_size": 256, "n_positions": 8,
         "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": False,
         "bos_token_id": 0, "eos_token_id": 0,
     }  # fmt: skip
@@ -48,7 +48,7 @@ def job_of(policy: str) -> Job:
             "train": {"steps": 10_000, "global_batch": MICRO_BATCHES, "micro_batch": 1, "sequence": 8},
             "optimizer": {"clip_norm": 0.0},
             "fault_tolerance": {"f": 1, "policy": policy},
-            "checkpoint": {"every": CHECKPOINT_EVERY},
+            "checkpoint": {"every": checkpoint_every},
             "resources": {"min_pipeline_nodes": STAGES},
         }
     )

@@ -342,6 +342,8 @@ class DeviceProcess:
     def _ready(self) -> None:
         assert self.deployment is not None
         message = self.deployment.message
+        if message.source != "copy":
+            give_back_memory()  # what making weights, or reading them, took
         copied_bytes, staged_bytes = self.deployment.copied_bytes, self.deployment.staged_bytes
         self.tell(Ready(self.place.device, message.epoch, copied_bytes, staged_bytes))
         self.faults.reach("ready", message.counters.round)
