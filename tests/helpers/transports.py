@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from worker import sockets
+from worker.gather import Intake
 from worker.mailbox import Key, Letter, Mailbox
 from worker.transport import Transport
 
@@ -20,9 +21,16 @@ class Device:
 
     def __init__(self, name: str, directory: Path, host: str = "here", handshake_s: float = 10.0) -> None:
         self.mailbox = Mailbox()
+        self.intake = Intake(self.mailbox)
         self.lost: list[tuple[str, str]] = []
         self.transport = Transport(
-            name, host, self.mailbox, local_dir=directory, on_peer_lost=self._on_lost, handshake_s=handshake_s
+            name,
+            host,
+            self.intake,
+            local_dir=directory,
+            on_peer_lost=self._on_lost,
+            handshake_s=handshake_s,
+            room=self.intake.room,
         )
 
     def _on_lost(self, peer: str, why: str) -> None:

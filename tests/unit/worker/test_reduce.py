@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +11,6 @@ from torch import Tensor
 
 from worker.gather import Contribution, Gathered, Gathering, Intake, key_of
 from worker.mailbox import Letter, Mailbox
-from worker.pages import LETTERS
-from worker.transport import Transport
 from worker.wire import WireError
 
 HOLDERS = ("a/0", "b/0", "c/0")
@@ -144,34 +141,3 @@ def test_two_large_contributions_at_a_time_and_all_else_at_once() -> None:
             pass
     with third:
         pass
-
-
-def test_sums_of_many_peers_are_there_when_they_have_come_and_have_taken_the_memory_of_two(
-    tmp_path: Path,
-) -> None:
-    mailbox = Mailbox()
-    intake = Intake(mailbox)
-    names = tuple(f"{name}/0" for name in "abcde")
-    ends = {
-        name: Transport(name, "here", Mailbox(), local_dir=tmp_path, on_peer_lost=print) for name in names
-    }
-    ends["z/0"] = Transport("z/0", "here", intake, local_dir=tmp_path, on_peer_lost=print, room=intake.room)
-    for name, end in ends.items():
-        end.configure({n: other.peer for n, other in ends.items() if n != name}, bytes(32))
-    buckets = {bucket: Gathered(names, exact=True) for bucket in range(3)}
-    intake.gathering = Gathering(1, 1, buckets)
-    size = 2**19
-    LETTERS.clear()
-    for number, name in enumerate(names):
-        for bucket in buckets:
-            sent = [torch.full((size,), float(bucket + 10**number), dtype=torch.float64)]
-            assert ends[name].send("z/0", key_of(1, 1, bucket, name), sent)
-    for name, bucket in itertools.product(names, buckets):
-        while (letter := mailbox.take(key_of(1, 1, bucket, name))) is None:
-            assert mailbox.wait(30), "nothing came"
-        assert letter.tensors == []
-    for bucket, gathered in buckets.items():
-        assert bool((gathered.total()[0] == 11_111 + 5 * bucket).all())
-    for end in ends.values():
-        end.close()
-    assert LETTERS.idle_bytes <= 2 * 8 * size
