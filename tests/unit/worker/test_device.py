@@ -230,3 +230,14 @@ def test_a_turn_is_given_away_aside_and_comes_back() -> None:
         _ = 1 / 0
     with turn:
         pass
+
+
+@pytest.mark.parametrize(("source", "times"), [("init", 1), ("copy", 0)])
+def test_what_making_weights_took_is_given_back_and_a_recovery_is_not_kept_waiting_for_it(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, times: int
+) -> None:
+    given_back: list[str] = []
+    monkeypatch.setattr(device, "give_back_memory", lambda: given_back.append(source))
+    agent.say(msgspec.structs.replace(deploy(2, job(tmp_path)), source=source))
+    assert agent.hear(Ready).epoch == 2
+    assert given_back == [source] * times
