@@ -236,6 +236,8 @@ def test_a_turn_is_given_away_aside_and_comes_back() -> None:
 def test_what_making_weights_took_is_given_back_and_a_recovery_is_not_kept_waiting_for_it(
     agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, times: int
 ) -> None:
+    agent.say(Resume(ME, 1, 1))
+    assert agent.hear(Held).finished
     given_back: list[str] = []
     monkeypatch.setattr(device, "give_back_memory", lambda: given_back.append(source))
     agent.say(msgspec.structs.replace(deploy(2, job(tmp_path)), source=source))
