@@ -106,10 +106,7 @@ class Reducer:
             )
             for bucket in self.store.buckets
         }
-        self.heard = {
-            bucket: Gathered((donors[bucket],) if bucket in donors else holders, self.exact)
-            for bucket, holders in self.holders.items()
-        }
+        self.heard = {bucket: Gathered(self._sources(bucket), self.exact) for bucket in self.holders}
         self.post.gather(Gathering(epoch, self.round, self.heard))
 
     def add(self, layer: int, micro_batch: int, grads: Mapping[int, Sequence[Tensor]]) -> None:
@@ -192,6 +189,12 @@ class Reducer:
 
     def _num_contributions(self, bucket: int) -> int:
         return self.num_micro_batches * len(self.store.spec.buckets[bucket].uses)
+
+    def _sources(self, bucket: int) -> tuple[str, ...]:
+        """Whose sums make up the bucket's total under this epoch; nobody's where it was made under an earlier one."""
+        if bucket in self.reduced:
+            return ()
+        return (self.donors[bucket],) if bucket in self.donors else self.holders[bucket]
 
     def _may_contribute(self, bucket: int) -> bool:
         if bucket in self.donors:

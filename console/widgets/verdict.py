@@ -93,7 +93,8 @@ def can_lose(job: JobView) -> Line:
     if job.tolerance < 0:
         return (("not deployed", "dim"),)
     if job.tolerance >= job.f:
-        return (("can still lose ", "dim"), (str(job.tolerance), "good"), (f" of {job.f} nodes", "dim"))
+        asked = f" nodes, {job.f} asked for" if job.tolerance > job.f else f" of {job.f} nodes"
+        return (("can still lose ", "dim"), (str(job.tolerance), "good"), (asked, "dim"))
     # Less than was asked for is what an operator has to see from the other end of the room.
     role: Role = "banner-warn" if job.tolerance else "banner-bad"
     return ((f" can still lose {job.tolerance} of {job.f} nodes ", role),)

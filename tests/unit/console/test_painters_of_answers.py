@@ -11,6 +11,7 @@ from console.model import View, fold
 from console.past import Walk
 from console.widgets import blast, coverage, goodput, recovery, templatetable, verdict
 from console.widgets.choices import lines as choices
+from oobleckd.draw.lines import plain
 from oobleckd.protocol.api import SourceView
 from tests.helpers.api_server import node_view
 from tests.unit.console import build, watching
@@ -49,6 +50,15 @@ def test_what_can_still_be_lost_stands_out_once_it_is_less_than_was_asked_for() 
         tolerance: verdict.can_lose(build.job(tolerance=tolerance, f=2))[0][1] for tolerance in (0, 1, 2)
     }
     assert roles == {0: "banner-bad", 1: "banner-warn", 2: "dim"}
+
+
+def test_more_than_was_asked_for_is_no_part_of_it() -> None:
+    said = {lose: plain(verdict.can_lose(build.job(tolerance=lose, f=1))).strip() for lose in (0, 1, 2)}
+    assert said == {
+        0: "can still lose 0 of 1 nodes",
+        1: "can still lose 1 of 1 nodes",
+        2: "can still lose 2 nodes, 1 asked for",
+    }
 
 
 def test_copies_say_who_sent_them() -> None:

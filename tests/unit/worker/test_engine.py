@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from oobleckd.protocol.parts import Counters, Flags
+from planner.plan import Layout
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import (
     ELSEWHERE,
@@ -24,7 +28,9 @@ from tests.helpers.engine_jobs import (
 )
 from worker import sums, twin
 from worker.faults import POINTS
+from worker.gather import Contribution
 from worker.kept import Kept
+from worker.reduce import Reduced, Reducer
 
 
 def test_training_learns(reference) -> None:
@@ -75,6 +81,37 @@ def test_random_deaths(reference, tmp_path: Path, seed: int) -> None:
     random_deaths(world)
     world.run()
     check(world, reference)
+
+
+@pytest.mark.parametrize("point", ["reduce", "reduced"])
+def test_what_is_reduced_is_not_reduced_again(
+    reference, tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a loss in the exchange a donor has the total already, and gives it; whoever has it too takes nothing."""
+    finish, enter = Reducer._finish, Reducer.enter
+    finished: Counter[tuple[str, int, int]] = Counter()
+    given: set[int] = set()
+
+    def counted(self: Reducer, bucket: int, what: Contribution, total: list[Tensor]) -> Reduced:
+        finished[self.device, self.round, bucket] += 1
+        return finish(self, bucket, what, total)
+
+    def watched(
+        self: Reducer, epoch: int, layout: Layout, live: frozenset[str], donors: Mapping[int, str]
+    ) -> None:
+        given.update(donors)
+        enter(self, epoch, layout, live, donors)
+
+    monkeypatch.setattr(Reducer, "_finish", counted)
+    monkeypatch.setattr(Reducer, "enter", watched)
+    for seed in range(4):
+        finished.clear()
+        world = World(reference[0], STAGES, seed, tmp_path)
+        world.nodes["b1/0"].faults.arm(point, 2)
+        world.run()
+        check(world, reference)
+        assert max(finished.values()) == 1
+    assert given
 
 
 @pytest.mark.slow
