@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
-from oobleckd.core.entries import AnyEntry, LayoutDeployed, RolledBack, StepEntry
+from oobleckd.core.entries import AnyEntry, CheckpointWritten, LayoutDeployed, RolledBack, StepEntry
 from oobleckd.protocol.job import Job
 from oobleckd.simulator.steps import Besides
 from planner.profile import Profile
@@ -22,12 +22,14 @@ _WARM_UP = 2  # steps after a deployment in which memory is taken and links are 
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """Between two events: steps that count at its end beyond those at its beginning (after a way back fewer than were made, or less than none),
-    seconds of one (the median; 0.0: none was committed), and seconds from its beginning to the first commit.
+    seconds of one (the median; 0.0: none was committed), seconds from its beginning to the first commit, and how old the newest checkpoint was when
+    it began (None: there was none).
     """
 
     steps: int
     step_s: float
     first_s: float
+    checkpoint_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,13 @@ def stretch(entries: Sequence[AnyEntry], start: float, end: float) -> Stretch:
         taken += [entry.step_s] * num_steps
     # The first step is one that the event disturbed, where there are others.
     step_s = statistics.median(taken[1:] or taken) if taken else 0.0
-    return Stretch(steps_by(entries, end) - steps_by(entries, start), step_s, first_s)
+    written = [entry.at for entry in entries if isinstance(entry, CheckpointWritten) and entry.at <= start]
+    return Stretch(
+        steps_by(entries, end) - steps_by(entries, start),
+        step_s,
+        first_s,
+        start - max(written) if written else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import msgspec
 
-from benchmarks.apart import Overhead, Two, overhead, steps_by, stretch
+from benchmarks.apart import Overhead, Stretch, Two, overhead, steps_by, stretch
 from benchmarks.cluster import Cluster, ClusterFailed
 from benchmarks.peers.launch import endable
 from benchmarks.sleeping import PIPELINES, STAGES, job_of, parser_of, policies_of, under_each
@@ -43,10 +43,10 @@ from oobleckd.simulator.outcome import Question
 from oobleckd.simulator.traces import Event, Trace
 from oobleckd.simulator.world import World
 
-SCRIPT = ((8.0, (0, 1)), (22.0, (1, 0)), (34.0, None), (55.0, (2, 1)), (66.0, None))
+SCRIPT = ((8.0, (0, 1)), (24.0, (1, 0)), (36.0, None), (52.0, (2, 1)), (63.0, None))
 """(seconds after the first step began, whose node is killed: (pipeline, stage) of the first plan). None: whoever is dead starts again.
 
-No kill within a tenth of where ``varuna`` ends a checkpoint: ten steps more or less would hang on milliseconds.
+No kill near where ``varuna`` ends a checkpoint: ten steps more or less would hang on milliseconds. The table has how old the newest one is.
 """
 END_S = 86.0
 ALONE_STEPS = 7
@@ -240,13 +240,18 @@ def show(row: Compared) -> None:
     print(
         f"{row.policy}: besides its timeline a step takes {row.given.commit_s * 1e3:.0f} ms, and sums travel at {row.given.sums_bytes_per_s / 1e6:.0f} MB/s"
     )
-    print(table(("from", "at s", "steps live", "simulated", "a step ms", "simulated", "first commit after s", "simulated"), [
+    print(table(("from", "at s", "steps live", "simulated", "a step ms", "simulated", "first commit after s", "simulated", "checkpoint s ago", "simulated"), [
         [each.began, f"{each.at_s:.1f}", str(each.live.steps), str(each.simulated.steps), f"{each.live.step_s * 1e3:.0f}",
-         f"{each.simulated.step_s * 1e3:.0f}", f"{each.live.first_s:.2f}", f"{each.simulated.first_s:.2f}"]
+         f"{each.simulated.step_s * 1e3:.0f}", f"{each.live.first_s:.2f}", f"{each.simulated.first_s:.2f}",
+         ago(each.live), ago(each.simulated)]
         for each in row.stretches
     ]), end="\n\n")  # fmt: skip
     for ours, theirs in row.differ:
         print(f"{row.policy}: live {ours!r}, simulated {theirs!r}")
+
+
+def ago(found: Stretch) -> str:
+    return "-" if found.checkpoint_s is None else f"{found.checkpoint_s:.1f}"
 
 
 def main() -> int:

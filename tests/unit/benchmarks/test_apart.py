@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from benchmarks.apart import interval_s, overhead, steps_by, stretch
-from oobleckd.core.entries import AnyEntry, LayoutDeployed, RolledBack, StepEntry
+from oobleckd.core.entries import AnyEntry, CheckpointWritten, LayoutDeployed, RolledBack, StepEntry
 from oobleckd.protocol.parts import Counters
 from planner.plan import Layers, Layout, Plan, Range
 from tests.unit.simulator.build import even_profile, job_of
@@ -42,6 +42,14 @@ def test_a_stretch() -> None:
     assert stretch(LIVE, 3.0, 5.0).steps == 1
     empty = stretch(LIVE, 3.0, 4.0)
     assert (empty.steps, empty.step_s, empty.first_s) == (0, 0.0, 1.0)
+
+
+def test_how_old_the_newest_checkpoint_was_when_a_stretch_began() -> None:
+    written = [CheckpointWritten("job", Counters(), "", at) for at in (1.2, 2.6)]
+    entries: list[AnyEntry] = [step(0, 1.0), written[0], step(1, 2.5), written[1]]
+    assert [stretch(entries, start, 7.0).checkpoint_s for start in (1.0, 2.5, 2.6, 4.0)] == [
+        None, pytest.approx(1.3), 0.0, pytest.approx(1.4),
+    ]  # fmt: skip
 
 
 def test_a_round_of_many_steps_began_with_its_first() -> None:
