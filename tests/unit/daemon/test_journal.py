@@ -7,7 +7,6 @@ import resource
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 import pytest
 
 from oobleckd.daemon.journal import Journal, JournalClosed, JournalError, JournalLocked, StepRow
+from tests.helpers.troubles import Troubles
 
 WAIT_S = 120.0
 
@@ -34,23 +34,6 @@ def step_of(entry: msgspec.Struct) -> StepRow | None:
     if isinstance(entry, Done):
         return StepRow(entry.job, entry.round, entry.round, "applied", entry.loss)
     return None
-
-
-class Troubles:
-    """Collects what the journal says of its disk, and lets a test wait for it."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self._condition = threading.Condition()
-
-    def __call__(self, text: str) -> None:
-        with self._condition:
-            self.said.append(text)
-            self._condition.notify_all()
-
-    def wait_for(self, count: int) -> None:
-        with self._condition:
-            assert self._condition.wait_for(lambda: len(self.said) >= count, WAIT_S)
 
 
 @contextmanager

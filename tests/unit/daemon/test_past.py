@@ -18,26 +18,10 @@ from oobleckd.daemon.past import Batch, PastError, PastStore
 from oobleckd.protocol.api import Change
 from oobleckd.protocol.watch import LaneView, OpView, ScheduleView, Snapshot
 from tests.helpers.api_server import job_view, node_view, status_view
+from tests.helpers.troubles import Troubles
 
 WAIT_S = 120.0
 MANY = 64 * 2**20
-
-
-class Troubles:
-    """Collects what the store says of its disk, and lets a test wait for it."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self._condition = threading.Condition()
-
-    def __call__(self, text: str) -> None:
-        with self._condition:
-            self.said.append(text)
-            self._condition.notify_all()
-
-    def wait_for(self, number: int) -> None:
-        with self._condition:
-            assert self._condition.wait_for(lambda: len(self.said) >= number, WAIT_S)
 
 
 @contextmanager
