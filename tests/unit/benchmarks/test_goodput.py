@@ -9,7 +9,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from benchmarks import goodput, keeping
+from benchmarks import goodput, goodput_page, keeping
 from benchmarks.goodput import (
     BEST,
     PUBLISHED,
@@ -212,3 +212,42 @@ def test_table(line: PolicyLine) -> None:
     text = shown([result(line, oobleck=50)])
     assert "6.7B, every 10 min, none comes back" in text
     assert "cannot run" not in text
+
+
+def test_the_page_has_every_policy_as_a_share_of_adaptive(line: PolicyLine) -> None:
+    ahead, behind = result(line, adaptive=97, oobleck=48.5), result(line, adaptive=96, oobleck=99)
+    lost = msgspec.structs.replace(ahead, job="350M", failures="day")
+    unable = Row(PUBLISHED, "bamboo", "fused", None, "it fits no number of nodes")
+    found = [msgspec.structs.replace(each, rows=(*each.rows, unable)) for each in (lost, ahead, behind)]
+    text = goodput_page.page(found)
+    assert "`adaptive` against the best single policy: better in 2 of 3 cells, the same in 0" in text
+    assert "It is behind in: 6.7B, every 10 min, none comes back (96.970 % of oobleck).\n" in text
+    assert "Its goals are all met." not in text
+    assert (
+        "Goals that are missed: 6.7B, every 10 min, none comes back: adaptive has 96.97 % of oobleck." in text
+    )
+    small, large = text.partition("## 350M")[2].split("## 6.7B")
+    rate = f"{line.samples_per_s:.2f}"
+    assert f"| day | {rate} | 97.00 % | 97.00 % | 50.00 % | - |\n| *median* |  |  |  | 50.00 % | - |" in small
+    assert f"| every 10 min, none comes back | {rate} | 96.00 % | 96.00 % | 103.12 % | - |" in large
+    assert (
+        "| *median* |  |  |  | 76.56 % | - |\n\nBamboo cannot run it: it fits no number of nodes.\n" in large
+    )
+    assert "| oobleck | bamboo, as published |\n| --- |" in large
+
+
+def test_the_page_is_made_of_what_the_table_prints_as_json(
+    tmp_path: Path, line: PolicyLine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [result(line, adaptive=97, oobleck=96)]
+    monkeypatch.setattr(goodput, "kept_results", lambda *_: found)
+    assert goodput.main(["--only", "nothing", "-o", "json"]) == 0
+    file = tmp_path / "results.json"
+    file.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert goodput_page.main([str(file)]) == 0
+    said = capsys.readouterr().out
+    assert said == goodput_page.page(found)
+    assert "Its goals are all met." in said
+    assert goodput_page.main([str(tmp_path / "none.json")]) == 2
+    assert "hint: name a file that goodput.py -o json printed" in capsys.readouterr().err
+    assert goodput_page.main([]) == 2
