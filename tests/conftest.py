@@ -24,32 +24,14 @@ settings.register_profile("ours", deadline=None, derandomize=True, print_blob=Tr
 settings.load_profile("ours")
 
 
-# Tests with real clusters run one after another in one of the processes that ``make test`` starts: where two share the
-# machine, both take as long again. All else, with the clusters that mind it least, runs in the other.
-_FIRST = (
-    "tests/loopback/test_faults",
-    "tests/loopback/test_nodes_live",
-    "tests/loopback/test_recovery",
-)
-_SECOND = (
-    "tests/host/",
-    *(
-        f"tests/loopback/test_{name}."
-        for name in ("demo", "devices_live", "export", "gpu_rehearsal", "roads", "twin", "up")
-    ),
-)
-
-
 class _LiveTogether(LoadScopeScheduling):
-    """Two lots of tests with real clusters; every other file of such, and every other test, goes where there is time."""
+    """Tests with real processes run one after another in one of the processes that ``make test`` starts, all others in the other.
+
+    Where two clusters share the machine, both take more than twice as long; beside what only computes, they wait less.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(_FIRST):
-            return "live"
-        if nodeid.startswith(_SECOND):
-            return "also live"
-        # One cluster for all tests of a file, and not one in each process.
-        return nodeid.partition("::")[0] if nodeid.startswith("tests/loopback/") else nodeid
+        return "live" if nodeid.startswith(("tests/host/", "tests/loopback/")) else nodeid
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks

@@ -20,6 +20,7 @@ from tests.helpers.switch import Switch
 from tests.helpers.unitcluster import CHECKOUT, HOME, installation
 
 WORKERS = 4
+STEPS = 150
 PEOPLE = "/home/kim"
 STATE = f"{PEOPLE}/state"
 SETTINGS = f"""\
@@ -154,7 +155,7 @@ def ready(box: BootBox) -> bool | None:
 
 
 def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm) -> None:
-    number = slurm.submit(tiny_job("batch", train={"steps": 300}))
+    number = slurm.submit(tiny_job("batch", train={"steps": STEPS}))
 
     def trained() -> int | None:
         found = slurm.seen(number, "jobs")
@@ -174,7 +175,7 @@ def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm) -> None:
     slurm.until(lambda: slurm.slurm_state(number) == "COMPLETED" or None, "the job is done", timeout_s=600.0)
     end = [line for line in log.read_text().splitlines() if '"items"' in line][-1]
     (job,) = json.loads(end[end.index("{") :])["items"]
-    assert (job["state"], job["step"], job["steps_lost"], job["incidents"]) == ("done", 300, 0, 0), (
+    assert (job["state"], job["step"], job["steps_lost"], job["incidents"]) == ("done", STEPS, 0, 0), (
         slurm.describe()
     )
 
