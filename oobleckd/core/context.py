@@ -26,7 +26,7 @@ from oobleckd.core.usable import Terms, Usable
 from oobleckd.protocol.api import Change
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, Release, ToWorker
-from oobleckd.protocol.parts import Peer
+from oobleckd.protocol.parts import FailureCause, Peer
 from planner.plan import node_of
 from planner.policy import Setup, Situation
 
@@ -99,17 +99,18 @@ class Core:
 
     # ------------------------------------------------------------------ small common acts
 
-    def move(self, job: JobRecord, trigger: Trigger, reason: str = "") -> None:
+    def move(self, job: JobRecord, trigger: Trigger, reason: str = "", cause: FailureCause = "") -> None:
         """Take a job along the state table; silent where neither state nor reason changes."""
         state = after(job.state, trigger)
         if (state, reason) == (job.state, job.reason):
             return
         changed = state != job.state
-        self.record(JobStateChanged(job.id, state, reason, self.now))
+        self.record(JobStateChanged(job.id, state, reason, self.now, cause))
         if changed:
             text = f"{job.id} is {state}" + (f": {reason}" if reason else "")
             level: Level = "error" if state == "failed" else "info"
-            self.announce("job", text, (f"job:{job.id}",), level=level, job=job.id, state=state)
+            said = {"cause": cause} if cause else {}
+            self.announce("job", text, (f"job:{job.id}",), level=level, job=job.id, state=state, **said)
 
     def next_epoch(self) -> int:
         """An epoch above every one in the journal or heard of in a Hello."""

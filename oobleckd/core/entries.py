@@ -17,7 +17,7 @@ from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.parts import Counters, FailureCause
 from planner.plan import Detours, Layout, Plan, Template
 from planner.policy import Setup
 from planner.profile import Profile
@@ -38,12 +38,13 @@ class JobSubmitted(Entry, frozen=True):
 
 
 class JobStateChanged(Entry, frozen=True):
-    """The job's state in the table, and the reason shown with it."""
+    """The job's state in the table, the reason shown with it, and, where it failed, the cause for programs."""
 
     job: str
     state: JobState
     reason: str
     at: float
+    cause: FailureCause = ""
 
 
 class PauseAsked(Entry, frozen=True):
@@ -314,7 +315,7 @@ def _count_devices(job: JobRecord, at: float) -> None:
 def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
     match entry:
         case JobStateChanged():
-            job.state, job.reason = entry.state, entry.reason
+            job.state, job.reason, job.cause = entry.state, entry.reason, entry.cause
             job.book.state(entry.at, entry.state)
             if entry.state in FINAL:
                 job.finished_at = entry.at

@@ -18,7 +18,7 @@ from oobleckd.core.run import Asked, Run
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Measure, Measured
-from oobleckd.protocol.parts import DeviceInfo
+from oobleckd.protocol.parts import DeviceInfo, FailureCause
 from planner.plan import Template, node_of
 from planner.policy import Setup
 from planner.profile import Profile
@@ -152,20 +152,20 @@ def release(core: Core, run: Run) -> None:
         core.release(device, run.job.id)
 
 
-def end(core: Core, run: Run, trigger: str, reason: str = "") -> None:
+def end(core: Core, run: Run, trigger: str, reason: str = "", cause: FailureCause = "") -> None:
     """The job is over (``trigger``: finish, fail or cancel); the place is free."""
     assert trigger in {"finish", "fail", "cancel"}
     if run.incident is not None:
         incidents.close(core, run)
     release(core, run)
-    core.move(run.job, trigger, reason)  # type: ignore[arg-type]
+    core.move(run.job, trigger, reason, cause)  # type: ignore[arg-type]
     core.run = None
 
 
-def fail(core: Core, job: JobRecord, error: str, hint: str) -> None:
-    """A job that cannot go on for a reason that a user must mend."""
+def fail(core: Core, job: JobRecord, error: str, hint: str, cause: FailureCause = "") -> None:
+    """A job that cannot go on for a reason that a user must mend. ``cause``: what a program should know of it."""
     reason = f"{error} ({hint})" if hint else error
     if core.run is not None and core.run.job is job:
-        end(core, core.run, "fail", reason)
+        end(core, core.run, "fail", reason, cause)
     else:
-        core.move(job, "fail", reason)
+        core.move(job, "fail", reason, cause)

@@ -372,7 +372,7 @@ class Machine:
         job = core.state.jobs.get(message.job) or (core.run.job if core.run else None)
         node = core.members.nodes.get(node_of(message.device))
         if job is not None and not job.final and node is not None and node.alive:
-            jobs.fail(core, job, f"{message.device}: {message.error}", message.hint)
+            jobs.fail(core, job, f"{message.device}: {message.error}", message.hint, message.cause)
 
     def _revived(self, name: str) -> None:
         """A life that was declared over is heard again: it joins as a fresh one, unless nobody has acted on its end yet."""

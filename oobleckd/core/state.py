@@ -14,7 +14,7 @@ from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.parts import Counters, FailureCause
 from planner.plan import Detours, Layout, Plan, Template, node_of
 from planner.policy import Setup
 from planner.profile import Profile
@@ -93,6 +93,7 @@ class JobRecord:
     counters: Counters
     state: JobState = "queued"
     reason: str = ""
+    cause: FailureCause = ""
     finished_at: float | None = None
     paused: bool = False
     epoch: int = 0

@@ -240,6 +240,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         sum_copies=job.spec.schedule.sum_copies,
         cadence=cadence(job) if not job.final else None,
         checkpoint_step=job.checkpoint_counters.step,
+        cause=job.cause,
     )
 
 

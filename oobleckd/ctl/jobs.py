@@ -12,6 +12,7 @@ from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.nodes import told
 from oobleckd.ctl.output import (
+    CAUSES,
     FAILED,
     TIMED_OUT,
     USAGE,
@@ -72,7 +73,9 @@ def _existing(key: str, text: str, source: Path) -> str:
     help="Start from a checkpoint folder, or from the newest of the job of the same name.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Check the file and stop.")
-@click.option("--wait", "wait_", is_flag=True, help="Stay until the job is over; exit 1 unless it is done.")
+@click.option(
+    "--wait", "wait_", is_flag=True, help="Stay until the job is over; exit 1, 6, 7 or 8 unless it is done."
+)
 @connected
 def submit(client: Client, file: Path, resume: str, dry_run: bool, wait_: bool) -> None:
     """Hand in the job of FILE, a job.toml. Prints the job's id."""
@@ -105,7 +108,7 @@ def _end_with(view: JobView) -> None:
     else:
         click.echo(view.id)
     if view.state != "done":
-        fail(f"{view.name} is {view.state} at step {view.step}", view.reason, FAILED)
+        fail(f"{view.name} is {view.state} at step {view.step}", view.reason, CAUSES.get(view.cause, FAILED))
     note(f"{view.name} is done: {view.step} steps, {view.incidents} incidents, {view.steps_lost} steps lost")
 
 

@@ -152,7 +152,8 @@ def main(ctx: click.Context, socket: str | None, output: str | None) -> None:
     """Train large models that keep going when machines die.
 
     Data goes to stdout, words to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 not found or condition
-    false, 4 daemon unreachable, 5 refused, 124 timed out.
+    false, 4 daemon unreachable, 5 refused, 6 the job's loss or gradients were not finite, 7 its data
+    changed, 8 it does not fit a device's memory, 124 timed out.
     """
     ctx.obj = {"socket": socket, "output": output}
 

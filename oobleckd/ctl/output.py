@@ -1,7 +1,7 @@
 """What oobleckctl prints, and how it ends: data on stdout, ``error:`` and ``hint:`` on stderr, exit codes.
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 not found or condition false, 4 daemon unreachable, 5 refused,
-124 ``wait`` timed out. Data is a table for people or, with ``-o json``, one document with ``apiVersion``.
+124 ``wait`` timed out, and what a job failed by where a script should know it: 6 not finite, 7 data changed, 8 out of memory. Data is a table for people or, with ``-o json``, one document with ``apiVersion``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import click
 import msgspec
 
 from oobleckd.protocol.api import API_VERSION
+from oobleckd.protocol.parts import FailureCause
 
 FAILED, USAGE, NOT_FOUND, UNREACHABLE, REFUSED, TIMED_OUT = 1, 2, 3, 4, 5, 124
+CAUSES: dict[FailureCause, int] = {"not-finite": 6, "data-changed": 7, "out-of-memory": 8}
+"""How a command ends that waited for a job which failed by one of these."""
 
 
 class Failure(Exception):

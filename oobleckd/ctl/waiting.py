@@ -16,7 +16,7 @@ import click
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import job_names
-from oobleckd.ctl.output import NOT_FOUND, TIMED_OUT, Failure, emit_item, fail
+from oobleckd.ctl.output import CAUSES, NOT_FOUND, TIMED_OUT, Failure, emit_item, fail
 from oobleckd.protocol.api import JobState, JobView
 from oobleckd.unixhttp import Unreachable
 
@@ -96,7 +96,7 @@ def wait(client: Client, job: str, what: str, timeout_s: float | None) -> None:
     """Wait until JOB has committed a step, is in a state, has no recovery open (recovered), or has
     come through at least N recoveries (incidents=N).
 
-    Ends with 3 when it can no longer come true, with 124 when the time is up.
+    Ends with 3 when it can no longer come true (with 6, 7 or 8 where the job failed by what these say), with 124 when the time is up.
     """
     holds = condition_of(what)
     closed = what.startswith(("recovered", "incidents"))
@@ -108,7 +108,8 @@ def wait(client: Client, job: str, what: str, timeout_s: float | None) -> None:
                 return
             if view.state in FINAL:
                 fail(f"{view.name} is {view.state} at step {view.step}; {what} will not come true",
-                     view.reason or f"`oobleckctl describe job {view.id}` says more", NOT_FOUND)  # fmt: skip
+                     view.reason or f"`oobleckctl describe job {view.id}` says more",
+                     CAUSES.get(view.cause, NOT_FOUND))  # fmt: skip
     except TimedOut as error:
         seen = f"; it is {error.job.state} at step {error.job.step}" if error.job else ""
         hint = f"`oobleckctl describe job {job}` says what it does; wait again, for as long as it takes"

@@ -11,7 +11,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.parts import How
+from oobleckd.protocol.parts import FailureCause, How
 
 API_VERSION = "oobleck/v1"
 
@@ -231,6 +231,7 @@ class JobView(msgspec.Struct, frozen=True):
     staggered update), ``updates_taken_back`` of those in vain. ``boundary_bytes``: what a device keeps at most of what it sent;
     ``sum_copies``: how often in a step a peer gets a copy of its gradient sums.
     ``cadence``: of its checkpoints, where that is not fixed; ``checkpoint_step``: the steps in the last one.
+    ``cause``: of a failed job, where a program should know it.
     """
 
     id: str
@@ -261,6 +262,7 @@ class JobView(msgspec.Struct, frozen=True):
     sum_copies: int = 0
     cadence: CadenceView | None = None
     checkpoint_step: int = 0
+    cause: FailureCause = ""
 
 
 class StepView(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from oobleckd.protocol.parts import (
     Counters,
     DatagramSession,
     DeviceInfo,
+    FailureCause,
     Flags,
     How,
     Notice,
@@ -35,7 +36,7 @@ from oobleckd.protocol.parts import (
 from planner.plan import Detours, HopState, Layout, Route, Transfer
 from planner.profile import Profile
 
-PROTOCOL = 8
+PROTOCOL = 9
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -253,7 +254,7 @@ class OpTimes(Message, frozen=True):
 
 class DeviceFailed(Message, frozen=True):
     """A device cannot do what it was told for a reason that a user must mend; one clear sentence. ``damaged``: the checkpoint that it was to
-    load, and that is not what was written ("": it is something else).
+    load, and that is not what was written ("": it is something else). ``cause``: what a program should know of the reason.
     """
 
     device: str
@@ -261,6 +262,7 @@ class DeviceFailed(Message, frozen=True):
     error: str
     hint: str = ""
     damaged: str = ""
+    cause: FailureCause = ""
 
 
 class Corrupted(Message, frozen=True):

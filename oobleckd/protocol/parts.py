@@ -10,6 +10,10 @@ from msgspec import Meta
 DATAGRAM_SESSION_BYTES, DATAGRAM_KEY_BYTES = 8, 32
 
 Outcome = Literal["applied", "skipped", "repeated"]
+FailureCause = Literal["", "not-finite", "data-changed", "out-of-memory"]
+"""Why a job failed, for programs: its loss or gradients were not finite, its data is not what it was, a device's memory is too small for it.
+"": for another reason, which only the sentence says.
+"""
 How = Literal[
     "sigkill", "sigterm", "sigstop", "hang", "net-drop", "agent-only", "device", "host",
     "slow", "flip-weight", "flip-moment", "flip-sum",

@@ -1,0 +1,23 @@
+"""A job that failed by something a script should know ends `wait` and `submit --wait` with a code of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from oobleckd.ctl.output import CAUSES, NOT_FOUND
+from oobleckd.protocol.parts import FailureCause
+from tests.helpers.api_server import job_view
+from tests.unit.ctl.conftest import Ctl
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_cause_has_an_exit_code(ctl: Ctl, cause: FailureCause) -> None:
+    ctl.api.jobs = [job_view(state="failed", reason="why it failed", cause=cause)]
+    result = ctl("wait", "job-1", "--for", "state=done")
+    assert result.exit_code == CAUSES[cause]
+    assert "why it failed" in result.stderr
+
+
+def test_a_job_that_failed_otherwise_has_none(ctl: Ctl) -> None:
+    ctl.api.jobs = [job_view(state="failed", reason="why it failed")]
+    assert ctl("wait", "job-1", "--for", "state=done").exit_code == NOT_FOUND
