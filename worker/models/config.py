@@ -131,7 +131,7 @@ def _stored(job: Job) -> dict[str, Any]:
             f"model.checkpoint: {path}: {error.strerror}",
             "name a local folder with config.json and safetensors, seen by every node",
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"model.checkpoint: {path} is not JSON", "download the folder again") from error
     if not isinstance(stored, dict):
         raise UserError(f"model.checkpoint: {path} is no configuration", "download the folder again")
