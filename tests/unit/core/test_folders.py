@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from oobleckd.core import view
+from oobleckd.core.entries import ProfileMeasured
 from oobleckd.core.machine import Machine
 from oobleckd.protocol.folder import FolderNote
-from oobleckd.protocol.job import Model
+from oobleckd.protocol.job import Job, Model
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -18,9 +19,13 @@ def told(world: World) -> list[str]:
     return [change.text for change in view.story(world.machine.core, "job:job-1") if change.kind == "model"]
 
 
+def with_model(folder: str, steps: int = 2) -> Job:
+    return msgspec.structs.replace(make_job(steps=steps, memory=350), model=Model(checkpoint=folder))
+
+
 def with_folder(world: World) -> None:
     world.run_for(1.0)
-    world.submit(msgspec.structs.replace(make_job(steps=200, memory=350), model=Model(checkpoint="/m")))
+    world.submit(with_model("/m", steps=200))
     world.until_step(3)
 
 
@@ -57,3 +62,15 @@ def test_a_whole_folder_is_not_mentioned() -> None:
     with_folder(world)
     assert not told(world)
     assert world.view().notes == ()
+
+
+def test_what_is_in_a_folder_is_measured_for_every_job() -> None:
+    """Another model may be in the same folder by then; its costs are not those of the one before, nor is its depth."""
+    world = World(1, 4)
+    world.run_for(1.0)
+    plain = make_job(steps=2, memory=350)
+    for number, job in enumerate((plain, plain, with_model("/m"), with_model("/m")), start=1):
+        world.submit(job)
+        world.until_state("done", job_id=f"job-{number}")
+    measured = [entry.key for entry in world.daemon.disk.entries() if isinstance(entry, ProfileMeasured)]
+    assert len(set(measured)) == len(measured) == 3
