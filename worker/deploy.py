@@ -16,6 +16,7 @@ import msgspec
 from oobleckd.protocol.messages import Deploy
 from planner.plan import Layers, Transfer
 from worker.ahead import Ahead
+from worker.errors import UserError
 from worker.faults import Faults
 from worker.post import Post
 from worker.staging import Staging
@@ -78,6 +79,7 @@ class Deployment:
 
     def start(self) -> None:
         """Send what others need, then load, initialise or await what is missing. Raises UserError."""
+        self._check_model()
         self._send()
         needed = self.store.needed(self.layers) if self.layers else ()
         if self.message.source == "copy":
@@ -90,6 +92,15 @@ class Deployment:
             self.incoming = {bucket: self.store.fresh(bucket) for bucket in needed}
         else:
             self.incoming = self.store.loaded(Path(self.message.source), needed)
+
+    def _check_model(self) -> None:
+        """Whether the model is here what it was where it was measured: it is looked up in a folder anew."""
+        here, planned = self.store.spec.num_layers, self.message.layout.num_layers
+        if here != planned:
+            raise UserError(
+                f"model.checkpoint: {self.message.spec.model.checkpoint}: the model has {here} layers here, and had {planned} where it was measured",
+                "put the same folder on every node, leave it as it is, and submit again",
+            )
 
     def advance(self) -> bool:
         """Take in what has arrived; whether anything had."""

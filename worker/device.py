@@ -345,7 +345,8 @@ class DeviceProcess:
         if message.source != "copy":
             give_back_memory()  # what making weights, or reading them, took
         copied_bytes, staged_bytes = self.deployment.copied_bytes, self.deployment.staged_bytes
-        self.tell(Ready(self.place.device, message.epoch, copied_bytes, staged_bytes))
+        notes = self.deployment.store.spec.notes
+        self.tell(Ready(self.place.device, message.epoch, copied_bytes, staged_bytes, notes))
         self.faults.reach("ready", message.counters.round)
 
     def _adopt(self, layout_epoch: int) -> None:

@@ -44,7 +44,7 @@ def export(
         raise UserError(*refusal)
     with _reading():
         manifest = read_manifest(checkpoint)
-    spec = _spec(manifest.spec)
+    spec = _spec(manifest)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         beside.mkdir(parents=True)
@@ -67,12 +67,19 @@ def export(
     return Exported(str(folder), manifest.counters.step, spec.architecture, name, num_bytes, files)
 
 
-def _spec(job: Job) -> ModelSpec:
-    """The model of ``job``. Its weights are the checkpoint's, so of a start folder only config.json is read."""
+def _spec(manifest: Manifest) -> ModelSpec:
+    """The model of a checkpoint. Its weights are the checkpoint's, so of a start folder only config.json is read."""
+    job = manifest.spec
     config = load_config(job)
-    return ModelSpec(
-        msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, checkpoint="")), config
-    )
+    bare = msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, checkpoint=""))
+    spec = ModelSpec(bare, config)
+    held = {name.partition("/")[2] for bucket in manifest.buckets for name in bucket.tensors}
+    if job.model.checkpoint and held - {key for bucket in spec.buckets for key in bucket.keys}:
+        config.tie_word_embeddings = (
+            False  # the start folder had different values for what its configuration ties
+        )
+        spec = ModelSpec(bare, config)
+    return spec
 
 
 def _plan(spec: ModelSpec, shard_bytes: int, dtype: torch.dtype) -> list[list[str]]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.checkpoint import complete, manifest_of
+from oobleckd.protocol.folder import words
 from oobleckd.protocol.job import Job, JobError, load_job
 from oobleckd.protocol.messages import CheckpointPart, FromWorker, StepDone
 from oobleckd.protocol.parts import Counters, bits_of
@@ -74,6 +75,8 @@ def lone_layout(num_layers: int, num_micro_batches: int) -> Layout:
 def run(job: Job, out: Path, told: Callable[[FromWorker], None]) -> None:
     """Train ``job`` to its end; every message that a device would send goes to ``told``."""
     store = Store(load_spec(job), PLACE)
+    for note in store.spec.notes:
+        print(f"{job.model.checkpoint}: {words(note)}", file=sys.stderr)
     layout = lone_layout(store.spec.num_layers, job.num_micro_batches)
     layers = layout.holdings[DEVICE]
     store.adopt(layers, {bucket: store.fresh(bucket) for bucket in store.needed(layers)})

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from oobleckd.core import corruption, incidents, prepare, samples
 from oobleckd.core.context import Core
-from oobleckd.core.entries import EpochRaised, LayoutDeployed
+from oobleckd.core.entries import EpochRaised, FolderNoted, LayoutDeployed
 from oobleckd.core.run import Candidate, Run
+from oobleckd.core.state import JobRecord
+from oobleckd.protocol.folder import words
 from oobleckd.protocol.messages import Deploy, Ready, Resume
 from planner.policy import Proposal, Situation
 from planner.reroute import layout_of
@@ -71,7 +73,22 @@ def on_ready(core: Core, message: Ready) -> None:
     core.members.emptied(message.device)
     candidate.ready[message.device] = message
     if candidate.ready.keys() == candidate.deploys.keys():
+        _say_of_folder(core, run.job, candidate)
         _adopt(core, run, candidate)
+
+
+def _say_of_folder(core: Core, job: JobRecord, candidate: Candidate) -> None:
+    """What of it nothing uses, and what it lacks: once for a job, whoever says it."""
+    notes = next((ready.notes for ready in candidate.ready.values() if ready.notes), ())
+    if not notes or notes == job.notes or job.origin != "init":
+        return  # a job that was resumed takes nothing of it
+    core.record(FolderNoted(job.id, notes))
+    for note in notes:
+        text = f"{job.id}: {job.spec.model.checkpoint}: {words(note)}"
+        story = (f"job:{job.id}",)
+        core.announce(
+            "model", text, story, level="warn", job=job.id, what=note.kind, count=note.count, names=note.names
+        )
 
 
 def _adopt(core: Core, run: Run, candidate: Candidate) -> None:

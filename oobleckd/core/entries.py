@@ -16,6 +16,7 @@ from oobleckd.core.state import LEAST_KEPT, RECENT_STEPS, JobRecord, Kept, State
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.corruption import Odd
+from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, FailureCause
 from planner.plan import Detours, Layout, Plan, Template
@@ -67,6 +68,13 @@ class TemplatesMade(Entry, frozen=True):
     job: str
     setup: Setup
     templates: tuple[Template, ...]
+
+
+class FolderNoted(Entry, frozen=True):
+    """What the devices say of the folder that the job's model starts from."""
+
+    job: str
+    notes: tuple[FolderNote, ...]
 
 
 class EpochRaised(Entry, frozen=True):
@@ -224,6 +232,7 @@ AnyEntry = (
     | PauseAsked
     | ProfileMeasured
     | TemplatesMade
+    | FolderNoted
     | EpochRaised
     | Restarted
     | LayoutDeployed
@@ -287,6 +296,7 @@ _OfJob = (
     JobStateChanged
     | PauseAsked
     | TemplatesMade
+    | FolderNoted
     | LayoutDeployed
     | Detoured
     | RolledBack
@@ -323,6 +333,8 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             job.paused = entry.paused
         case TemplatesMade():
             job.setup, job.templates = entry.setup, entry.templates
+        case FolderNoted():
+            job.notes = entry.notes
         case LayoutDeployed():
             job.layout, job.plan, job.lives = entry.layout, entry.plan, entry.lives
             job.dead, job.settled, job.detours = (), (), None

@@ -30,6 +30,12 @@ def profile_key(spec: Job, device: DeviceInfo) -> str:
     return hashlib.sha256(what).hexdigest()[:32]
 
 
+def _key_of(job: JobRecord, device: DeviceInfo) -> str:
+    """As ``profile_key``, for one job alone where a folder decides what its model is: there may be another model in it by the next one."""
+    key = profile_key(job.spec, device)
+    return f"{key}/{job.id}" if job.spec.model.checkpoint else key
+
+
 def as_linked(profile: Profile, spec: Job) -> Profile:
     """``profile`` with the link that the job says it has: no device measures what lies between two nodes."""
     said = spec.resources.link_bytes_per_s
@@ -77,7 +83,7 @@ def prepare(core: Core, run: Run) -> None:
     device = _measurable(core, run)
     if device is None:
         return
-    key = profile_key(run.job.spec, device)
+    key = _key_of(run.job, device)
     profile = core.state.profiles.get(key)
     if profile is None:
         if run.measuring != device.device:
@@ -126,7 +132,7 @@ def on_measured(core: Core, message: Measured) -> None:
     device = core.members.device(message.device)
     if run is None or run.measuring != message.device or message.job != run.job.id or device is None:
         return
-    key = profile_key(run.job.spec, device)
+    key = _key_of(run.job, device)
     core.record(ProfileMeasured(key, message.profile))
     run.measuring = ""
 

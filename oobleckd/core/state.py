@@ -13,6 +13,7 @@ from oobleckd.core.blame import Dispute
 from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
+from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, FailureCause
 from planner.plan import Detours, Layout, Plan, Template, node_of
@@ -82,7 +83,8 @@ class JobRecord:
     ``began``: the round in which the present one began. ``rolled_back_at``: when it went back to a checkpoint, or to the start.
     ``deployed_at``: when the first layout was in force. ``written``: checkpoints, oldest first. ``book``: where
     the time of its devices went. ``origin``: the ``source`` that it was submitted with. ``kept``: the newest complete checkpoints, oldest
-    first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong.
+    first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong. ``notes``: what is to
+    be said of its model's folder.
     """
 
     id: str
@@ -121,6 +123,7 @@ class JobRecord:
     origin: str = "init"
     kept: list[Kept] = field(default_factory=list)
     disputes: tuple[Dispute, ...] = ()
+    notes: tuple[FolderNote, ...] = ()
     _survivors: _Survivors = field(default=_Survivors(), repr=False, compare=False)
 
     @property

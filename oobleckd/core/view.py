@@ -241,6 +241,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         cadence=cadence(job) if not job.final else None,
         checkpoint_step=job.checkpoint_counters.step,
         cause=job.cause,
+        notes=job.notes,
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.folder import notes_on
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.nodes import told
 from oobleckd.ctl.output import (
@@ -26,6 +27,7 @@ from oobleckd.ctl.output import (
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
 from oobleckd.draw.lines import size
 from oobleckd.protocol.api import JobView
+from oobleckd.protocol.folder import words
 from oobleckd.protocol.job import Job, JobError, load_job
 
 
@@ -80,6 +82,10 @@ def _existing(key: str, text: str, source: Path) -> str:
 def submit(client: Client, file: Path, resume: str, dry_run: bool, wait_: bool) -> None:
     """Hand in the job of FILE, a job.toml. Prints the job's id."""
     job = read_job(file)
+    notes = notes_on(job, file)
+    if not resume:  # else the checkpoint has the weights
+        for each in notes:
+            note(f"{job.model.checkpoint}: {words(each)}")
     if dry_run:
         _show_plan(job, file)
         return

@@ -128,7 +128,7 @@ def _from_journal(path: Path, job: Job) -> Profile:
     decoder = msgspec.msgpack.Decoder(ProfileMeasured)
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
         entries = [decoder.decode(data) for (data,) in database.execute(_MEASURED)]
-    fitting = [entry.profile for entry in entries if entry.key in _keys(job, entry.profile)]
+    fitting = [entry.profile for entry in entries if entry.key.partition("/")[0] in _keys(job, entry.profile)]
     if not fitting:
         raise Failure(
             f"{path}: none of its {len(entries)} profiles is of {job.name}'s model, shapes and precision",

@@ -24,6 +24,7 @@ from oobleckd.ctl.output import (
 from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers
 from oobleckd.draw.lines import clock, count, layers, seconds, size
 from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, TemplateView
+from oobleckd.protocol.folder import words
 
 
 @click.command()
@@ -213,6 +214,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "gradient sums": f"copied to a peer {job.sum_copies} times a step" if job.sum_copies else "",
         "checkpoint": f"{job.checkpoint} (step {job.checkpoint_step})" if job.checkpoint else "",
         "cadence": _cadence(job),
+        "folder": "; ".join(map(words, job.notes)),
         "digest": job.digest,
     })  # fmt: skip
     if job.pipelines:

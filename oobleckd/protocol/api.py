@@ -10,6 +10,7 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
+from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import FailureCause, How
 
@@ -231,7 +232,7 @@ class JobView(msgspec.Struct, frozen=True):
     staggered update), ``updates_taken_back`` of those in vain. ``boundary_bytes``: what a device keeps at most of what it sent;
     ``sum_copies``: how often in a step a peer gets a copy of its gradient sums.
     ``cadence``: of its checkpoints, where that is not fixed; ``checkpoint_step``: the steps in the last one.
-    ``cause``: of a failed job, where a program should know it.
+    ``cause``: of a failed job, where a program should know it. ``notes``: what is to be said of the folder that its model starts from.
     """
 
     id: str
@@ -263,6 +264,7 @@ class JobView(msgspec.Struct, frozen=True):
     cadence: CadenceView | None = None
     checkpoint_step: int = 0
     cause: FailureCause = ""
+    notes: tuple[FolderNote, ...] = ()
 
 
 class StepView(msgspec.Struct, frozen=True):

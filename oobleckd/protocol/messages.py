@@ -18,6 +18,7 @@ from __future__ import annotations
 import msgspec
 
 from oobleckd.protocol.corruption import Fingerprints, Odd
+from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import (
     Counters,
@@ -125,12 +126,15 @@ class Measured(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """All layers of the layout of ``epoch`` are here: ``copied_bytes`` came from others since the ``Deploy``, ``staged_bytes`` beforehand."""
+    """All layers of the layout of ``epoch`` are here: ``copied_bytes`` came from others since the ``Deploy``, ``staged_bytes`` beforehand.
+    ``notes``: what is to be said of the folder of the job's model.
+    """
 
     device: str
     epoch: int
     copied_bytes: int = 0
     staged_bytes: int = 0
+    notes: tuple[FolderNote, ...] = ()
 
 
 class Prepared(Message, frozen=True):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from oobleckd.protocol import codec
+from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.messages import (
     Beat,
     CheckpointPart,
@@ -72,7 +73,7 @@ def worker_frames(node: str) -> list[bytes]:
         DeviceLost("life.1", device, "signal 9", spare=True),
         LinkDown(device, "node-9/0", "closed"),
         Measured(device, "job-1", Profile("p", "cpu", (layer,) * 3)),
-        Ready(device, 1, 10, 20),
+        Ready(device, 1, 10, 20, (FolderNote("fresh", 9, ("w",)),)),
         Prepared(device, 1, 2),
         Emptied(device, "daemon.1"),
         Progress(device, 1, now, {0: (0, 1)}, (0,), vote, vote),

@@ -59,6 +59,7 @@ class SimSpec:
 
     def __init__(self, world: World) -> None:
         self.num_layers = world.num_layers
+        self.notes = world.folder_notes
         self.buckets = tuple(SimBucketSpec(uses) for uses in world.buckets)
         self._of_layer = [
             tuple(b for b, uses in enumerate(world.buckets) if layer in uses)

@@ -18,6 +18,7 @@ from oobleckd.core.config import Config
 from oobleckd.core.events import Asked, Tick
 from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import AnyRequest, Response, Submit
+from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import DeviceLost, Goodbye, LinkDown
 from planner.plan import Layout, device_name, node_of
@@ -64,6 +65,7 @@ class World:
         self.complete: dict[str, dict[int, State]] = {}
         self.damaged: dict[str, int] = {}  # checkpoint -> the bucket whose file is not what was written
         self.early = self.taken_back = 0  # updates before all votes were in, and those in vain
+        self.folder_notes: tuple[FolderNote, ...] = ()
         self.fired: list[tuple[str, str]] = []
         # Device whose arithmetic comes to other norms -> what it says of that.
         self.rounds_apart = rounds_apart or {}

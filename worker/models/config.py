@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from oobleckd.protocol.job import Job
 from worker.errors import UserError
+from worker.models import rope
 
 CAUSAL = (
     "arcee", "biogpt", "bloom", "codegen", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma",
@@ -51,6 +53,9 @@ _REFUSED = frozenset(
     }
 )  # fmt: skip
 
+_SHOWS = ("add_cross_attention", "chunk_size_feed_forward", "is_encoder_decoder", "layerdrop")
+"""Of these, what a config.json may not have set: the model of transformers would compute something else."""
+
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -64,21 +69,48 @@ def load_config(job: Job) -> PretrainedConfig:
         )
     kind: type[PretrainedConfig] = CONFIG_MAPPING[family]
     _check_keys(kind, job.model.config)
-    fields = {**_stored(job), **job.model.config}
-    fields |= dict.fromkeys(_out_of_reach(kind, fields))
-    try:
-        config = kind(**(fields | {"use_cache": False}))
-    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"model.config: {_one_line(error)}", f"see the fields of transformers' {kind.__name__}"
-        ) from error
+    config = _made(kind, _fields(kind, _stored(job), job.model.config))
+    if "rope_parameters" in kind.__dataclass_fields__:
+        rope.check_taken(config, job.model.config)
     _check_config(job, config)
     return config
 
 
+def _fields(kind: type[PretrainedConfig], stored: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the job gives over what is stored, under whichever of its names either has it."""
+    names = {key: kind.attribute_map.get(key, key) for key in (*stored, *given)}
+    said = {names[key]: key for key in given}
+    for key in given:
+        if said[names[key]] != key and given[said[names[key]]] != given[key]:
+            raise UserError(
+                f"model.config.{key}: is another name of {said[names[key]]}, which has another value",
+                "leave one of the two out",
+            )
+    kept = {key: value for key, value in stored.items() if names[key] not in said}
+    # Transformers writes into tables that it is given.
+    fields: dict[str, Any] = copy.deepcopy({**rope.merged(kept, given), **given})
+    return fields | dict.fromkeys(_out_of_reach(kind, fields))
+
+
+def _made(kind: type[PretrainedConfig], fields: dict[str, Any]) -> PretrainedConfig:
+    try:
+        return kind(**(fields | {"use_cache": False}))
+    except (
+        StrictDataclassError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
+        raise UserError(
+            f"model.config: {_one_line(error)}", f"see the fields of transformers' {kind.__name__}"
+        ) from error
+
+
 def _check_keys(kind: type[PretrainedConfig], given: Iterable[str]) -> None:
     fields = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
-    known = fields - _REFUSED
+    known = (fields | rope.keys_of(kind)) - _REFUSED
     for key in given:
         if key not in known:
             raise UserError(
@@ -99,15 +131,34 @@ def _stored(job: Job) -> dict[str, Any]:
             f"model.checkpoint: {path}: {error.strerror}",
             "name a local folder with config.json and safetensors, seen by every node",
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"model.checkpoint: {path} is not JSON", "download the folder again") from error
+    if not isinstance(stored, dict):
+        raise UserError(f"model.checkpoint: {path} is no configuration", "download the folder again")
     family = stored.pop("model_type", None)
     if family != job.model.family:
         raise UserError(
             f"model.family is {job.model.family!r}, but {path} is of a {family!r} model",
             f'set model.family = "{family}"',
         )
+    _check_stored(path, job.model.family, stored)
     return {key: value for key, value in stored.items() if key not in _REFUSED}
+
+
+def _check_stored(path: Path, family: str, stored: Mapping[str, Any]) -> None:
+    for key in ("quantization_config", "compression_config"):
+        if (how := stored.get(key)) is not None:
+            method = how.get("quant_method") if isinstance(how, dict) else None
+            raise UserError(
+                f"model.checkpoint: {path} has {key}: its weights are quantized ({method or 'by a method without a name'})",
+                "name a folder with the weights as they were before, or dequantize them with transformers and save them",
+            )
+    for key in (*_SHOWS, "is_decoder") if family in MASKED else _SHOWS:
+        if stored.get(key):
+            raise UserError(
+                f"model.checkpoint: {path} has {key} = {json.dumps(stored[key])}, with which no {family} is trained here",
+                f"name another folder, or remove {key} from config.json if its weights do without",
+            )
 
 
 def _out_of_reach(kind: type[PretrainedConfig], fields: dict[str, Any]) -> list[str]:
@@ -166,4 +217,7 @@ def _nearest(word: str, known: Iterable[str], what: str) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    words = (
+        error.args[0] if isinstance(error, KeyError) and error.args else error
+    )  # a KeyError's own text is quoted
+    return " ".join(str(words).split())

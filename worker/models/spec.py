@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from oobleckd.protocol.folder import FolderNote, note_of
 from oobleckd.protocol.job import Job
-from worker.models.config import load_config
+from worker.errors import UserError
+from worker.models.config import TIED, load_config
+from worker.models.folder import Folder
 from worker.models.layer import Layer
 from worker.models.split import Call, Split, split
-from worker.models.weights import Folder, fresh
+from worker.models.weights import fresh
 
 
 class Bucket(msgspec.Struct, frozen=True):
@@ -36,19 +39,25 @@ class Bucket(msgspec.Struct, frozen=True):
 
 
 class ModelSpec:
-    """The model of ``job``: what its parameters are called, where they come from, how its layers compute."""
+    """The model of ``job``: what its parameters are called, where they come from, how its layers compute.
+
+    ``notes``: what is to be said of the folder that it starts from.
+    """
 
     def __init__(self, job: Job, config: PretrainedConfig) -> None:
         self.job = job
         self.config = config
         self._split: Split = split(config)
+        self._folder = self._open_folder()
+        self.notes: tuple[FolderNote, ...] = () if self._folder is None else self._folder.notes
+        if self._folder is not None and self._folder.apart:
+            self._untie(self._folder.apart)
         self.buckets = _buckets(self._split)
         self._of_layer = tuple(
             tuple(bucket.index for bucket in self.buckets if layer in bucket.uses)
             for layer in range(self.num_layers)
         )
         self._calls: dict[torch.device, tuple[Call, ...]] = {}
-        self._folder = self._open_folder()
 
     @property
     def num_layers(self) -> int:
@@ -70,11 +79,11 @@ class ModelSpec:
         They depend on the job's seed and the keys alone, or come from the job's checkpoint folder. Raises
         UserError when that cannot be read.
         """
-        keys = self.buckets[bucket].keys
-        if self._folder is not None:
-            values = {key: self._folder.read(key) for key in keys}
-        else:
-            values = self._fresh(keys)
+        keys, folder = self.buckets[bucket].keys, self._folder
+        stored = {key for key in keys if folder is not None and folder.has(key)}
+        values = self._fresh(tuple(key for key in keys if key not in stored))
+        if folder is not None:
+            values |= {key: folder.read(key) for key in keys if key in stored}
         return [torch.empty(values[key].shape, device=device).copy_(values[key]) for key in keys]
 
     def layer(self, layer: int, params: Mapping[str, Tensor], device: torch.device) -> Layer:
@@ -122,9 +131,23 @@ class ModelSpec:
     def _open_folder(self) -> Folder | None:
         if not self.job.model.checkpoint:
             return None
-        folder = Folder(Path(self.job.model.checkpoint), self._split.model.base_model_prefix)
-        folder.check({k: s for b in self.buckets for k, s in zip(b.keys, b.shapes, strict=True)})
-        return folder
+        model, blocks = self._split.model, {id(param) for param in self._split.blocks.parameters()}
+        keys = [name for name, param in model.named_parameters() if id(param) in blocks]
+        return Folder(Path(self.job.model.checkpoint), model, keys)
+
+    def _untie(self, apart: tuple[tuple[str, str], ...]) -> None:
+        """As transformers: what a folder has two different values for is not tied, whatever its configuration says."""
+        if self.job.model.family in TIED:
+            one, other = apart[0]
+            raise UserError(
+                f"model.checkpoint: {self.job.model.checkpoint} has different values for {one} and {other}, and "
+                f"{self.job.model.family} is trained with tied embeddings alone",
+                "remove one of the two from the folder",
+            )
+        self.config.tie_word_embeddings = False
+        self._split = split(self.config)
+        self._folder = self._open_folder()
+        self.notes = (note_of("apart", [name for pair in apart for name in pair]), *self.notes)
 
 
 def load_spec(job: Job) -> ModelSpec:

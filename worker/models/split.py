@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -89,18 +90,25 @@ class Split:
 def split(config: PretrainedConfig) -> Split:
     """Build the structure of ``config``'s model and find its cut. Raises UserError if it has none."""
     auto = AutoModelForMaskedLM if config.model_type in MASKED else AutoModelForCausalLM
-    try:
+    with _buildable():
         with light.without_heavy_parts(), light.without_values(), torch.device("meta"):
             model = auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+        model.train()
+        body, blocks = _find_blocks(model, config.num_hidden_layers)
+        _, tail = _rehearse(model, body, blocks, (1, 2), torch.device("cpu"))
+    return Split(model, body, blocks, tail)
+
+
+@contextmanager
+def _buildable() -> Iterator[None]:
+    """Fields that do not fit together show as whatever transformers' and torch's code makes of them."""
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError, AttributeError) as error:
         raise UserError(
-            f"model.config: the model cannot be built: {' '.join(str(error).split())}",
+            f"model.config: the model cannot be built: {' '.join(str(error).split()) or type(error).__name__}",
             "mend the sizes that the message names",
         ) from error
-    model.train()
-    body, blocks = _find_blocks(model, config.num_hidden_layers)
-    _, tail = _rehearse(model, body, blocks, (1, 2), torch.device("cpu"))
-    return Split(model, body, blocks, tail)
 
 
 class _Tail(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from tests.helpers.engine_jobs import STAGES
 from worker.ahead import STATE as AHEAD
 from worker.ahead import UPDATE, Ahead
 from worker.deploy import SENT, STATE, WANTED, Deployment, expected, outgoing
+from worker.errors import UserError
 from worker.staging import Staging
 from worker.store import Store
 
@@ -175,3 +177,12 @@ def test_source_and_target_agree_on_who_sends_a_tied_weight(aside: Aside) -> Non
     for source in ("x/0", "y/0"):
         mine = [bucket for bucket, sender in coming.items() if sender == source]
         assert outgoing(store, transfers, source) == {TARGET: mine}
+
+
+def test_a_model_of_another_depth_is_named(aside: Aside, tmp_path: Path) -> None:
+    """The folder that it comes from was changed meanwhile, or is another one on this node."""
+    stop = Stop(aside, tmp_path, None, None)
+    layout = Layout(EPOCH, 5, {SOURCE: LAYERS}, ())
+    stop.source.message = msgspec.structs.replace(stop.source.message, layout=layout)
+    with pytest.raises(UserError, match="has 4 layers here, and had 5 where it was measured"):
+        stop.source.start()
