@@ -104,6 +104,7 @@ class Recorder:
                     "loss_hex": message.loss.hex(),
                     "ledger": message.ledger,
                     "samples": message.samples,
+                    "outcome": message.outcome,
                 }
                 self._steps.write(msgspec.json.encode(line).decode() + "\n")
                 self._steps.flush()

@@ -21,6 +21,8 @@ from planner.policy import SHADOWING
 
 PolicyName = Literal["adaptive", "oobleck", "slipstream", "bamboo", "varuna"]
 Positive = Annotated[int, Meta(ge=1)]
+MOST_SKIPPED = 3
+"""Steps in a row, with ``train.on_nan = "stop"``. A bad batch or two pass; what comes a third time comes for ever."""
 MOST_MICRO_BATCHES = 2**16
 """In a step: each has a route of its own in every plan."""
 
@@ -92,6 +94,13 @@ class Train(_Table, frozen=True):
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: autocast over float32 weights.")
     ] = "fp32"
+    on_nan: Annotated[
+        Literal["stop", "skip"],
+        Meta(
+            description="What follows steps that are skipped, since their loss or a gradient is no number or infinite. stop: after three in a row "
+            "the job has failed, and its last checkpoint from before them stays. skip: it goes on, whatever their number."
+        ),
+    ] = "stop"
     exact: Annotated[
         bool,
         Meta(
@@ -298,6 +307,10 @@ class Job(_Table, frozen=True):
     def num_micro_batches(self) -> int:
         """Micro-batches of a step."""
         return self.train.global_batch // self.train.micro_batch
+
+    def stopped_by(self, skipped_in_row: int) -> bool:
+        """Whether no step follows so many skipped ones."""
+        return self.train.on_nan == "stop" and skipped_in_row >= MOST_SKIPPED
 
     @property
     def costs_depend_on(self) -> tuple[object, ...]:

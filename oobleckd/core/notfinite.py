@@ -1,0 +1,67 @@
+"""Steps that were skipped, since their loss or a gradient was not finite: when they end a job, and what is said of them.
+
+A pure function of the rounds that were committed, so a daemon that was away or restarted comes to the same end, at the same step. The
+devices count as well, and hold there by themselves (``worker.executor``).
+"""
+
+from __future__ import annotations
+
+import math
+
+from oobleckd.core import jobs
+from oobleckd.core.context import Core
+from oobleckd.core.state import JobRecord, Kept
+
+WHY = "loss or gradients not finite"
+
+
+def look(core: Core) -> None:
+    """End the active job where too many steps in a row were skipped."""
+    job = core.run.job if core.run is not None else None
+    if job is not None and job.spec.stopped_by(job.counters.skipped_in_row):
+        jobs.fail(core, job, _sentence(job), f"{_first_look_at(job)}; {_kept(job)}", "not-finite")
+
+
+def at_the_end(job: JobRecord) -> str:
+    """What a job that is done has to say of its steps; "" where all of them made an update."""
+    skipped = job.counters.skipped
+    return f"{skipped} of {job.counters.step} steps were skipped: {WHY}" if skipped else ""
+
+
+def _sentence(job: JobRecord) -> str:
+    row, last = job.counters.skipped_in_row, job.counters.step
+    loss = job.steps[-1].loss if job.steps else math.nan
+    found = "gradients are not finite" if math.isfinite(loss) else "it is not finite"
+    return f"steps {last - row + 1} to {last} were skipped, {row} in a row: loss {loss:.6g}, {found}"
+
+
+def _first_look_at(job: JobRecord) -> str:
+    """The likeliest reasons, by what the job says."""
+    spec = job.spec
+    if job.counters.applied == job.start.applied and (spec.model.checkpoint or job.origin != "init"):
+        where = job.origin if job.origin != "init" else spec.model.checkpoint
+        return f"no update was made before: look for weights that are not finite in {where}"
+    knobs = [f"a smaller optimizer.lr than {spec.optimizer.lr:g}"]
+    if not spec.optimizer.clip_norm:
+        knobs.append("optimizer.clip_norm = 1.0")
+    if not spec.optimizer.warmup_steps:
+        knobs.append("optimizer.warmup_steps")
+    if spec.train.precision != "fp32":
+        knobs.append('train.precision = "fp32"')
+    return f"try {', '.join(knobs[:-1])} or {knobs[-1]}" if len(knobs) > 1 else f"try {knobs[0]}"
+
+
+def _kept(job: JobRecord) -> str:
+    """Where to go on from."""
+    good = [kept for kept in job.kept if not kept.counters.skipped_in_row]
+    if not good:
+        return (
+            "there is no checkpoint from before them"
+            if job.origin == "init"
+            else f"it began from {job.origin}"
+        )
+    return f"the last checkpoint from before them is {_named(good[-1])}"
+
+
+def _named(kept: Kept) -> str:
+    return f"{kept.directory}, of step {kept.counters.step}"
