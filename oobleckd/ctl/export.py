@@ -99,4 +99,6 @@ def _say(view: JobView, done: Exported) -> None:
     if done.skipped:
         note(f"warning: {done.step} steps, {skipped(done.skipped)}: these made no update")
     if done.not_finite:
-        note(f"warning: {count(len(done.not_finite), 'tensor')} with NaN or infinity, such as {done.not_finite[0]}")
+        note(
+            f"warning: {count(len(done.not_finite), 'tensor')} with NaN or infinity, such as {done.not_finite[0]}"
+        )

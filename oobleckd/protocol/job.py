@@ -67,10 +67,18 @@ class Data(_Table, frozen=True):
         Literal["stdlib", "text", "tokens"],
         Meta(
             description="stdlib: source files of the Python standard library, as bytes. text: every file "
-            "under path, as bytes. tokens: path is a .bin file of little-endian uint16 token numbers."
+            "under path, as bytes. tokens: path is a file of token numbers: little-endian and nothing else (dtype), or numpy's .npy, or "
+            "one with llm.c's header, or Megatron's .bin beside its .idx."
         ),
     ] = "stdlib"
     path: Annotated[str, Meta(description="File or folder of the source; unused for stdlib.")] = ""
+    dtype: Annotated[
+        Literal["auto", "uint16", "uint32"],
+        Meta(
+            description="What a file of token numbers has. auto: what its own header says, and without one uint16; a file that looks like uint32 "
+            "is refused then, and never read as uint16."
+        ),
+    ] = "auto"
     mask_token: Annotated[
         int,
         Meta(
@@ -380,6 +388,12 @@ def check_job(job: Job) -> None:
             "data.path",
             f"is missing, and data.source = {job.data.source!r} needs it",
             "name a file or folder",
+        )
+    if job.data.source != "tokens" and job.data.dtype != "auto":
+        raise JobError(
+            "data.dtype",
+            f"is of token numbers, and data.source is {job.data.source!r}",
+            'leave it out, or set data.source = "tokens"',
         )
     for index, beta in enumerate(job.optimizer.betas):
         if not 0 <= beta < 1:
