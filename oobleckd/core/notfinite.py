@@ -10,16 +10,26 @@ import math
 
 from oobleckd.core import jobs
 from oobleckd.core.context import Core
+from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
 
 WHY = "loss or gradients not finite"
+PATIENCE_S = 600.0
+"""For the last good checkpoint: a disk that is full may never have it."""
 
 
-def look(core: Core) -> None:
-    """End the active job where too many steps in a row were skipped."""
-    job = core.run.job if core.run is not None else None
-    if job is not None and job.spec.stopped_by(job.counters.skipped_in_row):
-        jobs.fail(core, job, _sentence(job), f"{_first_look_at(job)}; {_kept(job)}", "not-finite")
+def ends(core: Core) -> bool:
+    """End the active job where too many steps in a row were skipped; True while that waits for a checkpoint from before them, which is
+    still being written.
+    """
+    run = core.run
+    if run is None or not run.job.spec.stopped_by(run.job.counters.skipped_in_row):
+        return False
+    if _is_written(core, run):
+        return True
+    job = run.job
+    jobs.fail(core, job, _sentence(job), f"{_first_look_at(job)}; {_kept(job)}", "not-finite")
+    return False
 
 
 def at_the_end(job: JobRecord) -> str:
@@ -28,11 +38,16 @@ def at_the_end(job: JobRecord) -> str:
     return f"{skipped} of {job.counters.step} steps were skipped: {WHY}" if skipped else ""
 
 
+def _is_written(core: Core, run: Run) -> bool:
+    since = run.job.steps[-1].at if run.job.steps else core.now
+    return (run.begun is not None or bool(run.completing)) and core.now < since + PATIENCE_S
+
+
 def _sentence(job: JobRecord) -> str:
     row, last = job.counters.skipped_in_row, job.counters.step
     loss = job.steps[-1].loss if job.steps else math.nan
-    found = "gradients are not finite" if math.isfinite(loss) else "it is not finite"
-    return f"steps {last - row + 1} to {last} were skipped, {row} in a row: loss {loss:.6g}, {found}"
+    what = "with gradients that are not finite" if math.isfinite(loss) else "which is not finite"
+    return f"{row} steps in a row were skipped, {last - row + 1} to {last}: loss {loss:.6g}, {what}"
 
 
 def _first_look_at(job: JobRecord) -> str:

@@ -35,7 +35,8 @@ _NAMED = 5  # nodes, in a sentence
 
 def steer(core: Core) -> None:
     """Take the next step of the active job, or start one."""
-    notfinite.look(core)
+    if notfinite.ends(core):
+        return
     jobs.start_next(core)
     run = core.run
     if run is None or run.phase in {"adrift", "report", "deploy"}:

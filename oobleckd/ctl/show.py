@@ -22,7 +22,7 @@ from oobleckd.ctl.output import (
     tolerance,
 )
 from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers
-from oobleckd.draw.lines import clock, count, layers, seconds, size, skipped
+from oobleckd.draw.lines import clock, count, layers, seconds, size
 from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, TemplateView
 
 
@@ -248,7 +248,7 @@ def _skipped(job: JobView) -> str:
     if not job.steps_skipped:
         return ""
     row = f", {job.skipped_in_row} in a row now" if job.skipped_in_row else ""
-    return f"{skipped(job.steps_skipped)}{row}; train.on_nan = {job.spec.train.on_nan}"
+    return f"{count(job.steps_skipped, 'step')}{row}: loss or gradients not finite (train.on_nan = {job.spec.train.on_nan})"
 
 
 def _cadence(job: JobView) -> str:

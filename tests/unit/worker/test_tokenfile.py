@@ -104,17 +104,15 @@ def test_whatever_holds_them_the_digest_is_that_of_the_tokens(tmp_path: Path) ->
     }
     np.save(tmp_path / "t.npy", TOKENS.astype("<u2"))
     digests |= {opened(tmp_path / "t.npy").digest, opened(megatron(tmp_path / "m.bin", 8, "<u2")).digest}
-    assert digests == {"2560-f48ad8c6eb1a1f8b3d20f8e0a1d0c3c1"} or len(digests) == 1
+    assert len(digests) == 1
 
 
 @pytest.mark.parametrize(
-    "tokens", [np.zeros(15), np.arange(40) % 2, 256 * (np.arange(40) % 2) + 1, TOKENS % 16]
+    "tokens", [np.zeros(15), np.arange(40) % 3, TOKENS % 16, TOKENS % 2 * 256 + TOKENS % 3]
 )
 def test_odd_looking_numbers_that_may_be_right_are_read(
     tmp_path: Path, tokens: npt.NDArray[np.int64]
 ) -> None:
-    if tokens.tolist() == (np.arange(40) % 2).tolist():
-        tokens = np.roll(np.arange(40) % 3, 1)
     assert all_of(opened(plain(tmp_path / "t.bin", tokens))) == tokens.tolist()
 
 
