@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -92,6 +93,10 @@ class Recorder:
         self._steps = (out / "steps.jsonl").open("w", encoding="utf-8")
         self._parts: dict[int, CheckpointPart] = {}
 
+    def close(self) -> None:
+        """Nothing more is told."""
+        self._steps.close()
+
     def __call__(self, message: FromWorker) -> None:
         """Take in one message of the device."""
         match message:
@@ -128,7 +133,8 @@ def main(job_file: Path, out: Path) -> None:
         job = load_job(job_file)
         place = msgspec.structs.replace(job.checkpoint, dir=str(out), every=0)
         job = msgspec.structs.replace(job, checkpoint=place)
-        run(job, out, Recorder(job, out))
+        with closing(Recorder(job, out)) as recorder:
+            run(job, out, recorder)
     except (JobError, UserError) as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         sys.exit(1)
