@@ -8,6 +8,7 @@ Nothing is unpickled. Raises UserError.
 from __future__ import annotations
 
 import struct
+import tokenize
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from worker.errors import UserError
 Tokens = npt.NDArray[np.integer[Any]]
 
 _NPY = b"\x93NUMPY"
+_NO_HEADER = (
+    ValueError, TypeError, SyntaxError, EOFError, OverflowError, MemoryError, RecursionError, tokenize.TokenError,
+)  # fmt: skip
+"""What numpy raises for a header that it cannot read."""
 _IDX = b"MMIDIDX\x00\x00"
 _PLAIN_HINT = 'write the numbers alone: `numpy.asarray(tokens, "<u2").tofile(path)`, or "<u4" with data.dtype = "uint32"'
 _LLMC_BYTES = 1024
@@ -118,7 +123,7 @@ def _npy(path: Path, size: int) -> Tokens:
     """The array of a .npy file of any version: integers in one or two dimensions, the last one first."""
     try:
         array: npt.NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, SyntaxError, EOFError, OverflowError, MemoryError) as error:
+    except _NO_HEADER as error:
         return _empty_npy(path, str(error))
     kind = array.dtype
     resave = f"`numpy.save({str(path)!r}, numpy.asarray(tokens, dtype))` with a dtype of uint16 or uint32"
@@ -148,7 +153,7 @@ def _empty_npy(path: Path, error: str) -> Tokens:
     try:
         with path.open("rb") as file:
             array = np.lib.format.read_array(file, allow_pickle=False)
-    except (ValueError, SyntaxError, EOFError, OverflowError, MemoryError):
+    except _NO_HEADER:
         array = np.zeros(1)
     if array.size:
         raise UserError(

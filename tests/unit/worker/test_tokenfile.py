@@ -235,6 +235,16 @@ def test_a_damaged_array_is_named(tmp_path: Path, change: slice | None) -> None:
     assert "is a .npy file" in str(refused(tmp_path / "t.npy"))
 
 
+@pytest.mark.parametrize(
+    "header", [b"{'descr': (", b"{b'descr': 1, 'shape': 2, 'fortran_order': 3}", b"(" * 100, b'"""']
+)
+def test_a_header_that_makes_no_sense_is_named(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "t.npy").write_bytes(
+        b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(64)
+    )
+    assert "is a .npy file that cannot be read" in str(refused(tmp_path / "t.npy"))
+
+
 def test_an_empty_array_is_too_short(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", np.zeros(0, "<u2"))
     assert "has 0 tokens" in str(refused(tmp_path / "t.npy"))
