@@ -43,11 +43,12 @@ LISTS = ("status", "jobs", "nodes", "pipelines", "templates", "incidents")
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A committed step (the first is 1): when, and with which loss (NaN where it is no number)."""
+    """A committed step (the first is 1): when, and with which loss (NaN where it is no number). ``skipped``: it made no update."""
 
     step: int
     at: float
     loss: float
+    skipped: bool = False
 
 
 class Tape(msgspec.Struct, frozen=True):
@@ -276,7 +277,7 @@ def _still_valid(view: View, job: JobView | None) -> tuple[Point, ...]:
 def _history(view: View, fact: History) -> View:
     if view.job is None or view.job.id != fact.job:
         return view
-    told = tuple(Point(step.step, step.at, step.loss) for step in fact.steps)
+    told = tuple(Point(step.step, step.at, step.loss, step.outcome == "skipped") for step in fact.steps)
     last = told[-1].step if told else -1
     newer = tuple(point for point in view.points if point.step > last)
     refused = _without(view.refused, {"steps"})
@@ -346,8 +347,13 @@ def _step(view: View, change: Change) -> View:
         if data.step > job.step:
             return view  # taken back by a rollback
     else:
-        job = msgspec.structs.replace(job, step=data.step, loss=loss, epoch=data.epoch)
-    points = (*before, Point(data.step, change.at, loss), *after)[-STEPS_KEPT:]
+        skipped = job.skipped_in_row + 1 if data.outcome == "skipped" else 0
+        total = job.steps_skipped + (skipped > 0)
+        job = msgspec.structs.replace(
+            job, step=data.step, loss=loss, epoch=data.epoch, steps_skipped=total, skipped_in_row=skipped
+        )
+    point = Point(data.step, change.at, loss, data.outcome == "skipped")
+    points = (*before, point, *after)[-STEPS_KEPT:]
     return msgspec.structs.replace(view, job=job, points=points)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from oobleckd.protocol import corruption
 from oobleckd.protocol.corruption import Odd
-from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
+from oobleckd.protocol.parts import Flags, Outcome, Vote
 
 
 class ReplicasDisagree(RuntimeError):
@@ -46,15 +46,10 @@ def union(votes: Iterable[Vote]) -> Vote:
 
 
 def outcome_of(vote: Vote) -> Outcome:
-    """What a round with this union of votes comes to. A NaN would come again: it wins over overflow."""
+    """What a round with this union of votes comes to. A NaN or an infinity would come again: it wins over overflow."""
     if vote.nan:
         return "skipped"
     return "repeated" if vote.overflow else "applied"
-
-
-def after(was: Counters, outcome: Outcome) -> Counters:
-    """The counters after a round with ``outcome``."""
-    return Counters(was.round + 1, was.step + (outcome != "repeated"), was.applied + (outcome == "applied"))
 
 
 @dataclass(slots=True)

@@ -26,8 +26,9 @@ from oobleckd.protocol.job import Job
 from worker.errors import UserError
 from worker.masking import Masking
 from worker.models import MASKED, Batch, load_config
+from worker.tokenfile import Tokens as _Tokens
+from worker.tokenfile import check_vocabulary, read_tokens
 
-_Tokens = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 _BLOCK = 1 << 20
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _NUM_FEISTEL_ROUNDS = 6
@@ -145,7 +146,7 @@ def open_corpus(job: Job) -> Corpus:
             tokens = _text(Path(name))
         case "tokens":
             name = job.data.path
-            tokens = _numbers(Path(name))
+            tokens = read_tokens(Path(name), job.data.dtype)
     if len(tokens) < job.train.sequence:
         raise UserError(
             f"data.path: {name} has {len(tokens)} tokens, fewer than train.sequence = {job.train.sequence}",
@@ -153,7 +154,8 @@ def open_corpus(job: Job) -> Corpus:
         )
     vocab_size = load_config(job).vocab_size
     masked = job.model.family in MASKED
-    _check_vocabulary(tokens, name, vocab_size, spare=int(masked and job.data.mask_token < 0))
+    spare, text = int(masked and job.data.mask_token < 0), job.data.source != "tokens"
+    check_vocabulary(tokens, name, vocab_size, spare, text=text)
     return Corpus(tokens, job, name, _masking(job, vocab_size) if masked else None)
 
 
@@ -167,45 +169,18 @@ def _masking(job: Job, vocab_size: int) -> Masking:
     return Masking(job.train.seed, mask_token, vocab_size)
 
 
-def _check_vocabulary(tokens: _Tokens, name: str, vocab_size: int, spare: int) -> None:
-    """``spare``: how many numbers at the end of the vocabulary are not for data: the mask token's."""
-    if vocab_size - spare > np.iinfo(tokens.dtype).max:
-        return
-    largest = int(tokens.max())
-    if largest >= vocab_size - spare:
-        end = f"the model's vocabulary ends at {vocab_size - 1}" + (", the mask token" if spare else "")
-        raise UserError(
-            f"data: {name} has token {largest}, but {end}",
-            f"set model.config.vocab_size to {largest + 1 + spare} or more",
-        )
-
-
 def _text(path: Path) -> _Tokens:
     if path.is_dir():
         files = sorted((file for file in path.rglob("*") if file.is_file()), key=Path.as_posix)
         if not files:
             raise UserError(f"data.path: {path} has no files", "name a folder with text, or a file")
         return _joined(files, str(path))
-    return _mapped(path, np.dtype(np.uint8))
+    return _mapped(path)
 
 
-def _numbers(path: Path) -> _Tokens:
-    if path.is_dir():
-        raise UserError(f"data.path: {path} is a folder", "data.source = tokens needs one .bin file")
-    return _mapped(path, np.dtype("<u2"))
-
-
-def _mapped(path: Path, kind: np.dtype[np.uint8] | np.dtype[np.uint16]) -> _Tokens:
+def _mapped(path: Path) -> _Tokens:
     try:
-        size = path.stat().st_size
-        if size % kind.itemsize:
-            raise UserError(
-                f"data.path: {path} has {size} bytes, an odd number, and tokens are two bytes each",
-                "write it anew as little-endian uint16, for example with numpy's tofile",
-            )
-        if size == 0:
-            return np.zeros(0, kind)
-        return np.memmap(path, kind, mode="r")
+        return np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
     except OSError as error:
         raise UserError(
             f"data.path: {path}: {error.strerror}", "name a file or folder that every node can read"

@@ -22,7 +22,7 @@ from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
 from planner.plan import Detours, Layout, Route, standing_routes
 from worker.ahead import Ahead
 from worker.check import Check
-from worker.commit import Commit, ReplicasDisagree, after, outcome_of
+from worker.commit import Commit, ReplicasDisagree, outcome_of
 from worker.copies import KINDS as COPY_KINDS
 from worker.copies import Copies
 from worker.data import Corpus
@@ -117,7 +117,7 @@ class Executor:
 
     def resume(self) -> None:
         """Run from a boundary. A way back to the checkpoint of the last step leads to the end."""
-        if self.finished:
+        if self.over:
             self.hold()
             return
         self.holding = False
@@ -127,6 +127,11 @@ class Executor:
     def finished(self) -> bool:
         """Whether the job's last step is committed here."""
         return self.counters.step >= self.job.train.steps
+
+    @property
+    def over(self) -> bool:
+        """Whether no round follows: the last step is committed, or too many in a row were skipped."""
+        return self.finished or self.job.stopped_by(self.counters.skipped_in_row)
 
     def _begin(self, passes: Passes | None = None, donors: Mapping[int, str] = NO_DONORS) -> None:
         """Set up the next round: standing routes that touch no dead device. ``passes``: what was done of it already."""
@@ -285,7 +290,7 @@ class Executor:
             self._apply(1.0)
         self.now.note("U", None, began, early=True)
         self.now.clock.early = True
-        following = self._given(after(self.counters, "applied"))
+        following = self._given(self.counters.after("applied"))
         self.hurried = Hurried(saved, self._passes(following, forward_only=True))
 
     def _take_back(self) -> dict[Key, Letter]:
@@ -308,13 +313,13 @@ class Executor:
             self.faults.reach("validate", self.counters.round)
         if hurried is not None and self.late:
             self.returned = self._take_back()
-        due = self.saving.decide(vote, after(self.counters, outcome_of(vote)).step)
+        due = self.saving.decide(vote, self.counters)
         passes, was, began = self.now, self.counters, self.means.moments.now()
         with self.pulse.doing("U", units=max(1, len(self.store.layers))):
             self._update(vote)
         if self.hurried is None:
             passes.note("U", None, began)
-        hold = self.hold_next or vote.flags.hold or self.finished
+        hold = self.hold_next or vote.flags.hold or self.over
         if self.ahead is not None:
             with self.pulse.doing("copy", units=0):
                 self.ahead.committed(was, self.counters, self.store, self.reducer.reduced, hold=hold)
@@ -359,7 +364,7 @@ class Executor:
                 fingerprints=self.check.told(self.counters.step, vote),
             )
         )  # fmt: skip
-        self.counters = after(self.counters, outcome)
+        self.counters = self.counters.after(outcome)
         self.faults.reach("updated", self.counters.round - 1)
         return outcome
 
@@ -439,7 +444,7 @@ class Executor:
             self._enter(message.donors)
         frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
         self.now.add(message.routes, frozen)
-        if message.hold_now or self.finished:
+        if message.hold_now or self.over:
             if self.finished:
                 self.write_checkpoint()  # the dead may have had a bucket to write: its heir does it now
             self.hold()

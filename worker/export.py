@@ -50,7 +50,7 @@ def export(
         beside.mkdir(parents=True)
         _write_config(beside, spec, dtype)
         _copy_companions(beside, manifest.spec)
-        files = _write_weights(
+        files, not_finite = _write_weights(
             beside, _weights(checkpoint, manifest, spec), _plan(spec, shard_bytes, dtype), dtype
         )
         _settle(beside)
@@ -64,7 +64,10 @@ def export(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     name = str(dtype).removeprefix("torch.")
-    return Exported(str(folder), manifest.counters.step, spec.architecture, name, num_bytes, files)
+    return Exported(
+        str(folder), manifest.counters.step, spec.architecture, name, num_bytes, files,
+        manifest.counters.skipped, not_finite,
+    )  # fmt: skip
 
 
 def _spec(manifest: Manifest) -> ModelSpec:
@@ -117,21 +120,23 @@ def _reading() -> Iterator[None]:
 
 def _write_weights(
     folder: Path, weights: Iterator[tuple[str, Tensor]], shards: list[list[str]], dtype: torch.dtype
-) -> tuple[str, ...]:
-    """Write the files of weights and, where there are several, their index. Returns the names of the files."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write the files of weights and, where there are several, their index. Returns the names of the files, and of tensors that are not finite."""
     places: dict[str, str] = {}
+    not_finite: list[str] = []
     total = 0
     for index, keys in enumerate(shards):
         name = shard_name(index, len(shards))
         tensors = {key: value.to(dtype) for key, (_, value) in zip(keys, weights, strict=False)}
         assert list(tensors) == keys
+        not_finite += [key for key, tensor in tensors.items() if not torch.isfinite(tensor).all()]
         save_file(tensors, folder / name, {"format": "pt"})
         places |= dict.fromkeys(keys, name)
         total += sum(tensor.nbytes for tensor in tensors.values())
     if len(shards) > 1:
         table = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
         (folder / INDEX).write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=2))
-    return tuple(dict.fromkeys(places.values()))
+    return tuple(dict.fromkeys(places.values())), tuple(not_finite)
 
 
 def _write_config(folder: Path, spec: ModelSpec, dtype: torch.dtype) -> None:

@@ -179,7 +179,8 @@ class Reducer:
         return Vote(
             norms={bucket: part.norms for bucket, part in self.reduced.items()},
             losses=losses,
-            nan=any(part.what.nan for part in self.reduced.values()),
+            nan=any(part.what.nan for part in self.reduced.values())
+            or not all(map(math.isfinite, losses.values())),
             overflow=any(part.what.overflow for part in self.reduced.values()),
         )
 

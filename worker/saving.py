@@ -27,9 +27,9 @@ class Saving:
         self.due = Due()
         self.begun = 0
 
-    def decide(self, vote: Vote, step: int) -> Due:
-        """Whether a checkpoint begins at the boundary that ``vote`` leads to, which is that of ``step``."""
-        self.due = due_after(self.job, vote, step)
+    def decide(self, vote: Vote, was: Counters) -> Due:
+        """Whether a checkpoint begins at the boundary that ``vote`` leads to, in the round that ``was`` begin."""
+        self.due = due_after(self.job, vote, was)
         return self.due
 
     def begin(self, layout: Layout, live: Collection[str], counters: Counters, *, last: bool) -> None:

@@ -57,15 +57,26 @@ class Due:
     skipped: bool = False
 
 
-def due_after(job: Job, vote: Vote, step: int) -> Due:
-    """What a round that commits with ``vote``, after ``step`` steps, leads to. The same on every device: whoever still writes the
+def due_after(job: Job, vote: Vote, was: Counters) -> Due:
+    """What the round that ``was`` begin leads to, committed with ``vote``. The same on every device: whoever still writes the
     last one has said so in its vote.
+
+    After a skipped step the weights are still those before it, so one by the clock waits for the next update. None is begun where too many
+    in a row were skipped: the one before them stays the last.
     """
-    every = job.checkpoint.every
-    fixed = every not in {0, "auto"} and step % int(every) == 0 and outcome_of(vote) != "repeated"
+    following = was.after(outcome_of(vote))
+    if job.stopped_by(following.skipped_in_row):
+        return Due()
+    fixed = following.applied > was.applied and _by_the_clock(job, following.step, waited=was.skipped_in_row)
     free = vote.flags.hold or not vote.flags.writing
-    last = step >= job.train.steps
+    last = following.step >= job.train.steps
     return Due(last or (free and (fixed or vote.flags.checkpoint)), fixed and not free and not last)
+
+
+def _by_the_clock(job: Job, step: int, *, waited: int) -> bool:
+    """Whether a checkpoint is due after ``step`` steps, or was in the ``waited`` steps before it."""
+    every = job.checkpoint.every
+    return every not in {0, "auto"} and step % int(every) <= waited
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -95,6 +96,10 @@ class Recorder:
         self._steps = (out / "steps.jsonl").open("w", encoding="utf-8")
         self._parts: dict[int, CheckpointPart] = {}
 
+    def close(self) -> None:
+        """Nothing more is told."""
+        self._steps.close()
+
     def __call__(self, message: FromWorker) -> None:
         """Take in one message of the device."""
         match message:
@@ -107,6 +112,7 @@ class Recorder:
                     "loss_hex": message.loss.hex(),
                     "ledger": message.ledger,
                     "samples": message.samples,
+                    "outcome": message.outcome,
                 }
                 self._steps.write(msgspec.json.encode(line).decode() + "\n")
                 self._steps.flush()
@@ -130,7 +136,8 @@ def main(job_file: Path, out: Path) -> None:
         job = load_job(job_file)
         place = msgspec.structs.replace(job.checkpoint, dir=str(out), every=0)
         job = msgspec.structs.replace(job, checkpoint=place)
-        run(job, out, Recorder(job, out))
+        with closing(Recorder(job, out)) as recorder:
+            run(job, out, recorder)
     except (JobError, UserError) as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         sys.exit(1)

@@ -13,7 +13,8 @@ CAUSES: tuple[Lost, ...] = get_args(Lost)
 WORDS: dict[Lost, tuple[str, Role]] = {
     "detect": ("noticing a loss", "detect"), "plan": ("planning", "plan"),
     "reconfigure": ("new groups and layouts", "reconfigure"), "copy": ("copying layers", "copy"),
-    "redone": ("work done again", "warn"), "degraded": ("running with fewer nodes", "note"),
+    "redone": ("work done again", "warn"), "skipped": ("steps without an update", "bad"),
+    "degraded": ("running with fewer nodes", "note"),
     "waiting": ("waiting for nodes", "dim"), "bubble": ("bubbles of the schedule", "bar"),
 }  # fmt: skip
 _NAME = 26

@@ -38,6 +38,7 @@ def _progress(job: JobView) -> list[Line]:
     fields: list[Line] = [
         ((job.name, "strong"), (f" ({job.id})", "dim")),
         (("step ", "dim"), (f"{job.step:,}", "strong"), (f" of {job.steps:,}", "dim")),
+        *_skipped(job),
         (("policy ", "dim"), (job.policy, "")),
     ]
     if job.samples_per_s:
@@ -45,6 +46,15 @@ def _progress(job: JobView) -> list[Line]:
         fields.append((("a step ", "dim"), (seconds(job.step_s), "")))
         fields.append((("the rest ", "dim"), (f"about {seconds(left * job.step_s)}", "")))
     return fields
+
+
+def _skipped(job: JobView) -> list[Line]:
+    """Steps without an update, where there are any."""
+    if not job.steps_skipped:
+        return []
+    row = f", {job.skipped_in_row} in a row now" if job.skipped_in_row else ""
+    said = f"{job.steps_skipped:,}{row}: loss or gradients not finite"
+    return [(("skipped ", "dim"), (said, "bad" if job.skipped_in_row else "warn"))]
 
 
 def _kept(job: JobView) -> list[Line]:

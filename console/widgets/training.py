@@ -25,8 +25,9 @@ def paint(view: View, now: float, width: int, height: int) -> list[Line]:
     if height < 4 or width < 1:
         return _beside(view, job, now, width)[:height]
     marks = [_marks(view, job, now, width)] if height >= 8 else []
-    rows = (height - 2 - len(marks)) // 2
-    upper, lower = height - 2 - len(marks) - rows, rows
+    crosses = _crosses(view.points, width) if height >= 8 else []
+    left = height - 2 - len(marks) - len(crosses)
+    upper, lower = left - left // 2, left // 2
     rates, losses = _rates(view, job, now, width), _losses(view.points, width)
     return [
         _throughput_head(view, job, rates, width),
@@ -34,6 +35,7 @@ def paint(view: View, now: float, width: int, height: int) -> list[Line]:
         *marks,
         _loss_head(view, width),
         *_curve(losses, *_limits(losses), lower, "note"),
+        *crosses,
     ]
 
 
@@ -43,6 +45,7 @@ def _beside(view: View, job: JobView, now: float, width: int) -> list[Line]:
     room = max(1, width - max(map(len, labels)))
     rates, losses = _rates(view, job, now, room), _losses(view.points, room)
     steps = f"{_span(job)}, steps {view.points[0].step:,} to {view.points[-1].step:,}"
+    skipped = _num_skipped(view.points)
     return [
         (
             (labels[0].ljust(width - room), "strong"),
@@ -52,7 +55,7 @@ def _beside(view: View, job: JobView, now: float, width: int) -> list[Line]:
             (labels[1].ljust(width - room), "strong" if math.isfinite(loss) else "bad"),
             *_curve(losses, *_limits(losses), 1, "note")[0],
         ),
-        clipped(((steps, "dim"),), width),
+        clipped(((steps, "dim"), *skipped), width),
     ]
 
 
@@ -77,7 +80,13 @@ def _loss_head(view: View, width: int) -> Line:
     first, last = view.points[0], view.points[-1]
     spans: list[Span] = [("loss ", ""), (_number(last.loss), "strong" if math.isfinite(last.loss) else "bad")]
     spans.append((f"   steps {first.step:,} to {last.step:,}", "dim"))
-    return clipped(tuple(spans), width)
+    return clipped((*spans, *_num_skipped(view.points)), width)
+
+
+def _num_skipped(points: Sequence[Point]) -> Line:
+    """How many of the steps shown made no update."""
+    skipped = sum(point.skipped for point in points)
+    return ((f"   ✗ {skipped:,} skipped", "bad"),) if skipped else ()
 
 
 def _number(loss: float) -> str:
@@ -184,14 +193,26 @@ def _done(times: Sequence[float], at: float) -> float | None:
 
 
 def _losses(points: Sequence[Point], width: int) -> list[float | None]:
-    """Mean loss of as many steps a column as it takes for all to have room; None where none of them is a number. Of step numbers, so that a column
-    stays what it is.
-    """
+    """Mean loss of the steps of each column; None where none of them is a number."""
+    return [_mean([point.loss for point in column]) for column in _columns(points, width)]
+
+
+def _crosses(points: Sequence[Point], width: int) -> list[Line]:
+    """Under the loss, where steps were skipped; no line without any."""
+    if not any(point.skipped for point in points):
+        return []
+    columns = _columns(points, width)
+    cells = ["✗" if any(point.skipped for point in column) else " " for column in columns]
+    return [(("".join(cells), "bad"),)]
+
+
+def _columns(points: Sequence[Point], width: int) -> list[list[Point]]:
+    """As many steps a column as it takes for all to have room. Of step numbers, so that a column stays what it is."""
     most = max(1, math.ceil(len(points) / width))
-    columns: dict[int, list[float]] = {}
+    columns: dict[int, list[Point]] = {}
     for point in points:
-        columns.setdefault(point.step // most, []).append(point.loss)
-    return [_mean(losses) for losses in columns.values()][-width:]
+        columns.setdefault(point.step // most, []).append(point)
+    return list(columns.values())[-width:]
 
 
 def _mean(losses: Sequence[float]) -> float | None:

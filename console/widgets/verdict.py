@@ -76,10 +76,17 @@ def _job_fields(view: View) -> list[Line]:
     return [
         (("epoch ", "dim"), (str(job.epoch), "strong")),
         _job_line(view, job),
-        (("step ", "dim"), (f"{job.step:,}", "strong"), (f"/{job.steps:,}", "dim")),
+        (("step ", "dim"), (f"{job.step:,}", "strong"), (f"/{job.steps:,}", "dim"), *_skipped(job)),
         (("policy ", "dim"), (job.policy, "")),
         can_lose(job),
     ]
+
+
+def _skipped(job: JobView) -> Line:
+    """How many steps made no update: in red while the last ones are such."""
+    if not job.steps_skipped:
+        return ()
+    return ((f" ({job.steps_skipped:,} skipped)", "bad" if job.skipped_in_row else "warn"),)
 
 
 def _job_line(view: View, job: JobView) -> Line:

@@ -49,6 +49,8 @@ def due(job: JobRecord) -> bool:
     """Whether a checkpoint is to be begun at the next boundary."""
     if job.spec.checkpoint.every != "auto":
         return False
+    if job.counters.skipped_in_row:
+        return False  # nothing has changed since the step before these
     before = job.checkpoint_counters.step if job.checkpoint else job.start.step
     found = cadence(job)
     return found is not None and job.counters.step - before >= found.steps

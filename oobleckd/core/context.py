@@ -108,7 +108,7 @@ class Core:
         self.record(JobStateChanged(job.id, state, reason, self.now, cause))
         if changed:
             text = f"{job.id} is {state}" + (f": {reason}" if reason else "")
-            level: Level = "error" if state == "failed" else "info"
+            level: Level = "error" if state == "failed" else "warn" if state == "done" and reason else "info"
             said = {"cause": cause} if cause else {}
             self.announce("job", text, (f"job:{job.id}",), level=level, job=job.id, state=state, **said)
 

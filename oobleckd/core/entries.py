@@ -18,7 +18,7 @@ from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.parts import Counters, FailureCause
+from oobleckd.protocol.parts import Counters, FailureCause, Outcome
 from planner.plan import Detours, Layout, Plan, Template
 from planner.policy import Setup
 from planner.profile import Profile
@@ -29,13 +29,17 @@ class Entry(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobSubmitted(Entry, frozen=True):
-    """A job was queued; its training starts at ``counters`` from ``source`` ("init" or a checkpoint folder)."""
+    """A job was queued; its training starts at ``counters`` from ``source`` ("init" or a checkpoint folder).
+
+    ``knows_on_nan``: whether its ``spec`` says what follows skipped steps. One that was handed in before that could be said goes on, as it did.
+    """
 
     job: str
     spec: Job
     source: str
     counters: Counters
     at: float
+    knows_on_nan: bool = False
 
 
 class JobStateChanged(Entry, frozen=True):
@@ -126,7 +130,7 @@ class StepEntry(Entry, frozen=True):
 
     job: str
     counters: Counters
-    outcome: str
+    outcome: Outcome
     epoch: int
     loss: float
     grad_norm: float
@@ -256,7 +260,7 @@ def apply(state: State, entry: AnyEntry) -> None:
         case JobSubmitted():
             state.jobs[entry.job] = JobRecord(
                 entry.job,
-                entry.spec,
+                entry.spec if entry.knows_on_nan else _going_on(entry.spec),
                 entry.at,
                 entry.source,
                 entry.counters,
@@ -290,6 +294,10 @@ def apply(state: State, entry: AnyEntry) -> None:
             _step(state.jobs[entry.job], entry)
         case _:
             _apply_to_job(state.jobs[entry.job], entry)
+
+
+def _going_on(spec: Job) -> Job:
+    return msgspec.structs.replace(spec, train=msgspec.structs.replace(spec.train, on_nan="skip"))
 
 
 _OfJob = (
@@ -395,12 +403,12 @@ def _written(job: JobRecord, entry: CheckpointWritten) -> None:
 
 def _step(job: JobRecord, entry: StepEntry) -> None:
     was = entry.counters
-    repeated, applied = entry.outcome == "repeated", entry.outcome == "applied"
     job.losses[was.round] = entry.loss
-    job.counters = Counters(was.round + 1, was.step + (not repeated), was.applied + applied)
+    job.counters = was.after(entry.outcome)
     job.step_s.append(entry.step_s)
-    if not repeated:
-        job.book.step(entry.at, was.step)
+    job.num_skipped += entry.outcome == "skipped"
+    if entry.outcome != "repeated":
+        job.book.step(entry.at, was.step, skipped=entry.outcome == "skipped")
         job.steps.append(
             Step(
                 was.step,

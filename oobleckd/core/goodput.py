@@ -3,7 +3,7 @@
 Owns the book and its rules; ``entries`` calls it with facts, so that a restarted daemon has the same book. Time is booked when a
 step is committed. While an incident is open nothing is booked until it is over: then what took longer than its steps would have
 is lost to its phases, at most for as long as each took, and the rest to work that was done again. A step of a plan that is slower for
-each of its devices than the best one so far was loses the difference, which is *degraded*. Bubbles are not in the journal: the share
+each of its devices than the best one so far was loses the difference, which is *degraded*. A step that was skipped is lost as a whole. Bubbles are not in the journal: the share
 that devices tell is taken off what is useful (``view``).
 """
 
@@ -13,12 +13,12 @@ import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from oobleckd.protocol.api import IncidentView, JobState
 
-Cause = Literal["detect", "plan", "reconfigure", "copy", "redone", "degraded", "waiting"]
-CAUSES: tuple[Cause, ...] = ("detect", "plan", "reconfigure", "copy", "redone", "degraded", "waiting")
+Cause = Literal["detect", "plan", "reconfigure", "copy", "redone", "skipped", "degraded", "waiting"]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 _PHASES: tuple[Cause, ...] = ("detect", "plan", "reconfigure", "copy")
 _STANDING_STILL = frozenset({"waiting", "paused"})
 _RECENT = 20
@@ -27,11 +27,12 @@ _ENOUGH = 5  # steps after which a plan's pace is known
 
 @dataclass(slots=True)
 class Stretch:
-    """A booked step that a way back may still take: its device-seconds that were useful, and those that were degraded."""
+    """A booked step that a way back may still take: its device-seconds that were useful, and those that were degraded or skipped."""
 
     step: int
     useful_s: float
     degraded_s: float
+    skipped_s: float
 
 
 @dataclass(slots=True)
@@ -39,7 +40,7 @@ class Book:
     """Device-seconds of a job. ``num_devices`` live now; ``lost_s`` by cause.
 
     Since the last booking: ``elapsed_s`` and ``devices_s``, of them ``idle_s`` and ``idle_devices_s`` standing still, and ``steps``
-    committed. ``recent``: seconds of undisturbed steps of the present layout; ``best_device_s``: device-seconds of a step with the best
+    committed, ``skipped`` of them without an update. ``recent``: seconds of undisturbed steps of the present layout; ``best_device_s``: device-seconds of a step with the best
     layout so far, ``best_s`` the fewest seconds. ``changed``: the layout did since the last booking. ``stretches``: since the last checkpoint.
     """
 
@@ -53,6 +54,7 @@ class Book:
     idle_s: float = 0.0
     idle_devices_s: float = 0.0
     steps: int = 0
+    skipped: int = 0
     total_s: float = 0.0
     useful_s: float = 0.0
     lost_s: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
@@ -97,10 +99,11 @@ class Book:
             self._book({}, -1)
             self.num_devices = 0
 
-    def step(self, at: float, step: int) -> None:
-        """A step is committed."""
+    def step(self, at: float, step: int, *, skipped: bool = False) -> None:
+        """A step is committed; ``skipped``: it made no update."""
         self.until(at)
         self.steps += 1
+        self.skipped += skipped
         if self.incident:
             return
         if not (self.changed or self.idle_s) and self.elapsed_s > 0:
@@ -128,8 +131,9 @@ class Book:
             gone = self.stretches.pop()
             self.useful_s -= gone.useful_s
             self.lost_s["degraded"] -= gone.degraded_s
-            self.lost_s["redone"] += gone.useful_s + gone.degraded_s
-        self.steps = 0
+            self.lost_s["skipped"] -= gone.skipped_s
+            self.lost_s["redone"] += gone.useful_s + gone.degraded_s + gone.skipped_s
+        self.steps = self.skipped = 0
 
     def _keep_pace(self, step_s: float) -> None:
         self.recent.append(step_s)
@@ -147,9 +151,9 @@ class Book:
             self.lost_s[cause] += lost_s
         self.useful_s += useful_s
         if self.steps:
-            self.stretches.append(Stretch(step, useful_s, split["degraded"]))
+            self.stretches.append(Stretch(step, useful_s, split["degraded"], split["skipped"]))
         self.elapsed_s = self.devices_s = self.idle_s = self.idle_devices_s = 0.0
-        self.steps, self.changed = 0, False
+        self.steps, self.skipped, self.changed = 0, 0, False
 
     def split(self, phases: Mapping[Cause, float]) -> dict[Cause, float]:
         """Device-seconds lost of what has gathered, by cause; the rest is useful. ``phases``: seconds of an incident's, if there was one."""
@@ -167,7 +171,9 @@ class Book:
             lost[cause] += part_s * devices
             rest_s -= part_s
         lost["redone" if phases or self.incident else "reconfigure"] += rest_s * devices
-        lost["degraded"] += (active_s - over_s) * devices * self._slower()
+        worked_s = (active_s - over_s) * devices
+        lost["skipped"] += worked_s * self.skipped / self.steps if self.steps else 0.0
+        lost["degraded"] += (worked_s - lost["skipped"]) * self._slower()
         return lost
 
     def _slower(self) -> float:

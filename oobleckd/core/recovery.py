@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+import msgspec
+
 from oobleckd.core import checkpoints, corruption, deploy, incidents, jobs, prepare
 from oobleckd.core.context import Core
 from oobleckd.core.corruption import Finding
@@ -17,7 +19,6 @@ from oobleckd.core.incident import reopened
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
 from oobleckd.protocol.messages import Corrupted, Decide, DeviceFailed, Progress, Report
-from oobleckd.protocol.parts import Counters
 from planner.plan import Detours, node_of
 from planner.policy import REROUTING, ROLLING_BACK
 from planner.shadow import takes_over
@@ -240,7 +241,7 @@ def go_back(core: Core, run: Run, why: str, kept: Kept | None = None) -> None:
     # Rounds are not used twice: the dead may have been a round ahead of what anybody else reached.
     known = (info for node in core.members.nodes.values() for info in node.devices if info.job == job.id)
     reached = max(job.counters.round, *(info.round for info in known), 0)
-    counters = Counters(reached + 2, target.step, target.applied)
+    counters = msgspec.structs.replace(target, round=reached + 2)
     trusted = "that can be trusted" if job.checkpoint else "yet"
     jobs.release(core, run)
     run.forget("off")

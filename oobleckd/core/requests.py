@@ -68,7 +68,7 @@ def _submit(core: Core, request: Submit) -> Response:
     source, counters = start
     job_id = f"{request.job.name}-{len(core.state.jobs) + 1}"
     reason = jobs.queue_reason(core)
-    core.record(JobSubmitted(job_id, request.job, source, counters, core.now))
+    core.record(JobSubmitted(job_id, request.job, source, counters, core.now, knows_on_nan=True))
     _audit(core, request.who, f"submitted {job_id}", f"job:{job_id}")
     jobs.start_next(core)
     job = core.state.jobs[job_id]

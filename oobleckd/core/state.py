@@ -84,7 +84,7 @@ class JobRecord:
     ``deployed_at``: when the first layout was in force. ``written``: checkpoints, oldest first. ``book``: where
     the time of its devices went. ``origin``: the ``source`` that it was submitted with. ``kept``: the newest complete checkpoints, oldest
     first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong. ``notes``: what is to
-    be said of its model's folder.
+    be said of its model's folder. ``num_skipped``: steps that were skipped, also those that a way back took.
     """
 
     id: str
@@ -124,6 +124,7 @@ class JobRecord:
     kept: list[Kept] = field(default_factory=list)
     disputes: tuple[Dispute, ...] = ()
     notes: tuple[FolderNote, ...] = ()
+    num_skipped: int = 0
     _survivors: _Survivors = field(default=_Survivors(), repr=False, compare=False)
 
     @property

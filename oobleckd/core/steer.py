@@ -11,7 +11,17 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from oobleckd.core import checkpoints, corruption, deploy, failures, incidents, jobs, prepare, recovery
+from oobleckd.core import (
+    checkpoints,
+    corruption,
+    deploy,
+    failures,
+    incidents,
+    jobs,
+    notfinite,
+    prepare,
+    recovery,
+)
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Released
 from oobleckd.core.events import Planned
@@ -25,6 +35,8 @@ _NAMED = 5  # nodes, in a sentence
 
 def steer(core: Core) -> None:
     """Take the next step of the active job, or start one."""
+    if notfinite.ends(core):
+        return
     jobs.start_next(core)
     run = core.run
     if run is None or run.phase in {"adrift", "report", "deploy"}:
@@ -196,7 +208,7 @@ def _at_boundary(core: Core, run: Run) -> None:
     if run.finished():
         steps = job.spec.train.steps
         if min(job.counters.step, job.checkpoint_counters.step) >= steps and job.checkpoint:
-            jobs.end(core, run, "finish")
+            jobs.end(core, run, "finish", notfinite.at_the_end(job))
         return
     if job.paused:
         if run.incident is not None and not job.unsettled:

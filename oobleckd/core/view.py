@@ -242,6 +242,8 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         checkpoint_step=job.checkpoint_counters.step,
         cause=job.cause,
         notes=job.notes,
+        steps_skipped=job.counters.skipped,
+        skipped_in_row=job.counters.skipped_in_row,
     )
 
 
@@ -365,6 +367,8 @@ def _line(core: Core) -> str:
         return f"{nodes} nodes, no job"
     job = core.run.job
     words = [f"{nodes} nodes", f"{job.id} {job.state}", f"step {job.counters.step}/{job.spec.train.steps}"]
+    if job.counters.skipped:
+        words.append(f"{job.counters.skipped} skipped ({job.counters.skipped_in_row} in a row)")
     words.append(f"epoch {job.epoch}")
     tolerance = node_tolerance(job)
     if tolerance >= 0:

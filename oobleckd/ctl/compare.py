@@ -8,6 +8,7 @@ of its own. Does not own where the second run comes from (``verify``).
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 import struct
 from collections import Counter
@@ -33,17 +34,23 @@ class CompareError(ValueError):
 
 
 class StepFact(msgspec.Struct, frozen=True):
-    """What a run says of one committed step (a subset of ``StepView`` and of a line of steps.jsonl)."""
+    """What a run says of one committed step (a subset of ``StepView`` and of a line of steps.jsonl).
+
+    JSON has no NaN and no infinity: the loss is None there, and ``loss_hex`` alone says it. All NaN are one. ``outcome`` may not be known.
+    """
 
     step: int
-    loss: float
+    loss: float | None
     loss_hex: str
     samples: int
     ledger: str
+    outcome: str = ""
 
     @property
     def bits(self) -> bytes:
         """The 64 bits of the loss."""
+        if self.loss is None or not math.isfinite(self.loss):
+            return _bits_of_hex(self.loss_hex)
         return struct.pack("<d", self.loss)
 
 
@@ -65,10 +72,12 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One run as it is compared. ``batch`` is the number of samples that every step must have counted."""
+    """One run as it is compared. ``batch`` is the number of samples that every step must have counted. ``state`` is None of one that stopped
+    before its end, as too many steps in a row were skipped: it has no last checkpoint.
+    """
 
     steps: tuple[StepFact, ...]
-    state: State
+    state: State | None
     num_steps: int
     batch: int
 
@@ -89,17 +98,22 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def compare(run: Run, twin: Run) -> Verdict:
     """Compare ``run`` with ``twin``, the run without failures. Reads every tensor of both."""
-    num_losses, num_weights = twin.num_steps, sum(map(is_weight, twin.state.tensors))
+    num_losses, num_weights = twin.num_steps, 0
     same_losses, findings = _compare_steps(run, twin)
-    same_weights, more = _compare_tensors(run.state.tensors, twin.state.tensors)
-    findings += more + _compare_notes(run.state.notes, twin.state.notes)
+    same_weights, counts = 0, f"{same_losses} of {num_losses} losses"
+    if run.state is None or twin.state is None:
+        findings += _compare_ends(run, twin)
+        counts += " are bit-identical to the run without failures, up to where both stopped; of weights nothing is compared"
+    else:
+        num_weights = sum(map(is_weight, twin.state.tensors))
+        same_weights, more = _compare_tensors(run.state.tensors, twin.state.tensors)
+        findings += more + _compare_notes(run.state.notes, twin.state.notes)
+        counts += f" and {same_weights} of {num_weights} weight tensors are bit-identical to the run without failures"
     samples = sum(fact.samples for fact in run.steps)
-    counts = (
-        f"{same_losses} of {num_losses} losses and {same_weights} of {num_weights} weight tensors "
-        "are bit-identical to the run without failures"
-    )
+    skipped = sum(fact.outcome == "skipped" for fact in run.steps)
+    without = f"; {skipped} of {len(run.steps)} steps were skipped in both" if skipped else ""
     sentence = (
-        f"verified: {counts}; every sample counted once"
+        f"verified: {counts}; every sample counted once{without}"
         if not findings
         else f"different: {counts}; first difference: {findings[0]}"
     )
@@ -148,6 +162,15 @@ def _compare_steps(run: Run, twin: Run) -> tuple[int, list[str]]:
     return same, findings
 
 
+def _compare_ends(run: Run, twin: Run) -> list[str]:
+    """Whether both stopped before their end."""
+    ends = {True: "stopped there", False: "went on to its end"}
+    here, there = (each.state is None for each in (run, twin))
+    return (
+        [] if here == there else [f"step {run.num_steps}: {ends[here]} here, {ends[there]} without failures"]
+    )
+
+
 def _gaps(run: Run, whose: str) -> list[str]:
     counted = Counter(fact.step for fact in run.steps)
     findings = [f"{whose} has no step {step}" for step in range(1, run.num_steps + 1) if not counted[step]]
@@ -163,10 +186,12 @@ def _compare_step(fact: StepFact, other: StepFact, batch: int) -> list[str]:
         if one.bits != _bits_of_hex(one.loss_hex):
             findings.append(f"{at}: loss {one.loss!r} {whose} is not its own bits {one.loss_hex}")
     if fact.bits != other.bits:
-        findings.append(f"{at}: loss {fact.loss.hex()} here, {other.loss.hex()} without failures")
+        findings.append(f"{at}: loss {fact.loss_hex} here, {other.loss_hex} without failures")
     for one, whose in ((fact, "here"), (other, "without failures")):
         if one.samples != batch:
             findings.append(f"{at}: {one.samples} samples counted {whose}, a step has {batch}")
+    if fact.outcome != other.outcome and fact.outcome and other.outcome:
+        findings.append(f"{at}: {fact.outcome} here, {other.outcome} without failures")
     if fact.ledger != other.ledger:
         findings.append(
             f"{at}: other samples counted: ledger {fact.ledger} here, {other.ledger} without failures"

@@ -13,7 +13,7 @@ from oobleckd.ctl.jobs import new_checkpoint
 from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_item, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import FINAL, TimedOut
-from oobleckd.draw.lines import size
+from oobleckd.draw.lines import count, size, skipped
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.export import Exported, why_not
 from oobleckd.protocol.units import parse_size
@@ -96,3 +96,9 @@ def _say(view: JobView, done: Exported) -> None:
         f"{view.name} after step {done.step} of {view.steps}: {done.architecture}, "
         f"{size(done.num_bytes)} of {done.dtype} in {files}"
     )
+    if done.skipped:
+        note(f"warning: {done.step} steps, {skipped(done.skipped)}: these made no update")
+    if done.not_finite:
+        note(
+            f"warning: {count(len(done.not_finite), 'tensor')} with NaN or infinity, such as {done.not_finite[0]}"
+        )

@@ -25,7 +25,7 @@ from oobleckd.ctl.output import (
     note,
 )
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
-from oobleckd.draw.lines import size
+from oobleckd.draw.lines import size, skipped
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.folder import words
 from oobleckd.protocol.job import Job, JobError, load_job
@@ -115,7 +115,13 @@ def _end_with(view: JobView) -> None:
         click.echo(view.id)
     if view.state != "done":
         fail(f"{view.name} is {view.state} at step {view.step}", view.reason, CAUSES.get(view.cause, FAILED))
-    note(f"{view.name} is done: {view.step} steps, {view.incidents} incidents, {view.steps_lost} steps lost")
+    note(done(view))
+
+
+def done(view: JobView) -> str:
+    """How a job ended that is done."""
+    without = f"{skipped(view.steps_skipped)}, " if view.steps_skipped else ""
+    return f"{view.name} is done: {view.step} steps, {without}{view.incidents} incidents, {view.steps_lost} steps lost"
 
 
 def _show_plan(job: Job, file: Path) -> None:

@@ -60,10 +60,16 @@ def _held(node: NodeView) -> str:
     return f"{computed or '-'} ({shadows})" if shadows else computed or "-"
 
 
+def _loss(job: JobView, digits: int) -> str:
+    """Of the last step. JSON has no NaN and no infinity: of a step whose loss was one there is none."""
+    if job.loss is None:
+        return "not finite" if job.skipped_in_row else "-"
+    return f"{job.loss:.{digits}f}"
+
+
 def _job_row(job: JobView) -> Row:
-    loss = "-" if job.loss is None else f"{job.loss:.4f}"
     return (
-        job.id, job.name, job.state, f"{job.step}/{job.steps}", loss, str(job.epoch),
+        job.id, job.name, job.state, f"{job.step}/{job.steps}", str(job.steps_skipped), _loss(job, 4), str(job.epoch),
         tolerance(job.tolerance, job.f), str(len(job.nodes)), f"{job.samples_per_s:.1f}", job.reason,
     )  # fmt: skip
 
@@ -106,7 +112,19 @@ def _incident_row(incident: IncidentView) -> Row:
     )  # fmt: skip
 
 
-_JOB_COLUMNS = ("ID", "NAME", "STATE", "STEP", "LOSS", "EPOCH", "CAN LOSE", "NODES", "SAMPLES/S", "REASON")
+_JOB_COLUMNS = (
+    "ID",
+    "NAME",
+    "STATE",
+    "STEP",
+    "SKIPPED",
+    "LOSS",
+    "EPOCH",
+    "CAN LOSE",
+    "NODES",
+    "SAMPLES/S",
+    "REASON",
+)
 _NODE_COLUMNS = ("NAME", "STATE", "KIND", "DEVICES", "LAYERS", "BEAT", "HOST", "ZONE", "REASON")
 _PIPELINE_COLUMNS = ("PIPELINE", "NODES", "STAGES", "MICRO-BATCHES")
 _TEMPLATE_COLUMNS = ("NODES", "LAYERS", "FILL", "PERIOD", "MEMORY", "INSTANCES")
@@ -200,7 +218,8 @@ def _describe_job(client: Client, job: JobView) -> None:
         "job": f"{job.name} ({job.id})",
         "state": f"{job.state}{': ' if job.reason else ''}{job.reason}",
         "step": f"{job.step} of {job.steps}",
-        "loss": "" if job.loss is None else f"{job.loss:.6f}",
+        "skipped": _skipped(job),
+        "loss": _loss(job, 6) if job.step else "",
         "epoch": str(job.epoch),
         "can lose": tolerance(job.tolerance, job.f) + " nodes",
         "policy": job.policy,
@@ -224,6 +243,14 @@ def _describe_job(client: Client, job: JobView) -> None:
     if incidents:
         click.echo("incidents:")
         emit_table(_INCIDENT_COLUMNS, [_incident_row(incident) for incident in incidents])
+
+
+def _skipped(job: JobView) -> str:
+    """How many steps made no update, and what follows of them."""
+    if not job.steps_skipped:
+        return ""
+    row = f", {job.skipped_in_row} in a row now" if job.skipped_in_row else ""
+    return f"{count(job.steps_skipped, 'step')}{row}: loss or gradients not finite (train.on_nan = {job.spec.train.on_nan})"
 
 
 def _cadence(job: JobView) -> str:

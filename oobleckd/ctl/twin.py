@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -31,7 +32,9 @@ Watcher = Callable[[JobView], None]
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A twin that was run: its steps, its last checkpoint, and what decides the bits of the devices that it ran on."""
+    """A twin that was run: its steps, its last checkpoint ("": it stopped before the end, as too many steps in a row were skipped), and what
+    decides the bits of the devices that it ran on.
+    """
 
     checkpoint: str
     steps: tuple[StepFact, ...]
@@ -39,15 +42,30 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 def run_of(job: JobView, steps: Sequence[StepView]) -> Run:
-    """A finished job of the daemon, as evidence. Raises CompareError."""
-    if not job.checkpoint:
+    """A job of the daemon that is over, as evidence. Raises CompareError."""
+    if not (job.checkpoint or stopped(job)):
         raise CompareError(f"{job.name} has no checkpoint, so its weights cannot be compared")
-    facts = tuple(StepFact(s.step, s.loss, s.loss_hex, s.samples, s.ledger) for s in steps)
-    return evidence(job.spec, facts, Path(job.checkpoint))
+    return evidence(job.spec, facts_of(steps), "" if stopped(job) else job.checkpoint)
 
 
-def evidence(job: Job, steps: tuple[StepFact, ...], checkpoint: Path) -> Run:
-    """Steps and checkpoint of a run of ``job``. Raises CompareError, also when it is not the final checkpoint."""
+def stopped(job: JobView) -> bool:
+    """Whether it ended before its last step, as too many in a row were skipped."""
+    return job.state == "failed" and job.cause == "not-finite"
+
+
+def facts_of(steps: Sequence[StepView]) -> tuple[StepFact, ...]:
+    """What is compared of the steps of a job."""
+    return tuple(StepFact(s.step, s.loss, s.loss_hex, s.samples, s.ledger, s.outcome) for s in steps)
+
+
+def evidence(job: Job, steps: tuple[StepFact, ...], place: str) -> Run:
+    """Steps and checkpoint of a run of ``job``; ``place`` is "" where it stopped before its end. Raises CompareError, also when it is not the
+    final checkpoint.
+    """
+    if not place:
+        last = max((fact.step for fact in steps), default=0)
+        return Run(steps, None, last, job.train.global_batch)
+    checkpoint = Path(place)
     counters = read_manifest(checkpoint).get("counters")
     if not isinstance(counters, dict) or counters.get("step") != job.train.steps:
         raise CompareError(
@@ -99,7 +117,8 @@ def recall(file: Path) -> Kept | None:
         kept = msgspec.json.decode(file.read_bytes(), type=Kept)
     except (OSError, *UNREADABLE):
         return None
-    return kept if (Path(kept.checkpoint) / "manifest.json").exists() else None
+    whole = not kept.checkpoint or (Path(kept.checkpoint) / "manifest.json").exists()
+    return kept if whole else None
 
 
 def keep(file: Path, kept: Kept) -> None:
@@ -124,13 +143,11 @@ def run_on_cluster(client: Client, job: JobView, told: Watcher) -> Kept:
     for _ in range(_TRIES):
         note(f"running {twin.name}, the same job without failures")
         done = until_final(client, client.submit(twin).id, told)
-        if done.state != "done":
+        if done.state != "done" and not stopped(done):
             fail(f"{twin.name} is {done.state} at step {done.step}", done.reason, FAILED)
         if not done.incidents:
-            facts = tuple(
-                StepFact(s.step, s.loss, s.loss_hex, s.samples, s.ledger) for s in client.steps(done.id)
-            )
-            return Kept(done.checkpoint, facts, kinds_of(client, done))
+            last = "" if stopped(done) else done.checkpoint
+            return Kept(last, facts_of(client.steps(done.id)), kinds_of(client, done))
         note(f"{twin.name} lost nodes itself ({done.incidents} incidents); once more")
     raise Failure(f"{twin.name} met failures {_TRIES} times", "try again when the cluster is quiet", FAILED)
 
@@ -148,12 +165,20 @@ def run_single(job: Job, out: Path) -> Kept:
         file.write_text(to_toml(msgspec.to_builtins(job)), encoding="utf-8")
         run_worker("worker.twin", "--job", str(file), "--out", str(out))
     checkpoints = sorted(out.glob("step-*/manifest.json"))
+    bits, steps = (out / "bits").read_text(encoding="utf-8"), read_steps(out / "steps.jsonl")
+    if not checkpoints and _stops(job, steps):
+        return Kept("", steps, (bits,))
     if not checkpoints:
         raise Failure(
             f"the single process left no checkpoint in {out}", "is the disk full? try again", FAILED
         )
-    bits = (out / "bits").read_text(encoding="utf-8")
-    return Kept(str(checkpoints[-1].parent), read_steps(out / "steps.jsonl"), (bits,))
+    return Kept(str(checkpoints[-1].parent), steps, (bits,))
+
+
+def _stops(job: Job, steps: Sequence[StepFact]) -> bool:
+    """Whether a run of ``job`` ends with ``steps``, though they may not be all."""
+    row = takewhile(lambda fact: fact.outcome == "skipped", reversed(steps))
+    return job.stopped_by(sum(1 for _ in row))
 
 
 def to_toml(table: dict[str, object], path: str = "") -> str:

@@ -45,7 +45,7 @@ def judge(client: Client, view: JobView, *, single: bool, fresh: bool = False) -
                 twin.keep(file, kept)
             else:
                 note("comparing with the run without failures that is kept from before")
-            theirs = twin.evidence(view.spec, kept.steps, Path(kept.checkpoint))
+            theirs = twin.evidence(view.spec, kept.steps, kept.checkpoint)
         ours = twin.run_of(view, client.steps(view.id))
         _check_comparable(client, view, kept)
     except CompareError as error:
@@ -54,7 +54,7 @@ def judge(client: Client, view: JobView, *, single: bool, fresh: bool = False) -
 
 
 def _check(view: JobView) -> None:
-    if view.state != "done":
+    if view.state != "done" and not twin.stopped(view):
         fail(
             f"{view.name} is {view.state} at step {view.step} of {view.steps}, so there is nothing to compare yet",
             f"oobleckctl wait {view.id} --for state=done",
@@ -81,6 +81,8 @@ def _check_comparable(client: Client, view: JobView, kept: twin.Kept) -> None:
     # A daemon that was started upon its journal alone knows of no device: then only the twin's kind is known.
     if (kinds and kinds != kept.kinds) or len({*kinds, *kept.kinds}) > 1:
         _not_comparable("kinds of devices", " and ".join(kinds), " and ".join(kept.kinds))
+    if twin.stopped(view) or not kept.checkpoint:
+        return
     ours, theirs = (
         read_manifest(Path(place)).get("corpus", "") for place in (view.checkpoint, kept.checkpoint)
     )

@@ -16,7 +16,8 @@ import click
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import job_names
-from oobleckd.ctl.output import CAUSES, NOT_FOUND, TIMED_OUT, Failure, emit_item, fail
+from oobleckd.ctl.output import CAUSES, NOT_FOUND, TIMED_OUT, Failure, emit_item, fail, note
+from oobleckd.draw.lines import skipped
 from oobleckd.protocol.api import JobState, JobView
 from oobleckd.unixhttp import Unreachable
 
@@ -105,6 +106,8 @@ def wait(client: Client, job: str, what: str, timeout_s: float | None) -> None:
             if holds(view) and not (closed and _has_open_incident(client, view)):
                 if wants_json():
                     emit_item("Job", view)
+                if view.steps_skipped:
+                    note(f"{view.name} is {view.state} at step {view.step}: {skipped(view.steps_skipped)}")
                 return
             if view.state in FINAL:
                 fail(f"{view.name} is {view.state} at step {view.step}; {what} will not come true",

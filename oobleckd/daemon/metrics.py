@@ -53,7 +53,7 @@ class _Daemon(Collector):
         jobs, incidents = view.job_views(core), view.incident_views(core)
         yield InfoMetricFamily("oobleck_build", "What this daemon is.", {"version": __version__})
         yield from _of_nodes(core)
-        yield from _of_jobs(jobs)
+        yield from _of_jobs(core, jobs)
         yield from _of_time(core, jobs)
         yield from _of_incidents(incidents)
         yield from _of_shell(self._service)
@@ -67,13 +67,18 @@ def _of_nodes(core: Core) -> Iterator[Metric]:
     yield _gauge("oobleck_nodes_leaving", "Nodes that have notice of their end.", {(): float(leaving)})
 
 
-def _of_jobs(jobs: list[JobView]) -> Iterator[Metric]:
+def _of_jobs(core: Core, jobs: list[JobView]) -> Iterator[Metric]:
     opened = [job for job in jobs if job.finished_at is None]
     states: Labelled = {
         (state,): float(number) for state, number in sorted(Counter(job.state for job in jobs).items())
     }
     yield _gauge("oobleck_jobs", "Jobs by state.", states, "state")
     for name, text, values in (
+        (
+            "oobleck_job_skipped_in_row",
+            "How many of the last steps, one after the other, made no update.",
+            {job.id: float(job.skipped_in_row) for job in opened},
+        ),
         ("oobleck_job_step", "Committed steps.", {job.id: float(job.step) for job in jobs}),
         ("oobleck_job_steps", "Steps to do.", {job.id: float(job.steps) for job in jobs}),
         ("oobleck_job_loss", "Loss of the last step.", {j.id: j.loss for j in jobs if j.loss is not None}),
@@ -98,6 +103,12 @@ def _of_jobs(jobs: list[JobView]) -> Iterator[Metric]:
         ),
     ):
         yield _gauge(name, text, {(job,): value for job, value in values.items()}, "job")
+    yield _counter(
+        "oobleck_job_steps_skipped_total",
+        "Steps without an update, since their loss or a gradient was not finite.",
+        {(job.id,): float(core.state.jobs[job.id].num_skipped) for job in jobs},
+        "job",
+    )
     for name, text, values in (
         (
             "oobleck_job_updates_early_total",

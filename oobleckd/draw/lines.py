@@ -156,6 +156,11 @@ def rate(value: float) -> str:
     return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
+def skipped(steps: int) -> str:
+    """So many steps that made no update, and why, for people."""
+    return f"{steps:,} of them skipped (loss or gradients not finite)"
+
+
 def count(number: int, what: str) -> str:
     """``"1 step"``, ``"2 steps"``."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

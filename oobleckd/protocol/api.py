@@ -233,6 +233,8 @@ class JobView(msgspec.Struct, frozen=True):
     ``sum_copies``: how often in a step a peer gets a copy of its gradient sums.
     ``cadence``: of its checkpoints, where that is not fixed; ``checkpoint_step``: the steps in the last one.
     ``cause``: of a failed job, where a program should know it. ``notes``: what is to be said of the folder that its model starts from.
+    ``steps_skipped``: of ``step``, those that made no update, since their loss or
+    a gradient was not finite; ``skipped_in_row``: the last ones, if the last step was one.
     """
 
     id: str
@@ -265,10 +267,13 @@ class JobView(msgspec.Struct, frozen=True):
     checkpoint_step: int = 0
     cause: FailureCause = ""
     notes: tuple[FolderNote, ...] = ()
+    steps_skipped: int = 0
+    skipped_in_row: int = 0
 
 
 class StepView(msgspec.Struct, frozen=True):
-    """One committed step, numbered from 1. ``loss`` round-trips exactly through JSON; ``loss_hex`` is its bits for people.
+    """One committed step, numbered from 1. ``loss`` round-trips exactly through JSON, where it is finite (else it is null); ``loss_hex`` is its
+    bits for people. ``outcome``: applied, or skipped: it made no update, since its loss or a gradient was not finite.
 
     ``at`` is when the daemon heard of it; ``step_s`` is how long a device took from the commit before it.
     """

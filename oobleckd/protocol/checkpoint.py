@@ -78,6 +78,9 @@ def manifest_of(job: Job, parts: Sequence[CheckpointPart]) -> Manifest:
 def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int, way_back: str = "") -> Path:
     """Make the ``.partial`` folder ``directory`` a checkpoint, then remove all but the newest ``keep`` and the folder ``way_back``.
 
+    One of a state that skipped steps led to removes none: it has the weights of the last one before them, and it is that one whose gradients
+    were finite.
+
     Durable when it returns, and done once however often it is called. Returns the final folder. Raises
     OSError when the disk refuses; the folder is then still partial.
     """
@@ -89,7 +92,8 @@ def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int,
         _write_durably(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         _put_in_place(directory, final)
     assert (final / MANIFEST).exists(), f"{final} has no manifest"
-    _prune(final, keep, way_back)
+    if not manifest.counters.skipped_in_row:
+        _prune(final, keep, way_back)
     return final
 
 

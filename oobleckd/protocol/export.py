@@ -23,7 +23,9 @@ _OURS = frozenset({CONFIG, WEIGHTS, INDEX, *COMPANIONS})
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """A finished export. ``architecture``: the class in transformers. ``num_bytes``: of the weights in ``files``."""
+    """A finished export. ``architecture``: the class in transformers. ``num_bytes``: of the weights in ``files``. ``skipped``: of the steps, those
+    that made no update; ``not_finite``: tensors with a NaN or an infinity in them.
+    """
 
     path: str
     step: int
@@ -31,6 +33,8 @@ class Exported(msgspec.Struct, frozen=True):
     dtype: str
     num_bytes: int
     files: tuple[str, ...]
+    skipped: int = 0
+    not_finite: tuple[str, ...] = ()
 
 
 def shard_name(index: int, count: int) -> str:

@@ -21,6 +21,8 @@ from planner.policy import SHADOWING
 
 PolicyName = Literal["adaptive", "oobleck", "slipstream", "bamboo", "varuna"]
 Positive = Annotated[int, Meta(ge=1)]
+MOST_SKIPPED = 3
+"""Steps in a row, with ``train.on_nan = "stop"``. A bad batch or two pass; what comes a third time comes for ever."""
 MOST_MICRO_BATCHES = 2**16
 """In a step: each has a route of its own in every plan."""
 
@@ -76,10 +78,18 @@ class Data(_Table, frozen=True):
         Literal["stdlib", "text", "tokens"],
         Meta(
             description="stdlib: source files of the Python standard library, as bytes. text: every file "
-            "under path, as bytes. tokens: path is a .bin file of little-endian uint16 token numbers."
+            "under path, as bytes. tokens: path is a file of token numbers: little-endian and nothing else (dtype), or numpy's .npy, or "
+            "one with llm.c's header, or Megatron's .bin beside its .idx."
         ),
     ] = "stdlib"
     path: Annotated[str, Meta(description="File or folder of the source; unused for stdlib.")] = ""
+    dtype: Annotated[
+        Literal["auto", "uint16", "uint32"],
+        Meta(
+            description="What a file of token numbers has. auto: what its own header says, and without one uint16; a file that looks like uint32 "
+            "is refused then, and never read as uint16."
+        ),
+    ] = "auto"
     mask_token: Annotated[
         int,
         Meta(
@@ -103,6 +113,13 @@ class Train(_Table, frozen=True):
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: autocast over float32 weights.")
     ] = "fp32"
+    on_nan: Annotated[
+        Literal["stop", "skip"],
+        Meta(
+            description="What follows steps that are skipped, since their loss or a gradient is no number or infinite. stop: after three in a row "
+            "the job has failed, and its last checkpoint from before them stays. skip: it goes on, whatever their number."
+        ),
+    ] = "stop"
     exact: Annotated[
         bool,
         Meta(
@@ -310,6 +327,10 @@ class Job(_Table, frozen=True):
         """Micro-batches of a step."""
         return self.train.global_batch // self.train.micro_batch
 
+    def stopped_by(self, skipped_in_row: int) -> bool:
+        """Whether no step follows so many skipped ones."""
+        return self.train.on_nan == "stop" and skipped_in_row >= MOST_SKIPPED
+
     @property
     def costs_depend_on(self) -> tuple[object, ...]:
         """What of a job decides what a layer costs on a device: jobs that agree in it share a profile."""
@@ -382,6 +403,12 @@ def check_job(job: Job) -> None:
             "data.path",
             f"is missing, and data.source = {job.data.source!r} needs it",
             "name a file or folder",
+        )
+    if job.data.source != "tokens" and job.data.dtype != "auto":
+        raise JobError(
+            "data.dtype",
+            f"is of token numbers, and data.source is {job.data.source!r}",
+            'leave it out, or set data.source = "tokens"',
         )
     for index, beta in enumerate(job.optimizer.betas):
         if not 0 <= beta < 1:

@@ -122,11 +122,29 @@ class Flags(msgspec.Struct, frozen=True):
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """Where training stands: the next round and step, and how many updates were applied so far."""
+    """Where training stands: the next round and step, how many updates were applied so far, and how many of the last steps, without one
+    between them that was applied, were skipped.
+    """
 
     round: int = 0
     step: int = 0
     applied: int = 0
+    skipped_in_row: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """Steps that count, and made no update."""
+        return self.step - self.applied
+
+    def after(self, outcome: Outcome) -> Counters:
+        """The counters after a round with ``outcome``. One that is repeated is no step, and ends no row of skipped ones."""
+        skipped = self.skipped_in_row + 1 if outcome == "skipped" else 0
+        return Counters(
+            self.round + 1,
+            self.step + (outcome != "repeated"),
+            self.applied + (outcome == "applied"),
+            self.skipped_in_row if outcome == "repeated" else skipped,
+        )
 
 
 class Vote(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from oobleckd.protocol.api import (
 
 OpKind = Literal["F", "B", "I", "W", "U", "S"]
 """Forward, backward, input gradients, weight gradients, update, a forward pass run ahead for another device."""
-Lost = Literal["detect", "plan", "reconfigure", "copy", "redone", "degraded", "waiting", "bubble"]
+Lost = Literal["detect", "plan", "reconfigure", "copy", "redone", "skipped", "degraded", "waiting", "bubble"]
 
 
 class OpView(msgspec.Struct, frozen=True, array_like=True):

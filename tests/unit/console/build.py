@@ -87,8 +87,16 @@ def change(seq: int, kind: str, text: str, *, level: str = "info", **data: objec
     return Change(seq, NOW - 5.0 + seq / 100, kind, level, text, (), raw)  # type: ignore[arg-type]
 
 
-def step_change(seq: int, number: int, *, epoch: int = 3, loss: float = 2.0, job_id: str = "job-1") -> Change:
-    data = {"job": job_id, "step": number, "loss": loss, "outcome": "applied", "epoch": epoch}
+def step_change(
+    seq: int,
+    number: int,
+    *,
+    epoch: int = 3,
+    loss: float = 2.0,
+    job_id: str = "job-1",
+    outcome: str = "applied",
+) -> Change:
+    data = {"job": job_id, "step": number, "loss": loss, "outcome": outcome, "epoch": epoch}
     return change(seq, "step", f"{job_id}: step {number}", **data)
 
 

@@ -221,6 +221,21 @@ def test_a_loss_that_is_no_number_is_said() -> None:
     assert "loss NaN" in said(training.paint(view, NOW, 40, 2))
 
 
+def test_skipped_steps_are_counted_and_marked_under_the_loss() -> None:
+    changes = [build.step_change(4 + n, 21 + n, loss=float("nan"), outcome="skipped") for n in range(2)]
+    view = fold(LIVE, [heard(change) for change in changes])
+    assert view.job is not None
+    assert (view.job.steps_skipped, view.job.skipped_in_row) == (2, 2)
+    text = said(training.paint(view, NOW, 40, 10)).split("\n")
+    assert "✗ 2 skipped" in "".join(text)
+    assert text[-1].rstrip().endswith("✗✗")
+    assert "✗ 2 skipped" in said(training.paint(view, NOW, 60, 2) + training.paint(view, NOW, 60, 3))
+    assert "(2 skipped)" in said(verdict.paint(view, NOW, 120))
+    on = fold(view, [heard(build.step_change(6, 23))])
+    assert on.job is not None
+    assert (on.job.steps_skipped, on.job.skipped_in_row) == (2, 0)
+
+
 # --------------------------------------------------------------------------- incident, events
 
 

@@ -38,6 +38,16 @@ def test_undisturbed_steps_are_useful() -> None:
     assert book.of_fault_free == 1.0
 
 
+def test_a_step_that_made_no_update_is_lost_as_a_whole() -> None:
+    book = trained()
+    for step in (10, 11):
+        book.step(step + 1.0, step, skipped=True)
+    book.step(13.0, 12)
+    assert (book.useful_s, book.lost_s["skipped"], book.total_s) == (44.0, 8.0, 52.0)
+    book.rolled_back(13.0, 11)
+    assert (book.useful_s, book.lost_s["skipped"], book.lost_s["redone"]) == (40.0, 4.0, 8.0)
+
+
 def test_nothing_counts_before_the_first_layout_and_after_the_end() -> None:
     book = Book()
     book.state(5.0, "waiting")

@@ -52,6 +52,51 @@ def test_equal_runs_are_verified(ours: Path, theirs: Path) -> None:
     assert verdict.samples == 12
 
 
+def stopped(*skipped: StepFact) -> Run:
+    steps = (fact(1, 5.0), *skipped)
+    return Run(steps, None, num_steps=len(steps), batch=4)
+
+
+def unread(step: int, loss: float) -> StepFact:
+    """A skipped step as it comes out of JSON."""
+    return StepFact(step, None, loss.hex(), 4, f"samples-of-{step}", "skipped")
+
+
+def test_runs_that_stopped_at_skipped_steps_are_judged() -> None:
+    ours, theirs = (
+        stopped(unread(2, math.nan), unread(3, -math.inf)),
+        stopped(unread(2, math.nan), unread(3, -math.inf)),
+    )
+    verdict = compare(ours, theirs)
+    assert verdict.identical
+    assert (verdict.losses, verdict.num_losses, verdict.num_weights) == (3, 3, 0)
+    assert "up to where both stopped; of weights nothing is compared" in verdict.sentence
+    assert verdict.sentence.endswith("2 of 3 steps were skipped in both")
+
+
+@pytest.mark.parametrize(
+    ("other", "finding"),
+    [
+        (stopped(unread(2, math.inf)), "step 2: loss nan here, inf without failures"),
+        (stopped(msgspec.structs.replace(unread(2, math.nan), outcome="applied")), "step 2: skipped here, applied without"),
+        (stopped(unread(2, math.nan), unread(3, math.nan)), "2 steps here, 3 without failures"),
+        (msgspec.structs.replace(stopped(unread(2, math.nan)), state=State({}, {})), "stopped there here, went on to its end without"),
+    ],
+)  # fmt: skip
+def test_runs_that_stopped_elsewhere_or_otherwise_differ(other: Run, finding: str) -> None:
+    verdict = compare(stopped(unread(2, math.nan)), other)
+    assert not verdict.identical
+    assert any(finding in each for each in verdict.findings), verdict.findings
+
+
+def test_a_loss_that_json_cannot_say_is_read(tmp_path: Path) -> None:
+    lines = tmp_path / "steps.jsonl"
+    lines.write_bytes(msgspec.json.encode(msgspec.structs.replace(unread(1, math.nan), loss=math.nan)))
+    (found,) = read_steps(lines)
+    assert found == unread(1, math.nan)
+    assert found.bits == msgspec.structs.replace(found, loss=-math.nan).bits
+
+
 def test_one_flipped_weight_bit(ours: Path, theirs: Path) -> None:
     for byte in range(-140, 0):  # every byte of the last tensor of the first bucket
         flip_bit(first(ours), byte)

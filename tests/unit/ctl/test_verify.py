@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import tomllib
 from pathlib import Path
@@ -55,6 +56,32 @@ def test_identical(cluster: Ctl) -> None:
     submitted = parse_job(cluster.api.asked[0][1]["job"])
     assert submitted.name == "small-twin"
     assert submitted.train == job_spec().train
+
+
+def test_a_job_that_stopped_at_skipped_steps_is_judged(cluster: Ctl, tmp_path: Path) -> None:
+    end: dict[str, Any] = {"state": "failed", "cause": "not-finite", "step": 3, "checkpoint": ""}
+    steps = [
+        StepView(n, math.nan, "nan", 0.0, 0.0, 4, f"samples-of-{n}", "skipped", 1, 0.0) for n in (1, 2, 3)
+    ]
+    cluster.api.jobs = [job_view(**end)]
+    cluster.api.steps["job-1"] = cluster.api.steps["job-2"] = steps
+
+    def run(_path: str, body: dict[str, Any]) -> Accepted:
+        answer = run_twin(cluster, tmp_path, body, **end)
+        cluster.api.steps[answer.id] = steps
+        return answer
+
+    cluster.api.on_act = run
+    for _ in range(2):  # the second time the twin is the one that was kept
+        result = cluster("verify", "small")
+        assert result.exit_code == 0, result.stderr
+        assert "verified: 3 of 3 losses are bit-identical" in result.stdout
+    assert len(cluster.api.asked) == 1
+
+
+def test_a_job_that_failed_otherwise_is_not(cluster: Ctl) -> None:
+    cluster.api.jobs = [job_view(state="failed", cause="out-of-memory")]
+    assert cluster("verify", "small").exit_code == 5
 
 
 def test_the_twin_is_kept(cluster: Ctl) -> None:

@@ -32,15 +32,20 @@ def checkpoint_of(job: Job, root: Path, step: int = 3) -> tuple[Path, ModelSpec,
     """A checkpoint as devices and daemon leave it, the model, and its weights."""
     spec = load_spec(job)
     params = all_params(spec)
-    partial = root / f"{step_name(step)}.partial"
+    return written(job, spec, params, root, Counters(step, step, step)), spec, params
+
+
+def written(job: Job, spec: ModelSpec, params: dict[str, Tensor], root: Path, counters: Counters) -> Path:
+    partial = root / f"{step_name(counters.step)}.partial"
     parts = []
     for bucket in spec.buckets:
         values = [params[key] for key in bucket.keys]
         moments = [[torch.zeros_like(value) for value in values] for _ in range(2)]
-        written = write_bucket(partial, bucket, values, *moments, [40] * len(values))
-        where = ("n0/0", "job-1", Counters(step, step, step), str(partial), bucket.index, len(spec.buckets))
-        parts.append(CheckpointPart(*where, *written))
-    return complete(partial, manifest_of(job, parts), keep=1), spec, params
+        file = write_bucket(partial, bucket, values, *moments, [40] * len(values))
+        assert file is not None
+        where = ("n0/0", "job-1", counters, str(partial), bucket.index, len(spec.buckets))
+        parts.append(CheckpointPart(*where, *file))
+    return complete(partial, manifest_of(job, parts), keep=1)
 
 
 def write(checkpoint: Path, folder: Path, **how: Any) -> Exported:
@@ -134,6 +139,16 @@ def test_a_tokenizer_comes_along_from_where_the_job_started(tmp_path: Path) -> N
 
 
 # --------------------------------------------------------------------------- the folder
+
+
+def test_weights_that_are_not_finite_and_steps_without_an_update_are_told(tmp_path: Path) -> None:
+    spec = load_spec(GPT2)
+    params = all_params(spec)
+    name = next(iter(params))
+    params[name].data.view(-1)[0] = float("inf")
+    checkpoint = written(GPT2, spec, params, tmp_path, Counters(5, 5, 2, 3))
+    done = write(checkpoint, tmp_path / "out")
+    assert (done.skipped, done.not_finite) == (3, (name,))
 
 
 def test_an_export_is_replaced_as_a_whole(tmp_path: Path) -> None:

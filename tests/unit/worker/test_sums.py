@@ -342,6 +342,18 @@ def test_next_exponents_fall_at_once_and_zeros_keep_theirs() -> None:
     assert sums.next_exponents([torch.tensor([1.0])], (119,), 1) == (120,)
 
 
+def test_whatever_is_finite_fits_in_the_end() -> None:
+    """A step is repeated until its gradients fit: 31 times at most, and never for ever."""
+    exponents, grad = (120,), [torch.tensor([torch.finfo(torch.float32).max])]
+    for _ in range(48):
+        part = sums.empty([(1,)], True, torch.device("cpu"))
+        part.add(grad, exponents, 2**17)
+        if part.flags == (False, False):
+            return
+        exponents = sums.smaller_exponents(exponents)
+    pytest.fail(f"overflows at {exponents}")
+
+
 def test_smaller_exponents_after_an_overflow() -> None:
     assert sums.smaller_exponents((45, -118)) == (40, -120)
 

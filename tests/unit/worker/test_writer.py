@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from oobleckd.protocol.job import Job, parse_job
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters, Flags, Vote
 from planner.plan import Layout, Range, Segment, holdings_of
 from tests.helpers.models import CPU, small_config, small_job
+from worker.commit import outcome_of
 from worker.errors import UserError
 from worker.faults import Faults
 from worker.models import load_spec
@@ -201,9 +204,33 @@ def vote(**flags: bool) -> Vote:
     ],
 )
 def test_what_is_due(given: Vote, step: int, wanted: Due) -> None:
-    assert due_after(JOB, given, step) == wanted
+    assert due_after(JOB, given, Counters(step - 1, step - 1, step - 1)) == wanted
 
 
 def test_a_step_that_is_repeated_is_not_written_again() -> None:
-    assert due_after(JOB, Vote({}, {}, overflow=True), 2) == Due()
-    assert due_after(JOB, Vote({}, {}, overflow=True, flags=Flags(checkpoint=True)), 2) == Due(begins=True)
+    was = Counters(1, 2, 2)
+    assert due_after(JOB, Vote({}, {}, overflow=True), was) == Due()
+    assert due_after(JOB, Vote({}, {}, overflow=True, flags=Flags(checkpoint=True)), was) == Due(begins=True)
+
+
+def due_steps(job: Job, skipped: Collection[int]) -> list[int]:
+    """After how many steps a checkpoint begins, where these steps, numbered from 0, are skipped."""
+    counters, found = Counters(), []
+    while counters.step < job.train.steps and not job.stopped_by(counters.skipped_in_row):
+        given = Vote({}, {}, nan=counters.step in skipped)
+        due, counters = due_after(job, given, counters), counters.after(outcome_of(given))
+        found += [counters.step] if due.begins else []
+    return found
+
+
+def test_one_that_is_due_after_a_skipped_step_waits_for_the_next_update() -> None:
+    job = parse_job({
+        "name": "due", "checkpoint": {"every": 4},
+        "train": {"steps": 18, "global_batch": 1, "micro_batch": 1, "sequence": 8},
+    })  # fmt: skip
+    assert due_steps(job, ()) == [4, 8, 12, 16, 18]
+    assert due_steps(job, (3, 6, 7)) == [5, 9, 12, 16, 18]
+    assert due_steps(job, (3, 4)) == [6, 8, 12, 16, 18]
+    assert due_steps(job, (7, 8, 9, 10)) == [4]
+    train = msgspec.structs.replace(job.train, on_nan="skip")
+    assert due_steps(msgspec.structs.replace(job, train=train), range(3, 13)) == [14, 16, 18]
