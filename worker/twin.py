@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.checkpoint import complete, manifest_of
-from oobleckd.protocol.folder import words
 from oobleckd.protocol.job import Job, JobError, load_job
 from oobleckd.protocol.messages import CheckpointPart, FromWorker, StepDone
+from oobleckd.protocol.modelnotes import words
 from oobleckd.protocol.parts import Counters, bits_of
 from planner.plan import Layout, Range, Route, Segment, holdings_of
 from worker.data import open_corpus

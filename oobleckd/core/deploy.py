@@ -10,8 +10,8 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import EpochRaised, FolderNoted, LayoutDeployed
 from oobleckd.core.run import Candidate, Run
 from oobleckd.core.state import JobRecord
-from oobleckd.protocol.folder import words
 from oobleckd.protocol.messages import Deploy, Ready, Resume
+from oobleckd.protocol.modelnotes import words
 from planner.policy import Proposal, Situation
 from planner.reroute import layout_of
 

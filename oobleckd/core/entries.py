@@ -16,8 +16,8 @@ from oobleckd.core.state import LEAST_KEPT, RECENT_STEPS, JobRecord, Kept, State
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.corruption import Odd
-from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import Counters, FailureCause, Outcome
 from planner.plan import Detours, Layout, Plan, Template
 from planner.policy import Setup

@@ -13,8 +13,8 @@ from oobleckd.core.blame import Dispute
 from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
-from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import Counters, FailureCause
 from planner.plan import Detours, Layout, Plan, Template, node_of
 from planner.policy import Setup

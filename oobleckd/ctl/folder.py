@@ -13,8 +13,8 @@ import msgspec
 
 from oobleckd.ctl.output import USAGE, Failure, note
 from oobleckd.ctl.programs import run_worker
-from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.modelnotes import FolderNote
 
 _NEEDED = ("torch", "transformers")
 

@@ -27,8 +27,8 @@ from oobleckd.ctl.output import (
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
 from oobleckd.draw.lines import size, skipped
 from oobleckd.protocol.api import JobView
-from oobleckd.protocol.folder import words
 from oobleckd.protocol.job import Job, JobError, load_job
+from oobleckd.protocol.modelnotes import words
 
 
 def read_job(path: Path) -> Job:

@@ -24,7 +24,7 @@ from oobleckd.ctl.output import (
 from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers
 from oobleckd.draw.lines import clock, count, layers, seconds, size
 from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, TemplateView
-from oobleckd.protocol.folder import words
+from oobleckd.protocol.modelnotes import words
 
 
 @click.command()

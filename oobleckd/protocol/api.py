@@ -10,8 +10,8 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
-from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import FailureCause, How
 
 API_VERSION = "oobleck/v1"

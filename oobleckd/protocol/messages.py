@@ -18,8 +18,8 @@ from __future__ import annotations
 import msgspec
 
 from oobleckd.protocol.corruption import Fingerprints, Odd
-from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import (
     Counters,
     DatagramSession,

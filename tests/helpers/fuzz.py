@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import msgspec
 
 from oobleckd.protocol import codec
-from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.messages import (
     Beat,
     CheckpointPart,
@@ -26,6 +25,7 @@ from oobleckd.protocol.messages import (
     Ready,
     StepDone,
 )
+from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import Counters, Vote
 from planner.profile import LayerCost, Profile
 from tests.helpers.agents import hello

@@ -18,9 +18,9 @@ from oobleckd.core.config import Config
 from oobleckd.core.events import Asked, Tick
 from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import AnyRequest, Response, Submit
-from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import DeviceLost, Goodbye, LinkDown
+from oobleckd.protocol.modelnotes import FolderNote
 from planner.plan import Layout, device_name, node_of
 from tests.helpers.simagent import SimNode
 from tests.helpers.simchecks import Checks

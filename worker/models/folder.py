@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oobleckd.protocol.folder import FolderNote, note_of
+from oobleckd.protocol.modelnotes import FolderNote, note_of
 from worker.errors import UserError
 from worker.models import files, names
 from worker.models.names import Recipe

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from oobleckd.protocol.folder import FolderNote, note_of
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.modelnotes import FolderNote, note_of
 from worker.errors import UserError
 from worker.models.config import TIED, load_config
 from worker.models.folder import Folder

@@ -7,8 +7,8 @@ import msgspec
 from oobleckd.core import view
 from oobleckd.core.entries import ProfileMeasured
 from oobleckd.core.machine import Machine
-from oobleckd.protocol.folder import FolderNote
 from oobleckd.protocol.job import Job, Model
+from oobleckd.protocol.modelnotes import FolderNote
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

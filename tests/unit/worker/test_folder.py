@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from oobleckd.ctl.twin import to_toml
-from oobleckd.protocol.folder import FolderNote, words
+from oobleckd.protocol.modelnotes import FolderNote, words
 from tests.helpers.models import all_params, small_config, small_job
 from worker import look
 from worker.errors import UserError
