@@ -27,8 +27,8 @@ from oobleckd.protocol.checkpoint import (
     TEMPORARY,
     Manifest,
     step_name,
-    sync_directory,
 )
+from oobleckd.protocol.durable import sync_directory
 from oobleckd.protocol.unreadable import UNREADABLE
 from worker.errors import UserError
 from worker.models import Bucket

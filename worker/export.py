@@ -23,7 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from oobleckd.protocol.checkpoint import Manifest, sync_directory
+from oobleckd.protocol.checkpoint import Manifest
+from oobleckd.protocol.durable import sync_directory
 from oobleckd.protocol.export import COMPANIONS, INDEX, Exported, shard_name, why_not
 from oobleckd.protocol.job import Job
 from worker.checkpoint import read_manifest, read_params

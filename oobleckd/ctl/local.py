@@ -17,6 +17,7 @@ from oobleckd.client import socket_of
 from oobleckd.ctl import processes
 from oobleckd.ctl.output import FAILED, USAGE, fail
 from oobleckd.ctl.processes import Process
+from oobleckd.protocol.durable import write_whole
 from oobleckd.protocol.unreadable import UNREADABLE
 
 DAEMON = "oobleckd"
@@ -88,7 +89,7 @@ class Home:
 
     def save(self, cluster: Cluster) -> None:
         """Write down what was started."""
-        (self.state / "cluster.json").write_bytes(msgspec.json.encode(cluster))
+        write_whole(self.state / "cluster.json", msgspec.json.encode(cluster))
 
     def alive(self) -> dict[str, Process]:
         """The programs of the cluster that run."""

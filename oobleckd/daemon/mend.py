@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from oobleckd.daemon.records import FORMAT_ROW, Row, format_row, framed, rows_in, seal
-from oobleckd.protocol.checkpoint import sync_directory
+from oobleckd.protocol.durable import sync_directory
 
 TABLES = {
     "entries": "CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, data BLOB NOT NULL, seal BLOB NOT NULL)",

@@ -8,7 +8,6 @@ A folder without ``.partial`` in its name is complete: the rename is the last th
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from oobleckd.protocol.durable import sync_directory, write_whole
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
@@ -86,7 +86,7 @@ def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int,
     final = directory.with_name(directory.name.removesuffix(PARTIAL))
     if directory != final and directory.exists():
         _tidy(directory, manifest)
-        _write_durably(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        write_whole(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         _put_in_place(directory, final)
     assert (final / MANIFEST).exists(), f"{final} has no manifest"
     _prune(final, keep, way_back)
@@ -109,15 +109,6 @@ def checkpoints(root: Path) -> list[Path]:
     """The complete checkpoints in ``root``, oldest first."""
     found = [path for path in root.glob("step-*") if _STEP.fullmatch(path.name)]
     return sorted((path for path in found if (path / MANIFEST).exists()), key=_step)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in ``path`` durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _put_in_place(directory: Path, final: Path) -> None:
@@ -156,13 +147,3 @@ def _step(path: Path) -> int:
     match = _STEP.match(path.name)
     assert match is not None
     return int(match[1])
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_directory(path.parent)
