@@ -28,12 +28,24 @@ class Entry(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobSubmitted(Entry, frozen=True):
-    """A job was queued; its training starts at ``counters`` from ``source`` ("init" or a checkpoint folder)."""
+    """A job was queued; its training starts at ``counters`` from ``source`` ("init" or a checkpoint folder).
+
+    ``folder``: the name of the one that it writes checkpoints into, which was made for it ("": by an older version, its id).
+    """
 
     job: str
     spec: Job
     source: str
     counters: Counters
+    at: float
+    folder: str = ""
+
+
+class FolderTaken(Entry, frozen=True):
+    """The job writes checkpoints into ``folder`` from its next plan on, which is a name in its ``checkpoint.dir``."""
+
+    job: str
+    folder: str
     at: float
 
 
@@ -220,6 +232,7 @@ def note(change: Change) -> Noted:
 
 AnyEntry = (
     JobSubmitted
+    | FolderTaken
     | JobStateChanged
     | PauseAsked
     | ProfileMeasured
@@ -253,6 +266,7 @@ def apply(state: State, entry: AnyEntry) -> None:
                 entry.counters,
                 entry.counters,
                 origin=entry.source,
+                folder=entry.folder,
             )
         case ProfileMeasured():
             state.profiles[entry.key] = entry.profile
@@ -284,7 +298,8 @@ def apply(state: State, entry: AnyEntry) -> None:
 
 
 _OfJob = (
-    JobStateChanged
+    FolderTaken
+    | JobStateChanged
     | PauseAsked
     | TemplatesMade
     | LayoutDeployed
@@ -319,6 +334,8 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             job.book.state(entry.at, entry.state)
             if entry.state in FINAL:
                 job.finished_at = entry.at
+        case FolderTaken():
+            job.folder = entry.folder
         case PauseAsked():
             job.paused = entry.paused
         case TemplatesMade():

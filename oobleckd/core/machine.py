@@ -13,7 +13,18 @@ from oobleckd.core import checkpoints, deploy, jobs, prepare, recovery, requests
 from oobleckd.core.config import Config
 from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import AnyEntry, NodeDrained, Restarted, apply
-from oobleckd.core.events import Asked, Command, Event, Heard, LinkLost, ManifestWritten, Planned, Tell, Tick
+from oobleckd.core.events import (
+    Asked,
+    Command,
+    Event,
+    FolderFound,
+    Heard,
+    LinkLost,
+    ManifestWritten,
+    Planned,
+    Tell,
+    Tick,
+)
 from oobleckd.core.membership import ROUNDING_S, Membership
 from oobleckd.core.run import Run
 from oobleckd.core.state import State
@@ -110,6 +121,8 @@ class Machine:
                 steer.on_planned(core, event)
             case ManifestWritten():
                 checkpoints.on_manifest(core, event)
+            case FolderFound():
+                checkpoints.on_folder(core, event)
             case Tick():
                 pass
             case _:

@@ -66,9 +66,10 @@ def _submit(core: Core, request: Submit) -> Response:
     if isinstance(start, Denied):
         return start
     source, counters = start
-    job_id = f"{request.job.name}-{len(core.state.jobs) + 1}"
+    job_id = request.folder or f"{request.job.name}-{core.state.next_number}"
+    assert job_id not in core.state.jobs, f"a second job {job_id}"
     reason = jobs.queue_reason(core)
-    core.record(JobSubmitted(job_id, request.job, source, counters, core.now))
+    core.record(JobSubmitted(job_id, request.job, source, counters, core.now, request.folder))
     _audit(core, request.who, f"submitted {job_id}", f"job:{job_id}")
     jobs.start_next(core)
     job = core.state.jobs[job_id]

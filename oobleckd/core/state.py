@@ -82,7 +82,8 @@ class JobRecord:
     ``began``: the round in which the present one began. ``rolled_back_at``: when it went back to a checkpoint, or to the start.
     ``deployed_at``: when the first layout was in force. ``written``: checkpoints, oldest first. ``book``: where
     the time of its devices went. ``origin``: the ``source`` that it was submitted with. ``kept``: the newest complete checkpoints, oldest
-    first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong.
+    first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong. ``folder``: the name of that
+    which its checkpoints go into ("": its id, in a folder that may have no mark yet).
     """
 
     id: str
@@ -121,6 +122,7 @@ class JobRecord:
     origin: str = "init"
     kept: list[Kept] = field(default_factory=list)
     disputes: tuple[Dispute, ...] = ()
+    folder: str = ""
     _survivors: _Survivors = field(default=_Survivors(), repr=False, compare=False)
 
     @property
@@ -179,3 +181,8 @@ class State:
     history: deque[Change] = field(default_factory=lambda: deque(maxlen=HISTORY))
     epoch: int = 0
     seq: int = 0
+
+    @property
+    def next_number(self) -> int:
+        """What the id of the next job ends with: more than that of any before, as numbers may have been passed over."""
+        return 1 + max((int(job.rpartition("-")[2]) for job in self.jobs), default=0)

@@ -60,6 +60,11 @@ def _home(text: str | None) -> Home:
 @click.option(
     "--allow-injection/--no-allow-injection", default=True, show_default=True, help="Let kill-node act."
 )
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Go on with a state folder that is a copy, where the one it was copied from is gone or to go on by itself.",
+)
 @click.option("--foreground", is_flag=True, help="Stay, and end the cluster on Ctrl-C or SIGTERM.")
 @click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="For all to join.")
 @output_option
@@ -70,6 +75,7 @@ def up(
     spares: bool | None,
     home: Home,
     allow_injection: bool,
+    adopt: bool,
     foreground: bool,
     timeout_s: float,
 ) -> None:
@@ -88,17 +94,17 @@ def up(
             note("no warm spares: they would not fit into the free memory (--spare starts them all the same)")
     cluster = Cluster(nodes, devices, free_endpoint(), allow_injection, kind, spares)
     with _ended_on_failure(home), _interruptible():
-        _start_all(home, cluster, timeout_s)
+        _start_all(home, cluster, timeout_s, adopt=adopt)
         _print_nodes(home, cluster)
         if foreground:
             note("up; Ctrl-C ends it")
             signal.pause()
 
 
-def _start_all(home: Home, cluster: Cluster, timeout_s: float) -> None:
+def _start_all(home: Home, cluster: Cluster, timeout_s: float, *, adopt: bool) -> None:
     make_keys(home.keys, cluster.nodes)
     home.save(cluster)
-    daemon = home.start_daemon(cluster)
+    daemon = home.start_daemon(cluster, adopt=adopt)
     client = Client(home.socket)
     _await(home, {DAEMON: daemon}, lambda: _answers(client), timeout_s, "the daemon does not answer")
     started = {node: home.start_node(cluster, node) for node in cluster.nodes}

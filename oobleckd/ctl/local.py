@@ -96,12 +96,13 @@ class Home:
         known = processes.recall(self.run)
         return {name: process for name, process in known.items() if processes.is_alive(process)}
 
-    def start_daemon(self, cluster: Cluster) -> Process:
-        """Start the daemon."""
+    def start_daemon(self, cluster: Cluster, *, adopt: bool = False) -> Process:
+        """Start the daemon; ``adopt``: also where its state is a copy."""
         allow = "--allow-injection" if cluster.allow_injection else "--no-allow-injection"
         command = [
             program("oobleckd"), "--state-dir", str(self.state / "daemon"), "--socket", str(self.socket),
             "--endpoint", cluster.endpoint, "--keys-dir", str(self.keys), allow,
+            *(["--adopt"] if adopt else []),
         ]  # fmt: skip
         return self._start(DAEMON, command)
 

@@ -31,7 +31,16 @@ from typing import Any
 
 import msgspec
 
-from oobleckd.daemon.mend import INSERT, WRITE_META, mend, named, names_in, new_name, write_copy, write_database
+from oobleckd.daemon.mend import (
+    INSERT,
+    WRITE_META,
+    mend,
+    named,
+    names_in,
+    new_name,
+    write_copy,
+    write_database,
+)
 from oobleckd.daemon.records import Copy, Row, format_row, seal, sealed, unsealed
 from oobleckd.protocol.durable import sync_file
 from oobleckd.protocol.unreadable import UNREADABLE

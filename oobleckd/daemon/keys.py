@@ -213,7 +213,9 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
     except UnicodeDecodeError as error:
         raise KeyFileError(f"{path}: no key file: it is no text", _DAMAGED) from error
     except OSError as error:
-        raise KeyFileError(f"{path}: cannot be read: {error.strerror}", "it is for the daemon's user") from error
+        raise KeyFileError(
+            f"{path}: cannot be read: {error.strerror}", "it is for the daemon's user"
+        ) from error
     except ValueError as error:
         raise KeyFileError(f"{path}: no key file: {error}", _DAMAGED) from error
     for key in (public, secret):

@@ -100,11 +100,7 @@ def find(tokens: Iterable[Token], token: str) -> Token | None:
 def _token(path: Path, name: str, table: object) -> Token:
     match table:
         case {"sha256": str(digest), "role": str(role), "expires": dt.datetime() as expires}:
-            if (
-                _SHA256.fullmatch(digest)
-                and role in get_args(Role)
-                and expires.tzinfo is not None
-            ):
+            if _SHA256.fullmatch(digest) and role in get_args(Role) and expires.tzinfo is not None:
                 return Token(name, digest, role, expires.timestamp())  # type: ignore[arg-type]
     raise TokenError(
         f"{path}: [{name}] is no token", "remove the table, and make it anew with `oobleckctl token`"

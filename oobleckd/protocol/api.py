@@ -33,13 +33,15 @@ class Submit(Request, frozen=True):
     """Queue ``job``. ``resume``: a checkpoint folder to start from, or "latest" of the job's own folder.
 
     ``counters``: (step, applied) of that folder, filled in by the HTTP layer from its manifest.json, as
-    the core reads no files; None where there is none that can be read.
+    the core reads no files; None where there is none that can be read. ``folder``: the folder that it made for the job's checkpoints, by its name,
+    which is the job's id ("": none was made, and the id has the next number).
     """
 
     job: Job
     resume: str = ""
     who: str = ""
     counters: tuple[int, int] | None = None
+    folder: str = ""
 
 
 class Control(Request, frozen=True):

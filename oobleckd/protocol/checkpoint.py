@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from oobleckd.protocol.durable import sync_directory, write_whole
+from oobleckd.protocol.hold import free
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
@@ -75,11 +76,13 @@ def manifest_of(job: Job, parts: Sequence[CheckpointPart]) -> Manifest:
     return Manifest(FORMAT, model_digest(job), parts[0].counters, tuple(files), job, parts[0].corpus)
 
 
-def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int, way_back: str = "") -> Path:
-    """Make the ``.partial`` folder ``directory`` a checkpoint, then remove all but the newest ``keep`` and the folder ``way_back``.
+def complete(
+    directory: Path, manifest: Manifest | Mapping[str, Any], keep: int, spared: Collection[str] = ()
+) -> Path:
+    """Make the ``.partial`` folder ``directory`` a checkpoint, then remove all but the newest ``keep``, those ``spared``, and those held.
 
     Durable when it returns, and done once however often it is called. Returns the final folder. Raises
-    OSError when the disk refuses; the folder is then still partial.
+    OSError when the disk refuses; the folder is then still partial. That the folder it lies in is the caller's to write is not asked here.
     """
     if not isinstance(manifest, Manifest):
         manifest = msgspec.convert(manifest, Manifest)
@@ -89,7 +92,7 @@ def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int,
         write_whole(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         _put_in_place(directory, final)
     assert (final / MANIFEST).exists(), f"{final} has no manifest"
-    _prune(final, keep, way_back)
+    _prune(final, keep, spared)
     return final
 
 
@@ -129,8 +132,8 @@ def _tidy(directory: Path, manifest: Manifest) -> None:
             path.unlink(missing_ok=True)
 
 
-def _prune(newest: Path, keep: int, way_back: str) -> None:
-    """Keep the newest checkpoints, and the one that is not to be lost before the journal knows of a newer one; drop partial folders
+def _prune(newest: Path, keep: int, spared: Collection[str]) -> None:
+    """Keep the newest checkpoints, those that somebody may go back to, and those that somebody reads; drop partial folders
     of earlier steps, which nobody will finish.
     """
     old = [path for path in checkpoints(newest.parent) if _step(path) <= _step(newest)][:-keep]
@@ -139,8 +142,11 @@ def _prune(newest: Path, keep: int, way_back: str) -> None:
         for path in newest.parent.glob(f"step-*{PARTIAL}")
         if _STEP.match(path.name) and _step(path) < _step(newest)
     ]
-    for path in [*(path for path in old if str(path) != way_back), *abandoned]:
-        shutil.rmtree(path, ignore_errors=True)
+    there = {Path(path).resolve() for path in spared}
+    for path in [*(path for path in old if path.resolve() not in there), *abandoned]:
+        with free(path) as unheld:
+            if unheld:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _step(path: Path) -> int:

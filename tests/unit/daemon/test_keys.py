@@ -156,7 +156,7 @@ def test_secrets_are_synced_with_their_folders(tmp_path: Path, monkeypatch: pyte
     before = os.fsync
 
     def fsync(fd: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
         before(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
