@@ -160,17 +160,23 @@ def _await(
     while not holds():
         for name, process in watched.items():
             if not processes.is_alive(process):
-                fail(f"{name} ended at its start: {_last_line(home.log(name))}", f"its log: {home.log(name)}")
+                problem, hint = _last_words(home.log(name))
+                fail(f"{name} ended at its start: {problem}", f"{hint and f'{hint}; '}its log: {home.log(name)}")
         if time.monotonic() >= deadline:
             fail(f"{problem} within {timeout_s:g} s", f"the logs: {home.logs}", FAILED)
         time.sleep(_LOOK_EVERY_S)
 
 
-def _last_line(log: Path) -> str:
+def _last_words(log: Path) -> tuple[str, str]:
+    """The last error in a log, or else its last line, and the hint with the error."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     said = [line for line in lines if line.strip()]
-    errors = [line for line in said if line.lower().startswith("error: ")]
-    return (errors or said or ["it said nothing"])[-1].removeprefix("error: ")
+    errors = [index for index, line in enumerate(said) if line.lower().startswith("error: ")]
+    if not errors:
+        return (said or ["it said nothing"])[-1], ""
+    after = said[errors[-1] + 1 : errors[-1] + 2]
+    hint = next((line.removeprefix("hint: ") for line in after if line.startswith("hint: ")), "")
+    return said[errors[-1]].removeprefix("error: "), hint
 
 
 def _print_nodes(home: Home, cluster: Cluster) -> None:

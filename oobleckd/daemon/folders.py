@@ -48,9 +48,9 @@ class Folders:
             enter(folder, Mark(self.names[0], job), self.names[1:], known=True)
 
     def owns(self, folder: Path) -> bool:
-        """Whether ``folder`` has the mark of this journal, or none. Raises OSError."""
+        """Whether ``folder`` has the mark of this journal, or none: that of one that it is a copy of may be in use there. Raises OSError."""
         mark = mark_of(folder)
-        return mark is None or mark.journal in self.names
+        return mark is None or mark.journal == self.names[0]
 
     def look(self, job: JobFolder, number: int) -> FolderFound | None:
         """Where the checkpoints of a job go that another life began, or an older version; None where that cannot be known now. Raises OSError."""
