@@ -161,7 +161,10 @@ def _await(
         for name, process in watched.items():
             if not processes.is_alive(process):
                 problem, hint = _last_words(home.log(name))
-                fail(f"{name} ended at its start: {problem}", f"{hint and f'{hint}; '}its log: {home.log(name)}")
+                fail(
+                    f"{name} ended at its start: {problem}",
+                    f"{hint and f'{hint}; '}its log: {home.log(name)}",
+                )
         if time.monotonic() >= deadline:
             fail(f"{problem} within {timeout_s:g} s", f"the logs: {home.logs}", FAILED)
         time.sleep(_LOOK_EVERY_S)
