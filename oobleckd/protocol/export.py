@@ -7,6 +7,7 @@ the files is the matter of ``worker.export``.
 from __future__ import annotations
 
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -71,15 +72,16 @@ def why_not(folder: Path, *, overwrite: bool) -> tuple[str, str] | None:
     """
     if folder.is_symlink():
         return f"{folder} is a symbolic link", "name the folder that it leads to, or another one"
-    if not folder.exists():
-        return None
-    if not folder.is_dir():
+    if folder.exists() and not folder.is_dir():
         return f"{folder} is not a folder", "name a folder that is empty or does not exist yet"
-    names = sorted(path.name for path in folder.iterdir())
-    if not names:
-        return None
-    if not overwrite:
+    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    if names and not overwrite:
         return f"{folder} is not empty", "name another folder, or replace the model in it with --overwrite"
+    return _why_foreign(folder, names) if names else None
+
+
+def _why_foreign(folder: Path, names: Sequence[str]) -> tuple[str, str] | None:
+    """The same of a folder that is to be replaced, and has ``names`` in it."""
     hint = (
         "name another folder, or move that one away: --overwrite replaces what export wrote, and nothing else"
     )

@@ -12,8 +12,8 @@ from oobleckd.ctl import export, programs
 from oobleckd.ctl.output import Failure
 from oobleckd.protocol.api import Accepted, JobView, Problem
 from oobleckd.protocol.export import Exported
-from tests.helpers.api_server import job_view
-from tests.helpers.models import small_job
+from oobleckd.protocol.job import Job
+from tests.helpers.api_server import job_spec, job_view
 from tests.unit.ctl.conftest import Ctl
 
 
@@ -119,6 +119,12 @@ def test_an_unknown_job(ctl: Ctl, tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- what others read
 
 
+def reading(table: str, **values: str) -> Job:
+    """A job with other ``values`` in a table."""
+    job = job_spec()
+    return msgspec.structs.replace(job, **{table: msgspec.structs.replace(getattr(job, table), **values)})
+
+
 @pytest.mark.parametrize("words", [(), ("--overwrite",)])
 @pytest.mark.parametrize("place", ["base", "base/tuned", ".", "link"])
 def test_a_folder_that_a_job_reads_is_never_written(
@@ -128,7 +134,7 @@ def test_a_folder_that_a_job_reads_is_never_written(
     (tmp_path / "base").mkdir()
     (tmp_path / "link").mkdir()
     (tmp_path / "link" / "deep").symlink_to(tmp_path / "base")
-    named = small_job("gpt2", model={"checkpoint": str(tmp_path / "link" / "deep")})
+    named = reading("model", checkpoint=str(tmp_path / "link" / "deep"))
     ctl.api.jobs = [job_view(checkpoint="/c/step-00000003", spec=named)]
     result = ctl(
         "export",
@@ -142,7 +148,7 @@ def test_a_folder_that_a_job_reads_is_never_written(
 
 
 def test_data_that_a_job_reads_is_never_written(ctl: Ctl, tmp_path: Path, programs_run: list[Any]) -> None:
-    named = small_job("gpt2", data={"source": "text", "path": str(tmp_path / "corpus")})
+    named = reading("data", source="text", path=str(tmp_path / "corpus"))
     ctl.api.jobs = [job_view(checkpoint="/c/step-00000003", spec=named)]
     result = ctl("export", "small", str(tmp_path / "corpus" / "model"))
     assert (result.exit_code, programs_run) == (2, [])

@@ -168,7 +168,7 @@ def test_a_model_that_somebody_else_saved_is_never_replaced(tmp_path: Path) -> N
     (theirs / "tokenizer.json").write_text("{}")
     before = {path.name: path.read_bytes() for path in theirs.iterdir()}
     for how in ({"overwrite": True}, {}):
-        with pytest.raises(UserError, match="not empty|not written by export"):
+        with pytest.raises(UserError, match=r"not empty|not written by export"):
             write(checkpoint, theirs, **how)
     assert {path.name: path.read_bytes() for path in theirs.iterdir()} == before
     assert names(tmp_path) == [checkpoint.name, "theirs"]
