@@ -12,9 +12,9 @@ from typing import Literal, assert_never
 import msgspec
 
 from oobleckd.core.blame import Dispute
-from oobleckd.core.state import LEAST_KEPT, RECENT_STEPS, JobRecord, Kept, State, Step, Written
+from oobleckd.core.state import LEAST_KEPT, RECENT_STEPS, Expected, JobRecord, Kept, State, Step, Written
 from oobleckd.core.states import FINAL
-from oobleckd.protocol.api import Change, IncidentView, JobState
+from oobleckd.protocol.api import Change, IncidentView, JobState, LostRecords
 from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, FailureCause
@@ -190,6 +190,39 @@ class NodeDrained(Entry, frozen=True):
     at: float
 
 
+class NodeJoined(Entry, frozen=True):
+    """A node is here, for the first time, anew after its life was over, or elsewhere than before: it is expected from now on."""
+
+    node: str
+    host: str
+    zone: str
+    at: float
+
+
+class NodeOver(Entry, frozen=True):
+    """The node's life is over: ``cause``. One that ``left`` in order is not expected back."""
+
+    node: str
+    cause: str
+    left: bool
+    at: float
+
+
+class NodeForgotten(Entry, frozen=True):
+    """Somebody says that the node will not come back, and it is not kept out of plans any more, should it."""
+
+    node: str
+    at: float
+
+
+class RecordsLost(Entry, frozen=True):
+    """The journal was found damaged, and what was lost of it is nowhere else: ``what`` was found, and ``kept_as`` is what is left ("": nothing)."""
+
+    what: str
+    kept_as: str
+    at: float
+
+
 class CorruptionFound(Entry, frozen=True):
     """Bits were wrong at the boundary before ``step``: holders did not agree (``odds``); these devices are to blame, or nobody could tell."""
 
@@ -248,6 +281,10 @@ AnyEntry = (
     | IncidentOpened
     | IncidentClosed
     | NodeDrained
+    | NodeJoined
+    | NodeOver
+    | NodeForgotten
+    | RecordsLost
     | CorruptionFound
     | CorruptionSettled
     | Noted
@@ -270,11 +307,10 @@ def apply(state: State, entry: AnyEntry) -> None:
             )
         case ProfileMeasured():
             state.profiles[entry.key] = entry.profile
-        case NodeDrained():
-            if entry.undo:
-                state.drained.pop(entry.node, None)
-            else:
-                state.drained[entry.node] = entry.reason
+        case NodeDrained() | NodeJoined() | NodeOver() | NodeForgotten():
+            _node(state, entry)
+        case RecordsLost():
+            state.lost_records.append(LostRecords(entry.at, entry.what, entry.kept_as))
         case IncidentOpened() | IncidentClosed():
             state.incidents[entry.incident.id] = entry.incident
             _incident(state, entry)
@@ -310,6 +346,26 @@ _OfJob = (
     | CorruptionFound
     | CorruptionSettled
 )
+
+
+def _node(state: State, entry: NodeDrained | NodeJoined | NodeOver | NodeForgotten) -> None:
+    name = entry.node
+    match entry:
+        case NodeDrained(undo=True):
+            state.drained.pop(name, None)
+        case NodeDrained():
+            state.drained[name] = entry.reason
+        case NodeJoined():
+            state.nodes[name] = Expected(entry.host, entry.zone, entry.at)
+        case NodeOver(left=False) if name in state.nodes:
+            state.nodes[name] = msgspec.structs.replace(state.nodes[name], lost=entry.cause, at=entry.at)
+        case NodeOver():
+            state.nodes.pop(name, None)
+        case NodeForgotten():
+            state.nodes.pop(name, None)
+            state.drained.pop(name, None)
+        case _:
+            assert_never(entry)
 
 
 def _incident(state: State, entry: IncidentOpened | IncidentClosed) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from oobleckd.core.blame import Dispute
 from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
-from oobleckd.protocol.api import Change, IncidentView, JobState
+from oobleckd.protocol.api import Change, IncidentView, JobState, LostRecords
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, FailureCause
 from planner.plan import Detours, Layout, Plan, Template, node_of
@@ -40,6 +40,15 @@ class Kept(msgspec.Struct, frozen=True, gc=False):
 
     directory: str
     counters: Counters
+
+
+class Expected(msgspec.Struct, frozen=True, gc=False):
+    """A node that should be here: where it was last, and since when that is so. ``lost``: why it is not ("": it was here when last heard of)."""
+
+    host: str
+    zone: str
+    at: float
+    lost: str = ""
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -172,11 +181,13 @@ class JobRecord:
 
 @dataclass(slots=True)
 class State:
-    """Everything durable. ``jobs`` in order of submission; ``drained``: node -> reason."""
+    """Everything durable. ``jobs`` in order of submission; ``drained``: node -> reason; ``nodes``: those that should be here, by name."""
 
     jobs: dict[str, JobRecord] = field(default_factory=dict)
     profiles: dict[str, Profile] = field(default_factory=dict)
     drained: dict[str, str] = field(default_factory=dict)
+    nodes: dict[str, Expected] = field(default_factory=dict)
+    lost_records: list[LostRecords] = field(default_factory=list)
     incidents: dict[str, IncidentView] = field(default_factory=dict)
     history: deque[Change] = field(default_factory=lambda: deque(maxlen=HISTORY))
     epoch: int = 0

@@ -32,6 +32,7 @@ from oobleckd.protocol.api import (
     Control,
     Denied,
     Drain,
+    Forget,
     Kill,
     Problem,
     Submit,
@@ -78,6 +79,7 @@ class Api:
                 web.get("/v1/nodes", self.nodes),
                 web.post("/v1/nodes/{node}/{act:drain|undrain}", self.drain),
                 web.post("/v1/nodes/{node}/kill", self.kill),
+                web.delete("/v1/nodes/{node}", self.forget),
                 web.get("/v1/incidents", self.incidents),
                 web.get("/v1/pipelines", self.pipelines),
                 web.get("/v1/templates", self.templates),
@@ -209,6 +211,10 @@ class Api:
         body = await _body(request, DrainBody)
         undo = request.match_info["act"] == "undrain"
         return await self._ask(Drain(request.match_info["node"], body.reason, undo, _who(request)))
+
+    async def forget(self, request: web.Request) -> web.StreamResponse:
+        """A node that will not come back."""
+        return await self._ask(Forget(request.match_info["node"], _who(request)))
 
     async def kill(self, request: web.Request) -> web.StreamResponse:
         """Failure injection."""

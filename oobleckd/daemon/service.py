@@ -20,8 +20,8 @@ from oobleckd import __version__, sd
 from oobleckd.core import config as core_config
 from oobleckd.core import steps, view
 from oobleckd.core.context import Core
-from oobleckd.core.entries import AnyEntry, StepEntry
-from oobleckd.core.events import FolderFound
+from oobleckd.core.entries import AnyEntry, RecordsLost, StepEntry
+from oobleckd.core.events import FolderFound, Tick
 from oobleckd.core.machine import Machine
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon import keys, place
@@ -205,6 +205,10 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
     folders = Folders(journal.names)
     made = Loop(machine, journal, history, planning, hub.tell, clock, folders)
     _log.info("read %d entries of %s; agents connect to %s", len(entries), journal.path, hub.endpoint)
+    if journal.damage is not None and journal.damage.lost:
+        kept = str(journal.damage.aside or "")
+        machine.core.record(RecordsLost(journal.damage.what, kept, clock.now()))
+        made.feed(Tick())  # which has it written at once
     callers = Callers(config.group, _tokens(config))
     service = Service(
         config, clock, clock.now(), journal, machine, history, planning, hub, made, callers, folders

@@ -61,6 +61,13 @@ class Drain(Request, frozen=True):
     who: str = ""
 
 
+class Forget(Request, frozen=True):
+    """A node that is gone will not come back: it is not expected any more."""
+
+    node: str
+    who: str = ""
+
+
 class Kill(Request, frozen=True):
     """Failure injection on a node; see ``messages.Inject``."""
 
@@ -73,7 +80,7 @@ class Kill(Request, frozen=True):
     who: str = ""
 
 
-AnyRequest = Submit | Control | Drain | Kill
+AnyRequest = Submit | Control | Drain | Forget | Kill
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -286,8 +293,20 @@ class StepView(msgspec.Struct, frozen=True):
     step_s: float = 0.0
 
 
+class LostRecords(msgspec.Struct, frozen=True):
+    """The journal was damaged, and records of it are gone: ``what`` was found, and ``kept_as`` has what was left of it ("": nothing was)."""
+
+    at: float
+    what: str
+    kept_as: str = ""
+
+
 class Status(msgspec.Struct, frozen=True):
-    """Headline of the daemon."""
+    """Headline of the daemon.
+
+    ``nodes`` live, of those ``expected``: all that ever joined but for who left in order or was forgotten. ``lost``: how many of them are not here and not
+    waited for. ``lost_records``: of the last seven days.
+    """
 
     version: str
     daemon: str
@@ -299,6 +318,9 @@ class Status(msgspec.Struct, frozen=True):
     endpoint: str
     allow_injection: bool
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
+    expected: int = 0
+    lost: int = 0
+    lost_records: tuple[LostRecords, ...] = ()
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -285,7 +285,7 @@ def test_an_empty_file_is_mended_from_the_other(recorded, tmp_path: Path, which:
 def test_a_name_that_was_changed_in_one_file_is_that_of_the_other(recorded, tmp_path: Path) -> None:
     folder = written(tmp_path / "state", recorded)
     name = named(folder)
-    change = "UPDATE meta SET value = replace(value, 'a', 'b') WHERE key = 'names'"
+    change = "UPDATE meta SET value = value || 'b' WHERE key = 'names'"
     of_page(folder / "journal.sqlite", "meta", lambda db: db.execute(change))
     assert read(folder)[1] is not None
     assert named(folder) == name
