@@ -9,12 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from oobleckd.ctl import checkup, clustercheck
 from oobleckd.ctl.checkup import Check
 from oobleckd.daemon import keys
-from oobleckd.protocol.api import Problem
+from oobleckd.protocol.api import LostRecords, Problem
 from tests.helpers.api_server import node_view
 from tests.unit.ctl.conftest import Ctl
 
@@ -121,6 +122,17 @@ def test_keys(tmp_path: Path) -> None:
     assert "is not of server.key_secret" in clustercheck.key_folder(tmp_path).text
     secret.write_text("x")
     assert clustercheck.key_folder(tmp_path).level == "fail"
+
+
+def test_lost_records(ctl: Ctl) -> None:
+    lost = LostRecords(1.8e9, "the file was gone", "/s/journal.copy.damaged-1")
+    ctl.api.status = msgspec.structs.replace(ctl.api.status, lost_records=(lost,))
+    said = ctl("status").stdout
+    assert "records lost" in said
+    assert "2027-01-15 08:00Z: the file was gone (/s/journal.copy.damaged-1 is what was left)" in said
+    result = ctl("doctor")
+    assert "records were lost on 2027-01-15 08:00Z: the file was gone" in result.stdout
+    assert "submit --resume DIR" in result.stdout
 
 
 def test_nodes() -> None:
