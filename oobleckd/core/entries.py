@@ -200,7 +200,7 @@ class NodeJoined(Entry, frozen=True):
 
 
 class NodeOver(Entry, frozen=True):
-    """The node's life is over: ``cause``. One that ``left`` in order is not expected back."""
+    """The node's life is over: ``cause``. One that ``left`` in order, or had notice of its end, is not expected back."""
 
     node: str
     cause: str

@@ -250,7 +250,8 @@ class Machine:
         for name in names:
             node = core.members.nodes[name]
             if not node.alive:
-                core.record(NodeOver(name, node.cause, node.left, core.now))
+                # Who said that it would be ended is not expected back, as if it had left.
+                core.record(NodeOver(name, node.cause, node.left or bool(node.notice), core.now))
             text = node.cause if node.left else f"lost: {node.cause}"
             level: Level = "info" if node.left else "warn"
             core.announce("node", f"{name} {text}", (f"node:{name}",), level=level, node=name)

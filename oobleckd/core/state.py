@@ -196,4 +196,5 @@ class State:
     @property
     def next_number(self) -> int:
         """What the id of the next job ends with: more than that of any before, as numbers may have been passed over."""
-        return 1 + max((int(job.rpartition("-")[2]) for job in self.jobs), default=0)
+        numbers = (job.rpartition("-")[2] for job in self.jobs)
+        return 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)

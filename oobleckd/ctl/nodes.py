@@ -129,8 +129,9 @@ def undrain(client: Client, node: str, reason: str) -> None:
 
 
 @click.command("forget-node")
-@click.argument("node", shell_complete=node_names)
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE…", shell_complete=node_names)
 @connected
-def forget_node(client: Client, node: str) -> None:
-    """Expect NODE, which is gone for good, no more. One that leaves in order is forgotten by itself."""
-    told(client.forget(node))
+def forget_node(client: Client, nodes: tuple[str, ...]) -> None:
+    """Expect NODE, which is gone for good, no more. One that leaves in order, or had notice of its end, is forgotten by itself."""
+    for node in nodes:
+        told(client.forget(node))

@@ -424,6 +424,18 @@ def test_who_is_here_or_has_a_place_is_not_forgotten():
     assert view.status(world.machine.core).expected == 4
 
 
+def test_one_that_had_notice_of_its_end_is_not_expected_back():
+    world = World(2, 3)
+    world.run_for(1.0)
+    world.submit(steps=400, f=0, memory=350)
+    world.until_step(2)
+    world.nodes["n01"].noticed("maintenance", 30.0)
+    world.run(lambda: states_of(world)["n01"] == "draining")
+    world.kill("n01")
+    world.run(lambda: states_of(world)["n01"] == "lost")
+    assert view.status(world.machine.core).expected == 2
+
+
 def test_a_node_is_written_down_once_and_not_at_every_word():
     world = World(1, 5)
     world.run_for(30.0)
