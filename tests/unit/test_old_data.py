@@ -1,0 +1,107 @@
+"""What earlier versions wrote is opened, and comes to the same bits (tests/data/README.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from console.bundle import read
+from console.once import past
+from oobleckd.client import Client
+from oobleckd.core.config import Config
+from oobleckd.core.entries import AnyEntry
+from oobleckd.core.machine import Machine
+from oobleckd.core.state import JobRecord
+from oobleckd.daemon.journal import Journal
+from oobleckd.daemon.service import step_row
+from oobleckd.protocol.job import load_job
+from tests.helpers.old_data import DATA, DIGESTS, PORTABLE, digest_of, inputs, job_text, state_folder
+from worker.checkpoint import read_bucket, read_manifest
+from worker.models import load_spec
+
+ALONE = ("gpt2-fp32", "llama-bf16", "bert-masked", "qwen2-folder", "gpt2-float-sums")
+STATES = [f"state-{format_}-{name}" for format_ in (3, 4) for name in ("running", "paused")]
+_NOW = 1.8e9
+_TRAIN = """
+import sys
+from pathlib import Path
+import torch
+from worker.twin import main
+torch.set_num_threads(1)
+for name in sys.argv[2:]:
+    folder = Path(sys.argv[1], name)
+    main(["--job", str(folder / "job.toml"), "--out", str(folder)], standalone_mode=False)
+"""
+
+
+def test_small_jobs_come_to_the_same_bits(tmp_path: Path) -> None:
+    inputs(tmp_path)
+    for name in ALONE:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.toml").write_text(job_text(name, tmp_path), encoding="utf-8")
+    env = {**os.environ, **PORTABLE}
+    done = subprocess.run(
+        [sys.executable, "-c", _TRAIN, str(tmp_path), *ALONE],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {name: _result(tmp_path / name) for name in ALONE} == {name: DIGESTS[name] for name in ALONE}
+
+
+def _result(folder: Path) -> dict[str, str]:
+    lines = (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
+    (checkpoint,) = folder.glob("step-*")
+    return digest_of([json.loads(line)["loss_hex"] for line in lines], checkpoint)
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_journal_is_opened_and_its_jobs_are_where_they_were(tmp_path: Path, name: str) -> None:
+    core = restored(state_folder(name, tmp_path)).core
+    done, long = core.state.jobs["done-1"], core.state.jobs["long-2"]
+    assert (done.state, done.counters.step) == ("done", 20)
+    assert DIGESTS["done"] == digest_of(_losses(done), Path(done.checkpoint))
+    assert long.paused == name.endswith("paused")
+    assert 50 <= long.counters.step < 200
+    assert long.checkpoint_counters.step >= 40
+    assert Path(long.checkpoint).is_dir()
+    assert core.run is not None, "it goes on"
+
+
+def test_a_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
+    inputs(tmp_path)
+    folder = state_folder("state-4-running", tmp_path) / "checkpoints/done-1/step-00000020"
+    manifest = read_manifest(folder)
+    assert manifest.format == 1
+    (tmp_path / "job.toml").write_text(job_text("done", tmp_path), encoding="utf-8")
+    spec = load_spec(load_job(tmp_path / "job.toml"))
+    import torch
+
+    loaded = [read_bucket(folder, manifest, bucket, torch.device("cpu")) for bucket in spec.buckets]
+    assert sum(len(each.params) for each in loaded) == len({key for b in spec.buckets for key in b.keys})
+
+
+def test_a_bundle_is_shown(tmp_path: Path) -> None:
+    file = DATA / "incident.json"
+    assert read(file).incident.steps_lost == 0
+    assert "node-2" in past(Client(tmp_path / "nobody"), None, file, 100)
+
+
+def restored(folder: Path) -> Machine:
+    """The core of a daemon that starts on ``folder``."""
+    journal = Journal(folder, step_of=step_row, on_trouble=lambda _text: None)
+    try:
+        return Machine.restore(journal.read(AnyEntry), _NOW, Config(daemon="d"))
+    finally:
+        journal.close()
+
+
+def _losses(job: JobRecord) -> list[str]:
+    return [step.loss.hex() for step in job.steps]
