@@ -206,6 +206,10 @@ class Client:
         """Take a node out of the plan at a step's boundary."""
         return self._post(f"/v1/nodes/{quote(node, safe='')}/drain", {"reason": reason})
 
+    def forget(self, node: str) -> Accepted:
+        """Expect a node that is gone no more. ApiProblem 409 while it is here."""
+        return decode(self._request("DELETE", f"/v1/nodes/{quote(node, safe='')}"), Accepted)
+
     def undrain(self, node: str, reason: str = "") -> Accepted:
         """Let a drained node be used again."""
         return self._post(f"/v1/nodes/{quote(node, safe='')}/undrain", {"reason": reason})

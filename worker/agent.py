@@ -25,6 +25,7 @@ import zmq.auth
 from oobleckd import journald, sd
 from oobleckd.protocol import urgency
 from oobleckd.protocol.program import ConfiguredProgram
+from oobleckd.protocol.z85 import why_none
 from worker.children import Setting
 from worker.node import Agent, AgentConfig
 from worker.notices import NONE, Source, UnknownSource, find_source
@@ -32,6 +33,7 @@ from worker.uplink import CurveKeys
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 _PATH = click.Path(path_type=Path)
+_CARRY = "make keys with `oobleckctl keygen` at the daemon, and carry this file here"
 _log = logging.getLogger(__name__)
 
 
@@ -253,6 +255,8 @@ def load_keys(key: Path | None, server_key: Path | None) -> CurveKeys | None:
     public, secret = _certificate(key)
     if secret is None:
         raise AgentError(f"{key}: holds no secret key", "name the file that ends in .key_secret")
+    if zmq.curve_public(secret) != public:
+        raise AgentError(f"{key}: its secret key is not that of its public key", _CARRY)
     return CurveKeys(public, secret, _certificate(server_key)[0])
 
 
@@ -273,12 +277,14 @@ def host_identity() -> str:
 
 def _certificate(path: Path) -> tuple[bytes, bytes | None]:
     try:
-        return zmq.auth.load_certificate(path)
+        public, secret = zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
         problem = error if path.exists() else "there is no such key"
-        raise AgentError(
-            f"{path}: {problem}", "make keys with `oobleckctl keygen` at the daemon, and carry this file here"
-        ) from error
+        raise AgentError(f"{path}: {problem}", _CARRY) from error
+    for key in (public, secret):
+        if key is not None and (wrong := why_none(key)):
+            raise AgentError(f"{path}: {wrong}", _CARRY)
+    return public, secret
 
 
 def _check_bind(bind: str) -> None:

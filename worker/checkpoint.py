@@ -27,8 +27,9 @@ from oobleckd.protocol.checkpoint import (
     TEMPORARY,
     Manifest,
     step_name,
-    sync_directory,
 )
+from oobleckd.protocol.durable import sync_directory
+from oobleckd.protocol.folder import ForeignFolder, Mark, enter
 from oobleckd.protocol.unreadable import UNREADABLE
 from worker.errors import UserError
 from worker.models import Bucket
@@ -37,6 +38,7 @@ __all__ = [
     "DamagedCheckpoint",
     "Loaded",
     "Manifest",
+    "enter_folder",
     "read_bucket",
     "read_manifest",
     "read_params",
@@ -111,6 +113,16 @@ def write_bucket(
     finally:
         temporary.unlink(missing_ok=True)
     return name, num_bytes, digest, hashes
+
+
+def enter_folder(folder: Path, mark: Mark) -> None:
+    """See that checkpoints may be written into ``folder``, that of a job. Raises UserError: it is another journal's, or the disk refuses."""
+    try:
+        enter(folder, mark)
+    except ForeignFolder as error:
+        raise UserError(f"checkpoint: {error}", error.hint) from error
+    except OSError as error:
+        raise _cannot_be_written(folder, error) from error
 
 
 def _fill(

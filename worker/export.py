@@ -9,6 +9,7 @@ exported is the caller's matter (``oobleckctl export``); prints ``Exported`` as 
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 import shutil
 import sys
@@ -23,8 +24,20 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from oobleckd.protocol.checkpoint import Manifest, sync_directory
-from oobleckd.protocol.export import COMPANIONS, INDEX, Exported, shard_name, why_not
+from oobleckd.protocol.checkpoint import MANIFEST, Manifest
+from oobleckd.protocol.durable import sync_directory, write_whole
+from oobleckd.protocol.export import (
+    COMPANIONS,
+    INDEX,
+    MARK,
+    Exported,
+    Mark,
+    mark_of,
+    shard_name,
+    why_not,
+    written,
+)
+from oobleckd.protocol.hold import held
 from oobleckd.protocol.job import Job
 from worker.checkpoint import read_manifest, read_params
 from worker.errors import UserError
@@ -34,14 +47,27 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def export(
-    checkpoint: Path, folder: Path, *, shard_bytes: int, dtype: torch.dtype, overwrite: bool = False
+    checkpoint: Path,
+    folder: Path,
+    *,
+    shard_bytes: int,
+    dtype: torch.dtype,
+    overwrite: bool = False,
+    job: str = "",
 ) -> Exported:
-    """Write the weights in ``checkpoint`` as ``dtype`` into ``folder``, in files of at most ``shard_bytes``.
+    """Write the weights in ``checkpoint`` as ``dtype`` into ``folder``, in files of at most ``shard_bytes``; they are those of ``job``.
 
-    A tensor that is larger has a file of its own. Raises UserError; ``folder`` is then as it was.
+    A tensor that is larger has a file of its own. The checkpoint stays until it is read. Raises UserError; ``folder`` is then as it was.
     """
     if refusal := why_not(folder, overwrite=overwrite):
         raise UserError(*refusal)
+    with held(checkpoint):
+        return _export(checkpoint, folder, shard_bytes, dtype, overwrite=overwrite, job=job)
+
+
+def _export(
+    checkpoint: Path, folder: Path, shard_bytes: int, dtype: torch.dtype, *, overwrite: bool, job: str
+) -> Exported:
     with _reading():
         manifest = read_manifest(checkpoint)
     spec = _spec(manifest)
@@ -54,8 +80,9 @@ def export(
             beside, _weights(checkpoint, manifest, spec), _plan(spec, shard_bytes, dtype), dtype
         )
         _settle(beside)
+        _mark(beside, checkpoint, manifest.counters.step, job)
         num_bytes = sum((beside / file).stat().st_size for file in files)
-        _put_in_place(beside, folder)
+        left = _put_in_place(beside, folder, overwrite=overwrite)
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"export: {folder} cannot be written: {error}",
@@ -66,7 +93,7 @@ def export(
     name = str(dtype).removeprefix("torch.")
     return Exported(
         str(folder), manifest.counters.step, spec.architecture, name, num_bytes, files,
-        manifest.counters.skipped, not_finite,
+        manifest.counters.skipped, not_finite, left,
     )  # fmt: skip
 
 
@@ -162,18 +189,45 @@ def _settle(folder: Path) -> None:
     sync_directory(folder)
 
 
-def _put_in_place(beside: Path, folder: Path) -> None:
+def _mark(folder: Path, checkpoint: Path, step: int, job: str) -> None:
+    """Say what was written, so that it may be replaced."""
+    digest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
+    files = {path.name: found for path in sorted(folder.iterdir()) if (found := written(path)) is not None}
+    mark = Mark(job, step, digest, files)
+    write_whole(folder / MARK, msgspec.json.format(msgspec.json.encode(mark), indent=1))
+
+
+def _put_in_place(beside: Path, folder: Path, *, overwrite: bool) -> str:
+    """Have ``beside`` take the place of ``folder``, which is there until then; where what was there is, if it could not be removed.
+
+    Raises UserError where somebody has put something there meanwhile.
+    """
+    if refusal := why_not(folder, overwrite=overwrite):
+        raise UserError(*refusal)
     stale = beside.with_suffix(".stale")
-    if folder.exists():
+    replaced = folder.exists()
+    if replaced:
         folder.rename(stale)
     try:
         beside.rename(folder)
     except OSError:
-        if stale.exists():
+        if replaced:
             stale.rename(folder)
         raise
     sync_directory(folder.parent)
-    shutil.rmtree(stale, ignore_errors=True)
+    return _remove(stale) if replaced else ""
+
+
+def _remove(stale: Path) -> str:
+    """Remove what an export wrote, and the folder if that was all; else say where it is."""
+    mark = mark_of(stale)
+    for name in (*(mark.files if mark is not None else ()), MARK):
+        with suppress(OSError):
+            if mark is None or name == MARK or written(stale / name) == mark.files[name]:
+                (stale / name).unlink()
+    with suppress(OSError):
+        stale.rmdir()
+    return str(stale) if stale.exists() else ""
 
 
 @click.command()
@@ -182,10 +236,12 @@ def _put_in_place(beside: Path, folder: Path) -> None:
 @click.option("--shard-bytes", type=click.IntRange(min=1), required=True)
 @click.option("--dtype", type=click.Choice(list(DTYPES)), required=True)
 @click.option("--overwrite", is_flag=True)
-def main(checkpoint: Path, out: Path, shard_bytes: int, dtype: str, overwrite: bool) -> None:
+@click.option("--job", default="", help="Whose weights they are, for the mark.")
+def main(checkpoint: Path, out: Path, shard_bytes: int, dtype: str, overwrite: bool, job: str) -> None:
     """Export the weights of a checkpoint to the folder OUT."""
+    kind = DTYPES[dtype]
     try:
-        done = export(checkpoint, out, shard_bytes=shard_bytes, dtype=DTYPES[dtype], overwrite=overwrite)
+        done = export(checkpoint, out, shard_bytes=shard_bytes, dtype=kind, overwrite=overwrite, job=job)
     except UserError as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         sys.exit(1)

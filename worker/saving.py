@@ -17,7 +17,9 @@ from worker.writer import Writer
 
 
 class Saving:
-    """Of one device and job. ``begun``: the first round after the boundary of the last checkpoint."""
+    """Of one device and job. ``begun``: the first round after the boundary of the last checkpoint. ``folder``: where the layout in force has it write,
+    and ``journal`` whose mark that has ("": the job's id, and nobody's).
+    """
 
     def __init__(
         self, device: str, job_id: str, job: Job, store: Store, corpus_digest: str, writer: Writer
@@ -26,6 +28,7 @@ class Saving:
         self.store, self.corpus_digest, self.writer = store, corpus_digest, writer
         self.due = Due()
         self.begun = 0
+        self.folder = self.journal = ""
 
     def decide(self, vote: Vote, was: Counters) -> Due:
         """Whether a checkpoint begins at the boundary that ``vote`` leads to, in the round that ``was`` begin."""
@@ -37,7 +40,7 @@ class Saving:
         copied = self.job.checkpoint.every != 0 and not last and not self.writer.busy
         share = take_share(
             self.device, self.job_id, self.job, self.store, layout, live, counters,
-            self.corpus_digest, copied=copied,
+            self.corpus_digest, copied=copied, folder=self.folder, journal=self.journal,
         )  # fmt: skip
         self.begun = counters.round
         self.writer.begin(share)

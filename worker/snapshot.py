@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from oobleckd.protocol.folder import Mark
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters, Vote
@@ -38,9 +39,9 @@ def ledger_digest(corpus: Corpus, step: int, losses: Mapping[int, float]) -> tup
     return count, digest.hexdigest()
 
 
-def checkpoint_dir(job: Job, job_id: str, counters: Counters) -> Path:
+def checkpoint_dir(job: Job, folder: str, counters: Counters) -> Path:
     """Where the parts of a checkpoint are collected until the daemon completes it."""
-    return Path(job.checkpoint.dir) / job_id / f"{checkpoint.step_name(counters.step)}.partial"
+    return Path(job.checkpoint.dir) / folder / f"{checkpoint.step_name(counters.step)}.partial"
 
 
 def writer_of(bucket: int, uses: Collection[int], layout: Layout, live: Collection[str]) -> str:
@@ -83,7 +84,8 @@ def _by_the_clock(job: Job, step: int, *, waited: int) -> bool:
 class Share:
     """What one device writes of a checkpoint: the states of ``buckets`` as they were at the boundary ``counters``.
 
-    ``source``: copies of them, and training goes on while these are written; else the store's own.
+    ``source``: copies of them, and training goes on while these are written; else the store's own. ``journal``: whose mark the folder above must have
+    ("": anybody's).
     """
 
     device: str
@@ -94,6 +96,7 @@ class Share:
     num_buckets: int
     buckets: Mapping[int, Bucket]
     source: Hosted | Mapping[int, BucketState]
+    journal: str = ""
 
     @property
     def copied(self) -> bool:
@@ -117,6 +120,8 @@ def take_share(
     corpus: str,
     *,
     copied: bool,
+    folder: str = "",
+    journal: str = "",
 ) -> Share:
     """The buckets that fall to ``device``, as they are now."""
     buckets = store.spec.buckets
@@ -124,12 +129,13 @@ def take_share(
     return Share(
         device,
         job_id,
-        checkpoint_dir(job, job_id, counters),
+        checkpoint_dir(job, folder or job_id, counters),
         counters,
         corpus,
         len(buckets),
         {index: buckets[index] for index in own},
         Hosted(store, own) if copied else {index: store.buckets[index] for index in own},
+        journal,
     )
 
 
@@ -141,8 +147,10 @@ def pinned(tensor: Tensor) -> Tensor:
 def write_share(share: Share, halfway: Callable[[], object]) -> Iterator[CheckpointPart]:
     """Write it, one part a bucket; a part is durable when it comes. ``halfway`` is called in the middle of every file.
 
-    Raises UserError when the disk refuses.
+    Raises UserError when the disk refuses, or the folder is another journal's.
     """
+    if share.journal and share.buckets:
+        checkpoint.enter_folder(share.directory.parent, Mark(share.journal, share.job_id))
     for index, state in share.states.items():
         written = checkpoint.write_bucket(
             share.directory,

@@ -12,8 +12,8 @@ import msgspec
 
 from oobleckd.core import cadence
 from oobleckd.core.context import Core
-from oobleckd.core.entries import CheckpointWritten
-from oobleckd.core.events import ManifestWritten, SetAside, WriteManifest
+from oobleckd.core.entries import CheckpointWritten, FolderTaken
+from oobleckd.core.events import FolderFound, ManifestWritten, SetAside, WriteManifest
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
 from oobleckd.protocol.checkpoint import DAMAGED, manifest_of
@@ -48,9 +48,34 @@ def on_part(core: Core, message: CheckpointPart) -> None:
         manifest = manifest_of(job.spec, [parts[bucket] for bucket in sorted(parts)])
         keep = job.spec.checkpoint.keep
         run.completing.add(message.directory)
+        spared = _spared(core, job)
         core.outbox.append(
-            WriteManifest(message.directory, msgspec.to_builtins(manifest), keep, job.checkpoint)
+            WriteManifest(message.directory, msgspec.to_builtins(manifest), keep, spared, job.id)
         )
+
+
+def _spared(core: Core, job: JobRecord) -> tuple[str, ...]:
+    """Checkpoints that somebody may go back to, however many newer ones there are: the job's last one, and what other jobs began from, or will."""
+    begun_from = {
+        folder
+        for other in core.state.jobs.values()
+        if other is not job and not other.final
+        for folder in (other.origin, other.source)
+    }
+    return tuple(sorted({job.checkpoint, *begun_from} - {"", "init"}))
+
+
+def on_folder(core: Core, event: FolderFound) -> None:
+    """Where a job's checkpoints go from its next plan on is known, or has changed."""
+    job = core.state.jobs.get(event.job)
+    if job is None or job.final or job.folder == event.folder:
+        return
+    core.record(FolderTaken(job.id, event.folder, core.now))
+    if event.why:
+        text = (
+            f"{job.id}: {event.why}; from its next plan on its checkpoints go into {event.folder} beside it"
+        )
+        core.announce("checkpoint", text, (f"job:{job.id}",), level="warn", job=job.id, folder=event.folder)
 
 
 def on_manifest(core: Core, event: ManifestWritten) -> None:

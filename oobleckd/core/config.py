@@ -13,7 +13,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ``link_grace_s``: how long a link between two live devices may stay down before one end is evicted.
     ``batch_s``: how long to wait for more nodes after one has joined. ``secret``: hex key from which the
     transport secrets of jobs are derived.
-    ``checkpoint_dir``: used by jobs that name none.
+    ``checkpoint_dir``: used by jobs that name none. ``journal``: the name of the journal, which stands in the folders of its jobs.
     ``look_s``: how finely the sleep of this process itself is told (``Membership.attend``); inf: it never sleeps.
     """
 
@@ -22,6 +22,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: str = ""
     endpoint: str = ""
     checkpoint_dir: str = ""
+    journal: str = ""
     secret: str = ""
     allow_injection: bool = False
     beat_s: float = 0.25

@@ -155,13 +155,16 @@ class Core:
             peers[device] = Peer(info.address, info.local, self.members.nodes[node_of(device)].host)
         return peers
 
+    def checkpoint_dir(self, spec: Job) -> str:
+        """Where the folder of a job with ``spec`` lies."""
+        named = spec.checkpoint.dir or self.config.checkpoint_dir or f"{self.config.state_dir}/checkpoints"
+        return str(PurePosixPath(named))
+
     def spec_of(self, job: JobRecord) -> Job:
         """The job as devices are told of it, with the folder of its checkpoints. Devices that differ in kind or arithmetic do not come to
         the same bits, so they are not compared.
         """
-        checkpoint = job.spec.checkpoint
-        folder = checkpoint.dir or self.config.checkpoint_dir or f"{self.config.state_dir}/checkpoints"
-        checkpoint = msgspec.structs.replace(checkpoint, dir=str(PurePosixPath(folder)))
+        checkpoint = msgspec.structs.replace(job.spec.checkpoint, dir=self.checkpoint_dir(job.spec))
         tolerance = job.spec.fault_tolerance
         alive = (node for node in self.members.nodes.values() if node.alive)
         if len({info.decides_bits for node in alive for info in node.devices}) > 1:

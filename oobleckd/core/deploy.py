@@ -49,6 +49,8 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
             prepared=prepared,
             sample_every=sample_every,
             recheck=recheck,
+            folder=job.folder,
+            journal=core.config.journal,
         )
         for device in devices
     }

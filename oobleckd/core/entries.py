@@ -12,9 +12,9 @@ from typing import Literal, assert_never
 import msgspec
 
 from oobleckd.core.blame import Dispute
-from oobleckd.core.state import LEAST_KEPT, RECENT_STEPS, JobRecord, Kept, State, Step, Written
+from oobleckd.core.state import LEAST_KEPT, RECENT_STEPS, Expected, JobRecord, Kept, State, Step, Written
 from oobleckd.core.states import FINAL
-from oobleckd.protocol.api import Change, IncidentView, JobState
+from oobleckd.protocol.api import Change, IncidentView, JobState, LostRecords
 from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
@@ -32,6 +32,7 @@ class JobSubmitted(Entry, frozen=True):
     """A job was queued; its training starts at ``counters`` from ``source`` ("init" or a checkpoint folder).
 
     ``knows_on_nan``: whether its ``spec`` says what follows skipped steps. One that was handed in before that could be said goes on, as it did.
+    ``folder``: the name of the one that it writes checkpoints into, which was made for it ("": by an older version, its id).
     """
 
     job: str
@@ -40,6 +41,15 @@ class JobSubmitted(Entry, frozen=True):
     counters: Counters
     at: float
     knows_on_nan: bool = False
+    folder: str = ""
+
+
+class FolderTaken(Entry, frozen=True):
+    """The job writes checkpoints into ``folder`` from its next plan on, which is a name in its ``checkpoint.dir``."""
+
+    job: str
+    folder: str
+    at: float
 
 
 class JobStateChanged(Entry, frozen=True):
@@ -190,6 +200,39 @@ class NodeDrained(Entry, frozen=True):
     at: float
 
 
+class NodeJoined(Entry, frozen=True):
+    """A node is here, for the first time, anew after its life was over, or elsewhere than before: it is expected from now on."""
+
+    node: str
+    host: str
+    zone: str
+    at: float
+
+
+class NodeOver(Entry, frozen=True):
+    """The node's life is over: ``cause``. One that ``left`` in order, or had notice of its end, is not expected back."""
+
+    node: str
+    cause: str
+    left: bool
+    at: float
+
+
+class NodeForgotten(Entry, frozen=True):
+    """Somebody says that the node will not come back, and it is not kept out of plans any more, should it."""
+
+    node: str
+    at: float
+
+
+class RecordsLost(Entry, frozen=True):
+    """The journal was found damaged, and what was lost of it is nowhere else: ``what`` was found, and ``kept_as`` is what is left ("": nothing)."""
+
+    what: str
+    kept_as: str
+    at: float
+
+
 class CorruptionFound(Entry, frozen=True):
     """Bits were wrong at the boundary before ``step``: holders did not agree (``odds``); these devices are to blame, or nobody could tell."""
 
@@ -232,6 +275,7 @@ def note(change: Change) -> Noted:
 
 AnyEntry = (
     JobSubmitted
+    | FolderTaken
     | JobStateChanged
     | PauseAsked
     | ProfileMeasured
@@ -248,6 +292,10 @@ AnyEntry = (
     | IncidentOpened
     | IncidentClosed
     | NodeDrained
+    | NodeJoined
+    | NodeOver
+    | NodeForgotten
+    | RecordsLost
     | CorruptionFound
     | CorruptionSettled
     | Noted
@@ -266,14 +314,14 @@ def apply(state: State, entry: AnyEntry) -> None:
                 entry.counters,
                 entry.counters,
                 origin=entry.source,
+                folder=entry.folder,
             )
         case ProfileMeasured():
             state.profiles[entry.key] = entry.profile
-        case NodeDrained():
-            if entry.undo:
-                state.drained.pop(entry.node, None)
-            else:
-                state.drained[entry.node] = entry.reason
+        case NodeDrained() | NodeJoined() | NodeOver() | NodeForgotten():
+            _node(state, entry)
+        case RecordsLost():
+            state.lost_records.append(LostRecords(entry.at, entry.what, entry.kept_as))
         case IncidentOpened() | IncidentClosed():
             state.incidents[entry.incident.id] = entry.incident
             _incident(state, entry)
@@ -301,7 +349,8 @@ def _going_on(spec: Job) -> Job:
 
 
 _OfJob = (
-    JobStateChanged
+    FolderTaken
+    | JobStateChanged
     | PauseAsked
     | TemplatesMade
     | FolderNoted
@@ -313,6 +362,26 @@ _OfJob = (
     | CorruptionFound
     | CorruptionSettled
 )
+
+
+def _node(state: State, entry: NodeDrained | NodeJoined | NodeOver | NodeForgotten) -> None:
+    name = entry.node
+    match entry:
+        case NodeDrained(undo=True):
+            state.drained.pop(name, None)
+        case NodeDrained():
+            state.drained[name] = entry.reason
+        case NodeJoined():
+            state.nodes[name] = Expected(entry.host, entry.zone, entry.at)
+        case NodeOver(left=False) if name in state.nodes:
+            state.nodes[name] = msgspec.structs.replace(state.nodes[name], lost=entry.cause, at=entry.at)
+        case NodeOver():
+            state.nodes.pop(name, None)
+        case NodeForgotten():
+            state.nodes.pop(name, None)
+            state.drained.pop(name, None)
+        case _:
+            assert_never(entry)
 
 
 def _incident(state: State, entry: IncidentOpened | IncidentClosed) -> None:
@@ -337,12 +406,12 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             job.book.state(entry.at, entry.state)
             if entry.state in FINAL:
                 job.finished_at = entry.at
+        case FolderTaken() | FolderNoted():
+            _folder(job, entry)
         case PauseAsked():
             job.paused = entry.paused
         case TemplatesMade():
             job.setup, job.templates = entry.setup, entry.templates
-        case FolderNoted():
-            job.notes = entry.notes
         case LayoutDeployed():
             job.layout, job.plan, job.lives = entry.layout, entry.plan, entry.lives
             job.dead, job.settled, job.detours = (), (), None
@@ -374,6 +443,13 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             _dispute(job, entry)
         case _:
             assert_never(entry)
+
+
+def _folder(job: JobRecord, entry: FolderTaken | FolderNoted) -> None:
+    if isinstance(entry, FolderTaken):
+        job.folder = entry.folder
+    else:
+        job.notes = entry.notes
 
 
 def _dispute(job: JobRecord, entry: CorruptionFound | CorruptionSettled) -> None:

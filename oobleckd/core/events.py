@@ -60,7 +60,17 @@ class ManifestWritten(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-Event = Heard | LinkLost | Asked | Planned | ManifestWritten | Tick
+class FolderFound(msgspec.Struct, frozen=True):
+    """The job's checkpoints go into ``folder``, a name in its ``checkpoint.dir``: it has the journal's mark. ``why`` it is another one than before,
+    as a sentence for people; "" where it is not.
+    """
+
+    job: str
+    folder: str
+    why: str = ""
+
+
+Event = Heard | LinkLost | Asked | Planned | ManifestWritten | FolderFound | Tick
 
 # --------------------------------------------------------------------------- commands
 
@@ -105,14 +115,15 @@ class Announce(msgspec.Struct, frozen=True):
 
 
 class WriteManifest(msgspec.Struct, frozen=True):
-    """Complete the checkpoint in ``directory`` (rename its parts into place), then prune to ``keep``; but ``way_back`` stays,
-    as it is the one that the journal knows.
+    """Complete the checkpoint of ``job`` in ``directory`` (rename its parts into place), then prune to ``keep``; but ``spared`` stay: the one
+    that the journal knows, and those that other jobs begin from.
     """
 
     directory: str
     manifest: dict[str, Any]
     keep: int
-    way_back: str = ""
+    spared: tuple[str, ...] = ()
+    job: str = ""
 
 
 class SetAside(msgspec.Struct, frozen=True):

@@ -12,8 +12,19 @@ from typing import assert_never
 from oobleckd.core import checkpoints, deploy, jobs, prepare, recovery, requests, steer, steps
 from oobleckd.core.config import Config
 from oobleckd.core.context import Core, Level
-from oobleckd.core.entries import AnyEntry, NodeDrained, Restarted, apply
-from oobleckd.core.events import Asked, Command, Event, Heard, LinkLost, ManifestWritten, Planned, Tell, Tick
+from oobleckd.core.entries import AnyEntry, NodeDrained, NodeJoined, NodeOver, Restarted, apply
+from oobleckd.core.events import (
+    Asked,
+    Command,
+    Event,
+    FolderFound,
+    Heard,
+    LinkLost,
+    ManifestWritten,
+    Planned,
+    Tell,
+    Tick,
+)
 from oobleckd.core.membership import ROUNDING_S, Membership
 from oobleckd.core.run import Run
 from oobleckd.core.state import State
@@ -61,13 +72,15 @@ OfJob = (
 class Machine:
     """The daemon's brain. ``core`` is open to ``view`` and ``invariants``, which only read.
 
-    ``grace_until``: nobody is given up before, after a restart; later by what this process slept through.
+    ``grace_until``: nobody is given up before, after a restart; later by what this process slept through. ``silent_until``: until then nobody is said
+    to be lost of whom nothing was heard since.
     """
 
     def __init__(self, config: Config, now: float = 0.0) -> None:
         members = Membership(config.lease_s, config.link_grace_s, config.beat_s)
         self.core = Core(config, State(), members, now, now)
         self.grace_until: float | None = None
+        self.silent_until: float | None = None
         self.due: float | None = None
 
     @classmethod
@@ -87,6 +100,7 @@ class Machine:
                 if core.run.phase == "adrift":
                     machine.grace_until = now + config.grace_s
                     core.record(Restarted(core.state.epoch + 1, now))
+        machine.silent_until = now + config.grace_s if core.state.nodes else None
         machine.due = machine._next_deadline()
         return machine
 
@@ -110,6 +124,8 @@ class Machine:
                 steer.on_planned(core, event)
             case ManifestWritten():
                 checkpoints.on_manifest(core, event)
+            case FolderFound():
+                checkpoints.on_folder(core, event)
             case Tick():
                 pass
             case _:
@@ -128,6 +144,8 @@ class Machine:
     def _next_deadline(self) -> float | None:
         core = self.core
         due = [self.grace_until, core.members.deadline(core.now)]
+        if self.silent_until is not None and core.now < self.silent_until:
+            due.append(self.silent_until)
         if core.now < core.joined_at + core.config.batch_s:
             due.append(core.joined_at + core.config.batch_s)
         if core.members.nodes or self.grace_until is not None:
@@ -231,6 +249,9 @@ class Machine:
         names, core.members.obituaries = core.members.obituaries, []
         for name in names:
             node = core.members.nodes[name]
+            if not node.alive:
+                # Who said that it would be ended is not expected back, as if it had left.
+                core.record(NodeOver(name, node.cause, node.left or bool(node.notice), core.now))
             text = node.cause if node.left else f"lost: {node.cause}"
             level: Level = "info" if node.left else "warn"
             core.announce("node", f"{name} {text}", (f"node:{name}",), level=level, node=name)
@@ -305,6 +326,7 @@ class Machine:
         core.tell(message.node, Welcome(protocol, config.daemon, beat_s, config.lease_s, lives))
         if message.ready and not was_counted:
             core.joined_at = core.now
+        self._expect(message.node)
         if change != "same":
             text = f"{message.node} is {'here' if change == 'new' else 'back'} on {message.host}"
             core.announce("node", text, (f"node:{message.node}",), node=message.node)
@@ -320,6 +342,13 @@ class Machine:
                 recovery.remind(core, core.run, info.device, back=change != "same")
             elif info.job or (change == "back" and core.members.owes(info.device)):
                 core.release(info.device, info.job)
+
+    def _expect(self, name: str) -> None:
+        """It is here: where it should be known that it was, if the daemon is started anew."""
+        core, node = self.core, self.core.members.nodes[name]
+        known = core.state.nodes.get(name)
+        if known is None or known.lost or (known.host, known.zone) != (node.host, node.zone):
+            core.record(NodeJoined(name, node.host, node.zone, core.now))
 
     def _device_lost(self, name: str, message: DeviceLost) -> None:
         core, device = self.core, message.device
@@ -378,6 +407,7 @@ class Machine:
         """A life that was declared over is heard again: it joins as a fresh one, unless nobody has acted on its end yet."""
         core = self.core
         core.joined_at = core.now
+        self._expect(name)
         if core.run is not None and core.run.phase == "adrift":
             core.announce("node", f"{name} is back", (f"node:{name}",), node=name)
             return

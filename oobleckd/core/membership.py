@@ -40,7 +40,7 @@ class Node:
 
     ``accused``: (accuser, accused device) -> when their link broke (waking clock); ``suspect_at``: the first evidence. ``exited``: it
     is over at the agent's word that a device process ended. ``notice``: why it is about to be ended by
-    others, at ``ends_at``; ``dismissed``: it was told that it may leave. ``releasing``: device -> its life and the last order to drop what it
+    others, at ``ends_at``; ``dismissed``: it was told that it may leave. ``forgotten``: nobody is to see it, until it is back. ``releasing``: device -> its life and the last order to drop what it
     holds, which it has not answered.
     """
 
@@ -65,6 +65,7 @@ class Node:
     ends_at: float = 0.0
     dismissed: bool = False
     releasing: dict[str, tuple[str, str]] = field(default_factory=dict)
+    forgotten: bool = False
 
     @property
     def present(self) -> bool:
@@ -152,7 +153,7 @@ class Membership:
         revived = not node.alive and not node.left
         if revived:
             node.alive, node.cause, node.suspect_at, node.accused = True, "", None, {}
-            node.exited = False
+            node.exited = node.forgotten = False
             node.lease = Lease(self.lease_s, self._awake(now), self.beat_s)
             self._touch(node)
         node.connected = node.connected or revived

@@ -1,4 +1,4 @@
-"""What users ask: submit, pause, resume, cancel, checkpoint, drain, kill. Every act is audited.
+"""What users ask: submit, pause, resume, cancel, checkpoint, drain, forget, kill. Every act is audited.
 
 Owns the answers to them; what follows from an accepted act is ``steer``'s.
 """
@@ -9,7 +9,7 @@ from typing import assert_never, get_args
 
 from oobleckd.core import jobs, view
 from oobleckd.core.context import Core, Level
-from oobleckd.core.entries import JobStateChanged, JobSubmitted, NodeDrained, PauseAsked
+from oobleckd.core.entries import JobStateChanged, JobSubmitted, NodeDrained, NodeForgotten, PauseAsked
 from oobleckd.core.events import Asked, Reply
 from oobleckd.core.membership import Node
 from oobleckd.core.state import JobRecord
@@ -18,6 +18,7 @@ from oobleckd.protocol.api import (
     Control,
     Denied,
     Drain,
+    Forget,
     Kill,
     Request,
     Response,
@@ -44,6 +45,8 @@ def _answer(core: Core, request: Request) -> Response:
             return _control(core, request)
         case Drain():
             return _drain(core, request)
+        case Forget():
+            return _forget(core, request)
         case Kill():
             return _kill(core, request)
         case _:
@@ -66,9 +69,13 @@ def _submit(core: Core, request: Submit) -> Response:
     if isinstance(start, Denied):
         return start
     source, counters = start
-    job_id = f"{request.job.name}-{len(core.state.jobs) + 1}"
+    job_id = request.folder or f"{request.job.name}-{core.state.next_number}"
+    assert job_id not in core.state.jobs, f"a second job {job_id}"
     reason = jobs.queue_reason(core)
-    core.record(JobSubmitted(job_id, request.job, source, counters, core.now, knows_on_nan=True))
+    folder = request.folder
+    core.record(
+        JobSubmitted(job_id, request.job, source, counters, core.now, knows_on_nan=True, folder=folder)
+    )
     _audit(core, request.who, f"submitted {job_id}", f"job:{job_id}")
     jobs.start_next(core)
     job = core.state.jobs[job_id]
@@ -175,6 +182,23 @@ def _drain(core: Core, request: Drain) -> Response:
     if view.in_layout(core, name):
         return Accepted(name, f"{name} leaves the plan after a coming step")
     return Accepted(name, f"{name} is kept out of plans")
+
+
+def _forget(core: Core, request: Forget) -> Response:
+    name, node = request.node, core.members.nodes.get(request.node)
+    if name not in core.state.nodes and (node is None or node.forgotten) and name not in core.state.drained:
+        return Denied("not-found", f"no node {name}", "oobleckctl get nodes lists them")
+    if node is not None and node.alive:
+        hint = "end its worker first: a node that leaves in order is not expected back"
+        return Denied("conflict", f"{name} is here", hint)
+    if view.in_layout(core, name):
+        hint = "it is when the job has gone on without it; `oobleckctl describe job` says what that waits for"
+        return Denied("conflict", f"{name} has a place in the plan that is kept for it", hint)
+    core.record(NodeForgotten(name, core.now))
+    if node is not None:
+        node.forgotten = True
+    _audit(core, request.who, f"forgot {name}", f"node:{name}")
+    return Accepted(name, f"{name} is not expected any more")
 
 
 def _kill(core: Core, request: Kill) -> Response:

@@ -12,7 +12,7 @@ import msgspec
 from oobleckd.core.blame import Dispute
 from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
-from oobleckd.protocol.api import Change, IncidentView, JobState
+from oobleckd.protocol.api import Change, IncidentView, JobState, LostRecords
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import Counters, FailureCause
@@ -41,6 +41,15 @@ class Kept(msgspec.Struct, frozen=True, gc=False):
 
     directory: str
     counters: Counters
+
+
+class Expected(msgspec.Struct, frozen=True, gc=False):
+    """A node that should be here: where it was last, and since when that is so. ``lost``: why it is not ("": it was here when last heard of)."""
+
+    host: str
+    zone: str
+    at: float
+    lost: str = ""
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -84,7 +93,8 @@ class JobRecord:
     ``deployed_at``: when the first layout was in force. ``written``: checkpoints, oldest first. ``book``: where
     the time of its devices went. ``origin``: the ``source`` that it was submitted with. ``kept``: the newest complete checkpoints, oldest
     first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong. ``notes``: what is to
-    be said of its model's folder. ``num_skipped``: steps that were skipped, also those that a way back took.
+    be said of its model's folder. ``num_skipped``: steps that were skipped, also those that a way back took. ``folder``: the name of that
+    which its checkpoints go into ("": its id, in a folder that may have no mark yet).
     """
 
     id: str
@@ -125,6 +135,7 @@ class JobRecord:
     disputes: tuple[Dispute, ...] = ()
     notes: tuple[FolderNote, ...] = ()
     num_skipped: int = 0
+    folder: str = ""
     _survivors: _Survivors = field(default=_Survivors(), repr=False, compare=False)
 
     @property
@@ -174,12 +185,20 @@ class JobRecord:
 
 @dataclass(slots=True)
 class State:
-    """Everything durable. ``jobs`` in order of submission; ``drained``: node -> reason."""
+    """Everything durable. ``jobs`` in order of submission; ``drained``: node -> reason; ``nodes``: those that should be here, by name."""
 
     jobs: dict[str, JobRecord] = field(default_factory=dict)
     profiles: dict[str, Profile] = field(default_factory=dict)
     drained: dict[str, str] = field(default_factory=dict)
+    nodes: dict[str, Expected] = field(default_factory=dict)
+    lost_records: list[LostRecords] = field(default_factory=list)
     incidents: dict[str, IncidentView] = field(default_factory=dict)
     history: deque[Change] = field(default_factory=lambda: deque(maxlen=HISTORY))
     epoch: int = 0
     seq: int = 0
+
+    @property
+    def next_number(self) -> int:
+        """What the id of the next job ends with: more than that of any before, as numbers may have been passed over."""
+        numbers = (job.rpartition("-")[2] for job in self.jobs)
+        return 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)

@@ -15,12 +15,13 @@ from oobleckd.core.cadence import cadence
 from oobleckd.core.context import Core
 from oobleckd.core.membership import Node
 from oobleckd.core.run import Run
-from oobleckd.core.state import JobRecord, Step
+from oobleckd.core.state import Expected, JobRecord, Step
 from oobleckd.protocol.api import (
     Change,
     IncidentView,
     JobView,
     LayerRange,
+    LostRecords,
     NodeState,
     NodeView,
     PipelineView,
@@ -32,6 +33,8 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Spare
 from planner.plan import Layers, node_of
 from planner.policy import ROLLING_BACK
+
+_SAID_S = 7 * 86400.0
 
 
 def digest(spec: Job) -> str:
@@ -64,19 +67,50 @@ def node_state(core: Core, node: Node, *, inside: bool) -> NodeState:
 
 
 def node_views(core: Core) -> list[NodeView]:
-    """Every node, in name order; after a restart also those of the plan that have not said Hello yet."""
+    """Every node, in name order; after a restart also those that should be here and have not said Hello yet."""
     inside = core.run.job.surviving_nodes() if core.run is not None else frozenset()
     held, use = _by_node(core), _use(core)
     found = [
         _node_view(core, node, held.get(name), use, inside=name in inside)
         for name, node in sorted(core.members.nodes.items())
+        if not node.forgotten
     ]
-    missing = sorted(inside - core.members.nodes.keys())
-    found += [
-        NodeView(name, "disconnected", "", "", (), (), (), 0.0, (), "not heard since the daemon's restart")
-        for name in missing
-    ]
+    missing = (inside | core.state.nodes.keys()) - core.members.nodes.keys()
+    found += [_missing_view(core, name, inside=name in inside) for name in missing]
     return sorted(found, key=lambda view: view.name)
+
+
+_UNHEARD = "not heard since the daemon's restart"
+
+
+def _missing_view(core: Core, name: str, *, inside: bool) -> NodeView:
+    """A node that has not said Hello in this life of the daemon. It may yet, for a while after the restart, and as long as its place is kept."""
+    known = core.state.nodes.get(name, Expected("", "", core.now))
+    waiting = inside or (not known.lost and core.now < core.started_at + core.config.grace_s)
+    return NodeView(
+        name=name,
+        state="disconnected" if waiting else "lost",
+        incarnation="",
+        host=known.host,
+        devices=(),
+        kinds=(),
+        pids=(),
+        beat_age_s=max(0.0, core.now - known.at) if known.lost else 0.0,
+        layers=(),
+        reason=_UNHEARD if waiting or not known.lost else known.lost,
+        zone=known.zone,
+    )
+
+
+def num_lost(core: Core) -> int:
+    """How many nodes should be here and are not, of which nobody waits for a sign of life any more."""
+    members, inside = core.members.nodes, frozenset[str]()
+    if core.run is not None:
+        inside = core.run.job.surviving_nodes()
+    gone = (name for name in core.state.nodes if name not in members or not members[name].alive)
+    return sum(
+        name in members or _missing_view(core, name, inside=name in inside).state == "lost" for name in gone
+    )
 
 
 class _Held(NamedTuple):
@@ -358,19 +392,31 @@ def status(core: Core) -> Status:
         line=_line(core),
         endpoint=config.endpoint,
         allow_injection=config.allow_injection,
+        expected=len(core.state.nodes),
+        lost=num_lost(core),
+        lost_records=lost_records(core),
     )
 
 
+def lost_records(core: Core) -> tuple[LostRecords, ...]:
+    """What the journal lost in the last days: long enough that people see it, and not for ever."""
+    return tuple(each for each in core.state.lost_records if core.now - each.at < _SAID_S)
+
+
 def _line(core: Core) -> str:
-    nodes = sum(node.alive for node in core.members.nodes.values())
+    alive, lost = sum(node.alive for node in core.members.nodes.values()), num_lost(core)
+    expected = len(core.state.nodes)
+    nodes = f"{alive} of {expected} nodes" if alive < expected else f"{alive} nodes"
+    nodes += f", {lost} lost" if lost else ""
+    damage = ["records of the journal are lost"] if lost_records(core) else []
     if core.run is None:
-        return f"{nodes} nodes, no job"
+        return ", ".join([nodes, "no job", *damage])
     job = core.run.job
-    words = [f"{nodes} nodes", f"{job.id} {job.state}", f"step {job.counters.step}/{job.spec.train.steps}"]
+    words = [nodes, f"{job.id} {job.state}", f"step {job.counters.step}/{job.spec.train.steps}"]
     if job.counters.skipped:
         words.append(f"{job.counters.skipped} skipped ({job.counters.skipped_in_row} in a row)")
     words.append(f"epoch {job.epoch}")
     tolerance = node_tolerance(job)
     if tolerance >= 0:
         words.append(f"can lose {tolerance}")
-    return ", ".join(words)
+    return ", ".join([*words, *damage])

@@ -69,7 +69,7 @@ def bubble(core: Core, job: JobRecord) -> float:
 def unknown_nodes(core: Core, job: JobRecord, nodes: Collection[str]) -> list[str]:
     """Those of ``nodes`` that nobody has ever heard of."""
     inside = {node_of(device) for device in job.layout.holdings} if job.layout is not None else set()
-    return sorted(set(nodes) - core.members.nodes.keys() - inside)
+    return sorted(set(nodes) - core.members.nodes.keys() - core.state.nodes.keys() - inside)
 
 
 def loss_of(core: Core, run: Run, nodes: Collection[str]) -> LossQuestion | None:

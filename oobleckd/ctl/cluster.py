@@ -60,6 +60,11 @@ def _home(text: str | None) -> Home:
 @click.option(
     "--allow-injection/--no-allow-injection", default=True, show_default=True, help="Let kill-node act."
 )
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Go on with a state folder that is a copy, where the one it was copied from is gone or to go on by itself.",
+)
 @click.option("--foreground", is_flag=True, help="Stay, and end the cluster on Ctrl-C or SIGTERM.")
 @click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="For all to join.")
 @output_option
@@ -70,6 +75,7 @@ def up(
     spares: bool | None,
     home: Home,
     allow_injection: bool,
+    adopt: bool,
     foreground: bool,
     timeout_s: float,
 ) -> None:
@@ -88,17 +94,17 @@ def up(
             note("no warm spares: they would not fit into the free memory (--spare starts them all the same)")
     cluster = Cluster(nodes, devices, free_endpoint(), allow_injection, kind, spares)
     with _ended_on_failure(home), _interruptible():
-        _start_all(home, cluster, timeout_s)
+        _start_all(home, cluster, timeout_s, adopt=adopt)
         _print_nodes(home, cluster)
         if foreground:
             note("up; Ctrl-C ends it")
             signal.pause()
 
 
-def _start_all(home: Home, cluster: Cluster, timeout_s: float) -> None:
+def _start_all(home: Home, cluster: Cluster, timeout_s: float, *, adopt: bool) -> None:
     make_keys(home.keys, cluster.nodes)
     home.save(cluster)
-    daemon = home.start_daemon(cluster)
+    daemon = home.start_daemon(cluster, adopt=adopt)
     client = Client(home.socket)
     _await(home, {DAEMON: daemon}, lambda: _answers(client), timeout_s, "the daemon does not answer")
     started = {node: home.start_node(cluster, node) for node in cluster.nodes}
@@ -154,17 +160,26 @@ def _await(
     while not holds():
         for name, process in watched.items():
             if not processes.is_alive(process):
-                fail(f"{name} ended at its start: {_last_line(home.log(name))}", f"its log: {home.log(name)}")
+                problem, hint = _last_words(home.log(name))
+                fail(
+                    f"{name} ended at its start: {problem}",
+                    f"{hint and f'{hint}; '}its log: {home.log(name)}",
+                )
         if time.monotonic() >= deadline:
             fail(f"{problem} within {timeout_s:g} s", f"the logs: {home.logs}", FAILED)
         time.sleep(_LOOK_EVERY_S)
 
 
-def _last_line(log: Path) -> str:
+def _last_words(log: Path) -> tuple[str, str]:
+    """The last error in a log, or else its last line, and the hint with the error."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     said = [line for line in lines if line.strip()]
-    errors = [line for line in said if line.lower().startswith("error: ")]
-    return (errors or said or ["it said nothing"])[-1].removeprefix("error: ")
+    errors = [index for index, line in enumerate(said) if line.lower().startswith("error: ")]
+    if not errors:
+        return (said or ["it said nothing"])[-1], ""
+    after = said[errors[-1] + 1 : errors[-1] + 2]
+    hint = next((line.removeprefix("hint: ") for line in after if line.startswith("hint: ")), "")
+    return said[errors[-1]].removeprefix("error: "), hint
 
 
 def _print_nodes(home: Home, cluster: Cluster) -> None:

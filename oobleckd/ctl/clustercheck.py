@@ -13,7 +13,8 @@ from oobleckd import __version__
 from oobleckd.client import Client
 from oobleckd.ctl.checkup import Check
 from oobleckd.daemon.config import Config, load_config
-from oobleckd.protocol.api import API_VERSION, NodeView, Status
+from oobleckd.draw.lines import day
+from oobleckd.protocol.api import API_VERSION, LostRecords, NodeView, Status
 from oobleckd.protocol.settings import ConfigError
 from oobleckd.unixhttp import ClientError
 
@@ -46,7 +47,14 @@ def daemon(client: Client) -> tuple[Status | None, list[Check]]:
         )
     if not healthy:
         checks.append(Check("journal", "fail", "it cannot be written", "`oobleckctl status` says why"))
+    checks += [_lost(records) for records in status.lost_records]
     return status, checks
+
+
+def _lost(records: LostRecords) -> Check:
+    kept = f"; {records.kept_as} is what was left" if records.kept_as else ""
+    hint = "look through `oobleckctl get jobs`: what is missing goes on with `submit --resume DIR` from its checkpoint folder, which stays"
+    return Check("journal", "warn", f"records were lost on {day(records.at)}: {records.what}{kept}", hint)
 
 
 def key_folder(folder: Path) -> Check:
@@ -99,7 +107,8 @@ def _remedy(node: NodeView) -> str:
         return f"`oobleckctl undrain {node.name}` lets it take part again"
     if node.state == "joining":
         return "its devices are starting; if that takes minutes, look into its log"
-    return f"look into the log of oobleck-worker on {node.host or node.name}, and start it again"
+    gone = f"; `oobleckctl forget-node {node.name}` if it is gone for good" if node.state == "lost" else ""
+    return f"look into the log of oobleck-worker on {node.host or node.name}, and start it again{gone}"
 
 
 def exactness(found: Sequence[NodeView]) -> list[Check]:

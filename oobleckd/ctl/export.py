@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -15,11 +16,14 @@ from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import FINAL, TimedOut
 from oobleckd.draw.lines import count, size, skipped
 from oobleckd.protocol.api import JobView
+from oobleckd.protocol.checkpoint import MANIFEST
 from oobleckd.protocol.export import Exported, why_not
+from oobleckd.protocol.hold import held
 from oobleckd.protocol.units import parse_size
 from oobleckd.unixhttp import ApiProblem
 
 _CONFLICT = 409
+_TRIES = 5
 
 
 @click.command()
@@ -30,7 +34,11 @@ _CONFLICT = 409
 )
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True,
               help="What weights are stored as; bfloat16 rounds them.")  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Replace a model that was exported to DIR before.")
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Replace a model that was exported to DIR before, if nothing in DIR was changed since.",
+)
 @click.option("--timeout", "timeout_s", type=float, default=600.0, show_default=True, metavar="S",
               help="How long to wait for the checkpoint of a running job.")  # fmt: skip
 @connected
@@ -45,10 +53,39 @@ def export(
     folder = folder.expanduser().absolute()
     if refusal := why_not(folder, overwrite=overwrite):
         fail(*refusal, USAGE)
-    view = _with_checkpoint(client, job, timeout_s)
-    words = ["--checkpoint", view.checkpoint, "--out", str(folder), "--shard-bytes", str(shard_bytes)]
-    told = run_worker("worker.export", *words, "--dtype", dtype, *(["--overwrite"] if overwrite else []))
+    if refusal := why_read(folder, client.jobs()):
+        fail(*refusal, USAGE)
+    words = ["--out", str(folder), "--shard-bytes", str(shard_bytes), "--dtype", dtype]
+    words += ["--overwrite"] if overwrite else []
+    view, told = _exported(client, _with_checkpoint(client, job, timeout_s), words)
     _say(view, msgspec.json.decode(told, type=Exported))
+
+
+def _exported(client: Client, view: JobView, words: Sequence[str]) -> tuple[JobView, str]:
+    """What the worker's program says that wrote the checkpoint of ``view``, or a newer one where that was gone before it could be held."""
+    for left in reversed(range(_TRIES)):
+        with held(Path(view.checkpoint)) as there:
+            try:
+                if there or not left:
+                    how = ("--checkpoint", view.checkpoint, *words, "--job", view.id)
+                    return view, run_worker("worker.export", *how)
+            except Failure:
+                if not left or (Path(view.checkpoint) / MANIFEST).exists():
+                    raise
+        view = client.job(view.id)
+    raise AssertionError("the last try returns or raises")
+
+
+def why_read(folder: Path, jobs: Sequence[JobView]) -> tuple[str, str] | None:
+    """Problem and hint where ``folder`` is one that a job reads, or lies in it, or the other way round; None where it may be written."""
+    there = folder.resolve()
+    for job in jobs:
+        for key, text in (("model.checkpoint", job.spec.model.checkpoint), ("data.path", job.spec.data.path)):
+            read = Path(text).resolve()
+            if text and (read == there or read in there.parents or there in read.parents):
+                problem = f"{folder}: {job.id} reads {text} ({key}), and export would change that"
+                return problem, "name a folder that no job reads"
+    return None
 
 
 def _bytes_of(shard_size: str) -> int:
@@ -91,6 +128,8 @@ def _say(view: JobView, done: Exported) -> None:
         emit_item("Export", done)
         return
     click.echo(done.path)
+    if done.left:
+        note(f"somebody put files into the folder that it replaces: that is {done.left} now")
     files = f"{len(done.files)} file{'s' if len(done.files) > 1 else ''}"
     note(
         f"{view.name} after step {done.step} of {view.steps}: {done.architecture}, "

@@ -17,6 +17,7 @@ from oobleckd.client import socket_of
 from oobleckd.ctl import processes
 from oobleckd.ctl.output import FAILED, USAGE, fail
 from oobleckd.ctl.processes import Process
+from oobleckd.protocol.durable import write_whole
 from oobleckd.protocol.unreadable import UNREADABLE
 
 DAEMON = "oobleckd"
@@ -88,19 +89,20 @@ class Home:
 
     def save(self, cluster: Cluster) -> None:
         """Write down what was started."""
-        (self.state / "cluster.json").write_bytes(msgspec.json.encode(cluster))
+        write_whole(self.state / "cluster.json", msgspec.json.encode(cluster))
 
     def alive(self) -> dict[str, Process]:
         """The programs of the cluster that run."""
         known = processes.recall(self.run)
         return {name: process for name, process in known.items() if processes.is_alive(process)}
 
-    def start_daemon(self, cluster: Cluster) -> Process:
-        """Start the daemon."""
+    def start_daemon(self, cluster: Cluster, *, adopt: bool = False) -> Process:
+        """Start the daemon; ``adopt``: also where its state is a copy."""
         allow = "--allow-injection" if cluster.allow_injection else "--no-allow-injection"
         command = [
             program("oobleckd"), "--state-dir", str(self.state / "daemon"), "--socket", str(self.socket),
             "--endpoint", cluster.endpoint, "--keys-dir", str(self.keys), allow,
+            *(["--adopt"] if adopt else []),
         ]  # fmt: skip
         return self._start(DAEMON, command)
 

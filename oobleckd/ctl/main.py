@@ -45,6 +45,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "drill": ("drill", "Play a script of faults against a job, and verify it."),
     "drain": ("nodes", "Take a node out of the plan without a failure."),
     "undrain": ("nodes", "Let a drained node take part again."),
+    "forget-node": ("nodes", "Expect a node that is gone for good no more."),
     "config": ("config", "Show settings, and where they come from."),
     "doctor": ("doctor", "Check this machine and its cluster."),
     "debug": ("debug", "Gather what helps to find a fault, in one file."),

@@ -1,4 +1,4 @@
-"""Verbs about one node: ``kill-node``, ``drain``, ``undrain``."""
+"""Verbs about one node: ``kill-node``, ``drain``, ``undrain``, ``forget-node``."""
 
 from __future__ import annotations
 
@@ -126,3 +126,12 @@ def drain(client: Client, node: str, reason: str) -> None:
 def undrain(client: Client, node: str, reason: str) -> None:
     """Let a drained NODE take part again."""
     told(client.undrain(node, reason))
+
+
+@click.command("forget-node")
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE…", shell_complete=node_names)
+@connected
+def forget_node(client: Client, nodes: tuple[str, ...]) -> None:
+    """Expect NODE, which is gone for good, no more. One that leaves in order, or had notice of its end, is forgotten by itself."""
+    for node in nodes:
+        told(client.forget(node))

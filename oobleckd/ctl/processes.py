@@ -31,6 +31,18 @@ class Process(msgspec.Struct, frozen=True):
     boot: str
 
 
+class _Noted(msgspec.Struct, frozen=True):
+    """What a pid file holds: the process, and the number of the folder that it was written in (0: by an older version, which did not say).
+
+    In a copy of the folder it names nobody: what runs there was started from where it was copied from.
+    """
+
+    pid: int
+    start_ticks: int
+    boot: str
+    folder: int = 0
+
+
 def identify(pid: int) -> Process | None:
     """The process that has ``pid`` now; None when there is none, or only its remains."""
     try:
@@ -93,16 +105,19 @@ def remember(name: str, process: Process, run: Path) -> None:
     """Write the pid file of ``name``, whole or not at all."""
     run.mkdir(parents=True, exist_ok=True)
     part = run / f".{name}.pid.part"
-    part.write_bytes(msgspec.json.encode(process))
+    noted = _Noted(process.pid, process.start_ticks, process.boot, run.stat().st_ino)
+    part.write_bytes(msgspec.json.encode(noted))
     part.replace(run / f"{name}.pid")
 
 
 def recall(run: Path) -> dict[str, Process]:
-    """Every pid file in ``run``, by name. A file that cannot be read names nobody."""
+    """Every pid file of ``run``, by name. A file that cannot be read, or was written elsewhere, names nobody."""
     known = {}
     for path in sorted(run.glob("*.pid")):
         with suppress(msgspec.DecodeError, OSError):
-            known[path.stem] = msgspec.json.decode(path.read_bytes(), type=Process)
+            noted = msgspec.json.decode(path.read_bytes(), type=_Noted)
+            if noted.folder in {0, run.stat().st_ino}:
+                known[path.stem] = Process(noted.pid, noted.start_ticks, noted.boot)
     return known
 
 

@@ -22,8 +22,8 @@ from oobleckd.ctl.output import (
     tolerance,
 )
 from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers
-from oobleckd.draw.lines import clock, count, layers, seconds, size
-from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, TemplateView
+from oobleckd.draw.lines import clock, count, day, layers, seconds, size
+from oobleckd.protocol.api import IncidentView, JobView, LostRecords, NodeView, PipelineView, TemplateView
 from oobleckd.protocol.modelnotes import words
 
 
@@ -38,12 +38,18 @@ def status(client: Client) -> None:
     emit_fields({
         "oobleckd": f"{found.version}, up {seconds(found.up_s)}",
         "now": found.line,
-        "nodes": str(found.nodes),
+        "nodes": f"{found.nodes} of {found.expected}" if found.nodes < found.expected else str(found.nodes),
         "jobs": str(found.jobs),
         "endpoint": found.endpoint,
         "state": found.state_dir,
         "injection": "allowed" if found.allow_injection else "not allowed",
+        **({"records lost": "; ".join(map(_lost, found.lost_records))} if found.lost_records else {}),
     })  # fmt: skip
+
+
+def _lost(records: LostRecords) -> str:
+    kept = f" ({records.kept_as} is what was left)" if records.kept_as else ""
+    return f"{day(records.at)}: {records.what}{kept}"
 
 
 # --------------------------------------------------------------------------- get

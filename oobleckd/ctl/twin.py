@@ -24,6 +24,7 @@ from oobleckd.ctl.output import FAILED, Failure, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import until_final
 from oobleckd.protocol.api import JobView, StepView
+from oobleckd.protocol.durable import write_whole
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.unreadable import UNREADABLE
 
@@ -123,9 +124,7 @@ def recall(file: Path) -> Kept | None:
 
 def keep(file: Path, kept: Kept) -> None:
     """Note a twin, whole or not at all."""
-    part = file.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(kept))
-    part.replace(file)
+    write_whole(file, msgspec.json.encode(kept))
 
 
 # --------------------------------------------------------------------------- on the cluster

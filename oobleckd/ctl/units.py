@@ -13,6 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
+from oobleckd.protocol.durable import write_whole
+
 USER = "oobleck"
 DAEMON_UNIT = "oobleckd.service"
 SOCKET_UNIT = "oobleckd.socket"
@@ -56,10 +58,8 @@ class File:
     def write(self) -> None:
         """Whole or not at all. Raises OSError."""
         self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        part = self.path.with_name(f".{self.path.name}.part")
-        part.write_text(self.text, encoding="utf-8")
-        part.chmod(0o644)
-        part.replace(self.path)
+        write_whole(self.path, self.text.encode())
+        self.path.chmod(0o644)  # whatever the umask
 
 
 def rendered(root: Path, programs: Path, account: Account) -> tuple[File, ...]:

@@ -1,7 +1,7 @@
 """The ``oobleckd`` command: configuration in, one life of the daemon, an exit code out.
 
 Owns the command line, logging, signals and what systemd hears. Exit codes: 0 ended in order, 1 failed, 2 usage
-or configuration, 5 refused because another daemon is there. It runs in the foreground; SIGTERM and SIGINT
+or configuration, 5 refused because another daemon is there, or may be. It runs in the foreground; SIGTERM and SIGINT
 end it (workers go on training), SIGHUP reads configuration and allow-list anew.
 """
 
@@ -30,6 +30,7 @@ from oobleckd.daemon.http import Api
 from oobleckd.daemon.hub import HubError
 from oobleckd.daemon.journal import JournalError, JournalLocked
 from oobleckd.daemon.keys import KeyFileError
+from oobleckd.daemon.place import CopiedState
 from oobleckd.daemon.service import Service, open_service, status_of
 from oobleckd.daemon.tls import context_of
 from oobleckd.daemon.tokens import TokenError
@@ -85,7 +86,12 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.version_option(__version__, prog_name="oobleckd")
 @_options
-def main(**flags: Any) -> None:
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Start on a state folder that is a copy: once, where the one it was copied from is gone, or is to go on by itself.",
+)
+def main(*, adopt: bool, **flags: Any) -> None:
     """Coordinate training that keeps going when machines die.
 
     Values also come from OOBLECK_* variables, ./oobleck.toml, ~/.config/oobleck/config.toml and
@@ -103,10 +109,10 @@ def main(**flags: Any) -> None:
         _raise_file_limit()
         if loaded.config.realtime and not urgency.hurry():
             _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
-        asyncio.run(_serve(loaded.config, load))
+        asyncio.run(_serve(loaded.config, load, adopt=adopt))
     except ConfigError as error:
         end(str(error), error.hint, USAGE)
-    except (JournalLocked, SocketTaken) as error:
+    except (JournalLocked, SocketTaken, CopiedState) as error:
         end(error.problem, error.hint, REFUSED)
     except TracesMissing as error:
         end(error.problem, error.hint, USAGE)
@@ -132,9 +138,9 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _serve(config: Config, load: Callable[[], Loaded[Config]]) -> None:
+async def _serve(config: Config, load: Callable[[], Loaded[Config]], *, adopt: bool) -> None:
     """One life."""
-    service = open_service(config)
+    service = open_service(config, adopt=adopt)
     runners: list[web.AppRunner] = []
     try:
         try:

@@ -32,11 +32,13 @@ from oobleckd.protocol.api import (
     Control,
     Denied,
     Drain,
+    Forget,
     Kill,
     Problem,
     Submit,
 )
 from oobleckd.protocol.checkpoint import MANIFEST, Manifest
+from oobleckd.protocol.folder import disclaim
 from oobleckd.protocol.job import JobError, parse_job
 from oobleckd.protocol.unreadable import UNREADABLE
 
@@ -44,6 +46,8 @@ HEARTBEAT_S = 10.0
 # Shorter than the client's patience, so that it hears why an act is not durable yet.
 ANSWER_S = 8.0
 _MAX_BODY_BYTES = 2**20
+_FOLDER_S = 4.0
+_TAKEN = 503  # or it may have been
 _STATUS_OF = {"not-found": 404, "conflict": 409, "forbidden": 403, "invalid": 422}
 _log = logging.getLogger(__name__)
 
@@ -56,6 +60,7 @@ class Api:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._submitting = asyncio.Lock()
 
     def application(self) -> web.Application:
         """The routes."""
@@ -74,6 +79,7 @@ class Api:
                 web.get("/v1/nodes", self.nodes),
                 web.post("/v1/nodes/{node}/{act:drain|undrain}", self.drain),
                 web.post("/v1/nodes/{node}/kill", self.kill),
+                web.delete("/v1/nodes/{node}", self.forget),
                 web.get("/v1/incidents", self.incidents),
                 web.get("/v1/pipelines", self.pipelines),
                 web.get("/v1/templates", self.templates),
@@ -184,7 +190,15 @@ class Api:
         body = await _body(request, SubmitBody)
         job = parse_job(body.job)
         counters = await asyncio.to_thread(_counters_of, body.resume)
-        return await self._ask(Submit(job, body.resume, _who(request), counters))
+        async with self._submitting:  # whose folder has a number is to be the job with it
+            root = Path(self._service.core.checkpoint_dir(job))
+            folder = await self._new_folder(root, job.name)
+            try:
+                return await self._ask(Submit(job, body.resume, _who(request), counters, folder))
+            except Refusal as refusal:
+                if refusal.problem.status != _TAKEN:
+                    await asyncio.to_thread(disclaim, root / folder)
+                raise
 
     async def control(self, request: web.Request) -> web.StreamResponse:
         """Pause, resume, cancel, checkpoint."""
@@ -198,11 +212,29 @@ class Api:
         undo = request.match_info["act"] == "undrain"
         return await self._ask(Drain(request.match_info["node"], body.reason, undo, _who(request)))
 
+    async def forget(self, request: web.Request) -> web.StreamResponse:
+        """A node that will not come back."""
+        return await self._ask(Forget(request.match_info["node"], _who(request)))
+
     async def kill(self, request: web.Request) -> web.StreamResponse:
         """Failure injection."""
         body = await _body(request, KillBody)
         fields = {"node": request.match_info["node"], "who": _who(request), **msgspec.structs.asdict(body)}
         return await self._ask(msgspec.convert({"type": "Kill", **fields}, Kill))
+
+    async def _new_folder(self, root: Path, name: str) -> str:
+        """The folder that a job called ``name`` is to write checkpoints into, by its name; made. Raises Refusal."""
+        service = self._service
+        number = service.core.state.next_number
+        made = asyncio.to_thread(service.folders.new, root, name, number)
+        hint = "name a folder with checkpoint.dir that the daemon and every node can write"
+        try:
+            return await asyncio.wait_for(made, _FOLDER_S)
+        except TimeoutError as error:
+            raise Refusal(_TAKEN, "no answer", f"checkpoint.dir: {root} does not answer", hint) from error
+        except OSError as error:
+            text = f"checkpoint.dir: {root} cannot be written: {error.strerror or error}"
+            raise Refusal(422, "invalid", text, hint) from error
 
     # ------------------------------------------------------------------- below
 
@@ -222,7 +254,7 @@ class Api:
         except TimeoutError as error:
             trouble = self._service.journal.trouble or "the daemon is busy"
             hint = "it was taken and takes effect once it is durable: look with `oobleckctl status`"
-            raise Refusal(503, "not durable yet", trouble, hint) from error
+            raise Refusal(_TAKEN, "not durable yet", trouble, hint) from error
         if isinstance(answer, Denied):
             raise Refusal(_STATUS_OF[answer.kind], answer.kind, answer.problem, answer.hint)
         return answers.one(answer)

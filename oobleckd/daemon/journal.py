@@ -31,12 +31,24 @@ from typing import Any
 
 import msgspec
 
-from oobleckd.daemon.mend import INSERT, mend, write_copy, write_database
-from oobleckd.daemon.records import Copy, Row, seal
+from oobleckd.daemon.mend import (
+    INSERT,
+    WRITE_META,
+    mend,
+    named,
+    names_in,
+    new_name,
+    write_copy,
+    write_database,
+)
+from oobleckd.daemon.records import Copy, Row, format_row, seal, sealed, unsealed
+from oobleckd.protocol.durable import sync_file
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.protocol.urgency import as_urgent
 
-FORMAT = 4
+FORMAT = 5
+_OLDER = (4, 3)
+_PLACE = "place"
 _RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _log = logging.getLogger(__name__)
 
@@ -105,7 +117,8 @@ class Journal:
             copy = self.path.with_suffix(".copy")
             self.damage = mend(self.path, copy, FORMAT)
             self._database = _open(self.path, copy)
-            self._copy = Copy(copy, FORMAT)
+            self._meta = _meta_of(self._database)
+            self._copy = Copy(copy, FORMAT, self.names)
             self._next_seq = int(self._database.execute(_NEWEST).fetchone()[0] or 0) + 1
             self._inode = self.path.stat().st_ino
         except (OSError, sqlite3.Error, JournalError) as error:
@@ -125,6 +138,37 @@ class Journal:
                 return [decoder.decode(data) for _, data in database.execute(_IN_ORDER)]
         except (sqlite3.Error, *UNREADABLE) as error:
             raise _unusable(self.path, error) from error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What this journal is known by where its jobs have written, the present name first: random, and nobody else's."""
+        return names_in(self._meta)
+
+    @property
+    def place(self) -> str:
+        """What was last kept by ``settle``; "" where nothing was."""
+        return self._meta.get(_PLACE, "")
+
+    def settle(self, place: str) -> None:
+        """Keep ``place``, which says where this journal lies. Before anything is appended. Raises JournalError."""
+        if place != self.place:
+            self._keep({_PLACE: place})
+
+    def rename(self) -> None:
+        """Give it a new name, as another journal may go on under the one that it has. Before anything is appended. Raises JournalError."""
+        self._keep(named((new_name(), *self.names)))
+        self._copy.append([format_row(FORMAT, self.names)])
+
+    def _keep(self, meta: dict[str, str]) -> None:
+        try:
+            with closing(sqlite3.connect(self.path)) as database, database:
+                database.execute("PRAGMA synchronous = FULL")
+                database.executemany(WRITE_META, [(key, sealed(text)) for key, text in meta.items()])
+        except sqlite3.Error as error:
+            raise JournalError(
+                f"the journal {self.path} cannot be written: {error}", "is there space on its disk?"
+            ) from error
+        self._meta |= meta
 
     def append(self, entries: Sequence[msgspec.Struct]) -> Future[None]:
         """Write ``entries`` in one transaction, from any thread; the future resolves when they are on disk.
@@ -255,7 +299,7 @@ def _lock(folder: Path) -> int:
 
 def _open(path: Path, copy: Path) -> sqlite3.Connection:
     if not path.exists():
-        write_database(path, [], FORMAT)
+        write_database(path, [], FORMAT, named((new_name(),)))
     _upgrade(path, copy)
     # The constructor's thread opens it; from then on the writer thread has it, until it has ended.
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -265,15 +309,24 @@ def _open(path: Path, copy: Path) -> sqlite3.Connection:
     return database
 
 
+def _meta_of(database: sqlite3.Connection) -> dict[str, str]:
+    """What the journal says of itself, as far as it is what was written."""
+    found = database.execute("SELECT key, value FROM meta WHERE key != 'format'").fetchall()
+    return {key: text for key, value in found if (text := unsealed(value))}
+
+
 def _upgrade(path: Path, copy: Path) -> None:
-    """Bring a journal of format 3, which had no seals, to the present one; the old file stays beside it. Raises JournalError for any other."""
+    """Bring a journal of an older format to the present one; the old file stays beside it. Raises JournalError for any other.
+
+    Format 3 had no seals, and 4 no name.
+    """
     with closing(sqlite3.connect(path)) as database:
         (found,) = database.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
         if found == FORMAT:
             return
-        if found != 3:
+        if found not in _OLDER:
             raise JournalError(
-                f"{path} has format {found}, this version reads {FORMAT} and 3",
+                f"{path} has format {found}, this version reads {FORMAT}, {' and '.join(map(str, _OLDER))}",
                 "use the version of oobleckd that wrote it, or another state folder",
             )
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -281,12 +334,15 @@ def _upgrade(path: Path, copy: Path) -> None:
         steps = database.execute(
             "SELECT 'steps', seq, job, round, step, outcome, loss, data FROM steps"
         ).fetchall()
-    before = path.with_name(f"{path.name}.format-3")
+        meta = _meta_of(database)
+    before = path.with_name(f"{path.name}.format-{found}")
     shutil.copyfile(path, before)
+    sync_file(before)
     rows = sorted([*entries, *steps], key=lambda row: int(row[1]))
-    write_database(path, rows, FORMAT)
-    write_copy(copy, rows, FORMAT)
-    _log.warning("%s was brought from format 3 to %d; as it was it is %s", path, FORMAT, before)
+    names = names_in(meta) or (new_name(),)
+    write_database(path, rows, FORMAT, named(names))
+    write_copy(copy, rows, FORMAT, names)
+    _log.warning("%s was brought from format %d to %d; as it was it is %s", path, found, FORMAT, before)
 
 
 def _unusable(path: Path, error: Exception) -> JournalError:

@@ -25,9 +25,14 @@ from pathlib import Path
 import zmq
 import zmq.auth
 
+from oobleckd.protocol.durable import make_folder, move, write_whole
+from oobleckd.protocol.z85 import why_none
+
 _NODE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-_Z85_CHARS = 40
 _NEXT = "@next"
+_SECRET_BYTES = 32
+_SECRET = re.compile(r"[0-9a-f]{64}")
+_DAMAGED = "the file is damaged: remove it, and make it anew with `oobleckctl keygen`"
 
 
 class KeyFileError(ValueError):
@@ -119,7 +124,7 @@ def retire_node_key(keys: Path, node: str) -> None:
         raise KeyFileError(
             f"{node} is not changing its key", f"begin with `oobleckctl keygen --rotate {node}`"
         )
-    following.replace(authorized_path(keys, node))
+    move(following, authorized_path(keys, node))
 
 
 def _next_path(keys: Path, node: str) -> Path:
@@ -127,11 +132,30 @@ def _next_path(keys: Path, node: str) -> Path:
 
 
 def job_secret(folder: Path) -> str:
-    """The key (hex, 256 bits) from which transport secrets of jobs are derived; made once, in a 0600 file."""
-    path = folder / "transport.secret"
-    if not path.exists():
-        _write_whole(path, f"{secrets.token_hex(32)}\n", 0o600)
-    return path.read_text(encoding="ascii").strip()
+    """The key (hex, 256 bits) from which transport secrets of jobs are derived; made once, in a 0600 file. Raises KeyFileError where the file
+    holds none: from less than 256 bits anybody could compute them.
+    """
+    path = secret_path(folder)
+    if not os.path.lexists(path):
+        make_folder(path.parent)
+        write_whole(path, f"{secrets.token_hex(_SECRET_BYTES)}\n".encode("ascii"), 0o600, as_folder=True)
+    hint = f"remove it: the daemon makes a new one at its start, and links are made anew with it (rm {path})"
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError as error:
+        raise KeyFileError(f"{path}: holds no secret, but other bytes", hint) from error
+    except OSError as error:
+        hint = "it must be a file that the daemon's user can read"
+        raise KeyFileError(f"{path}: cannot be read: {error.strerror}", hint) from error
+    if not _SECRET.fullmatch(text):
+        found = f"{len(text)} characters" if text else "nothing"
+        raise KeyFileError(f"{path}: holds no secret of {8 * _SECRET_BYTES} bits, but {found}", hint)
+    return text
+
+
+def secret_path(folder: Path) -> Path:
+    """Where a state folder keeps the key of ``job_secret``."""
+    return folder / "transport.secret"
 
 
 def load_pair(path: Path) -> KeyPair:
@@ -139,6 +163,13 @@ def load_pair(path: Path) -> KeyPair:
     public, secret = _load(path)
     if secret is None:
         raise KeyFileError(f"{path}: holds no secret key", "name the file that ends in .key_secret")
+    try:
+        belongs = zmq.curve_public(secret) == public
+    except (zmq.ZMQError, ValueError):
+        belongs = False
+    if not belongs:
+        problem = f"{path}: its secret key is not that of its public key"
+        raise KeyFileError(problem, _DAMAGED)
     return KeyPair(public, secret)
 
 
@@ -176,15 +207,20 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
     if not path.exists():
         raise KeyFileError(f"{path}: no such key", "make keys with `oobleckctl keygen`")
     try:
+        if not path.stat().st_size:
+            raise KeyFileError(f"{path}: no key file: it is empty", _DAMAGED)
         public, secret = zmq.auth.load_certificate(path)
-    except (OSError, ValueError) as error:
-        raise KeyFileError(f"{path}: no key file: {error}", "make keys with `oobleckctl keygen`") from error
+    except UnicodeDecodeError as error:
+        raise KeyFileError(f"{path}: no key file: it is no text", _DAMAGED) from error
+    except OSError as error:
+        raise KeyFileError(
+            f"{path}: cannot be read: {error.strerror}", "it is for the daemon's user"
+        ) from error
+    except ValueError as error:
+        raise KeyFileError(f"{path}: no key file: {error}", _DAMAGED) from error
     for key in (public, secret):
-        if key is not None and len(key) != _Z85_CHARS:
-            problem = f"{path}: a key has {_Z85_CHARS} characters, not {len(key)}"
-            raise KeyFileError(
-                problem, "the file is damaged: remove it, and make it anew with `oobleckctl keygen`"
-            )
+        if key is not None and (problem := why_none(key)):
+            raise KeyFileError(f"{path}: {problem}", _DAMAGED)
     return public, secret
 
 
@@ -200,28 +236,5 @@ def _write(path: Path, pair: KeyPair, *, secret: bool) -> None:
     lines = ["metadata", "curve", f'    public-key = "{pair.public.decode()}"']
     if secret:
         lines.append(f'    secret-key = "{pair.secret.decode()}"')
-    _write_whole(path, "\n".join(lines) + "\n", 0o600 if secret else 0o644)
-
-
-def _write_whole(path: Path, text: str, mode: int) -> None:
-    """Whole or not at all: a program that starts meanwhile must not read half a key."""
-    _make_folder(path.parent)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="ascii") as file:
-        file.write(text)
-    _give_away(part)
-    part.replace(path)
-
-
-def _make_folder(path: Path) -> None:
-    if not path.exists():
-        _make_folder(path.parent)
-        path.mkdir(mode=0o700, exist_ok=True)
-        _give_away(path)
-
-
-def _give_away(path: Path) -> None:
-    """What root makes belongs to whom the folder belongs to: to the service, whose keys these are."""
-    if os.geteuid() == 0:
-        owner = path.parent.stat()
-        os.chown(path, owner.st_uid, owner.st_gid)
+    make_folder(path.parent)
+    write_whole(path, ("\n".join(lines) + "\n").encode("ascii"), 0o600 if secret else 0o644, as_folder=True)

@@ -35,6 +35,7 @@ from oobleckd.core.events import (
     WriteManifest,
 )
 from oobleckd.daemon.clock import Clock
+from oobleckd.daemon.folders import Folders
 from oobleckd.daemon.history import History
 from oobleckd.daemon.journal import Journal, JournalClosed
 from oobleckd.daemon.waiting import Waiting
@@ -79,6 +80,7 @@ class Loop:
         planner: Planner,
         tell: Callable[[str, ToWorker], None],
         clock: Clock,
+        folders: Folders | None = None,
     ) -> None:
         self.num_events = 0
         self.num_manifest_errors = 0
@@ -98,6 +100,7 @@ class Loop:
         self._asked: dict[int, asyncio.Future[Response]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._files = asyncio.Lock()
+        self._folders = folders
 
     # ------------------------------------------------------------------- in
 
@@ -241,9 +244,7 @@ class Loop:
         async with self._files:
             for attempt in itertools.count():
                 try:
-                    await asyncio.to_thread(
-                        checkpoint.complete, directory, command.manifest, command.keep, command.way_back
-                    )
+                    await asyncio.to_thread(self._complete, command)
                 except OSError as error:
                     self._manifest_failed(directory, f"{error}; trying again", say=attempt == 0)
                 except (ValueError, AssertionError) as error:
@@ -255,11 +256,21 @@ class Loop:
                     return
                 await asyncio.sleep(_MANIFEST_RETRY_S[min(attempt, len(_MANIFEST_RETRY_S) - 1)])
 
+    def _complete(self, command: WriteManifest) -> None:
+        directory = Path(command.directory)
+        if self._folders is not None:
+            self._folders.enter(command.job, directory.parent)
+        checkpoint.complete(directory, command.manifest, command.keep, command.spared)
+
+    def _move_aside(self, directory: Path) -> None:
+        if self._folders is None or self._folders.owns(directory.parent):
+            checkpoint.set_aside(directory)
+
     async def _set_aside(self, directory: Path) -> None:
         """Only for people and for the count of those that are kept: the core does not go back there anyway."""
         async with self._files:
             try:
-                await asyncio.to_thread(checkpoint.set_aside, directory)
+                await asyncio.to_thread(self._move_aside, directory)
             except OSError as error:
                 text = f"the damaged checkpoint {directory} keeps its name: {error}"
                 _log.warning("%s", text)

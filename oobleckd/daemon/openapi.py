@@ -66,6 +66,7 @@ OPERATIONS = (
     Operation("post", "/v1/nodes/{node}/drain", "Take a node out of plans.", api.Accepted, body=DrainBody),
     Operation("post", "/v1/nodes/{node}/undrain", "Let a node take part again.", api.Accepted, body=DrainBody),
     Operation("post", "/v1/nodes/{node}/kill", "Inject a failure.", api.Accepted, body=KillBody),
+    Operation("delete", "/v1/nodes/{node}", "Expect a node that is gone no more.", api.Accepted),
     Operation("get", "/v1/incidents", "All recoveries.", api.IncidentView, many=True),
     Operation("get", "/v1/incidents/{incident}/bundle", "A recovery with the past around it.", watch.Bundle),
     Operation("get", "/v1/pipelines", "Pipelines of a job.", api.PipelineView, many=True, query=_JOB),

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,30 @@ def _seal(packed: bytes) -> bytes:
     return hashlib.blake2b(packed, digest_size=SEAL_BYTES).digest()
 
 
-def format_row(format_: int) -> Row:
-    """What a copy begins with."""
-    return "format", FORMAT_ROW, format_
+def format_row(format_: int, names: Sequence[str] = ()) -> Row:
+    """What a copy begins with, and what is said once more when the journal gets another name. ``names``: the journal's, the present one first."""
+    return "format", FORMAT_ROW, format_, list(names)
+
+
+def head_of(rows: dict[int, Row]) -> tuple[int, tuple[str, ...]]:
+    """Format and names that a copy with ``rows`` says it has, which are taken out; 0 and none where it does not say."""
+    match rows.pop(FORMAT_ROW, None):
+        case (_, _, int(format_), [*names]):
+            return format_, tuple(str(name) for name in names)
+        case (_, _, int(format_)):
+            return format_, ()
+    return 0, ()
+
+
+def sealed(text: str) -> str:
+    """``text`` so that ``unsealed`` tells whether it was changed."""
+    return f"{_seal(text.encode()).hex()} {text}"
+
+
+def unsealed(found: object) -> str:
+    """The text that was sealed; "" where that is not what is there."""
+    text = found.partition(" ")[2] if isinstance(found, str) else ""
+    return text if found == sealed(text) else ""
 
 
 def framed(row: Row) -> bytes:
@@ -75,11 +96,11 @@ def _framed_at(data: bytes, at: int) -> bytes | None:
 class Copy:
     """The file with all records once more. A disk that takes no more of it is said once, and holds nobody up."""
 
-    def __init__(self, path: Path, format_: int) -> None:
+    def __init__(self, path: Path, format_: int, names: Sequence[str]) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
         self._path, self._failing = path, False
         if not os.fstat(self._fd).st_size:
-            self.append([format_row(format_)])
+            self.append([format_row(format_, names)])
 
     def append(self, rows: Iterable[Row]) -> None:
         """Write ``rows``, which are on disk."""

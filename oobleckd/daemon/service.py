@@ -3,7 +3,7 @@
 Owns start, stop and reload. Stopping tells nobody anything: workers go on training, keep what they have
 to say, and say it to the next life of the daemon.
 
-Errors: JournalError, KeyFileError, TokenError, HubError, TracesMissing, each with ``hint``.
+Errors: JournalError, CopiedState, KeyFileError, TokenError, HubError, TracesMissing, each with ``hint``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import logging
 import secrets
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -19,12 +20,15 @@ from oobleckd import __version__, sd
 from oobleckd.core import config as core_config
 from oobleckd.core import steps, view
 from oobleckd.core.context import Core
-from oobleckd.core.entries import AnyEntry, StepEntry
+from oobleckd.core.entries import AnyEntry, RecordsLost, StepEntry
+from oobleckd.core.events import FolderFound, Tick
 from oobleckd.core.machine import Machine
-from oobleckd.daemon import keys
+from oobleckd.core.state import JobRecord
+from oobleckd.daemon import keys, place
 from oobleckd.daemon.callers import Callers
 from oobleckd.daemon.clock import Clock
 from oobleckd.daemon.config import Config
+from oobleckd.daemon.folders import Folders, JobFolder
 from oobleckd.daemon.history import History
 from oobleckd.daemon.hub import Hub
 from oobleckd.daemon.journal import Journal, StepRow
@@ -61,9 +65,11 @@ class Service:
     hub: Hub
     loop: Loop
     callers: Callers
+    folders: Folders
     recorder: Recorder | None = None
     traces: Traces | None = None
     running: asyncio.Task[None] | None = None
+    looking: asyncio.Task[None] | None = None
 
     @property
     def core(self) -> Core:
@@ -75,6 +81,7 @@ class Service:
         self.running = asyncio.create_task(self.loop.run(), name="loop")
         self.hub.start(self.loop.heard, self.loop.lost)
         self.planning.warm()
+        self.looking = asyncio.create_task(self._look_at_folders(), name="folders")
         if self.recorder is not None:
             self.recorder.start()
         return self.running
@@ -94,9 +101,29 @@ class Service:
             _log.warning("%s changed, which takes effect at the next start", ", ".join(fixed))
         self.config = msgspec.structs.replace(self.config, log_level=config.log_level)
 
+    async def _look_at_folders(self) -> None:
+        """Beside everything else: a disk may be slow, or away."""
+        for job in [job for job in self.core.state.jobs.values() if not job.final]:
+            found = await asyncio.to_thread(self.look_at_folder, job, self.core.state.next_number)
+            if found is not None:
+                self.loop.feed(found)
+
+    def look_at_folder(self, job: JobRecord, number: int) -> FolderFound | None:
+        """Where the checkpoints of ``job`` go, as far as that can be known now; ``number``: the first that may be free."""
+        root = Path(self.core.checkpoint_dir(job.spec))
+        try:
+            return self.folders.look(JobFolder(job.id, job.spec.name, root, job.folder), number)
+        except OSError as error:
+            _log.warning(
+                "the checkpoint folder of %s is looked at when the next one is written: %s", job.id, error
+            )
+            return None
+
     async def close(self) -> None:
         """End in order. What is under way is on disk or unacknowledged afterwards."""
         self.history.close()
+        if self.looking is not None:
+            self.looking.cancel()
         self.loop.stop()
         if self.recorder is not None:
             await self.recorder.close()
@@ -112,8 +139,8 @@ class Service:
         self.hub.close()
 
 
-def open_service(config: Config) -> Service:
-    """Lock and read the journal, bind the endpoint, and stand where the last life ended."""
+def open_service(config: Config, *, adopt: bool = False) -> Service:
+    """Lock and read the journal, bind the endpoint, and stand where the last life ended. ``adopt``: also where the state folder is a copy."""
     traces = open_traces(config.traces) if config.traces else None
     clock = Clock()
     history = History(config.history)
@@ -127,11 +154,17 @@ def open_service(config: Config) -> Service:
 
     journal = Journal(config.state_path, step_of=step_row, on_trouble=on_trouble)
     try:
+        adopted = place.check(journal, adopt=adopt)
         service = _assemble(config, clock, journal, history)
     except BaseException:
         journal.close()
         raise
     service.traces = traces
+    if adopted:  # at once: no plan may name folders of the one that it is a copy of
+        for job in [job for job in service.core.state.jobs.values() if not job.final]:
+            found = service.look_at_folder(job, service.core.state.next_number)
+            if found is not None:
+                service.loop.feed(found)
     return service
 
 
@@ -152,7 +185,7 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
     hub = Hub(config.endpoint, pair=pair, allowed=allowed, udp=config.udp, beat_s=config.beat_s)
     try:
         forgotten = journal.damage is not None and journal.damage.lost
-        for_core = _for_core(config, hub.endpoint, secret)
+        for_core = _for_core(config, hub.endpoint, secret, journal.names[0])
         machine = Machine.restore(entries, clock.now(), for_core, forgotten=forgotten)
     except BaseException:
         hub.close()
@@ -169,10 +202,17 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
         history.notice(text, "warn")
 
     planning = Planning(on_trouble=on_trouble)
-    made = Loop(machine, journal, history, planning, hub.tell, clock)
+    folders = Folders(journal.names)
+    made = Loop(machine, journal, history, planning, hub.tell, clock, folders)
     _log.info("read %d entries of %s; agents connect to %s", len(entries), journal.path, hub.endpoint)
+    if journal.damage is not None and journal.damage.lost:
+        kept = str(journal.damage.aside or "")
+        machine.core.record(RecordsLost(journal.damage.what, kept, clock.now()))
+        made.feed(Tick())  # which has it written at once
     callers = Callers(config.group, _tokens(config))
-    service = Service(config, clock, clock.now(), journal, machine, history, planning, hub, made, callers)
+    service = Service(
+        config, clock, clock.now(), journal, machine, history, planning, hub, made, callers, folders
+    )
     if config.replay_mb:
         service.recorder = _recorder(service)
     return service
@@ -186,9 +226,8 @@ def _tokens(config: Config) -> tuple[Token, ...]:
 def _of_damage(damage: Damage) -> str:
     """What people are told of a journal that was mended."""
     lost = "its end is lost, and jobs go back to their last checkpoint" if damage.lost else "nothing was lost"
-    return (
-        f"the journal was damaged ({damage.what}) and is mended: {lost}; the damaged file is {damage.aside}"
-    )
+    kept = f"; the damaged file is {damage.aside}" if damage.aside is not None else ""
+    return f"the journal was damaged ({damage.what}) and is mended: {lost}{kept}"
 
 
 def _recorder(service: Service) -> Recorder:
@@ -215,13 +254,14 @@ def status_of(service: Service) -> Status:
     )
 
 
-def _for_core(config: Config, endpoint: str, secret: str) -> core_config.Config:
+def _for_core(config: Config, endpoint: str, secret: str, journal: str) -> core_config.Config:
     return core_config.Config(
         daemon=secrets.token_hex(8),
         version=__version__,
         state_dir=str(config.state_path),
         endpoint=endpoint,
         checkpoint_dir=str(config.state_path / "checkpoints"),
+        journal=journal,
         secret=secret,
         allow_injection=config.allow_injection,
         beat_s=config.beat_s,

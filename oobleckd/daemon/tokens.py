@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import hmac
-import os
 import re
 import secrets
 import tomllib
@@ -20,8 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from oobleckd.protocol.durable import make_folder, write_whole
+
 Role = Literal["read", "act"]
 PREFIX = "oobleck_"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -98,11 +100,7 @@ def find(tokens: Iterable[Token], token: str) -> Token | None:
 def _token(path: Path, name: str, table: object) -> Token:
     match table:
         case {"sha256": str(digest), "role": str(role), "expires": dt.datetime() as expires}:
-            if (
-                len(digest) == hashlib.sha256().digest_size * 2
-                and role in get_args(Role)
-                and expires.tzinfo is not None
-            ):
+            if _SHA256.fullmatch(digest) and role in get_args(Role) and expires.tzinfo is not None:
                 return Token(name, digest, role, expires.timestamp())  # type: ignore[arg-type]
     raise TokenError(
         f"{path}: [{name}] is no token", "remove the table, and make it anew with `oobleckctl token`"
@@ -120,12 +118,5 @@ def _write(path: Path, tokens: Iterable[Token]) -> None:
             f"expires = {expires}",
             "",
         ]
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write("\n".join(lines))
-    if os.geteuid() == 0:  # what root makes belongs to the service, whose folder it is
-        owner = path.parent.stat()
-        os.chown(part, owner.st_uid, owner.st_gid)
-    part.replace(path)
+    make_folder(path.parent)
+    write_whole(path, "\n".join(lines).encode(), 0o600, as_folder=True)

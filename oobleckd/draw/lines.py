@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Literal
 
@@ -169,6 +169,11 @@ def count(number: int, what: str) -> str:
 def layers(start: int, stop: int) -> str:
     """Layers ``[start, stop)`` for people: ``"3-5"``."""
     return f"{start}" if stop == start + 1 else f"{start}-{stop - 1}"
+
+
+def day(at: float) -> str:
+    """The date and minute (UTC) of POSIX seconds ``at``, such as 2026-11-27 20:15Z."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%MZ")
 
 
 def clock(at: float, digits: int = 0) -> str:

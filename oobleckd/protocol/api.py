@@ -34,13 +34,15 @@ class Submit(Request, frozen=True):
     """Queue ``job``. ``resume``: a checkpoint folder to start from, or "latest" of the job's own folder.
 
     ``counters``: (step, applied) of that folder, filled in by the HTTP layer from its manifest.json, as
-    the core reads no files; None where there is none that can be read.
+    the core reads no files; None where there is none that can be read. ``folder``: the folder that it made for the job's checkpoints, by its name,
+    which is the job's id ("": none was made, and the id has the next number).
     """
 
     job: Job
     resume: str = ""
     who: str = ""
     counters: tuple[int, int] | None = None
+    folder: str = ""
 
 
 class Control(Request, frozen=True):
@@ -60,6 +62,13 @@ class Drain(Request, frozen=True):
     who: str = ""
 
 
+class Forget(Request, frozen=True):
+    """A node that is gone will not come back: it is not expected any more."""
+
+    node: str
+    who: str = ""
+
+
 class Kill(Request, frozen=True):
     """Failure injection on a node; see ``messages.Inject``."""
 
@@ -72,7 +81,7 @@ class Kill(Request, frozen=True):
     who: str = ""
 
 
-AnyRequest = Submit | Control | Drain | Kill
+AnyRequest = Submit | Control | Drain | Forget | Kill
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -291,8 +300,20 @@ class StepView(msgspec.Struct, frozen=True):
     step_s: float = 0.0
 
 
+class LostRecords(msgspec.Struct, frozen=True):
+    """The journal was damaged, and records of it are gone: ``what`` was found, and ``kept_as`` has what was left of it ("": nothing was)."""
+
+    at: float
+    what: str
+    kept_as: str = ""
+
+
 class Status(msgspec.Struct, frozen=True):
-    """Headline of the daemon."""
+    """Headline of the daemon.
+
+    ``nodes`` live, of those ``expected``: all that ever joined but for who left in order or was forgotten. ``lost``: how many of them are not here and not
+    waited for. ``lost_records``: of the last seven days.
+    """
 
     version: str
     daemon: str
@@ -304,6 +325,9 @@ class Status(msgspec.Struct, frozen=True):
     endpoint: str
     allow_injection: bool
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
+    expected: int = 0
+    lost: int = 0
+    lost_records: tuple[LostRecords, ...] = ()
 
 
 class Change(msgspec.Struct, frozen=True):

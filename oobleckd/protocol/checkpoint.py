@@ -8,15 +8,16 @@ A folder without ``.partial`` in its name is complete: the rename is the last th
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from oobleckd.protocol.durable import sync_directory, write_whole
+from oobleckd.protocol.hold import free
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
@@ -75,25 +76,27 @@ def manifest_of(job: Job, parts: Sequence[CheckpointPart]) -> Manifest:
     return Manifest(FORMAT, model_digest(job), parts[0].counters, tuple(files), job, parts[0].corpus)
 
 
-def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int, way_back: str = "") -> Path:
-    """Make the ``.partial`` folder ``directory`` a checkpoint, then remove all but the newest ``keep`` and the folder ``way_back``.
+def complete(
+    directory: Path, manifest: Manifest | Mapping[str, Any], keep: int, spared: Collection[str] = ()
+) -> Path:
+    """Make the ``.partial`` folder ``directory`` a checkpoint, then remove all but the newest ``keep``, those ``spared``, and those held.
 
     One of a state that skipped steps led to removes none: it has the weights of the last one before them, and it is that one whose gradients
     were finite.
 
     Durable when it returns, and done once however often it is called. Returns the final folder. Raises
-    OSError when the disk refuses; the folder is then still partial.
+    OSError when the disk refuses; the folder is then still partial. That the folder it lies in is the caller's to write is not asked here.
     """
     if not isinstance(manifest, Manifest):
         manifest = msgspec.convert(manifest, Manifest)
     final = directory.with_name(directory.name.removesuffix(PARTIAL))
     if directory != final and directory.exists():
         _tidy(directory, manifest)
-        _write_durably(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        write_whole(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         _put_in_place(directory, final)
     assert (final / MANIFEST).exists(), f"{final} has no manifest"
     if not manifest.counters.skipped_in_row:
-        _prune(final, keep, way_back)
+        _prune(final, keep, spared)
     return final
 
 
@@ -115,15 +118,6 @@ def checkpoints(root: Path) -> list[Path]:
     return sorted((path for path in found if (path / MANIFEST).exists()), key=_step)
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in ``path`` durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _put_in_place(directory: Path, final: Path) -> None:
     stale = final.with_name(f"{final.name}.stale")
     if final.exists():  # the same step once more, after a way back to an older checkpoint
@@ -142,8 +136,8 @@ def _tidy(directory: Path, manifest: Manifest) -> None:
             path.unlink(missing_ok=True)
 
 
-def _prune(newest: Path, keep: int, way_back: str) -> None:
-    """Keep the newest checkpoints, and the one that is not to be lost before the journal knows of a newer one; drop partial folders
+def _prune(newest: Path, keep: int, spared: Collection[str]) -> None:
+    """Keep the newest checkpoints, those that somebody may go back to, and those that somebody reads; drop partial folders
     of earlier steps, which nobody will finish.
     """
     old = [path for path in checkpoints(newest.parent) if _step(path) <= _step(newest)][:-keep]
@@ -152,21 +146,14 @@ def _prune(newest: Path, keep: int, way_back: str) -> None:
         for path in newest.parent.glob(f"step-*{PARTIAL}")
         if _STEP.match(path.name) and _step(path) < _step(newest)
     ]
-    for path in [*(path for path in old if str(path) != way_back), *abandoned]:
-        shutil.rmtree(path, ignore_errors=True)
+    there = {Path(path).resolve() for path in spared}
+    for path in [*(path for path in old if path.resolve() not in there), *abandoned]:
+        with free(path) as unheld:
+            if unheld:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _step(path: Path) -> int:
     match = _STEP.match(path.name)
     assert match is not None
     return int(match[1])
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_directory(path.parent)

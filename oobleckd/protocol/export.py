@@ -6,9 +6,13 @@ the files is the matter of ``worker.export``.
 
 from __future__ import annotations
 
+import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+
+from oobleckd.protocol.unreadable import UNREADABLE
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -19,12 +23,31 @@ COMPANIONS = (
 )  # fmt: skip
 """What else lies in a folder of transformers; copied from the one that the job started from."""
 
-_OURS = frozenset({CONFIG, WEIGHTS, INDEX, *COMPANIONS})
+MARK = "oobleck-export.json"
+"""What an export leaves beside the model: by it, and nothing else, a folder is known as one that may be replaced."""
+
+
+class Written(msgspec.Struct, frozen=True):
+    """A file as export left it."""
+
+    num_bytes: int
+    mtime_ns: int
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Whose model it is: of ``job`` ("": not told) after ``step`` steps, from the checkpoint whose manifest has the SHA-256 ``digest``; and all ``files``
+    that export wrote.
+    """
+
+    job: str
+    step: int
+    digest: str
+    files: dict[str, Written]
 
 
 class Exported(msgspec.Struct, frozen=True):
     """A finished export. ``architecture``: the class in transformers. ``num_bytes``: of the weights in ``files``. ``skipped``: of the steps, those
-    that made no update; ``not_finite``: tensors with a NaN or an infinity in them.
+    that made no update; ``not_finite``: tensors with a NaN or an infinity in them. ``left``: where the folder is that was replaced, if somebody put a file into it meanwhile.
     """
 
     path: str
@@ -35,6 +58,7 @@ class Exported(msgspec.Struct, frozen=True):
     files: tuple[str, ...]
     skipped: int = 0
     not_finite: tuple[str, ...] = ()
+    left: str = ""
 
 
 def shard_name(index: int, count: int) -> str:
@@ -45,23 +69,44 @@ def shard_name(index: int, count: int) -> str:
 def why_not(folder: Path, *, overwrite: bool) -> tuple[str, str] | None:
     """Problem and hint when ``folder`` must not be written; None when it may.
 
-    It may when it is empty or absent, or with ``overwrite`` when it holds nothing but such a model: it is
+    It may when it is empty or absent, or with ``overwrite`` when it holds what an export wrote there, unchanged, and nothing else: it is
     replaced as a whole.
     """
-    if not folder.exists():
-        return None
-    if not folder.is_dir():
+    if folder.is_symlink():
+        return f"{folder} is a symbolic link", "name the folder that it leads to, or another one"
+    if folder.exists() and not folder.is_dir():
         return f"{folder} is not a folder", "name a folder that is empty or does not exist yet"
-    names = sorted(path.name for path in folder.iterdir())
+    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     if names and not overwrite:
         return f"{folder} is not empty", "name another folder, or replace the model in it with --overwrite"
-    if foreign := [name for name in names if not _is_ours(name)]:
-        return (
-            f"{folder} holds {foreign[0]}, which is no part of an exported model",
-            "name another folder: --overwrite replaces exported models alone",
-        )
+    return _why_foreign(folder, names) if names else None
+
+
+def _why_foreign(folder: Path, names: Sequence[str]) -> tuple[str, str] | None:
+    """The same of a folder that is to be replaced, and has ``names`` in it."""
+    hint = (
+        "name another folder, or move that one away: --overwrite replaces what export wrote, and nothing else"
+    )
+    mark = mark_of(folder)
+    if mark is None:
+        return f"{folder} holds {names[0]} and no {MARK}, so it was not written by export", hint
+    if foreign := [name for name in names if name not in {MARK, *mark.files}]:
+        return f"{folder} holds {foreign[0]}, which was not written by export", hint
+    if changed := [name for name in names if name != MARK and written(folder / name) != mark.files[name]]:
+        return f"{folder} holds {changed[0]}, which is not as export wrote it", hint
     return None
 
 
-def _is_ours(name: str) -> bool:
-    return name in _OURS or (name.startswith("model-") and name.endswith(".safetensors"))
+def mark_of(folder: Path) -> Mark | None:
+    """What the export that wrote ``folder`` said of it; None where none did, or nobody can read it."""
+    path = folder / MARK
+    try:
+        return None if path.is_symlink() else msgspec.json.decode(path.read_bytes(), type=Mark)
+    except (OSError, *UNREADABLE):
+        return None
+
+
+def written(path: Path) -> Written | None:
+    """The file ``path`` as it is; None where it is none. Raises OSError."""
+    found = path.lstat()
+    return Written(found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None

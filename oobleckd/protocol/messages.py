@@ -375,7 +375,8 @@ class Deploy(Message, frozen=True):
     transport links of this job. ``buckets`` of the model are a pure function of the job, so they are
     not sent. ``prepared``: the ``Prepare`` that copied beforehand for this plan (0: none did). ``recheck``: the step whose ``StepDone`` tells
     fingerprints (-1: none does). Of rounds whose number
-    ``sample_every`` divides the device tells its op times (0: of none).
+    ``sample_every`` divides the device tells its op times (0: of none). ``folder``: the name of the folder in ``checkpoint.dir`` that takes
+    the job's checkpoints ("": the job's id), and ``journal`` that of the journal whose mark it has ("": nobody looks for one).
     """
 
     device: str
@@ -392,6 +393,8 @@ class Deploy(Message, frozen=True):
     prepared: int = 0
     sample_every: int = 0
     recheck: int = -1
+    folder: str = ""
+    journal: str = ""
 
 
 class Resume(Message, frozen=True):

@@ -100,8 +100,11 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._answer({"items": found} if isinstance(found, list) else found, 200)
 
+    def do_DELETE(self) -> None:
+        self.do_POST()
+
     def do_POST(self) -> None:
-        body = msgspec.json.decode(self.rfile.read(int(self.headers["Content-Length"])))
+        body = msgspec.json.decode(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
         self.server.api.asked.append((self.path, body))
         if self.server.api.problem:
             self._answer(self.server.api.problem, self.server.api.problem.status)

@@ -17,7 +17,7 @@ import pytest
 
 from oobleckd.client import Client
 from oobleckd.daemon import keys
-from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.job import Checkpoint, Job, parse_job
 from oobleckd.unixhttp import ApiProblem, BadAnswer, Unreachable
 from tests.helpers.agents import Agent, hello
 from tests.helpers.daemons import Daemon, daemon
@@ -88,6 +88,23 @@ def test_a_jobs_life_by_requests(running: Daemon, agent: Agent) -> None:
     with pytest.raises(ApiProblem) as caught:
         client.control("life", "pause")
     assert (caught.value.status, caught.value.title) == (409, "conflict")
+
+
+def test_a_job_has_a_folder_that_nobody_else_has(running: Daemon, agent: Agent, tmp_path: Path) -> None:
+    number = len(running.client.jobs()) + 1
+    (tmp_path / "ck" / f"small-{number}" / "step-00000001").mkdir(parents=True)
+    spec = msgspec.structs.replace(job(), checkpoint=Checkpoint(dir=str(tmp_path / "ck")))
+    accepted = running.client.submit(spec)
+    assert accepted.id == f"small-{number + 1}"
+    running.client.control(accepted.id, "cancel")
+    with pytest.raises(ApiProblem, match="manifest"):
+        running.client.submit(spec, resume=str(tmp_path))
+    (tmp_path / "file").touch()
+    bad = msgspec.structs.replace(job(), checkpoint=Checkpoint(dir=str(tmp_path / "file")))
+    with pytest.raises(ApiProblem, match=r"checkpoint\.dir: .*/file cannot be written: Not a") as caught:
+        running.client.submit(bad)
+    assert caught.value.hint
+    assert sorted(path.name for path in (tmp_path / "ck").iterdir()) == [f"small-{number}", accepted.id]
 
 
 def test_drain_and_undrain(running: Daemon, agent: Agent) -> None:

@@ -3,9 +3,10 @@
 import pytest
 
 from oobleckd.core import view
+from oobleckd.core.entries import NodeJoined, NodeOver
 from oobleckd.core.events import Planned
 from oobleckd.core.machine import Machine
-from oobleckd.protocol.api import Control, Drain, Submit
+from oobleckd.protocol.api import Accepted, Control, Drain, Forget, Submit
 from oobleckd.protocol.job import PolicyName
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
@@ -361,3 +362,85 @@ def test_a_planner_slower_than_steps_and_checkpoints_is_heard_to_the_end(policy:
     assert world.job().counters.step < 400
     world.until_state("done", limit_s=120.0)
     world.check_done()
+
+
+# ---------------------------------------------------------------------- who should be here
+
+
+def states_of(world):
+    return {node.name: node.state for node in view.node_views(world.machine.core)}
+
+
+def test_a_daemon_that_is_started_anew_knows_who_is_missing():
+    """One died before it ended, one while it was away, one left in order, and one is forgotten by a user."""
+    world = World(2, 7)
+    world.run_for(1.0)
+    world.kill("n01")
+    world.kill("n02")
+    world.leave("n03")
+    world.run(lambda: states_of(world)["n02"] == "lost")
+    assert view.status(world.machine.core).line.startswith("4 of 6 nodes, 2 lost, ")
+    why = world.node("n01").reason
+    assert isinstance(world.ask(Forget("n02", "root")), Accepted)
+    assert "n02" not in states_of(world)
+    world.daemon.stop()
+    world.kill("n04")
+    world.daemon.start()
+    assert states_of(world)["n04"] == "disconnected", "it may be about to say so"
+    assert "n03" not in states_of(world)
+    assert "n02" not in states_of(world)
+    world.run(lambda: states_of(world)["n04"] == "lost")
+    status = view.status(world.machine.core)
+    assert (status.nodes, status.expected, status.lost) == (3, 5, 2)
+    assert status.line == "3 of 5 nodes, 2 lost, no job"
+    assert (world.node("n01").state, world.node("n01").reason) == ("lost", why)
+    assert world.node("n04").reason == "not heard since the daemon's restart"
+    world.add("n04")
+    world.run(lambda: states_of(world)["n04"] == "standby")
+    assert view.status(world.machine.core).line == "4 of 5 nodes, 1 lost, no job"
+    again = Machine.restore(world.daemon.disk.entries(), world.now, world.config)
+    assert again.core.state.nodes == world.machine.core.state.nodes
+
+
+def test_who_is_here_or_has_a_place_is_not_forgotten():
+    world = World(4, 4)
+    world.run_for(1.0)
+    world.submit(steps=400, memory=350)
+    world.until_step(2)
+    refused = world.ask(Forget("n01"))
+    assert (refused.kind, refused.problem) == ("conflict", "n01 is here")
+    assert world.ask(Forget("n99")).kind == "not-found"
+    inside = world.view().nodes[0]
+    world.daemon.stop()
+    world.kill(inside)
+    world.daemon.start()
+    assert "has a place" in world.ask(Forget(inside)).problem
+    world.run(lambda: states_of(world)[inside] == "lost" and world.state() == "running")
+    assert isinstance(world.ask(Forget(inside)), Accepted)
+    assert inside not in states_of(world)
+    assert world.ask(Forget(inside)).kind == "not-found"
+    world.add(inside)
+    world.run(lambda: states_of(world).get(inside) in {"standby", "active"})
+    assert view.status(world.machine.core).expected == 4
+
+
+def test_one_that_had_notice_of_its_end_is_not_expected_back():
+    world = World(2, 3)
+    world.run_for(1.0)
+    world.submit(steps=400, f=0, memory=350)
+    world.until_step(2)
+    world.nodes["n01"].noticed("maintenance", 30.0)
+    world.run(lambda: states_of(world)["n01"] == "draining")
+    world.kill("n01")
+    world.run(lambda: states_of(world)["n01"] == "lost")
+    assert view.status(world.machine.core).expected == 2
+
+
+def test_a_node_is_written_down_once_and_not_at_every_word():
+    world = World(1, 5)
+    world.run_for(30.0)
+    world.daemon.restart()
+    world.run_for(30.0)
+    entries = world.daemon.disk.entries()
+    assert sum(isinstance(entry, NodeJoined) for entry in entries) == 5
+    assert not any(isinstance(entry, NodeOver) for entry in entries)

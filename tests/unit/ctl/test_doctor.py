@@ -9,12 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from oobleckd.ctl import checkup, clustercheck
 from oobleckd.ctl.checkup import Check
 from oobleckd.daemon import keys
-from oobleckd.protocol.api import Problem
+from oobleckd.protocol.api import LostRecords, Problem
 from tests.helpers.api_server import node_view
 from tests.unit.ctl.conftest import Ctl
 
@@ -123,6 +124,17 @@ def test_keys(tmp_path: Path) -> None:
     assert clustercheck.key_folder(tmp_path).level == "fail"
 
 
+def test_lost_records(ctl: Ctl) -> None:
+    lost = LostRecords(1.8e9, "the file was gone", "/s/journal.copy.damaged-1")
+    ctl.api.status = msgspec.structs.replace(ctl.api.status, lost_records=(lost,))
+    said = ctl("status").stdout
+    assert "records lost" in said
+    assert "2027-01-15 08:00Z: the file was gone (/s/journal.copy.damaged-1 is what was left)" in said
+    result = ctl("doctor")
+    assert "records were lost on 2027-01-15 08:00Z: the file was gone" in result.stdout
+    assert "submit --resume DIR" in result.stdout
+
+
 def test_nodes() -> None:
     found = [
         node_view("node-1"),
@@ -134,7 +146,7 @@ def test_nodes() -> None:
     assert (usable.level, usable.text) == ("ok", "1 can be used: node-1")
     assert (lost.text, lost.hint) == (
         "node-2 is lost: signal 9",
-        "look into the log of oobleck-worker on h2, and start it again",
+        "look into the log of oobleck-worker on h2, and start it again; `oobleckctl forget-node node-2` if it is gone for good",
     )
     assert "undrain node-3" in drained.hint
     assert "starting" in joining.hint

@@ -10,9 +10,10 @@ import pytest
 
 from oobleckd.ctl import export, programs
 from oobleckd.ctl.output import Failure
-from oobleckd.protocol.api import Accepted, Problem
+from oobleckd.protocol.api import Accepted, JobView, Problem
 from oobleckd.protocol.export import Exported
-from tests.helpers.api_server import job_view
+from oobleckd.protocol.job import Job
+from tests.helpers.api_server import job_spec, job_view
 from tests.unit.ctl.conftest import Ctl
 
 
@@ -39,7 +40,7 @@ def test_a_finished_job_has_its_checkpoint(ctl: Ctl, tmp_path: Path, programs_ru
     assert programs_run == [
         (
             "worker.export", "--checkpoint", "/c/step-00000003", "--out", str(tmp_path / "out"),
-            "--shard-bytes", str(2**20), "--dtype", "bfloat16",
+            "--shard-bytes", str(2**20), "--dtype", "bfloat16", "--job", "job-1",
         )
     ]  # fmt: skip
 
@@ -65,7 +66,7 @@ def test_a_job_that_makes_no_steps_has_its_last_checkpoint(
     ctl.api.on_act = lambda _path, _body: Problem("conflict", 409, "it makes none now")
     assert ctl("export", "small", str(tmp_path / "out"), "--overwrite").exit_code == 0
     assert programs_run[0][2] == "/a"
-    assert programs_run[0][-1] == "--overwrite"
+    assert "--overwrite" in programs_run[0]
 
 
 def test_other_refusals_are_passed_on(ctl: Ctl, tmp_path: Path, programs_run: list[Any]) -> None:
@@ -113,6 +114,76 @@ def test_a_full_folder_is_refused_before_anything_is_asked(ctl: Ctl, tmp_path: P
 
 def test_an_unknown_job(ctl: Ctl, tmp_path: Path) -> None:
     assert ctl("export", "nobody", str(tmp_path / "out")).exit_code == 3
+
+
+# --------------------------------------------------------------------------- what others read
+
+
+def reading(table: str, **values: str) -> Job:
+    """A job with other ``values`` in a table."""
+    job = job_spec()
+    return msgspec.structs.replace(job, **{table: msgspec.structs.replace(getattr(job, table), **values)})
+
+
+@pytest.mark.parametrize("words", [(), ("--overwrite",)])
+@pytest.mark.parametrize("place", ["base", "base/tuned", ".", "link"])
+def test_a_folder_that_a_job_reads_is_never_written(
+    ctl: Ctl, tmp_path: Path, programs_run: list[Any], words: tuple[str, ...], place: str
+) -> None:
+    """Nor one in it, nor one that has it, by whatever path."""
+    (tmp_path / "base").mkdir()
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "deep").symlink_to(tmp_path / "base")
+    named = reading("model", checkpoint=str(tmp_path / "link" / "deep"))
+    ctl.api.jobs = [job_view(checkpoint="/c/step-00000003", spec=named)]
+    result = ctl(
+        "export",
+        "small",
+        str(tmp_path / place if place != "link" else tmp_path / "link" / "deep" / "x"),
+        *words,
+    )
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert programs_run == []
+
+
+def test_data_that_a_job_reads_is_never_written(ctl: Ctl, tmp_path: Path, programs_run: list[Any]) -> None:
+    named = reading("data", source="text", path=str(tmp_path / "corpus"))
+    ctl.api.jobs = [job_view(checkpoint="/c/step-00000003", spec=named)]
+    result = ctl("export", "small", str(tmp_path / "corpus" / "model"))
+    assert (result.exit_code, programs_run) == (2, [])
+    assert "job-1 reads" in result.stderr
+    assert "data.path" in result.stderr
+
+
+def test_a_checkpoint_that_is_gone_before_it_is_held_is_asked_for_anew(
+    ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pruned between the daemon's answer and the hold, and once more while the program starts."""
+    folders = [tmp_path / f"step-{number}" for number in range(3)]
+    folders[2].mkdir()
+    (folders[2] / "manifest.json").touch()
+    ctl.api.jobs = [job_view(state="done", checkpoint=str(folders[0]))]
+    ran: list[str] = []
+
+    def job(_client: object, _name: str) -> JobView:
+        return job_view(state="done", checkpoint=str(folders[min(len(asked), 2)]))
+
+    asked: list[int] = []
+
+    def again(client: object, name: str) -> JobView:
+        view = job(client, name)
+        asked.append(1)
+        return view
+
+    def run_worker(*words: str) -> str:
+        ran.append(words[2])
+        return msgspec.json.encode(Exported("/out", 3, "B", "float32", 1, ("f",))).decode()
+
+    monkeypatch.setattr(export, "run_worker", run_worker)
+    monkeypatch.setattr("oobleckd.client.Client.job", again)
+    assert ctl("export", "small", str(tmp_path / "out")).exit_code == 0
+    assert ran == [str(folders[2])]
 
 
 # --------------------------------------------------------------------------- programs of the worker

@@ -197,6 +197,7 @@ def test_submit_wait_ends_as_the_job_ends(ctl: Ctl, job_file: Callable[..., Path
         (("cancel", "small"), "/v1/jobs/small/cancel", {}),
         (("drain", "node-1", "--reason", "disk"), "/v1/nodes/node-1/drain", {"reason": "disk"}),
         (("undrain", "node-1"), "/v1/nodes/node-1/undrain", {"reason": ""}),
+        (("forget-node", "node-1"), "/v1/nodes/node-1", {}),
         (
             ("kill-node", "node-1"),
             "/v1/nodes/node-1/kill",

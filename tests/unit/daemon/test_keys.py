@@ -99,3 +99,71 @@ def test_a_folder_in_which_nothing_is_missing_is_not_written_to(tmp_path: Path) 
     before = public.stat()
     keys.make_server_keys(tmp_path)
     assert public.stat().st_ino == before.st_ino
+
+
+# ---------------------------------------------------------------------- what was written is what is read
+
+
+@pytest.mark.parametrize(
+    "found", [b"", b"\n", b"0" * 63, b"g" * 64, b"0" * 128, b"\xff" * 64, b"0" * 32 + b"\n" + b"0" * 32]
+)
+def test_a_transport_secret_that_is_none_is_refused(tmp_path: Path, found: bytes) -> None:
+    """Of one that is empty or short everybody can compute what opens the links between devices."""
+    secret = tmp_path / "transport.secret"
+    secret.write_bytes(found)
+    with pytest.raises(keys.KeyFileError, match=r"transport\.secret: holds no secret") as caught:
+        keys.job_secret(tmp_path)
+    assert f"rm {secret}" in caught.value.hint
+    assert secret.read_bytes() == found
+    secret.unlink()
+    made = keys.job_secret(tmp_path)
+    assert len(bytes.fromhex(made)) == 32
+    assert keys.job_secret(tmp_path) == made
+    assert secret.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_transport_secret_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "transport.secret").mkdir()
+    with pytest.raises(keys.KeyFileError, match="cannot be read"):
+        keys.job_secret(tmp_path)
+
+
+@pytest.mark.parametrize("left", [b"", b"\xff\xfe\x00", 20, 100, -10])
+def test_a_key_file_that_was_cut_short_or_emptied_is_refused(tmp_path: Path, left: bytes | int) -> None:
+    keys.make_server_keys(tmp_path)
+    path = keys.server_secret_path(tmp_path)
+    path.write_bytes(left if isinstance(left, bytes) else path.read_bytes()[:left])
+    with pytest.raises(keys.KeyFileError, match=r"server\.key_secret") as caught:
+        keys.make_server_keys(tmp_path)
+    assert caught.value.hint
+
+
+def test_a_secret_key_of_another_pair_and_one_of_other_characters_are_refused(tmp_path: Path) -> None:
+    one, other = keys.make_node_keys(tmp_path, "a"), keys.make_node_keys(tmp_path, "b")
+    path = keys.node_secret_path(tmp_path, "a")
+    text = path.read_bytes()
+    path.write_bytes(text.replace(one.secret, other.secret))
+    with pytest.raises(keys.KeyFileError, match="not that of its public key"):
+        keys.load_pair(path)
+    path.write_bytes(text.replace(one.secret, b" " * 40))
+    with pytest.raises(keys.KeyFileError, match=r"a\.key_secret: a key has 40 characters"):
+        keys.load_pair(path)
+
+
+def test_secrets_are_synced_with_their_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before they have their name, as a power cut must leave none that is empty."""
+    synced: list[str] = []
+    before = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+        before(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    keys.job_secret(tmp_path)
+    keys.make_node_keys(tmp_path, "a")
+    files = [path for path in synced if not Path(path).is_dir()]
+    assert len(files) == 3
+    assert synced[0].startswith(f"{tmp_path}/.transport.secret.")
+    assert synced[1] == str(tmp_path)
+    assert {str(tmp_path / "nodes"), str(tmp_path / "authorized")} < set(synced)

@@ -63,6 +63,12 @@ def read(folder: Path) -> tuple[list[Entry], Damage | None]:
         journal.close()
 
 
+def named(folder: Path) -> tuple[str, ...]:
+    journal = opened(folder)
+    journal.close()
+    return journal.names
+
+
 def attempted(folder: Path) -> tuple[list[Entry], Damage | None] | JournalError:
     """The same, or why it cannot start."""
     try:
@@ -219,11 +225,91 @@ def test_a_file_that_is_no_database_is_set_aside_and_says_that_all_may_be_lost(t
     assert damage.aside.read_bytes().startswith(b"no database")
 
 
-def test_a_journal_that_was_taken_away_begins_anew(recorded, tmp_path: Path) -> None:
+def test_a_journal_that_is_gone_is_mended_from_its_copy(recorded, tmp_path: Path) -> None:
+    folder = written(tmp_path / "state", recorded)
+    name = named(folder)
+    (folder / "journal.sqlite").unlink()
+    entries, damage = read(folder)
+    assert same(entries, recorded)
+    assert damage == Damage("the file was gone", None, lost=False)
+    assert read(folder)[1] is None
+    assert named(folder) == name
+
+
+def test_a_journal_of_which_only_the_log_is_left_is_mended_and_the_log_kept(recorded, tmp_path: Path) -> None:
     folder = written(tmp_path / "state", recorded)
     (folder / "journal.sqlite").unlink()
+    (folder / "journal.sqlite-wal").write_bytes(b"frames")
+    entries, damage = read(folder)
+    assert same(entries, recorded)
+    assert damage is not None
+    assert (folder / "journal.sqlite.damaged-1-wal").read_bytes() == b"frames"
+
+
+def test_a_journal_that_is_gone_before_anything_was_written_is_no_damage(tmp_path: Path) -> None:
+    folder = written(tmp_path / "state", [])
+    name = named(folder)
+    (folder / "journal.sqlite").unlink()
     assert read(folder) == ([], None)
-    assert (folder / "journal.copy.old-1").exists()
+    assert named(folder) == name
+
+
+@pytest.mark.parametrize("left", [None, b"", b"garbage" * 100])
+def test_a_journal_that_is_gone_with_its_copy_is_lost(recorded, tmp_path: Path, left: bytes | None) -> None:
+    folder = written(tmp_path / "state", recorded)
+    name = named(folder)
+    (folder / "transport.secret").touch()  # a daemon has lived here
+    (folder / "journal.sqlite").unlink()
+    (folder / "journal.copy").unlink()
+    if left is not None:
+        (folder / "journal.copy").write_bytes(left)
+    entries, damage = read(folder)
+    assert entries == []
+    assert damage is not None
+    assert damage.lost
+    assert read(folder) == ([], None)
+    assert named(folder) != name
+
+
+@pytest.mark.parametrize("which", ["journal.sqlite", "journal.copy"])
+def test_an_empty_file_is_mended_from_the_other(recorded, tmp_path: Path, which: str) -> None:
+    folder = written(tmp_path / "state", recorded)
+    name = named(folder)
+    (folder / which).write_bytes(b"")
+    entries, damage = read(folder)
+    assert same(entries, recorded)
+    assert damage is None or not damage.lost
+    assert named(folder) == name
+
+
+def test_a_name_that_was_changed_in_one_file_is_that_of_the_other(recorded, tmp_path: Path) -> None:
+    folder = written(tmp_path / "state", recorded)
+    name = named(folder)
+    change = "UPDATE meta SET value = value || 'b' WHERE key = 'names'"
+    of_page(folder / "journal.sqlite", "meta", lambda db: db.execute(change))
+    assert read(folder)[1] is not None
+    assert named(folder) == name
+
+
+def test_another_name_stands_in_both_files_and_the_one_before_is_known(recorded, tmp_path: Path) -> None:
+    folder = written(tmp_path / "state", recorded)
+    journal = opened(folder)
+    before = journal.names
+    journal.rename()
+    after = journal.names
+    journal.close()
+    assert after[1:] == before
+    assert named(folder) == after
+    (folder / "journal.sqlite").unlink()
+    assert named(folder) == after
+
+
+def test_what_a_full_disk_left_of_a_new_file_goes_at_the_next_start(recorded, tmp_path: Path) -> None:
+    folder = written(tmp_path / "state", recorded)
+    for name in ("journal.sqlite.new", "journal.sqlite.new-journal", "journal.copy.new"):
+        (folder / name).write_bytes(b"half")
+    read(folder)
+    assert not [*folder.glob("*.new*")]
 
 
 def test_a_copy_that_is_gone_or_torn_is_written_again(recorded, tmp_path: Path) -> None:
@@ -272,32 +358,80 @@ def test_a_full_disk_is_no_damage(recorded, tmp_path: Path, monkeypatch: pytest.
 # ---------------------------------------------------------------------- older formats
 
 
-def test_a_journal_of_format_3_is_read_and_kept_beside(recorded, tmp_path: Path) -> None:
-    """As it was written before records had seals."""
+@pytest.mark.parametrize("format_", [3, 4])
+def test_a_journal_of_an_older_format_is_read_and_kept_beside(recorded, tmp_path: Path, format_: int) -> None:
+    """Of format 3 records had no seals, and of format 4 the journal no name."""
     folder = tmp_path / "state"
-    folder.mkdir()
-    database = sqlite3.connect(folder / "journal.sqlite")
-    with closing(database), database:
-        database.executescript(
-            "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL);"
-            "CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, data BLOB NOT NULL);"
-            "CREATE TABLE steps (seq INTEGER PRIMARY KEY, job TEXT NOT NULL, round INTEGER NOT NULL, step INTEGER NOT NULL,"
-            " outcome TEXT NOT NULL, loss REAL, data BLOB NOT NULL);"
-            "CREATE INDEX steps_of_job ON steps (job, step);"
-            "INSERT INTO meta VALUES ('format', 3);"
-        )
-        for seq, entry in enumerate(recorded, 1):
-            data, row = msgspec.msgpack.encode(entry), step_row(entry)
-            if row is None:
-                database.execute("INSERT INTO entries VALUES (?, ?, ?)", (seq, type(entry).__name__, data))
-            else:
-                columns = (seq, row.job, row.round, row.step, row.outcome, row.loss, data)
-                database.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", columns)
+    of_format(folder, recorded, format_)
     journal = opened(folder)
     journal.append([recorded[0]]).result(WAIT_S)
     assert same(journal.read(AnyEntry), [*recorded, recorded[0]])
     journal.close()
-    assert (folder / "journal.sqlite.format-3").exists()
+    assert len(journal.names) == 1
+    assert mending.format_of(folder / f"journal.sqlite.format-{format_}") == format_
     assert read(folder)[1] is None
-    with closing(sqlite3.connect(folder / "journal.sqlite")) as database:
-        assert database.execute("SELECT value FROM meta").fetchone() == (FORMAT,)
+    assert named(folder) == journal.names
+    assert mending.format_of(folder / "journal.sqlite") == FORMAT
+
+
+def test_a_damaged_journal_of_format_4_is_mended_and_then_brought_to_the_present_one(
+    recorded, tmp_path: Path
+) -> None:
+    folder = tmp_path / "state"
+    of_format(folder, recorded, 4)
+    of_page(folder / "journal.sqlite", "steps", lambda db: db.execute("UPDATE steps SET loss = loss + 1e-9"))
+    entries, damage = read(folder)
+    assert same(entries, recorded)
+    assert damage is not None
+    assert not damage.lost
+    assert read(folder)[1] is None
+
+
+def test_a_copy_of_format_4_alone_is_enough(recorded, tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    of_format(folder, recorded, 4)
+    (folder / "journal.sqlite").unlink()
+    entries, damage = read(folder)
+    assert same(entries, recorded)
+    assert damage is not None
+    assert read(folder)[1] is None
+
+
+def test_a_copy_of_a_format_to_come_is_left_alone(recorded, tmp_path: Path) -> None:
+    folder = written(tmp_path / "state", recorded)
+    (folder / "journal.sqlite").unlink()
+    (folder / "journal.copy").write_bytes(records.framed(records.format_row(FORMAT + 1, ["n"])))
+    with pytest.raises(JournalError, match=f"has format {FORMAT + 1}"):
+        opened(folder)
+    assert not (folder / "journal.sqlite").exists()
+
+
+def of_format(folder: Path, entries: list[Entry], format_: int) -> None:
+    """A journal as it was written then."""
+    folder.mkdir()
+    database = sqlite3.connect(folder / "journal.sqlite")
+    seal = ", seal BLOB NOT NULL" if format_ > 3 else ""
+    rows: list[records.Row] = []
+    with closing(database), database:
+        database.executescript(
+            "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL);"
+            f"CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, data BLOB NOT NULL{seal});"
+            "CREATE TABLE steps (seq INTEGER PRIMARY KEY, job TEXT NOT NULL, round INTEGER NOT NULL, step INTEGER NOT NULL,"
+            f" outcome TEXT NOT NULL, loss REAL, data BLOB NOT NULL{seal});"
+            "CREATE INDEX steps_of_job ON steps (job, step);"
+            f"INSERT INTO meta VALUES ('format', {format_});"
+        )
+        for seq, entry in enumerate(entries, 1):
+            data, row = msgspec.msgpack.encode(entry), step_row(entry)
+            if row is None:
+                rows.append(("entries", seq, type(entry).__name__, data))
+            else:
+                rows.append(("steps", seq, row.job, row.round, row.step, row.outcome, row.loss, data))
+            columns = (*rows[-1][1:], *([records.seal(rows[-1])] if format_ > 3 else []))
+            database.execute(
+                f"INSERT INTO {rows[-1][0]} VALUES ({', '.join('?' * len(columns))})",
+                columns,
+            )
+    if format_ > 3:
+        head = ("format", records.FORMAT_ROW, format_)
+        (folder / "journal.copy").write_bytes(b"".join(map(records.framed, [head, *rows])))

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from oobleckd.core.state import JobRecord
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.past import FILE
-from oobleckd.daemon.service import open_service, step_row
+from oobleckd.daemon.place import CopiedState
+from oobleckd.daemon.service import Service, open_service, status_of, step_row
+from oobleckd.protocol.api import Submit
+from oobleckd.protocol.folder import Mark, mark_of
+from oobleckd.protocol.job import Checkpoint
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -61,3 +68,71 @@ async def test_who_listened_before_a_restart_misses_no_change_of_before(tmp_path
     assert {change.kind for change in kept} > {"step", "job"}
     assert "gap" not in {change.kind for change in service.history.cursor(service.history.last - 1).take()}
     await service.close()
+
+
+# ---------------------------------------------------------------------- what is lost, and what is a copy
+
+
+@pytest.mark.asyncio
+async def test_lost_records_are_said_by_the_next_lives_too(tmp_path: Path) -> None:
+    service = open_service(config(tmp_path, 0))
+    assert status_of(service).lost_records == ()
+    await service.close()
+    (tmp_path / "journal.sqlite").unlink()
+    (tmp_path / "journal.copy").unlink()
+    for _ in range(2):
+        service = open_service(config(tmp_path, 0))
+        service.start()
+        (lost,) = status_of(service).lost_records
+        assert "the file was gone" in lost.what
+        assert status_of(service).line == "0 nodes, no job, records of the journal are lost"
+        await service.close()
+
+
+@pytest.mark.asyncio
+async def test_a_copied_state_folder_is_refused_and_adopted_with_folders_of_its_own(tmp_path: Path) -> None:
+    spec = make_job(steps=40)
+    spec = msgspec.structs.replace(spec, checkpoint=Checkpoint(dir=str(tmp_path / "ck")))
+    service = open_service(config(tmp_path / "state", 0))
+    service.start()
+    name = service.folders.new(tmp_path / "ck", "job", 1)
+    await service.loop.ask(Submit(spec, folder=name))
+    await service.close()
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    with pytest.raises(CopiedState, match="is a copy"):
+        open_service(config(tmp_path / "copy", 0))
+    copy = open_service(config(tmp_path / "copy", 0), adopt=True)
+    assert copy.core.state.jobs["job-1"].folder == "job-2"
+    assert (await life(copy)).folder == "job-2"
+    assert (await life(open_service(config(tmp_path / "copy", 0)))).folder == "job-2"
+    assert (await life(open_service(config(tmp_path / "state", 0)))).folder == "job-1"
+    marks = [mark_of(tmp_path / "ck" / folder) for folder in ("job-1", "job-2")]
+    assert [mark.journal for mark in marks if mark is not None] == [
+        service.journal.names[0],
+        copy.journal.names[0],
+    ]
+    assert service.journal.names[0] == copy.journal.names[1]
+
+
+@pytest.mark.asyncio
+async def test_a_job_of_an_older_version_gets_the_mark_into_its_folder(tmp_path: Path) -> None:
+    spec = msgspec.structs.replace(make_job(steps=40), checkpoint=Checkpoint(dir=str(tmp_path / "ck")))
+    service = open_service(config(tmp_path / "state", 0))
+    service.start()
+    await service.loop.ask(Submit(spec))
+    await service.close()
+    (tmp_path / "ck" / "job-1" / "step-00000010").mkdir(parents=True)
+    service = open_service(config(tmp_path / "state", 0))
+    service.start()
+    assert service.looking is not None
+    await service.looking
+    assert (await life(service)).folder == "job-1"
+    assert mark_of(tmp_path / "ck" / "job-1") == Mark(service.journal.names[0], "job-1")
+
+
+async def life(service: Service) -> JobRecord:
+    """The job as it stands, after which the life ends."""
+    if service.running is None:
+        service.start()
+    await service.close()
+    return service.core.state.jobs["job-1"]

@@ -22,11 +22,20 @@ from oobleckd.protocol.checkpoint import (
     model_digest,
     set_aside,
 )
+from oobleckd.protocol.folder import MARK, Mark, claim
+from oobleckd.protocol.hold import held
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
 from tests.helpers.models import CPU, small_config, small_job
 from worker import checkpoint
-from worker.checkpoint import DamagedCheckpoint, read_bucket, read_manifest, step_name, write_bucket
+from worker.checkpoint import (
+    DamagedCheckpoint,
+    enter_folder,
+    read_bucket,
+    read_manifest,
+    step_name,
+    write_bucket,
+)
 from worker.errors import UserError
 from worker.models import ModelSpec, load_spec
 
@@ -291,7 +300,7 @@ def test_the_way_back_stays_until_the_journal_knows_a_newer_one(spec: ModelSpec,
                 digest, tensors,
             )
         )  # fmt: skip
-    complete(last, manifest_of(JOB, parts), 1, str(tmp_path / "step-00000004"))
+    complete(last, manifest_of(JOB, parts), 1, (str(tmp_path / "x" / ".." / "step-00000004"),))
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000004", "step-00000008"]
 
 
@@ -348,3 +357,34 @@ def test_a_file_without_exponents_is_of_another_model(spec: ModelSpec, tmp_path:
         data = save(tensors, metadata)
         with pytest.raises(UserError, match="exponents of bucket 0"):
             read_bucket(directory, put_in_place(directory, data), bucket, CPU)
+
+
+def test_what_somebody_reads_stays_until_it_is_read(spec: ModelSpec, tmp_path: Path) -> None:
+    first = write_all(tmp_path, spec, 2)
+    with held(first) as there, held(first) as there_too:
+        assert there
+        assert there_too
+        for step in (4, 6, 8):
+            write_all(tmp_path, spec, step)
+        assert read_manifest(first).counters.step == 2
+        assert [path.name for path in checkpoints(tmp_path)] == [
+            "step-00000002",
+            "step-00000006",
+            "step-00000008",
+        ]
+    write_all(tmp_path, spec, 10)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000008", "step-00000010"]
+    with held(first) as there:
+        assert not there, "it is gone"
+
+
+# ---------------------------------------------------------------------- whose folder it is
+
+
+def test_a_share_is_not_written_into_a_folder_of_another_journal(spec: ModelSpec, tmp_path: Path) -> None:
+    foreign = tmp_path / "job-1"
+    assert claim(foreign, Mark("theirs", "job-1"))
+    with pytest.raises(UserError, match="of another journal") as raised:
+        enter_folder(foreign, Mark("ours", "job-1"))
+    assert raised.value.hint
+    assert [path.name for path in foreign.iterdir()] == [MARK]

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from oobleckd.protocol.checkpoint import complete, manifest_of
-from oobleckd.protocol.export import Exported
+from oobleckd.protocol.export import MARK, Exported, mark_of
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
@@ -86,7 +86,7 @@ def test_what_transformers_loads_has_the_logits_of_the_job(family: str, tmp_path
 def test_a_small_model_is_one_file(tmp_path: Path) -> None:
     checkpoint, spec, _ = checkpoint_of(GPT2, tmp_path, step=7)
     done = write(checkpoint, tmp_path / "out")
-    assert names(tmp_path / "out") == ["config.json", "model.safetensors"]
+    assert names(tmp_path / "out") == ["config.json", "model.safetensors", MARK]
     assert (done.step, done.architecture, done.dtype) == (7, "GPT2LMHeadModel", "float32")
     assert done.files == ("model.safetensors",)
     assert done.num_bytes == (tmp_path / "out" / "model.safetensors").stat().st_size
@@ -134,7 +134,7 @@ def test_a_tokenizer_comes_along_from_where_the_job_started(tmp_path: Path) -> N
     for shard in start.glob("*.safetensors"):
         shard.unlink()  # weights are the checkpoint's
     write(tuned, tmp_path / "out")
-    assert names(tmp_path / "out") == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert names(tmp_path / "out") == ["config.json", "model.safetensors", MARK, "tokenizer.json"]
     assert all(torch.equal(loaded(tmp_path / "out", "gpt2").get_parameter(k), v) for k, v in params.items())
 
 
@@ -159,7 +159,7 @@ def test_an_export_is_replaced_as_a_whole(tmp_path: Path) -> None:
         write(checkpoint, out)
     assert "--overwrite" in raised.value.hint
     write(checkpoint, out, overwrite=True)
-    assert names(out) == ["config.json", "model.safetensors"]
+    assert names(out) == ["config.json", "model.safetensors", MARK]
     assert names(out.parent) == ["out"]
 
 
@@ -173,6 +173,93 @@ def test_what_is_no_export_is_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a folder"):
         write(checkpoint, tmp_path / "file", overwrite=True)
     assert names(tmp_path / "home") == ["thesis.tex"]
+
+
+def test_a_model_that_somebody_else_saved_is_never_replaced(tmp_path: Path) -> None:
+    """It has the very files that an export has, and more."""
+    checkpoint, spec, params = checkpoint_of(GPT2, tmp_path)
+    theirs = tmp_path / "theirs"
+    undivided(spec, params).save_pretrained(theirs)
+    (theirs / "tokenizer.json").write_text("{}")
+    before = {path.name: path.read_bytes() for path in theirs.iterdir()}
+    for how in ({"overwrite": True}, {}):
+        with pytest.raises(UserError, match=r"not empty|not written by export"):
+            write(checkpoint, theirs, **how)
+    assert {path.name: path.read_bytes() for path in theirs.iterdir()} == before
+    assert names(tmp_path) == [checkpoint.name, "theirs"]
+
+
+@pytest.mark.parametrize("change", ["added", "saved over", "touched", "link", "mark", "mark is a link"])
+def test_an_export_that_was_changed_is_never_replaced(tmp_path: Path, change: str) -> None:
+    checkpoint, _, _ = checkpoint_of(GPT2, tmp_path)
+    out = tmp_path / "out"
+    write(checkpoint, out, job="small-1")
+    mark = mark_of(out)
+    assert mark is not None
+    assert (mark.job, mark.step, sorted(mark.files)) == ("small-1", 3, ["config.json", "model.safetensors"])
+    match change:
+        case "added":
+            (out / "tokenizer.json").write_text("{}")
+        case "saved over":  # as by save_pretrained after tuning
+            data = bytearray((out / "model.safetensors").read_bytes())
+            data[-1] ^= 1
+            (out / "model.safetensors").write_bytes(data)
+        case "touched":
+            (out / "config.json").touch()
+        case "link":
+            (out / "model.safetensors").rename(tmp_path / "weights")
+            (out / "model.safetensors").symlink_to(tmp_path / "weights")
+        case "mark":
+            (out / MARK).write_text("{}")
+        case _:
+            (out / MARK).rename(tmp_path / "mark")
+            (out / MARK).symlink_to(tmp_path / "mark")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(UserError, match="export") as raised:
+        write(checkpoint, out, overwrite=True)
+    assert "another folder" in raised.value.hint
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_link_is_not_written_through(tmp_path: Path) -> None:
+    checkpoint, _, _ = checkpoint_of(GPT2, tmp_path)
+    write(checkpoint, tmp_path / "out")
+    (tmp_path / "latest").symlink_to(tmp_path / "out")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for name in ("latest", "dangling"):
+        with pytest.raises(UserError, match="is a symbolic link"):
+            write(checkpoint, tmp_path / name, overwrite=True)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_what_came_while_it_was_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, _, _ = checkpoint_of(GPT2, tmp_path)
+    out = tmp_path / "place" / "out"
+    write(checkpoint, out)
+    before = export._mark
+
+    def meanwhile(*args: Any) -> None:
+        before(*args)
+        (out / "thesis.tex").write_text("years of work")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(export, "_mark", meanwhile)
+        with pytest.raises(UserError, match=r"holds thesis\.tex"):
+            write(checkpoint, out, overwrite=True)
+    assert names(out) == ["config.json", "model.safetensors", MARK, "thesis.tex"]
+    assert names(out.parent) == ["out"]
+    (out / "thesis.tex").unlink()
+    rename = Path.rename
+
+    def later(path: Path, target: Path) -> Path:
+        if path == out:
+            (out / "thesis.tex").write_text("years of work")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", later)
+    done = write(checkpoint, out, overwrite=True)
+    assert names(out) == ["config.json", "model.safetensors", MARK]
+    assert names(Path(done.left)) == ["thesis.tex"]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
