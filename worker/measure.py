@@ -9,7 +9,8 @@ import hashlib
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from oobleckd.protocol.job import Job
 from planner.profile import LayerCost, Profile, state_bytes_per_param
 from worker import optimizer, sums
 from worker.digest import digest
+from worker.errors import UserError
 from worker.models import Batch, Layer, ModelSpec, Owed, gradients, input_gradients, seed_layer
 
 _T = TypeVar("_T")
@@ -45,7 +47,8 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
     """Costs of all layers of ``spec`` for one micro-batch of ``job`` on ``device``.
 
     Times are medians in seconds after a warm-up. ``state_bytes`` of a tied weight counts for every layer
-    that uses it, since every holder has it. ``reserve_bytes`` is what the runtime holds on a GPU.
+    that uses it, since every holder has it. ``reserve_bytes`` is what the runtime holds on a GPU. Raises UserError where a layer cannot
+    compute at all.
     """
     tokens = torch.zeros((job.train.micro_batch, job.train.sequence), dtype=torch.int64, device=device)
     batch = Batch(tokens, tokens)
@@ -55,8 +58,9 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
     for index in range(spec.num_layers):
         alike = _likeness(spec, index)
         if alike not in known:
-            layer = _bind(spec, index, device)
-            known[alike], x = _measure_layer(layer, x, batch, job, device)
+            with _computable():
+                layer = _bind(spec, index, device)
+                known[alike], x = _measure_layer(layer, x, batch, job, device)
         costs.append(_layer_cost(spec, index, known[alike], job.train.exact))
     return Profile(
         key=profile_key(job, device),
@@ -66,6 +70,22 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
         buckets=tuple(bucket.uses for bucket in spec.buckets),
         host_bytes_per_s=_host_bytes_per_s(device),
     )
+
+
+@contextmanager
+def _computable() -> Iterator[None]:
+    """Fields of a configuration that do not fit together may show in the first block that computes. Too little memory is another matter, and
+    so is a device that fails: these are errors of their own kinds.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if type(error) not in {RuntimeError, ValueError, TypeError, IndexError}:
+            raise
+        raise UserError(
+            f"model.config: the model cannot compute a micro-batch: {' '.join(str(error).split())}",
+            "mend the sizes that the message is about",
+        ) from error
 
 
 def profile_key(job: Job, device: torch.device) -> str:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from oobleckd.protocol import fields
 from oobleckd.protocol.units import parse_rate, parse_size
 from planner.policy import SHADOWING
 
@@ -28,12 +29,6 @@ MOST_MICRO_BATCHES = 2**16
 
 _LARGEST = 2**63 - 1
 _LEAST_LINK = 1000.0  # bytes a second: whoever says less forgot the unit
-
-
-_Scalar = bool | int | float | str
-_List = list[_Scalar | list[_Scalar]]
-ConfigValue = _Scalar | _List | dict[str, _Scalar | _List | dict[str, _Scalar | _List | None] | None] | None
-"""A field of a model's configuration: a number, a word, a list of them, or a table of such, which may hold tables itself."""
 
 
 class JobError(ValueError):
@@ -57,7 +52,7 @@ class Model(_Table, frozen=True):
         str, Meta(description="Hugging Face model type, such as gpt2, llama or bert (docs/models.md).")
     ] = "gpt2"
     config: Annotated[
-        dict[str, ConfigValue],
+        dict[str, fields.ConfigValue],
         Meta(
             description="Fields of that family's configuration class, tables and lists among them, such as `layer_types` and "
             "`rope_scaling`; the others keep their defaults."
@@ -359,7 +354,8 @@ def parse_job(raw: dict[str, Any]) -> Job:
     model = raw.get("model")
     if isinstance(model, dict) and isinstance(model.get("config"), dict):
         for key, value in model["config"].items():
-            _check_value(value, f"model.config.{key}", 2, 2)
+            if found := fields.misfit(value, f"model.config.{key}"):
+                raise JobError(found[0], f"cannot be a {found[1]} here", fields.HINT)
     try:
         job = msgspec.convert(raw, Job)
     except msgspec.ValidationError as error:
@@ -438,23 +434,6 @@ def _reject_huge(value: object, path: str) -> None:
             raise JobError(path, "is no finite number", "write one, such as 0.01")
         case _:
             pass
-
-
-def _check_value(value: object, path: str, tables: int, lists: int) -> None:
-    """A field of a configuration, as ``ConfigValue``, with its key in the error. At most so many tables and lists inside one another."""
-    match value:
-        case bool() | int() | float() | str() | None:
-            pass
-        case dict() if tables:
-            for key, each in value.items():
-                _check_value(each, f"{path}.{key}", tables - 1, lists)
-        case list() if lists:
-            for index, each in enumerate(value):
-                _check_value(each, f"{path}[{index}]", 0, lists - 1)
-        case _:
-            word = {"dict": "table", "list": "list"}.get(type(value).__name__, type(value).__name__)
-            hint = "a field is a number, a word, a list, or a table of these, tables included; nothing nests deeper"
-            raise JobError(path, f"cannot be a {word} here", hint)
 
 
 def _check_link(resources: Resources) -> None:

@@ -176,6 +176,11 @@ def _out_of_reach(kind: type[PretrainedConfig], fields: dict[str, Any]) -> list[
 
 
 def _check_config(job: Job, config: PretrainedConfig) -> None:
+    for name in ("num_hidden_layers", "max_position_embeddings", "vocab_size"):
+        value = getattr(config, name, None)  # under another name it comes unchecked
+        missing = value is None and name != "max_position_embeddings"
+        if missing or isinstance(value, bool) or not isinstance(value, int | None):
+            raise UserError(f"model.config.{name}: {value!r} is no whole number", "write one")
     if config.num_hidden_layers < 1:
         raise UserError("model.config: the model has no blocks", "set the number of layers to 1 or more")
     family = job.model.family

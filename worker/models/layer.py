@@ -14,6 +14,7 @@ from torch.autograd.variable import Variable
 
 from worker.models.deferral import Deferral, Owed
 from worker.models.split import Call
+from worker.models.strict import WholeSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ class Layer:
             if self.is_head:
                 loss: Tensor = self.module(inputs_embeds=x, labels=batch.labels).loss
                 return loss
-            embedded: Tensor = self.module(input_ids=batch.inputs).last_hidden_state
+            with WholeSums():
+                embedded: Tensor = self.module(input_ids=batch.inputs).last_hidden_state
             return embedded
 
     def _precision(self) -> AbstractContextManager[object]:

@@ -124,6 +124,8 @@ def _check_lengths(config: PretrainedConfig, given: Mapping[str, Any]) -> None:
     said = {
         entry: key for key in TABLES for entry, value in _entries(given.get(key)) if isinstance(value, list)
     }
+    if not said:
+        return
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for table in _flat(config.rope_parameters):
         pairs = int(head_dim * (table.get(_PART) or 1.0)) // 2

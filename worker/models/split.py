@@ -29,6 +29,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from worker.errors import UserError
 from worker.models import light
 from worker.models.config import MASKED
+from worker.models.strict import WholeSums
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -191,7 +192,7 @@ def _rehearse(
         if name and name != name_of_blocks and not name.startswith(f"{name_of_blocks}."):
             module.register_forward_pre_hook(partial(note, name))
     gpus = [device] if device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(gpus):  # the embedding's dropout draws
+    with torch.no_grad(), torch.random.fork_rng(gpus), WholeSums():  # the embedding's dropout draws
         stage(input_ids=torch.zeros(shape, dtype=torch.int64, device=device), use_cache=False)
     assert len(calls) == len(blocks), f"{len(calls)} of {len(blocks)} blocks were called"
     return tuple(calls), tuple(body.get_submodule(name) for name in after)

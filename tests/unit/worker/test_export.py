@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
@@ -136,6 +137,23 @@ def test_a_tokenizer_comes_along_from_where_the_job_started(tmp_path: Path) -> N
     write(tuned, tmp_path / "out")
     assert names(tmp_path / "out") == ["config.json", "model.safetensors", MARK, "tokenizer.json"]
     assert all(torch.equal(loaded(tmp_path / "out", "gpt2").get_parameter(k), v) for k, v in params.items())
+
+
+def test_what_was_tied_by_its_configuration_alone_is_exported_as_two(tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    checkpoint, _, _ = checkpoint_of(GPT2, tmp_path)
+    write(checkpoint, start)
+    tensors = load_file(start / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
+    save_file(tensors, start / "model.safetensors", {"format": "pt"})
+    tuned, _, params = checkpoint_of(
+        small_job("gpt2", {}, model={"checkpoint": str(start)}), tmp_path / "tuned"
+    )
+    assert "lm_head.weight" in params
+    write(tuned, tmp_path / "out")
+    assert not json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"]
+    model = loaded(tmp_path / "out", "gpt2")
+    assert all(torch.equal(model.get_parameter(key), value) for key, value in params.items())
 
 
 # --------------------------------------------------------------------------- the folder

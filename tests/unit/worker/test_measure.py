@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.models import CPU, GPT2, NO_DROPOUT, small_config, small_job
+from worker.errors import UserError
 from worker.measure import measure, profile_key, state_bytes
 from worker.models import load_spec
 from worker.sums import Chunked
@@ -94,3 +95,10 @@ def test_exact_sums_cost_memory(exact: bool) -> None:
     job = small_job("gpt2", train={"exact": exact})
     layer = measure(load_spec(job), job, CPU).layers[1]
     assert layer.state_bytes == (8 if exact else 6) * layer.param_bytes
+
+
+def test_a_block_that_cannot_compute_is_a_users_error() -> None:
+    job = small_job("olmo2", small_config("olmo2", num_attention_heads=3))
+    with pytest.raises(UserError, match="cannot compute a micro-batch: The size of tensor a") as raised:
+        measure(load_spec(job), job, CPU)
+    assert "mend the sizes" in raised.value.hint

@@ -117,6 +117,7 @@ def test_tables_and_lists_compute_what_transformers_computes(family: str, more: 
         ("qwen3", {"layer_types": ["full", "full"]}, "layer_types", "Qwen3Config"),
         ("qwen3", {"layer_types": 2}, "layer_types.*expected a list", "Qwen3Config"),
         ("qwen3", {"layer_types": ["linear_attention"] * 2}, "cannot be built", "mend"),
+        ("gpt2", {"num_hidden_layers": {"a": 1}}, "num_hidden_layers: {'a': 1} is no whole number", "write one"),
         ("gpt2", {"n_layer": 2, "num_hidden_layers": 3}, "is another name of n_layer|is another name of num_hidden_layers", "leave"),
     ],
 )  # fmt: skip
