@@ -67,6 +67,7 @@ from worker.pulse import LOOK_UP_S, Pulse
 from worker.staging import Staging, is_of
 from worker.store import Store
 from worker.tasks import order_of
+from worker.traits import traits
 from worker.transport import Transport
 from worker.turn import Turn
 from worker.writer import Beside
@@ -454,5 +455,6 @@ class DeviceProcess:
             round=counters.round,
             holding=executor is not None and executor.holding,
             arithmetic=arithmetic(self.torch_device),
+            traits=traits(self.torch_device),
         )
         self.link.send(DeviceUp(info))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 
 from worker.pages import LETTERS
+from worker.traits import traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +59,14 @@ def device_model(device: torch.device) -> str:
 
 
 def arithmetic(device: torch.device) -> str:
-    """What decides the bits of results on ``device`` besides its model, as this process is set up: torch's version, and for a CPU whose it is,
-    which of its instructions are used, and by how many threads.
-    """
-    torch_is = f"torch {torch.__version__.partition('+')[0]}"
+    """What decides the bits of results on ``device`` besides its model, in short, for people: the first things to look at of ``traits``."""
+    found = traits(device)
+    libraries = f"torch {torch.__version__.partition('+')[0]}, transformers {found['transformers']}"
     if device.type == "cuda":
-        return f"{torch_is}, CUDA {torch.version.cuda}"
-    threads = torch.get_num_threads()
-    maker = " ".join(
-        filter(None, (platform.machine(), _cpu_maker(), torch.backends.cpu.get_cpu_capability()))
-    )
-    return f"{maker}, {torch_is}, {threads} thread{'s' * (threads > 1)}"
-
-
-def _cpu_maker(file: Path = Path("/proc/cpuinfo")) -> str:
-    """Libraries choose by it; "" where the kernel does not tell."""
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    named = (line.partition(":") for line in lines)
-    return next(
-        (value.strip() for key, _, value in named if key.strip() in {"vendor_id", "CPU implementer"}), ""
-    )
+        card = f"CUDA {found['CUDA']}, cuDNN {found['cuDNN']}, driver {found['driver']}, {found['SMs']} SMs"
+        return f"{libraries}, {card}"
+    threads = int(found["threads"])
+    return f"{found['host']}, {libraries}, {threads} thread{'s' * (threads > 1)}"
 
 
 def device_memory_bytes(device: torch.device) -> int:

@@ -197,6 +197,13 @@ class CorruptionSettled(Entry, frozen=True):
     at: float
 
 
+class KindTrained(Entry, frozen=True):
+    """Devices with these traits train the job, which none of its layouts had before."""
+
+    job: str
+    traits: dict[str, str]
+
+
 class Noted(Entry, frozen=True):
     """A change that was announced, for ``story`` and for sequence numbers that go on after a restart.
 
@@ -237,6 +244,7 @@ AnyEntry = (
     | NodeDrained
     | CorruptionFound
     | CorruptionSettled
+    | KindTrained
     | Noted
 )
 
@@ -294,6 +302,7 @@ _OfJob = (
     | CheckpointWritten
     | CorruptionFound
     | CorruptionSettled
+    | KindTrained
 )
 
 
@@ -352,6 +361,8 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             _written(job, entry)
         case CorruptionFound() | CorruptionSettled():
             _dispute(job, entry)
+        case KindTrained():
+            job.kinds.append(entry.traits)
         case _:
             assert_never(entry)
 

@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from oobleckd.core.lease import SHORTEST, Lease
 from oobleckd.protocol.messages import DeviceLost, Hello, LinkDown
 from oobleckd.protocol.parts import DeviceInfo, Spare
@@ -88,7 +90,7 @@ class Membership:
     ``lease_s``: the longest lease. ``beat_s``: the least distance of beats. ``asleep_s``: how long this daemon did not run although it was due; leases
     do not run meanwhile. ``touched``: nodes on which a plan may count more, or less, since somebody cleared it, and ``turns`` how often there was one: while it stands no life
     began or ended. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused. ``leaving``: nobody else has a notice.
-    ``owing``: nobody else has yet to drop what it was told to drop.
+    ``owing``: nobody else has yet to drop what it was told to drop. ``traits``: those that devices ever said.
     """
 
     lease_s: float
@@ -103,6 +105,7 @@ class Membership:
     at_odds: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
     owing: set[str] = field(default_factory=set)
+    traits: dict[tuple[tuple[str, str], ...], dict[str, str]] = field(default_factory=dict)
 
     def attend(self, now: float, due: float | None) -> float:
         """An event is at hand that should have come at ``due`` at the latest: the seconds that we slept through."""
@@ -383,11 +386,16 @@ class Membership:
         """The devices as the agent names them; one that was up and is not listed has fallen."""
         listed = {info.device for info in message.devices}
         absent = [] if message.ready else [info for info in node.devices if info.device not in listed]
-        node.devices = (*message.devices, *absent)
+        node.devices = (*map(self._sharing, message.devices), *absent)
         unseen = Fall("its process ended", now)
         node.fallen = {info.device: node.fallen.get(info.device, unseen) for info in absent}
         lives = {(info.device, info.life) for info in message.devices}
         self._let_off(node, {name: told for name, told in node.releasing.items() if (name, told[0]) in lives})
+
+    def _sharing(self, info: DeviceInfo) -> DeviceInfo:
+        """``info`` with the traits of those before that have the same: thousands of devices say them, and one dict is kept."""
+        known = self.traits.setdefault(tuple(info.traits.items()), info.traits)
+        return info if known is info.traits else msgspec.structs.replace(info, traits=known)
 
     def _touch(self, node: Node) -> None:
         self.touched.add(node.name)

@@ -82,7 +82,8 @@ class JobRecord:
     ``began``: the round in which the present one began. ``rolled_back_at``: when it went back to a checkpoint, or to the start.
     ``deployed_at``: when the first layout was in force. ``written``: checkpoints, oldest first. ``book``: where
     the time of its devices went. ``origin``: the ``source`` that it was submitted with. ``kept``: the newest complete checkpoints, oldest
-    first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong.
+    first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong. ``kinds``: the traits of
+    all devices that ever trained it, those that are alike once.
     """
 
     id: str
@@ -121,6 +122,7 @@ class JobRecord:
     origin: str = "init"
     kept: list[Kept] = field(default_factory=list)
     disputes: tuple[Dispute, ...] = ()
+    kinds: list[dict[str, str]] = field(default_factory=list)
     _survivors: _Survivors = field(default=_Survivors(), repr=False, compare=False)
 
     @property

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from oobleckd.core import alike
 from oobleckd.core.cadence import cadence
 from oobleckd.core.context import Core
 from oobleckd.core.membership import Node
@@ -145,6 +146,7 @@ def _node_view(core: Core, node: Node, held: _Held | None, use: _Use, *, inside:
         shadows=shadows,
         zone=node.zone,
         bits=tuple(d.decides_bits for d in node.devices),
+        traits=tuple(d.all_traits for d in node.devices),
     )
 
 
@@ -241,6 +243,8 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         cadence=cadence(job) if not job.final else None,
         checkpoint_step=job.checkpoint_counters.step,
         cause=job.cause,
+        kinds=tuple(job.kinds),
+        differences=alike.of_job(core, job),
     )
 
 

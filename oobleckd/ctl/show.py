@@ -24,6 +24,7 @@ from oobleckd.ctl.output import (
 from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers
 from oobleckd.draw.lines import clock, count, layers, seconds, size
 from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, TemplateView
+from oobleckd.protocol.traits import between, words
 
 
 @click.command()
@@ -213,6 +214,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "gradient sums": f"copied to a peer {job.sum_copies} times a step" if job.sum_copies else "",
         "checkpoint": f"{job.checkpoint} (step {job.checkpoint_step})" if job.checkpoint else "",
         "cadence": _cadence(job),
+        "bits": _bits(job),
         "digest": job.digest,
     })  # fmt: skip
     if job.pipelines:
@@ -222,6 +224,14 @@ def _describe_job(client: Client, job: JobView) -> None:
     if incidents:
         click.echo("incidents:")
         emit_table(_INCIDENT_COLUMNS, [_incident_row(incident) for incident in incidents])
+
+
+def _bits(job: JobView) -> str:
+    """Why the job does not end bit for bit where another run does; "" where it does."""
+    if job.differences:
+        return f"not comparable: {'; '.join(map(str, job.differences))}"
+    told = dict.fromkeys(words(between(kind, job.kinds[0])) for kind in job.kinds[1:])
+    return f"not comparable: trained by devices that differ: {'; '.join(told)}" if told else ""
 
 
 def _cadence(job: JobView) -> str:

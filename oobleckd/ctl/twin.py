@@ -24,6 +24,7 @@ from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import until_final
 from oobleckd.protocol.api import JobView, StepView
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.traits import KIND
 from oobleckd.protocol.unreadable import UNREADABLE
 
 _TRIES = 3
@@ -31,11 +32,14 @@ Watcher = Callable[[JobView], None]
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A twin that was run: its steps, its last checkpoint, and what decides the bits of the devices that it ran on."""
+    """A twin that was run: its steps, its last checkpoint, and what decides the bits of the devices that it ran on: in short (``kinds``), and all
+    that does (``traits``).
+    """
 
     checkpoint: str
     steps: tuple[StepFact, ...]
     kinds: tuple[str, ...]
+    traits: tuple[dict[str, str], ...] = ()
 
 
 def run_of(job: JobView, steps: Sequence[StepView]) -> Run:
@@ -62,6 +66,21 @@ def kinds_of(client: Client, job: JobView) -> tuple[str, ...]:
     nodes = client.nodes()
     own = [node for node in nodes if node.name in job.nodes] or nodes
     return tuple(sorted({kind for node in own for kind in node.bits or node.kinds}))
+
+
+def traits_of(client: Client, job: JobView) -> tuple[dict[str, str], ...]:
+    """All that decides the bits of the devices that trained ``job``, those that are alike once. Of a job whose daemon did not keep that: of
+    the nodes that there are now.
+    """
+    if job.kinds:
+        return job.kinds
+    nodes = client.nodes()
+    own = [node for node in nodes if node.name in job.nodes] or nodes
+    found: list[dict[str, str]] = []
+    for node in own:
+        each = node.traits or [{KIND: kind} for kind in node.bits or node.kinds]
+        found += [traits for traits in each if traits not in found]
+    return tuple(found)
 
 
 def kept_file(client: Client, job: JobView, *, single: bool) -> Path:
@@ -130,7 +149,7 @@ def run_on_cluster(client: Client, job: JobView, told: Watcher) -> Kept:
             facts = tuple(
                 StepFact(s.step, s.loss, s.loss_hex, s.samples, s.ledger) for s in client.steps(done.id)
             )
-            return Kept(done.checkpoint, facts, kinds_of(client, done))
+            return Kept(done.checkpoint, facts, kinds_of(client, done), traits_of(client, done))
         note(f"{twin.name} lost nodes itself ({done.incidents} incidents); once more")
     raise Failure(f"{twin.name} met failures {_TRIES} times", "try again when the cluster is quiet", FAILED)
 
@@ -153,7 +172,8 @@ def run_single(job: Job, out: Path) -> Kept:
             f"the single process left no checkpoint in {out}", "is the disk full? try again", FAILED
         )
     bits = (out / "bits").read_text(encoding="utf-8")
-    return Kept(str(checkpoints[-1].parent), read_steps(out / "steps.jsonl"), (bits,))
+    traits = msgspec.json.decode((out / "traits.json").read_bytes(), type=dict[str, str])
+    return Kept(str(checkpoints[-1].parent), read_steps(out / "steps.jsonl"), (bits,), (traits,))
 
 
 def to_toml(table: dict[str, object], path: str = "") -> str:

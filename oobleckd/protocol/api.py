@@ -12,6 +12,7 @@ import msgspec
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import FailureCause, How
+from oobleckd.protocol.traits import Difference
 
 API_VERSION = "oobleck/v1"
 
@@ -186,7 +187,8 @@ class NodeView(msgspec.Struct, frozen=True):
 
     ``spare``: its warm spare, "" if it keeps none; ``spare_bytes`` of the host's memory are the spare's
     (0: not known yet). ``layers`` are those that its devices compute, ``shadows`` those that they hold for others. ``zone``: what
-    it fails together with, where that is known. ``bits``: of each device what decides the bits of its results.
+    it fails together with, where that is known. ``bits``: of each device what decides the bits of its results, in short; ``traits``:
+    all that does, by name.
     """
 
     name: str
@@ -205,6 +207,7 @@ class NodeView(msgspec.Struct, frozen=True):
     shadows: tuple[LayerRange, ...] = ()
     zone: str = ""
     bits: tuple[str, ...] = ()
+    traits: tuple[dict[str, str], ...] = ()
 
 
 class CadenceView(msgspec.Struct, frozen=True):
@@ -231,7 +234,8 @@ class JobView(msgspec.Struct, frozen=True):
     staggered update), ``updates_taken_back`` of those in vain. ``boundary_bytes``: what a device keeps at most of what it sent;
     ``sum_copies``: how often in a step a peer gets a copy of its gradient sums.
     ``cadence``: of its checkpoints, where that is not fixed; ``checkpoint_step``: the steps in the last one.
-    ``cause``: of a failed job, where a program should know it.
+    ``cause``: of a failed job, where a program should know it. ``kinds``: the traits of all devices that ever trained it, those that are alike
+    once; ``differences``: in what those differ that train it now.
     """
 
     id: str
@@ -263,6 +267,8 @@ class JobView(msgspec.Struct, frozen=True):
     cadence: CadenceView | None = None
     checkpoint_step: int = 0
     cause: FailureCause = ""
+    kinds: tuple[dict[str, str], ...] = ()
+    differences: tuple[Difference, ...] = ()
 
 
 class StepView(msgspec.Struct, frozen=True):
