@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from worker.errors import UserError
 from worker.pages import LETTERS
 from worker.traits import traits
 
@@ -36,7 +38,7 @@ def give_back_memory() -> None:
 
 
 def torch_device(place: Place) -> torch.device:
-    """The torch device of this process, set up so that its results repeat bit for bit."""
+    """The torch device of this process, set up so that its results repeat bit for bit. Raises UserError when there is none of its kind."""
     if place.kind != "cuda":
         return torch.device("cpu")
     # Autograd's thread has no context of CUDA before its first kernel, and cuBLAS makes one.
@@ -48,9 +50,26 @@ def torch_device(place: Place) -> torch.device:
     # It would also fill whatever is made empty, pinned memory of the host too, before it is written: nothing of ours reads it before.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.allow_tf32 = False
+    if why := no_cuda(os.environ):
+        raise UserError(f"no CUDA device: {why}", "mend that, or run workers with --kind cpu")
     index = int(place.device.rpartition("/")[2]) % torch.cuda.device_count()
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def no_cuda(environ: Mapping[str, str]) -> str:
+    """Why this process can use no GPU; "" where it can."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is built without CUDA (pip takes that build where it sees no GPU)"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        reason = "" if torch.cuda.device_count() else "torch sees none on this machine"
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if reason and visible is not None:
+        return f"{reason} (CUDA_VISIBLE_DEVICES={visible!r} hides those that are not in it)"
+    return reason
 
 
 def device_model(device: torch.device) -> str:

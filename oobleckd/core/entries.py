@@ -12,7 +12,17 @@ from typing import Literal, assert_never
 import msgspec
 
 from oobleckd.core.blame import Dispute
-from oobleckd.core.state import LEAST_KEPT, RECENT_STEPS, JobRecord, Kept, State, Step, Written
+from oobleckd.core.state import (
+    LEAST_KEPT,
+    RECENT_DEATHS,
+    RECENT_STEPS,
+    Died,
+    JobRecord,
+    Kept,
+    State,
+    Step,
+    Written,
+)
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.corruption import Odd
@@ -204,6 +214,13 @@ class KindTrained(Entry, frozen=True):
     traits: dict[str, str]
 
 
+class DeviceDied(Entry, frozen=True):
+    """A device of the job died, and said why, or the kernel did."""
+
+    job: str
+    died: Died
+
+
 class Noted(Entry, frozen=True):
     """A change that was announced, for ``story`` and for sequence numbers that go on after a restart.
 
@@ -245,6 +262,7 @@ AnyEntry = (
     | CorruptionFound
     | CorruptionSettled
     | KindTrained
+    | DeviceDied
     | Noted
 )
 
@@ -303,6 +321,7 @@ _OfJob = (
     | CorruptionFound
     | CorruptionSettled
     | KindTrained
+    | DeviceDied
 )
 
 
@@ -361,10 +380,17 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             _written(job, entry)
         case CorruptionFound() | CorruptionSettled():
             _dispute(job, entry)
-        case KindTrained():
-            job.kinds.append(entry.traits)
+        case KindTrained() | DeviceDied():
+            _of_devices(job, entry)
         case _:
             assert_never(entry)
+
+
+def _of_devices(job: JobRecord, entry: KindTrained | DeviceDied) -> None:
+    if isinstance(entry, KindTrained):
+        job.kinds.append(entry.traits)
+    else:
+        job.deaths = [*job.deaths, entry.died][-RECENT_DEATHS:]
 
 
 def _dispute(job: JobRecord, entry: CorruptionFound | CorruptionSettled) -> None:

@@ -212,9 +212,9 @@ class Membership:
 
     def device_lost(self, name: str, message: DeviceLost, now: float) -> bool:
         """The agent saw a device of its own exit; whether only that device's life is over by it."""
-        node = self.nodes.get(name)
-        if node is None or not node.alive or node.incarnation != message.incarnation:
+        if not self.living_node(name, message.incarnation):
             return False
+        node = self.nodes[name]
         node.ready = False
         self._touch(node)
         if not message.spare:
@@ -295,6 +295,11 @@ class Membership:
         if node is None or not node.alive or device in node.fallen:
             return False
         return any(info.device == device and info.life == life for info in node.devices)
+
+    def living_node(self, name: str, incarnation: str) -> bool:
+        """Whether this life of a node goes on."""
+        node = self.nodes.get(name)
+        return node is not None and node.alive and node.incarnation == incarnation
 
     def ended(self, device: str) -> bool:
         """Whether its agent has said that the process ended, or all of the node: it lives never again, whoever asks."""

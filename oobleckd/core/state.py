@@ -13,6 +13,7 @@ from oobleckd.core.blame import Dispute
 from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
+from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, FailureCause
 from planner.plan import Detours, Layout, Plan, Template, node_of
@@ -21,6 +22,7 @@ from planner.profile import Profile
 
 HISTORY = 5000
 RECENT_STEPS = 20
+RECENT_DEATHS = 20
 LEAST_KEPT = 2
 """Complete checkpoints that are on the disk whatever ``checkpoint.keep`` says: the newest, and the one that was it before."""
 
@@ -57,6 +59,16 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     step_s: float
 
 
+class Died(msgspec.Struct, frozen=True):
+    """A device that died of ``death`` when so many steps were committed; ``planned_bytes`` of memory it was to have at most (0: not known)."""
+
+    device: str
+    death: Death
+    step: int
+    planned_bytes: int
+    at: float
+
+
 def _number(step: Step) -> int:
     return step.step
 
@@ -83,7 +95,7 @@ class JobRecord:
     ``deployed_at``: when the first layout was in force. ``written``: checkpoints, oldest first. ``book``: where
     the time of its devices went. ``origin``: the ``source`` that it was submitted with. ``kept``: the newest complete checkpoints, oldest
     first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong. ``kinds``: the traits of
-    all devices that ever trained it, those that are alike once.
+    all devices that ever trained it, those that are alike once. ``deaths``: the newest of devices that knew what they died of, oldest first.
     """
 
     id: str
@@ -123,6 +135,7 @@ class JobRecord:
     kept: list[Kept] = field(default_factory=list)
     disputes: tuple[Dispute, ...] = ()
     kinds: list[dict[str, str]] = field(default_factory=list)
+    deaths: list[Died] = field(default_factory=list)
     _survivors: _Survivors = field(default=_Survivors(), repr=False, compare=False)
 
     @property

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from oobleckd.core import alike
+from oobleckd.core import alike, deaths
 from oobleckd.core.cadence import cadence
 from oobleckd.core.context import Core
 from oobleckd.core.membership import Node
@@ -19,6 +19,7 @@ from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Step
 from oobleckd.protocol.api import (
     Change,
+    DeathView,
     IncidentView,
     JobView,
     LayerRange,
@@ -245,6 +246,10 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         cause=job.cause,
         kinds=tuple(job.kinds),
         differences=alike.of_job(core, job),
+        deaths=tuple(
+            DeathView(each.device, each.step + 1, each.at, deaths.words(each), each.death, each.planned_bytes)
+            for each in job.deaths
+        ),
     )
 
 

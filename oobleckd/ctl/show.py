@@ -215,6 +215,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "checkpoint": f"{job.checkpoint} (step {job.checkpoint_step})" if job.checkpoint else "",
         "cadence": _cadence(job),
         "bits": _bits(job),
+        "deaths": "; ".join(f"step {each.step}: {each.text}" for each in job.deaths[-3:]),
         "digest": job.digest,
     })  # fmt: skip
     if job.pipelines:

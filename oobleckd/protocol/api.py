@@ -10,6 +10,7 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
+from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import FailureCause, How
 from oobleckd.protocol.traits import Difference
@@ -225,6 +226,19 @@ class CadenceView(msgspec.Struct, frozen=True):
     measured: bool
 
 
+class DeathView(msgspec.Struct, frozen=True):
+    """A device of a job that died in ``step``, and knew of what. ``text`` is for people; ``planned_bytes``: of memory, what it was to have at most
+    (0: not known).
+    """
+
+    device: str
+    step: int
+    at: float
+    text: str
+    death: Death
+    planned_bytes: int
+
+
 class JobView(msgspec.Struct, frozen=True):
     """A job as ``get jobs`` and ``describe`` show it.
 
@@ -235,7 +249,7 @@ class JobView(msgspec.Struct, frozen=True):
     ``sum_copies``: how often in a step a peer gets a copy of its gradient sums.
     ``cadence``: of its checkpoints, where that is not fixed; ``checkpoint_step``: the steps in the last one.
     ``cause``: of a failed job, where a program should know it. ``kinds``: the traits of all devices that ever trained it, those that are alike
-    once; ``differences``: in what those differ that train it now.
+    once; ``differences``: in what those differ that train it now. ``deaths``: the newest of its devices that knew what they died of.
     """
 
     id: str
@@ -269,6 +283,7 @@ class JobView(msgspec.Struct, frozen=True):
     cause: FailureCause = ""
     kinds: tuple[dict[str, str], ...] = ()
     differences: tuple[Difference, ...] = ()
+    deaths: tuple[DeathView, ...] = ()
 
 
 class StepView(msgspec.Struct, frozen=True):
