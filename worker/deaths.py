@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, Memory
+from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death, Memory
 from worker.errors import UserError
 from worker.hostmemory import memory_of_host, most_of
 
@@ -70,7 +70,7 @@ def death_of(error: BaseException, phase: str, job: str = "", epoch: int = 0) ->
     if is_broken_card(error):
         return None
     if isinstance(error, UserError):
-        return Death(type(error).__name__, phase, error.problem, job, epoch, _place(error), error.hint)
+        return Death(TO_MEND, phase, error.problem, job, epoch, _place(error), error.hint)
     first = (str(error).strip().splitlines() or [""])[0]
     text = f"{type(error).__name__}: {first}" if first else type(error).__name__
     if is_out_of_memory(error):

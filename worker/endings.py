@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death
+from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death
 from oobleckd.protocol.parts import DeviceInfo
 from worker.children import EXITING, Child
 from worker.hostmemory import OomKills, memory_of_host, most_of
@@ -57,7 +57,7 @@ class Endings:
             self._before = ""
             return False
         again, self._before = self._before == str(death), str(death)
-        return again or (death.kind == "UserError" and not others_up)
+        return again or (death.kind == TO_MEND and not others_up)
 
     def all_up(self) -> None:
         """Whatever kept a device from starting does so no more."""

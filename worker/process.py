@@ -68,7 +68,7 @@ def main(
     die_with_parent(parent)
     hold(*lifeline)
     at_the_end(partial(tell_agent, fd))
-    with ends_the_process("its start"):
+    with ends_the_process("start"):
         import_for_good(_HEAVY)
         device = device or wait_for_place(fd)
         from worker.device import DeviceProcess

@@ -13,6 +13,8 @@ from oobleckd.protocol.job import Job
 
 OUT_OF_MEMORY: Final = "out-of-memory"
 """The kind of a death for want of memory. Of any other death it is the class of the error, such as "RuntimeError"."""
+TO_MEND: Final = "to-mend"
+"""The kind of a death for a reason that a user must mend."""
 _NEXT_SIZE = 1024.0
 
 
@@ -51,7 +53,7 @@ class Death(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         if self.kind == OUT_OF_MEMORY:
             return f"out of memory in {self.phase}{account_of(self.memory)}"
-        return f"{self.error} (in {self.phase})"
+        return self.error if self.kind == TO_MEND else f"{self.error} (in {self.phase})"
 
 
 def account_of(memory: Memory | None, planned: int = 0) -> str:
@@ -83,8 +85,12 @@ def ways_out(job: Job) -> str:
         ways.append('schedule.update = "flushed"')
     elif job.schedule.apart:
         ways.append('schedule.backward = "fused"')
+    elif train.exact:
+        ways.append(
+            "train.exact = false, which takes 8 bytes less of every parameter, and promises no equal bits"
+        )
     else:
-        ways.append("a smaller schedule.boundary_memory, or a shorter train.sequence")
+        ways.append("a smaller schedule.boundary_memory")
     return f"try {'; or '.join(ways)}"
 
 
