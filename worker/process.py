@@ -75,7 +75,9 @@ def main(
         from worker.place import Place
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        DeviceProcess(Place(device, kind, host, bind, run_dir, urgent), fd, Pulse(pulse)).run()
+        process = DeviceProcess(Place(device, kind, host, bind, run_dir, urgent), fd, Pulse(pulse))
+    with ends_the_process():
+        process.run()
 
 
 def tell_agent(fd: int, error: Exception, phase: str) -> bool:

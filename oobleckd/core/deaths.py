@@ -16,7 +16,7 @@ from oobleckd.core.run import Run
 from oobleckd.core.state import Died, JobRecord
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, account_of, ways_out
 from oobleckd.protocol.messages import DeviceLost
-from planner.plan import node_of
+from planner.plan import Plan, node_of
 
 FORGIVEN_AFTER = 100
 """Steps that a job commits after a death before it counts no more: what lets it train so long is no property of the job."""
@@ -28,7 +28,8 @@ def died(core: Core, message: DeviceLost, measuring: str) -> None:
     if run is None or death is None or not (death.job == run.job.id or message.device == measuring):
         return
     job = run.job
-    found = Died(message.device, death, job.counters.step, planned_bytes(job, message.device), core.now)
+    plan = run.candidate.plan if run.candidate is not None else job.plan
+    found = Died(message.device, death, job.counters.step, planned_bytes(job, plan, message.device), core.now)
     before = next((each for each in reversed(job.deaths) if _again(job, each, death)), None)
     core.record(DeviceDied(job.id, found))
     if before is None:
@@ -44,9 +45,9 @@ def died(core: Core, message: DeviceLost, measuring: str) -> None:
         jobs.fail(core, job, error, hint)
 
 
-def planned_bytes(job: JobRecord, device: str) -> int:
-    """What the planner counted on for ``device``; 0 where it has no place in the plan."""
-    for pipeline in job.plan.pipelines if job.plan is not None else ():
+def planned_bytes(job: JobRecord, plan: Plan | None, device: str) -> int:
+    """What the planner counted on for ``device`` of ``plan``; 0 where it has no place in it."""
+    for pipeline in plan.pipelines if plan is not None else ():
         mine = {segment.layers for segment in pipeline.segments if segment.device == device}
         template = next((each for each in job.templates if each.num_nodes == len(pipeline.nodes)), None)
         if mine and template is not None:
