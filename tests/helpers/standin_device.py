@@ -26,7 +26,6 @@ from worker.mailbox import Mailbox
 from worker.process import wait_for_place
 from worker.pulse import LOOK_UP_S, Pulse
 
-
 HUNGRY = Death(OUT_OF_MEMORY, "backward", "MemoryError", "job-1", 4, memory=Memory(2**30, 2**30))
 
 
