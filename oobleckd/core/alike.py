@@ -37,7 +37,7 @@ def deployed(core: Core, run: Run) -> None:
     found = of_job(core, job)
     if found and found != run.told_of:
         what = "; ".join(map(str, found))
-        text = f"{job.id}: its devices do not come to the same bits: {what}; replicas are not compared, nor can verify do it"
+        text = f"{job.id}: its devices do not come to the same bits: {what}; so replicas are not compared, and neither are results"
         story = [f"job:{job.id}", *(f"node:{node}" for node in nodes_of(found))]
         said = msgspec.to_builtins(found)
         core.announce("plan", text, story, level="warn", job=job.id, differences=said)

@@ -24,7 +24,7 @@ from oobleckd.ctl.output import (
 from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers
 from oobleckd.draw.lines import clock, count, layers, seconds, size
 from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, TemplateView
-from oobleckd.protocol.traits import between, words
+from oobleckd.protocol.traits import NONE, between, words
 
 
 @click.command()
@@ -277,6 +277,11 @@ def _describe_node(node: NodeView) -> None:
         "layers": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.layers),
         "shadows": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.shadows),
     })  # fmt: skip
+    names = {name: None for traits in node.traits for name in traits}
+    if names:
+        click.echo("what decides bits:")
+        rows = [(name, *(traits.get(name, NONE) for traits in node.traits)) for name in names]
+        emit_table(("TRAIT", *node.devices), rows)
 
 
 def _spare(node: NodeView) -> str:
