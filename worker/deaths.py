@@ -26,7 +26,7 @@ _OURS = Path(__file__).parent
 _LONGEST = 300  # characters of an error, for people
 _ALLOCATION_FAILED = 2  # cudaErrorMemoryAllocation
 _SAYS_SO = re.compile(
-    r"can't allocate memory|not enough memory: you tried|CUDA error: out of memory|CU\w+_STATUS_ALLOC_FAILED|std::bad_alloc"
+    r"can't allocate memory|Cannot allocate memory|not enough memory: you tried|CUDA error: out of memory|CU\w+_STATUS_ALLOC_FAILED|std::bad_alloc"
 )
 _WANTED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)", re.IGNORECASE)
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -42,7 +42,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if getattr(error, "error_code", None) == _ALLOCATION_FAILED:  # of torch.AcceleratorError
         return True
-    return isinstance(error, RuntimeError) and _SAYS_SO.search(str(error)) is not None
+    # torch's CPU allocator raises a RuntimeError, safetensors an error of its own, or an OSError without a number.
+    return not isinstance(error, UserError) and _SAYS_SO.search(str(error)) is not None
 
 
 def is_broken_card(error: BaseException) -> bool:

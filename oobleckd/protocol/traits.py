@@ -47,12 +47,16 @@ def words(differing: Mapping[str, tuple[str, str]]) -> str:
 
 def differences(devices: Mapping[str, Traits]) -> tuple[Difference, ...]:
     """One for each group of alike devices besides the largest (of those the one that has the first name); () where all are alike."""
-    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for device, traits in sorted(devices.items()):
-        groups.setdefault(tuple(sorted(traits.items())), []).append(device)
-    ordered = sorted(groups.values(), key=lambda group: (-len(group), group))
-    if not ordered:
+    # Thousands of devices share a few dicts (``core.membership``), and whoever looks at a job asks: each dict is looked into once.
+    same: dict[int, list[str]] = {}
+    for device, traits in devices.items():
+        same.setdefault(id(traits), []).append(device)
+    if len(same) <= 1:
         return ()
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for alike in same.values():
+        groups.setdefault(tuple(sorted(devices[alike[0]].items())), []).extend(alike)
+    ordered = sorted(map(sorted, groups.values()), key=lambda group: (-len(group), group))
     usual = ordered[0][0]
     return tuple(
         Difference(tuple(group), usual, between(devices[group[0]], devices[usual])) for group in ordered[1:]

@@ -13,11 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death
 from oobleckd.protocol.messages import LastWords
 from tests.helpers.models import small_job
-from worker import measure
+from worker import measure, wire
 from worker.deaths import death_in_full, death_of, is_out_of_memory, memory_of
 from worker.errors import UserError
 from worker.framing import read_frame
@@ -63,6 +64,7 @@ def unaffordable() -> Exception:
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        SafetensorError("Error while deserializing header: I/O error: Cannot allocate memory (os error 12)"),
         CardError(2),
         unaffordable(),
     ],
@@ -155,6 +157,24 @@ def test_no_memory_for_a_measurement_is_told_at_once(monkeypatch: pytest.MonkeyP
     assert caught.value.cause == OUT_OF_MEMORY
     assert caught.value.problem.startswith("out of memory while layers were measured, one at a time: used ")
     assert "train.micro_batch" in caught.value.hint
+
+
+def test_a_letter_for_which_there_is_no_room_is_no_fault_of_its_sender(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Full:
+        def take(self, _num_bytes: int) -> None:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(wire, "LETTERS", Full())
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        wire.letter_frame(("F", 1), [torch.zeros(1 << 19)], b"").write_now(theirs)
+        reader = wire.LetterReader(ours, "b/0")
+        head = reader.head()
+        assert head is not None
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            reader.letter(head)
 
 
 def test_the_kernel_has_killed(tmp_path: Path) -> None:
