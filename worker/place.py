@@ -31,8 +31,13 @@ class Place:
 
 
 def give_back_memory() -> None:
-    """Return to the system what the C library (``children``) and ``pages`` keep for allocations to come."""
+    """Return to the system what the C library (``children``), ``pages``, and torch on a GPU, which others may be on, keep for allocations to come.
+    What is told of the most memory that was ever used begins anew.
+    """
     LETTERS.clear()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc's
         trim(0)
 
@@ -41,17 +46,17 @@ def torch_device(place: Place) -> torch.device:
     """The torch device of this process, set up so that its results repeat bit for bit. Raises UserError when there is none of its kind."""
     if place.kind != "cuda":
         return torch.device("cpu")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
+    if why := no_cuda(os.environ):
+        raise UserError(f"no CUDA device: {why}", "mend that, or run workers with --kind cpu")
     # Autograd's thread has no context of CUDA before its first kernel, and cuBLAS makes one.
     warnings.filterwarnings(
         "ignore", message=r"Attempting to run cuBLAS, but there was no current CUDA context"
     )
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(mode=True)
     # It would also fill whatever is made empty, pinned memory of the host too, before it is written: nothing of ours reads it before.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.allow_tf32 = False
-    if why := no_cuda(os.environ):
-        raise UserError(f"no CUDA device: {why}", "mend that, or run workers with --kind cpu")
     index = int(place.device.rpartition("/")[2]) % torch.cuda.device_count()
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
