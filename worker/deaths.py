@@ -52,7 +52,7 @@ def is_broken_card(error: BaseException) -> bool:
 
 
 def death_in_full(
-    error: BaseException, phase: str, job: str, epoch: int, device: torch.device
+    error: BaseException, phase: str, job: str, epoch: int, device: torch.device, idle: int
 ) -> Death | None:
     """The same as ``death_of``, with what is known of the memory of ``device``, if that is what it died of. Lets go of all that the work
     had which failed, and says it in the log, too.
@@ -61,7 +61,7 @@ def death_in_full(
     if death is None or death.kind != OUT_OF_MEMORY:
         return death
     traceback.clear_frames(error.__traceback__)  # words take memory, too
-    death = msgspec.structs.replace(death, memory=memory_of(device, error))
+    death = msgspec.structs.replace(death, memory=memory_of(device, error, idle))
     print(f"error: {death} ({death.error})", file=sys.stderr, flush=True)
     return death
 
@@ -87,12 +87,14 @@ def _place(error: BaseException) -> str:
     return f"{Path(file).name}:{line}" if file else ""
 
 
-def memory_of(device: torch.device, error: BaseException) -> Memory:
-    """What this process, and others, have of the memory of ``device``, for want of which it met ``error``."""
+def memory_of(device: torch.device, error: BaseException, idle: int = 0) -> Memory:
+    """What this process, and others, have of the memory of ``device``, for want of which it met ``error``. On a host only what came on top of
+    the ``idle`` bytes that the program takes without a job, as that is what is planned.
+    """
     wanted = _wanted(str(error))
     if device.type == "cuda":
         return _of_card(device, wanted)
-    return memory_of_host(most_of("self"), wanted)
+    return memory_of_host(max(0, most_of("self") - idle), wanted)
 
 
 def _of_card(device: torch.device, wanted: int) -> Memory:

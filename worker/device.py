@@ -60,6 +60,7 @@ from worker.gather import Intake
 from worker.groups.choose import choose
 from worker.groups.plane import Plane
 from worker.guard import SumsChanged
+from worker.hostmemory import most_of
 from worker.link import DeviceLink
 from worker.mailbox import Key, Mailbox
 from worker.measure import measure
@@ -109,10 +110,12 @@ class DeviceProcess:
         self.faults = Faults(place.device, place.run_dir)
         self.flips: list[How] = []
         self.corpus: tuple[str, Job, Corpus] | None = None
+        self._idle_bytes = 0  # of the host's memory, without a job
 
     def run(self) -> None:
         """Serve until the agent ends this process."""
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        self._idle_bytes = most_of("self")
         self._tell_up()
         while True:
             with self.turn:
@@ -439,7 +442,7 @@ class DeviceProcess:
         heard = executor.commit.answered if executor is not None else 0
         epoch = max(heard, deployment.message.epoch if deployment is not None else 0)
         phase = phase or phase_of(self.pulse.failed_in(error))
-        death = death_in_full(error, phase, self.job_id, epoch, self.torch_device)
+        death = death_in_full(error, phase, self.job_id, epoch, self.torch_device, self._idle_bytes)
         if death is not None:
             self.link.send_last(LastWords(death))
         return death is not None and death.kind == OUT_OF_MEMORY

@@ -23,6 +23,7 @@ class Endings:
     def __init__(self, kills: OomKills | None = None) -> None:
         self._kills = kills or OomKills()
         self._most: dict[int, int] = {}  # pid -> bytes
+        self._idle: dict[int, int] = {}  # the same, when it was up and had no job
         self._looked_s = float("-inf")
         self._before = ""  # how a device ended at its start last
 
@@ -32,6 +33,11 @@ class Endings:
         if now_s - self._looked_s >= _LOOK_EVERY_S:
             self._looked_s = now_s
             self._most = {child.process.pid: most_of(child.process.pid) for child in children}
+            self._idle = {pid: idle for pid, idle in self._idle.items() if pid in self._most}
+
+    def up(self, child: Child) -> None:
+        """A device is up: what it takes by now it takes without a job."""
+        self._idle[child.process.pid] = most_of(child.process.pid)
 
     def of(
         self, child: Child, info: DeviceInfo | None, evidence: str, said: Death | None, now_s: float
@@ -39,14 +45,14 @@ class Endings:
         """Why ``child`` died, which said ``said`` itself; None where all that is known is ``evidence``."""
         if said is not None or evidence not in {EXITING, _KILLED} or not self._kills.look(now_s):
             return said
-        reading = child.watchdog.reading()
+        reading, pid = child.watchdog.reading(), child.process.pid
         return Death(
             OUT_OF_MEMORY,
             phase_of(reading.what if reading is not None else ""),
             "killed by the kernel, which had no memory left",
             info.job if info is not None else "",
             info.epoch if info is not None else 0,
-            memory=memory_of_host(self._most.get(child.process.pid, 0)),
+            memory=memory_of_host(max(0, self._most.get(pid, 0) - self._idle.get(pid, 0))),
         )
 
     def hopeless(self, death: Death | None, *, others_up: bool) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import re
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 from oobleckd.protocol.deaths import Memory
 
 
 def memory_of_host(used: int, wanted: int = 0) -> Memory:
-    """The same of the host's, of which a process has ``used`` at most."""
+    """What a process, which has ``used`` at most, and others have of the host's memory."""
     host = _kib(Path("/proc/meminfo"))
     whole = host.get("MemTotal", 0)
     others = max(0, whole - host.get("MemAvailable", 0) - used)
@@ -24,6 +25,12 @@ def memory_of_host(used: int, wanted: int = 0) -> Memory:
 def most_of(pid: int | str) -> int:
     """The most memory, in bytes, that a process has had so far; 0 where the kernel does not tell (any more)."""
     return _kib(Path(f"/proc/{pid}/status")).get("VmHWM", 0)
+
+
+def forget_most() -> None:
+    """From now on the most memory that this process had is what it has now."""
+    with suppress(OSError):  # a sandbox may forbid it
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def _limits() -> list[int]:

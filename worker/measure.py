@@ -24,6 +24,7 @@ from worker import optimizer, sums
 from worker.deaths import is_out_of_memory, memory_of
 from worker.digest import digest
 from worker.errors import UserError
+from worker.hostmemory import most_of
 from worker.models import Batch, Layer, ModelSpec, Owed, gradients, input_gradients, seed_layer
 
 _T = TypeVar("_T")
@@ -50,12 +51,13 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
     Times are medians in seconds after a warm-up. ``state_bytes`` of a tied weight counts for every layer
     that uses it, since every holder has it. ``reserve_bytes`` is what the runtime holds on a GPU.
     """
+    idle = most_of("self")
     try:
         return _measure(spec, job, device)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        account = account_of(memory_of(device, error))
+        account = account_of(memory_of(device, error, idle))
         problem = f"out of memory while layers were measured, one at a time{account}"
         raise UserError(problem, ways_out(job), OUT_OF_MEMORY) from None
 

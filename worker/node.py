@@ -281,6 +281,8 @@ class Agent:
 
     def _device_up(self, name: str, data: bytes) -> None:
         was_up, device = self._all_up(), self._devices[name]
+        if device.info is None:
+            self._endings.up(device.child)
         device.info = msgspec.structs.replace(_device_up.decode(data).info, life=device.life)
         if self._all_up() and not was_up:
             self._endings.all_up()

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from worker.errors import UserError
+from worker.hostmemory import forget_most
 from worker.pages import LETTERS
 from worker.traits import traits
 
@@ -35,6 +36,7 @@ def give_back_memory() -> None:
     What is told of the most memory that was ever used begins anew.
     """
     LETTERS.clear()
+    forget_most()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

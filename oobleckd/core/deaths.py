@@ -22,6 +22,10 @@ FORGIVEN_AFTER = 100
 """Steps that a job commits after a death before it counts no more: what lets it train so long is no property of the job."""
 
 
+MOST_HUNGRY = 3
+"""Deaths for want of memory, whatever the phases."""
+
+
 def died(core: Core, message: DeviceLost, measuring: str) -> None:
     """A device is lost, and it is known what it died of. ``measuring``: the one that was at it for a profile."""
     run, death = core.run, message.death
@@ -30,7 +34,7 @@ def died(core: Core, message: DeviceLost, measuring: str) -> None:
     job = run.job
     plan = run.candidate.plan if run.candidate is not None else job.plan
     found = Died(message.device, death, job.counters.step, planned_bytes(job, plan, message.device), core.now)
-    before = next((each for each in reversed(job.deaths) if _again(job, each, death)), None)
+    before = _before(job, death)
     core.record(DeviceDied(job.id, found))
     if before is None:
         _first(core, job, found)
@@ -66,13 +70,24 @@ def words(found: Died) -> str:
     return f"{found.device} {what}"
 
 
-def _again(job: JobRecord, before: Died, death: Death) -> bool:
-    """Whether ``death`` is one more of the kind of ``before``. Errors that several devices meet at once are one: they may have one reason, such as a peer's
-    end. Of memory everybody has its own.
+def _before(job: JobRecord, death: Death) -> Died | None:
+    """The one before ``death`` with which it makes two, if there is one. Errors that several devices meet at once are one: they may have one reason,
+    such as a peer's end. Of memory everybody has its own; what is full is so in one phase and then in another, so the third counts in any.
     """
-    alike = (before.death.what, before.death.phase) == (death.what, death.phase)
-    apart = death.kind == OUT_OF_MEMORY or before.death.epoch < death.epoch
-    return alike and apart and job.counters.step - before.step <= FORGIVEN_AFTER
+    kind = [
+        each
+        for each in job.deaths
+        if each.death.what == death.what and job.counters.step - each.step <= FORGIVEN_AFTER
+    ]
+    hungry = death.kind == OUT_OF_MEMORY
+    same = [
+        each
+        for each in kind
+        if each.death.phase == death.phase and (hungry or each.death.epoch < death.epoch)
+    ]
+    if not same and hungry and len(kind) >= MOST_HUNGRY - 1:
+        same = kind
+    return same[-1] if same else None
 
 
 def _first(core: Core, job: JobRecord, found: Died) -> None:

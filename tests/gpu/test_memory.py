@@ -26,7 +26,7 @@ def test_a_full_card(device: torch.device) -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 50, dtype=torch.uint8, device=device)
     assert is_out_of_memory(caught.value)
-    death = death_in_full(caught.value, "forward", "job-1", 1, device)
+    death = death_in_full(caught.value, "forward", "job-1", 1, device, 0)
     assert death is not None
     assert death.kind == OUT_OF_MEMORY
     memory = death.memory

@@ -93,6 +93,15 @@ def test_in_another_phase_is_another_kind() -> None:
     assert len(world.view().deaths) == 2
 
 
+def test_a_third_time_in_any_phase_is_enough() -> None:
+    world = running()
+    lose(world, "n02", hungry())
+    lose(world, "n05", hungry("update"))
+    world.kill_device("n03", death=hungry("forward"))
+    world.until_state("failed")
+    assert world.view().cause == OUT_OF_MEMORY
+
+
 def test_a_job_that_trains_on_for_long_is_forgiven() -> None:
     world = running(steps=200)
     world.kill_device("n02", death=hungry())

@@ -105,6 +105,7 @@ def test_how_much_memory() -> None:
     memory = memory_of(CPU, RuntimeError(CARD_SAYS))
     assert memory.wanted == 20 * 2**30
     assert 0 < memory.used <= memory.capacity
+    assert 0 < memory_of(CPU, MemoryError(), memory.used // 2).used < memory.used
     assert memory_of(CPU, unaffordable()).wanted == 10**15
     assert memory_of(CPU, MemoryError()).wanted == 0
     assert memory_of_host(123).used == 123
@@ -123,7 +124,7 @@ def test_what_the_failed_work_had_is_let_go_of(capsys: pytest.CaptureFixture[str
         work()
     gc.collect()
     assert kept[0]() is not None
-    death = death_in_full(caught.value, "update", "job-1", 3, CPU)
+    death = death_in_full(caught.value, "update", "job-1", 3, CPU, 0)
     assert kept[0]() is None
     assert death is not None
     assert death.memory is not None
