@@ -31,6 +31,7 @@ from oobleckd.protocol.checkpoint import (
 from oobleckd.protocol.durable import sync_directory
 from oobleckd.protocol.folder import ForeignFolder, Mark, enter
 from oobleckd.protocol.unreadable import UNREADABLE
+from worker.deaths import is_out_of_memory
 from worker.errors import UserError
 from worker.models import Bucket
 
@@ -225,10 +226,10 @@ def _opened(directory: Path, manifest: Manifest, bucket: Bucket) -> Iterator[saf
             if set(file.keys()) != wanted:
                 raise _other_model(directory, f"has other tensors in {entry.file}")
             yield file
-    except SafetensorError as error:
-        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
-    except OSError as error:
-        if _is_lost(directory, error):
+    except (SafetensorError, OSError) as error:
+        if is_out_of_memory(error):
+            raise  # which says nothing of the file
+        if isinstance(error, SafetensorError) or _is_lost(directory, error):
             raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
         raise UserError(f"checkpoint: {path} cannot be read: {error}", _USE_OTHER) from error
 

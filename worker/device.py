@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol import urgency
+from oobleckd.protocol.deaths import OUT_OF_MEMORY
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
     Ack,
@@ -30,6 +31,7 @@ from oobleckd.protocol.messages import (
     Flag,
     FromWorker,
     Inject,
+    LastWords,
     LinkDown,
     Measure,
     Measured,
@@ -48,8 +50,9 @@ from worker.ahead import Ahead
 from worker.checkpoint import DamagedCheckpoint
 from worker.commit import ReplicasDisagree
 from worker.data import Corpus, open_corpus
+from worker.deaths import death_in_full
 from worker.deploy import KINDS, Deployment, expected, outgoing
-from worker.errors import UserError, ends_the_process
+from worker.errors import UserError, at_the_end, ends_the_process
 from worker.executor import Executor
 from worker.faults import ANYWHERE, Faults, hang_for_ever
 from worker.flip import flip
@@ -57,16 +60,18 @@ from worker.gather import Intake
 from worker.groups.choose import choose
 from worker.groups.plane import Plane
 from worker.guard import SumsChanged
+from worker.hostmemory import most_of
 from worker.link import DeviceLink
 from worker.mailbox import Key, Mailbox
 from worker.measure import measure
 from worker.models import load_spec
 from worker.place import Place, arithmetic, device_memory_bytes, device_model, give_back_memory, torch_device
 from worker.post import TransportPost
-from worker.pulse import LOOK_UP_S, Pulse
+from worker.pulse import LOOK_UP_S, Pulse, phase_of
 from worker.staging import Staging, is_of
 from worker.store import Store
 from worker.tasks import order_of
+from worker.traits import traits
 from worker.transport import Transport
 from worker.turn import Turn
 from worker.writer import Beside
@@ -89,6 +94,7 @@ class DeviceProcess:
         backend, road = choose(self.torch_device)
         _log.info("%s: letters take %s", place.device, road)
         self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once, urgent=place.urgent)
+        at_the_end(self.last_words)
         self.plane = Plane(place.device, self.mailbox, backend, self._send)
         intake = Intake(self.plane)
         self.transport = Transport(
@@ -104,10 +110,12 @@ class DeviceProcess:
         self.faults = Faults(place.device, place.run_dir)
         self.flips: list[How] = []
         self.corpus: tuple[str, Job, Corpus] | None = None
+        self._idle_bytes = 0  # of the host's memory, without a job
 
     def run(self) -> None:
         """Serve until the agent ends this process."""
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        self._idle_bytes = most_of("self")
         self._tell_up()
         while True:
             with self.turn:
@@ -133,7 +141,7 @@ class DeviceProcess:
         thread waits for: Python's own lock, and the turn.
         """
         if isinstance(self.mailbox.next_control(), Report):
-            with ends_the_process(), self.turn:
+            with ends_the_process("report"), self.turn:
                 self._answer()
         urgency.take_back(self._loop)
 
@@ -425,8 +433,21 @@ class DeviceProcess:
     def _fail(self, error: UserError) -> None:
         told = self.deployment.message if self.deployment is not None else None
         damaged = told.source if told is not None and isinstance(error, DamagedCheckpoint) else ""
-        self.tell(DeviceFailed(self.place.device, self.job_id, error.problem, error.hint, damaged))
+        self.tell(
+            DeviceFailed(self.place.device, self.job_id, error.problem, error.hint, damaged, error.cause)
+        )
         self._release()
+
+    def last_words(self, error: Exception, phase: str) -> bool:
+        """Tell the agent why this process ends; whether it does for want of memory, which is nobody's error."""
+        executor, deployment = self.executor, self.deployment
+        heard = executor.commit.answered if executor is not None else 0
+        epoch = max(heard, deployment.message.epoch if deployment is not None else 0)
+        phase = phase or phase_of(self.pulse.failed_in(error))
+        death = death_in_full(error, phase, self.job_id, epoch, self.torch_device, self._idle_bytes)
+        if death is not None:
+            self.link.send_last(LastWords(death))
+        return death is not None and death.kind == OUT_OF_MEMORY
 
     def _send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes) -> bool:
         return self.transport.send(peer, key, tensors, meta)
@@ -456,5 +477,6 @@ class DeviceProcess:
             round=counters.round,
             holding=executor is not None and executor.holding,
             arithmetic=arithmetic(self.torch_device),
+            traits=traits(self.torch_device),
         )
         self.link.send(DeviceUp(info))

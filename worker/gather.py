@@ -16,6 +16,7 @@ import msgspec
 from torch import Tensor
 
 from worker import sums
+from worker.deaths import is_out_of_memory
 from worker.mailbox import Key, Letter
 from worker.transport import Inbox
 from worker.wire import WireError
@@ -125,6 +126,8 @@ class Intake:
             try:
                 letter = gathering.without_sums(letter)
             except (ValueError, RuntimeError) as error:
+                if is_out_of_memory(error):
+                    raise
                 raise WireError(f"sums that do not fit: {error}") from error
         self._inbox.put(letter)
 

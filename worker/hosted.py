@@ -70,7 +70,7 @@ class Hosted:
         exponents: Mapping[int, tuple[int, ...]],
         then: Then,
     ) -> None:
-        with ends_the_process(), torch.cuda.device(device):
+        with ends_the_process("copy"), torch.cuda.device(device):
             beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             beside.wait_event(boundary)
             with torch.cuda.stream(beside):

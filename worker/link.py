@@ -20,6 +20,7 @@ from worker.framing import FrameError, read_frame, write_frame
 from worker.mailbox import Mailbox
 
 AGENT_GONE = 3
+_LAST_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -64,6 +65,14 @@ class DeviceLink:
                 write_frame(self._socket, data)
         except OSError:
             self._on_closed()
+
+    def send_last(self, message: Message) -> None:
+        """Send it if that can be done soon: this process is about to end, and another thread may be in the middle of a message."""
+        if self._sending.acquire(timeout=_LAST_S):
+            try:
+                write_frame(self._socket, codec.encode(message))
+            finally:
+                self._sending.release()
 
     def close(self) -> None:
         """Close the socket and end the reader; ``on_closed`` runs (orderly ends use a callback of their own)."""

@@ -18,11 +18,14 @@ import msgspec
 import torch
 from torch import Tensor
 
+from oobleckd.protocol.deaths import OUT_OF_MEMORY, account_of, ways_out
 from oobleckd.protocol.job import Job
 from planner.profile import LayerCost, Profile, state_bytes_per_param
 from worker import optimizer, sums
+from worker.deaths import is_out_of_memory, memory_of
 from worker.digest import digest
 from worker.errors import UserError
+from worker.hostmemory import most_of
 from worker.models import Batch, Layer, ModelSpec, Owed, gradients, input_gradients, seed_layer
 
 _T = TypeVar("_T")
@@ -44,12 +47,24 @@ class _Cost:
 
 
 def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
-    """Costs of all layers of ``spec`` for one micro-batch of ``job`` on ``device``.
+    """Costs of all layers of ``spec`` for one micro-batch of ``job`` on ``device``. Raises UserError when these do not fit its memory.
 
     Times are medians in seconds after a warm-up. ``state_bytes`` of a tied weight counts for every layer
     that uses it, since every holder has it. ``reserve_bytes`` is what the runtime holds on a GPU. Raises UserError where a layer cannot
     compute at all.
     """
+    idle = most_of("self")
+    try:
+        return _measure(spec, job, device)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        account = account_of(memory_of(device, error, idle))
+        problem = f"out of memory while layers were measured, one at a time{account}"
+        raise UserError(problem, ways_out(job), OUT_OF_MEMORY) from None
+
+
+def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
     tokens = torch.zeros((job.train.micro_batch, job.train.sequence), dtype=torch.int64, device=device)
     batch = Batch(tokens, tokens)
     known: dict[Any, _Cost] = {}

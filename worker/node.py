@@ -23,6 +23,7 @@ from functools import partial
 import msgspec
 
 from oobleckd.protocol import codec, urgency
+from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Ack,
@@ -33,6 +34,7 @@ from oobleckd.protocol.messages import (
     Goodbye,
     Hello,
     Inject,
+    LastWords,
     Refused,
     TakePlace,
     Welcome,
@@ -43,6 +45,7 @@ from worker.beacon import Beacon
 from worker.children import Burials, Child, Setting, Watch, bury, start
 from worker.departure import Departure
 from worker.devicelink import AgentSide
+from worker.endings import Endings
 from worker.injection import inject
 from worker.notices import Poller, Source
 from worker.outbox import Head, Outbox, peek
@@ -51,12 +54,13 @@ from worker.unit import Unit
 from worker.uplink import CurveKeys, Uplink
 from worker.watchdog import LOOK_EVERY_S
 
-EXIT_REFUSED = 5
+EXIT_HOPELESS, EXIT_REFUSED = 1, 5
 _HELLO_AGAIN_S = 2.0  # until the daemon has said Welcome
 _PLACE_S = 10.0  # what a spare gets to be up in its place: it has little to do
 _BACKOFF_S = (0.1, 5.0)  # between starts of devices that end before they are up
 _log = logging.getLogger(__name__)
 _device_up = msgspec.msgpack.Decoder(DeviceUp)
+_last_words = msgspec.msgpack.Decoder(LastWords)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +83,14 @@ class AgentConfig:
 
 @dataclass(slots=True)
 class _Device:
-    """A device process, in its ``life``. ``info`` is None until it is up; ``verdict``: why the agent ended it."""
+    """A device process, in its ``life``. ``info`` is None until it is up; ``verdict``: why the agent ended it; ``said``: its last words."""
 
     child: Child
     link: AgentSide
     life: str
     info: DeviceInfo | None = None
     verdict: str = ""
+    said: Death | None = None
 
 
 class Agent:
@@ -112,6 +117,7 @@ class Agent:
         self._poller = Poller(config.notices, self._notice_in_thread) if config.notices is not None else None
         self._watch = Watch(self._on_exit_in_thread)
         self._burials = Burials()
+        self._endings = Endings()
         self._spare = SpareKeeper(
             self._loop, config.setting, self._watch, self._burials, on_change=self._hello
         )
@@ -174,20 +180,31 @@ class Agent:
         if device is None or device.child is not child or self._renewing is not None:
             return
         device.link.drain()
-        evidence = device.verdict or evidence
+        death = self._endings.of(
+            child, device.info, device.verdict or evidence, device.said, self._loop.time()
+        )
+        evidence = device.verdict or (str(death) if death is not None else evidence)
         _log.error("device %s (pid %d) ended: %s", child.device, child.process.pid, evidence)
         if device.info is not None:
             heir = self._spare.take(child.device)
-            self._say(DeviceLost(self.incarnation, child.device, evidence, spare=heir is not None))
+            spare = heir is not None
+            self._say(DeviceLost(self.incarnation, child.device, evidence, spare=spare, death=death))
             if heir is not None:
                 self._replace(device, heir)
                 return
+        elif self._endings.hopeless(death, others_up=any(each.info for each in self._devices.values())):
+            assert death is not None
+            print(f"error: {child.device} cannot start: {death.error}", file=sys.stderr)
+            print(f"hint: {death.hint or 'what it printed is above'}", file=sys.stderr)
+            self._finish(EXIT_HOPELESS)
+            return
         self._failed_starts = 0 if self._all_up() else self._failed_starts + 1
         self._renewing = self._loop.create_task(self._renew())
         self._renewing.add_done_callback(self._renewed)
 
     def _look_after_devices(self) -> None:
         """End devices that hang, again and again."""
+        self._endings.look([device.child for device in self._devices.values()], self._loop.time())
         for device in self._devices.values():
             verdict = "" if device.verdict else device.child.watchdog.look(self._loop.time())
             if verdict:
@@ -256,13 +273,19 @@ class Agent:
         if head.type == "DeviceUp":
             self._device_up(name, data)
             return
+        if head.type == "LastWords":
+            self._devices[name].said = _last_words.decode(data).death
+            return
         self._outbox.said(head, data)
         self._uplink.send(data)
 
     def _device_up(self, name: str, data: bytes) -> None:
         was_up, device = self._all_up(), self._devices[name]
+        if device.info is None:
+            self._endings.up(device.child)
         device.info = msgspec.structs.replace(_device_up.decode(data).info, life=device.life)
         if self._all_up() and not was_up:
+            self._endings.all_up()
             if self._config.spare:
                 self._spare.keep()
             self._hello()
@@ -423,4 +446,5 @@ class Agent:
         self._spare.close()
         await self._burials.done()
         self._watch.close()
+        self._endings.close()
         self._uplink.close()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from worker.errors import UserError
+from worker.hostmemory import forget_most
 from worker.pages import LETTERS
+from worker.traits import traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +32,29 @@ class Place:
 
 
 def give_back_memory() -> None:
-    """Return to the system what the C library (``children``) and ``pages`` keep for allocations to come."""
+    """Return to the system what the C library (``children``), ``pages``, and torch on a GPU, which others may be on, keep for allocations to come.
+    What is told of the most memory that was ever used begins anew.
+    """
     LETTERS.clear()
+    forget_most()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc's
         trim(0)
 
 
 def torch_device(place: Place) -> torch.device:
-    """The torch device of this process, set up so that its results repeat bit for bit."""
+    """The torch device of this process, set up so that its results repeat bit for bit. Raises UserError when there is none of its kind."""
     if place.kind != "cuda":
         return torch.device("cpu")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
+    if why := no_cuda(os.environ):
+        raise UserError(f"no CUDA device: {why}", "mend that, or run workers with --kind cpu")
     # Autograd's thread has no context of CUDA before its first kernel, and cuBLAS makes one.
     warnings.filterwarnings(
         "ignore", message=r"Attempting to run cuBLAS, but there was no current CUDA context"
     )
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(mode=True)
     # It would also fill whatever is made empty, pinned memory of the host too, before it is written: nothing of ours reads it before.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -53,35 +64,35 @@ def torch_device(place: Place) -> torch.device:
     return torch.device("cuda", index)
 
 
+def no_cuda(environ: Mapping[str, str]) -> str:
+    """Why this process can use no GPU; "" where it can."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is built without CUDA (pip takes that build where it sees no GPU)"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        reason = "" if torch.cuda.device_count() else "torch sees none on this machine"
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if reason and visible is not None:
+        return f"{reason} (CUDA_VISIBLE_DEVICES={visible!r} hides those that are not in it)"
+    return reason
+
+
 def device_model(device: torch.device) -> str:
     """Human name of the device, such as "NVIDIA H200" or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def arithmetic(device: torch.device) -> str:
-    """What decides the bits of results on ``device`` besides its model, as this process is set up: torch's version, and for a CPU whose it is,
-    which of its instructions are used, and by how many threads.
-    """
-    torch_is = f"torch {torch.__version__.partition('+')[0]}"
+    """What decides the bits of results on ``device`` besides its model, in short, for people: the first things to look at of ``traits``."""
+    found = traits(device)
+    libraries = f"torch {torch.__version__.partition('+')[0]}, transformers {found['transformers']}"
     if device.type == "cuda":
-        return f"{torch_is}, CUDA {torch.version.cuda}"
-    threads = torch.get_num_threads()
-    maker = " ".join(
-        filter(None, (platform.machine(), _cpu_maker(), torch.backends.cpu.get_cpu_capability()))
-    )
-    return f"{maker}, {torch_is}, {threads} thread{'s' * (threads > 1)}"
-
-
-def _cpu_maker(file: Path = Path("/proc/cpuinfo")) -> str:
-    """Libraries choose by it; "" where the kernel does not tell."""
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    named = (line.partition(":") for line in lines)
-    return next(
-        (value.strip() for key, _, value in named if key.strip() in {"vendor_id", "CPU implementer"}), ""
-    )
+        card = f"CUDA {found['CUDA']}, cuDNN {found['cuDNN']}, driver {found['driver']}, {found['SMs']} SMs"
+        return f"{libraries}, {card}"
+    threads = int(found["threads"])
+    return f"{found['host']}, {libraries}, {threads} thread{'s' * (threads > 1)}"
 
 
 def device_memory_bytes(device: torch.device) -> int:

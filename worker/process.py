@@ -16,15 +16,17 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import click
 import msgspec
 
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import SpareUp, TakePlace
+from oobleckd.protocol.messages import LastWords, SpareUp, TakePlace
 from worker.children import die_with_parent
-from worker.errors import ends_the_process
+from worker.deaths import death_of
+from worker.errors import at_the_end, ends_the_process
 from worker.framing import read_frame, write_frame
 from worker.lifeline import hold
 from worker.pulse import Pulse
@@ -65,14 +67,26 @@ def main(
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(parent)
     hold(*lifeline)
-    with ends_the_process():
+    at_the_end(partial(tell_agent, fd))
+    with ends_the_process("start"):
         import_for_good(_HEAVY)
         device = device or wait_for_place(fd)
         from worker.device import DeviceProcess
         from worker.place import Place
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        DeviceProcess(Place(device, kind, host, bind, run_dir, urgent), fd, Pulse(pulse)).run()
+        process = DeviceProcess(Place(device, kind, host, bind, run_dir, urgent), fd, Pulse(pulse))
+    with ends_the_process():
+        process.run()
+
+
+def tell_agent(fd: int, error: Exception, phase: str) -> bool:
+    """Say on the agent's socket ``fd``, on which nobody else says anything yet, why this process ends."""
+    death = death_of(error, phase)
+    if death is not None:
+        with socket.socket(fileno=os.dup(fd)) as agent:
+            write_frame(agent, codec.encode(LastWords(death)))
+    return False
 
 
 def import_for_good(modules: Sequence[str]) -> None:

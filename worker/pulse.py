@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
 import time
 from dataclasses import dataclass
@@ -24,6 +25,11 @@ _UNKNOWN_S = 600.0  # for the first of its kind
 _PAGE = struct.Struct("<Qqqq48s")  # sequence (odd: being written), since, longest, limit (ns), what
 _NAME_BYTES = 48
 _TRIES = 8
+_PHASES = {
+    "F": "forward", "S": "forward", "B": "backward", "I": "backward", "W": "backward", "U": "update", "R": "reduce", "check": "reduce",
+    "Measure": "measure", "Deploy": "deploy", "Prepare": "copy", "stage": "copy",
+}  # fmt: skip
+_TASK = re.compile(r"\d+([A-Z])\d+")  # as ``passes`` names its work
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,13 @@ class Reading:
     limit_s: float
 
 
+def phase_of(work: str) -> str:
+    """What a device was at, in one word, from the kind of its work, or its name, in the ``pulse``."""
+    task = _TASK.fullmatch(work)
+    kind = task[1] if task else work
+    return _PHASES.get(kind, kind.lower() or "waiting")
+
+
 class Pulse:
     """The device's side. ``fd``: the page, from the agent; -1 for a page of one's own that nobody reads."""
 
@@ -50,6 +63,7 @@ class Pulse:
         self._first_s: dict[str, float] = {}
         self._longest_s: dict[str, float] = {}
         self._under_way: list[tuple[int, float, float, bytes]] = []
+        self._failed: tuple[int, str] = (0, "")  # id of an error, and the innermost work that it ended
 
     def wait(self) -> None:
         """The device waits for others, and could work if there were something to do."""
@@ -90,6 +104,15 @@ class Pulse:
         else:
             self.wait()
 
+    def fails(self, kind: str, error: BaseException) -> None:
+        """The work that began last ends with ``error``."""
+        if self._failed[0] != id(error):
+            self._failed = (id(error), kind)
+
+    def failed_in(self, error: BaseException) -> str:
+        """The kind of the innermost work that ``error`` ended, which was the last to; "" where it ended none."""
+        return self._failed[1] if self._failed[0] == id(error) else ""
+
     def _write(self, since_ns: int, longest_s: float, limit_s: float, what: bytes) -> None:
         times = (since_ns, int(longest_s * 1e9), int(limit_s * 1e9))
         _PAGE.pack_into(self._page, 0, self._sequence + 1, *times, what)
@@ -111,6 +134,8 @@ class _Doing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._pulse.fails(self._kind, error)
         self._pulse.end(self._kind, self._units)
 
 

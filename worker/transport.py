@@ -25,6 +25,8 @@ from torch import Tensor
 
 from oobleckd.protocol.parts import Peer
 from worker import handshake, sockets, wire
+from worker.deaths import is_out_of_memory
+from worker.errors import ends_the_process
 from worker.handshake import Greeting
 from worker.mailbox import Key, Letter
 from worker.outgoing import Outgoing
@@ -309,7 +311,8 @@ class Transport:
     def _spawn(self, target: Callable[[], None], name: str) -> None:
         def run() -> None:
             try:
-                target()
+                with ends_the_process("receive", only=is_out_of_memory):
+                    target()
             finally:
                 with self._changed:
                     self._threads.discard(threading.current_thread())
@@ -411,6 +414,8 @@ class Transport:
                     self._inbox.put(letter)
                 del letter  # its memory is wanted again before the next one comes
         except (OSError, EOFError, wire.WireError) as error:
+            if is_out_of_memory(error):
+                raise
             why = str(error) or type(error).__name__
         self._road.wait()
         with self._changed:

@@ -31,6 +31,7 @@ from worker.mailbox import Key, Letter
 from worker.models import load_spec
 from worker.place import arithmetic, device_model
 from worker.store import Store
+from worker.traits import traits
 
 DEVICE = "twin/0"
 PLACE = torch.device("cpu")
@@ -129,9 +130,10 @@ class Recorder:
 @click.option("--job", "job_file", type=click.Path(path_type=Path), required=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 def main(job_file: Path, out: Path) -> None:
-    """Train a job in this one process; leaves OUT/step-…/, OUT/steps.jsonl, and OUT/bits: what decides its bits."""
+    """Train a job in this one process; leaves OUT/step-…/, OUT/steps.jsonl, and what decides its bits: OUT/bits, in short, and OUT/traits.json."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "bits").write_text(bits_of(device_model(PLACE), arithmetic(PLACE)), encoding="utf-8")
+    (out / "traits.json").write_bytes(msgspec.json.encode(traits(PLACE)))
     try:
         job = load_job(job_file)
         place = msgspec.structs.replace(job.checkpoint, dir=str(out), every=0)

@@ -113,6 +113,10 @@ class Watchdog:
         self._pulse = pulse
         self._suspicion = Suspicion()
 
+    def reading(self) -> Reading | None:
+        """What the process does, or did last."""
+        return self._pulse.read()
+
     def look(self, now_s: float) -> str:
         """Why the process hangs; "" if nothing says that it does. Call it every ``LOOK_EVERY_S``."""
         state, delay_s = self._account.state(), self._account.delay_s()

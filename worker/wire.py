@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import socket
 import struct
 from collections import deque
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.unreadable import UNREADABLE
+from worker.deaths import is_out_of_memory
 from worker.mailbox import Key, Letter
 from worker.pages import LETTERS
 
@@ -33,6 +35,7 @@ _BUFFER_BYTES = 4096
 _TAIL_BYTES = 4096
 _OWN_PAGES_BYTES = 1 << 20  # of a letter for which they are worth while
 _ALIGNED_BYTES = 64
+_HOST_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 _DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -231,14 +234,18 @@ def _decode(data: memoryview) -> _Body:
 
 
 def _empty_tensors(body: _Body) -> list[Tensor]:
+    num_bytes = 0
     try:
         made_of = [(shape, dtype_of(number)) for number, shape in zip(body.dtypes, body.shapes, strict=True)]
         if any(size < 0 for shape, _ in made_of for size in shape):
             raise WireError("a size below 0")
-        if sum(math.prod(shape) * dtype.itemsize for shape, dtype in made_of) < _OWN_PAGES_BYTES:
+        num_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in made_of)
+        if num_bytes < _OWN_PAGES_BYTES:
             return [torch.empty(shape, dtype=dtype) for shape, dtype in made_of]
         return _in_own_pages(made_of)
     except (ValueError, RuntimeError, OverflowError, OSError) as error:
+        if is_out_of_memory(error) and num_bytes < _HOST_BYTES:
+            raise  # ours to die of: the sender has done nothing wrong
         raise WireError(f"a frame's tensors cannot be made: {error}") from error
 
 

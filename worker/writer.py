@@ -108,7 +108,7 @@ class Beside:
         self._abandoned = True
 
     def _run(self) -> None:
-        with ends_the_process():
+        with ends_the_process("checkpoint"):
             _be_nice()
             while (share := self._next()) is not None:
                 try:

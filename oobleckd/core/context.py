@@ -14,8 +14,9 @@ from typing import Literal
 
 import msgspec
 
+from oobleckd.core.apply import apply
 from oobleckd.core.config import Config
-from oobleckd.core.entries import AnyEntry, JobStateChanged, apply, note
+from oobleckd.core.entries import AnyEntry, JobStateChanged, note
 from oobleckd.core.events import Announce, Command, MakePlan, Record, Tell
 from oobleckd.core.membership import Membership
 from oobleckd.core.run import Run
@@ -160,13 +161,13 @@ class Core:
         named = spec.checkpoint.dir or self.config.checkpoint_dir or f"{self.config.state_dir}/checkpoints"
         return str(PurePosixPath(named))
 
-    def spec_of(self, job: JobRecord) -> Job:
-        """The job as devices are told of it, with the folder of its checkpoints. Devices that differ in kind or arithmetic do not come to
-        the same bits, so they are not compared.
+    def spec_of(self, job: JobRecord, devices: Iterable[str]) -> Job:
+        """The job as ``devices`` are told of it, with the folder of its checkpoints. Where these do not come to the same bits, they are
+        not compared.
         """
         checkpoint = msgspec.structs.replace(job.spec.checkpoint, dir=self.checkpoint_dir(job.spec))
         tolerance = job.spec.fault_tolerance
-        alive = (node for node in self.members.nodes.values() if node.alive)
-        if len({info.decides_bits for node in alive for info in node.devices}) > 1:
+        known = [info.all_traits for device in devices if (info := self.members.device(device)) is not None]
+        if any(traits != known[0] for traits in known):
             tolerance = msgspec.structs.replace(tolerance, check_every=0)
         return msgspec.structs.replace(job.spec, checkpoint=checkpoint, fault_tolerance=tolerance)

@@ -5,7 +5,7 @@ Owns the road from a proposal to ``Resume``. A failure on the way is ``recovery`
 
 from __future__ import annotations
 
-from oobleckd.core import corruption, incidents, prepare, samples
+from oobleckd.core import alike, corruption, incidents, prepare, samples
 from oobleckd.core.context import Core
 from oobleckd.core.entries import EpochRaised, FolderNoted, LayoutDeployed
 from oobleckd.core.run import Candidate, Run
@@ -27,7 +27,7 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
     layout = layout_of(proposal.plan, epoch, len(job.setup.profile.layers))
     devices = sorted(set(layout.holdings) | set(job.survivors()))
     source = "copy" if job.layout is not None else job.source
-    spec, peers = core.spec_of(job), core.peers(devices)
+    spec, peers = core.spec_of(job, layout.holdings), core.peers(devices)
     found = run.preparation
     prepared = found.number if found is not None and found.transfers == proposal.transfers else 0
     prepare.forget(core, run, besides=devices)
@@ -115,6 +115,7 @@ def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
         for copy in next(iter(candidate.deploys.values())).transfers:  # all are told of all
             run.incident.sent_bytes[copy.source] += copy.num_bytes
         run.incident.reason += beforehand
+    alike.deployed(core, run)
     run.satisfied = None
     run.stumbled.clear()
     incidents.enter(core, run, "resume")

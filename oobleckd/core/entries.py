@@ -1,20 +1,18 @@
-"""The journal: every durable fact as a tagged struct, and the one reducer that applies them.
+"""The journal: every durable fact as a tagged struct.
 
-Live records and the replay after a restart go through the same ``apply``, so the state after a restart is
-the state before it. Owns the facts; the living state they build is in ``state``, where they are written in
-``daemon.journal``.
+Owns the facts alone: what they change in the living state (``state``) is in ``apply``, where they are written in ``daemon.journal``.
 """
 
 from __future__ import annotations
 
-from typing import Literal, assert_never
+from typing import Literal
 
 import msgspec
 
-from oobleckd.core.blame import Dispute
-from oobleckd.core.state import LEAST_KEPT, RECENT_STEPS, Expected, JobRecord, Kept, State, Step, Written
-from oobleckd.core.states import FINAL
-from oobleckd.protocol.api import Change, IncidentView, JobState, LostRecords
+from oobleckd.core.state import (
+    Died,
+)
+from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
@@ -252,6 +250,20 @@ class CorruptionSettled(Entry, frozen=True):
     at: float
 
 
+class KindTrained(Entry, frozen=True):
+    """Devices with these traits train the job, which none of its layouts had before."""
+
+    job: str
+    traits: dict[str, str]
+
+
+class DeviceDied(Entry, frozen=True):
+    """A device of the job died, and said why, or the kernel did."""
+
+    job: str
+    died: Died
+
+
 class Noted(Entry, frozen=True):
     """A change that was announced, for ``story`` and for sequence numbers that go on after a restart.
 
@@ -298,204 +310,7 @@ AnyEntry = (
     | RecordsLost
     | CorruptionFound
     | CorruptionSettled
+    | KindTrained
+    | DeviceDied
     | Noted
 )
-
-
-def apply(state: State, entry: AnyEntry) -> None:
-    """Change ``state`` by one fact."""
-    match entry:
-        case JobSubmitted():
-            state.jobs[entry.job] = JobRecord(
-                entry.job,
-                entry.spec if entry.knows_on_nan else _going_on(entry.spec),
-                entry.at,
-                entry.source,
-                entry.counters,
-                entry.counters,
-                origin=entry.source,
-                folder=entry.folder,
-            )
-        case ProfileMeasured():
-            state.profiles[entry.key] = entry.profile
-        case NodeDrained() | NodeJoined() | NodeOver() | NodeForgotten():
-            _node(state, entry)
-        case RecordsLost():
-            state.lost_records.append(LostRecords(entry.at, entry.what, entry.kept_as))
-        case IncidentOpened() | IncidentClosed():
-            state.incidents[entry.incident.id] = entry.incident
-            _incident(state, entry)
-        case Noted():
-            state.seq = max(state.seq, entry.seq)
-            data = {key: msgspec.Raw(raw) for key, raw in entry.data.items()}
-            change = Change(entry.seq, entry.at, entry.kind, entry.level, entry.text, entry.story, data)
-            state.history.append(change)
-        case EpochRaised():
-            state.epoch = max(state.epoch, entry.epoch)
-            state.jobs[entry.job].epoch = entry.epoch
-            state.jobs[entry.job].dead = entry.dead
-            _count_devices(state.jobs[entry.job], entry.at)
-        case Restarted():
-            state.epoch = max(state.epoch, entry.epoch)
-        case StepEntry():
-            state.seq = max(state.seq, entry.seq)
-            _step(state.jobs[entry.job], entry)
-        case _:
-            _apply_to_job(state.jobs[entry.job], entry)
-
-
-def _going_on(spec: Job) -> Job:
-    return msgspec.structs.replace(spec, train=msgspec.structs.replace(spec.train, on_nan="skip"))
-
-
-_OfJob = (
-    FolderTaken
-    | JobStateChanged
-    | PauseAsked
-    | TemplatesMade
-    | FolderNoted
-    | LayoutDeployed
-    | Detoured
-    | RolledBack
-    | Released
-    | CheckpointWritten
-    | CorruptionFound
-    | CorruptionSettled
-)
-
-
-def _node(state: State, entry: NodeDrained | NodeJoined | NodeOver | NodeForgotten) -> None:
-    name = entry.node
-    match entry:
-        case NodeDrained(undo=True):
-            state.drained.pop(name, None)
-        case NodeDrained():
-            state.drained[name] = entry.reason
-        case NodeJoined():
-            state.nodes[name] = Expected(entry.host, entry.zone, entry.at)
-        case NodeOver(left=False) if name in state.nodes:
-            state.nodes[name] = msgspec.structs.replace(state.nodes[name], lost=entry.cause, at=entry.at)
-        case NodeOver():
-            state.nodes.pop(name, None)
-        case NodeForgotten():
-            state.nodes.pop(name, None)
-            state.drained.pop(name, None)
-        case _:
-            assert_never(entry)
-
-
-def _incident(state: State, entry: IncidentOpened | IncidentClosed) -> None:
-    job = state.jobs.get(entry.incident.job)
-    if job is None:
-        return
-    if isinstance(entry, IncidentOpened):
-        job.book.opened()
-    else:
-        job.book.closed(entry.incident, job.counters.step - 1)
-
-
-def _count_devices(job: JobRecord, at: float) -> None:
-    if job.layout is not None:
-        job.book.devices(at, len(job.survivors()))
-
-
-def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
-    match entry:
-        case JobStateChanged():
-            job.state, job.reason, job.cause = entry.state, entry.reason, entry.cause
-            job.book.state(entry.at, entry.state)
-            if entry.state in FINAL:
-                job.finished_at = entry.at
-        case FolderTaken() | FolderNoted():
-            _folder(job, entry)
-        case PauseAsked():
-            job.paused = entry.paused
-        case TemplatesMade():
-            job.setup, job.templates = entry.setup, entry.templates
-        case LayoutDeployed():
-            job.layout, job.plan, job.lives = entry.layout, entry.plan, entry.lives
-            job.dead, job.settled, job.detours = (), (), None
-            job.offered, job.counters = entry.offered, entry.counters
-            job.deployed_at = entry.at if job.deployed_at is None else job.deployed_at
-            job.book.deployed(entry.at, len(entry.layout.holdings))
-        case Detoured():
-            job.settled, job.detours, job.offered = job.dead, entry.detours, ()
-            job.book.rerouted()
-        case RolledBack():
-            job.undeploy(entry.source)
-            job.counters = entry.counters
-            job.steps_lost += entry.steps_lost
-            job.fence, job.began = job.epoch, entry.counters.round
-            job.rolled_back_at.append(entry.at)
-            job.written = [each for each in job.written if each.until <= entry.counters.step]
-            job.steps = [step for step in job.steps if step.step < entry.counters.step]
-            _way_back(job, entry.counters.step)
-            job.book.rolled_back(entry.at, entry.counters.step)
-        case Released():
-            job.undeploy(entry.source)
-        case CheckpointWritten():
-            job.checkpoint, job.checkpoint_counters = entry.directory, entry.counters
-            kept = [*job.kept, Kept(entry.directory, entry.counters)]
-            job.kept = kept[-max(LEAST_KEPT, job.spec.checkpoint.keep) :]
-            job.book.safe(entry.counters.step)
-            _written(job, entry)
-        case CorruptionFound() | CorruptionSettled():
-            _dispute(job, entry)
-        case _:
-            assert_never(entry)
-
-
-def _folder(job: JobRecord, entry: FolderTaken | FolderNoted) -> None:
-    if isinstance(entry, FolderTaken):
-        job.folder = entry.folder
-    else:
-        job.notes = entry.notes
-
-
-def _dispute(job: JobRecord, entry: CorruptionFound | CorruptionSettled) -> None:
-    if isinstance(entry, CorruptionSettled):
-        job.disputes = tuple(each for each in job.disputes if each.step != entry.step)
-    elif entry.named:
-        blamed = frozenset(entry.named)
-        job.disputes = tuple(each for each in job.disputes if not blamed & each.devices())
-    else:
-        job.disputes = (*job.disputes, Dispute(entry.step, entry.odds))
-
-
-def _way_back(job: JobRecord, step: int) -> None:
-    """Of checkpoints only those count whose state the history that goes on comes from."""
-    job.kept = [kept for kept in job.kept if kept.counters.step <= step]
-    newest = job.kept[-1] if job.kept else Kept("", Counters())
-    job.checkpoint, job.checkpoint_counters = newest.directory, newest.counters
-
-
-def _written(job: JobRecord, entry: CheckpointWritten) -> None:
-    """Between which steps a checkpoint was written, and for how long: what it cost shows in these."""
-    index = job.index_of(entry.counters.step - 1)
-    if entry.counters.step > job.start.step and index < len(job.steps):
-        took_s = max(0.0, entry.at - job.steps[index].at)
-        job.written = [*job.written[-RECENT_STEPS:], Written(entry.counters.step, job.counters.step, took_s)]
-
-
-def _step(job: JobRecord, entry: StepEntry) -> None:
-    was = entry.counters
-    job.losses[was.round] = entry.loss
-    job.counters = was.after(entry.outcome)
-    job.step_s.append(entry.step_s)
-    job.num_skipped += entry.outcome == "skipped"
-    if entry.outcome != "repeated":
-        job.book.step(entry.at, was.step, skipped=entry.outcome == "skipped")
-        job.steps.append(
-            Step(
-                was.step,
-                entry.loss,
-                entry.grad_norm,
-                entry.lr,
-                entry.samples,
-                entry.ledger,
-                entry.outcome,
-                entry.epoch,
-                entry.at,
-                entry.step_s,
-            )
-        )

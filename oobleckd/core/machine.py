@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
-from oobleckd.core import checkpoints, deploy, jobs, prepare, recovery, requests, steer, steps
+from oobleckd.core import checkpoints, deaths, deploy, jobs, prepare, recovery, requests, steer, steps
+from oobleckd.core.apply import apply
 from oobleckd.core.config import Config
 from oobleckd.core.context import Core, Level
-from oobleckd.core.entries import AnyEntry, NodeDrained, NodeJoined, NodeOver, Restarted, apply
+from oobleckd.core.entries import AnyEntry, NodeDrained, NodeJoined, NodeOver, Restarted
 from oobleckd.core.events import (
     Asked,
     Command,
@@ -352,12 +353,15 @@ class Machine:
 
     def _device_lost(self, name: str, message: DeviceLost) -> None:
         core, device = self.core, message.device
-        if not core.members.device_lost(name, message, core.now):
-            return
-        if core.run is not None and core.run.measuring == device:
-            core.run.measuring = ""  # the answer died with it
-        text = f"{device} lost: {message.evidence}; the spare of {name} takes its place"
-        core.announce("node", text, (f"node:{name}",), level="warn", node=name, device=device)
+        known = core.members.living_node(name, message.incarnation)
+        measuring = core.run.measuring if core.run is not None else ""
+        if core.members.device_lost(name, message, core.now):
+            if core.run is not None and measuring == device:
+                core.run.measuring = ""  # the answer died with it
+            text = f"{device} lost: {message.evidence}; the spare of {name} takes its place"
+            core.announce("node", text, (f"node:{name}",), level="warn", node=name, device=device)
+        if known:
+            deaths.died(core, message, measuring)
 
     def _link_lost(self, name: str) -> None:
         core = self.core

@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from oobleckd.core.lease import SHORTEST, Lease
 from oobleckd.protocol.messages import DeviceLost, Hello, LinkDown
 from oobleckd.protocol.parts import DeviceInfo, Spare
@@ -89,7 +91,7 @@ class Membership:
     ``lease_s``: the longest lease. ``beat_s``: the least distance of beats. ``asleep_s``: how long this daemon did not run although it was due; leases
     do not run meanwhile. ``touched``: nodes on which a plan may count more, or less, since somebody cleared it, and ``turns`` how often there was one: while it stands no life
     began or ended. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused. ``leaving``: nobody else has a notice.
-    ``owing``: nobody else has yet to drop what it was told to drop.
+    ``owing``: nobody else has yet to drop what it was told to drop. ``traits``: those that devices ever said.
     """
 
     lease_s: float
@@ -104,6 +106,7 @@ class Membership:
     at_odds: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
     owing: set[str] = field(default_factory=set)
+    traits: dict[tuple[tuple[str, str], ...], dict[str, str]] = field(default_factory=dict)
 
     def attend(self, now: float, due: float | None) -> float:
         """An event is at hand that should have come at ``due`` at the latest: the seconds that we slept through."""
@@ -210,9 +213,9 @@ class Membership:
 
     def device_lost(self, name: str, message: DeviceLost, now: float) -> bool:
         """The agent saw a device of its own exit; whether only that device's life is over by it."""
-        node = self.nodes.get(name)
-        if node is None or not node.alive or node.incarnation != message.incarnation:
+        if not self.living_node(name, message.incarnation):
             return False
+        node = self.nodes[name]
         node.ready = False
         self._touch(node)
         if not message.spare:
@@ -293,6 +296,11 @@ class Membership:
         if node is None or not node.alive or device in node.fallen:
             return False
         return any(info.device == device and info.life == life for info in node.devices)
+
+    def living_node(self, name: str, incarnation: str) -> bool:
+        """Whether this life of a node goes on."""
+        node = self.nodes.get(name)
+        return node is not None and node.alive and node.incarnation == incarnation
 
     def ended(self, device: str) -> bool:
         """Whether its agent has said that the process ended, or all of the node: it lives never again, whoever asks."""
@@ -384,11 +392,16 @@ class Membership:
         """The devices as the agent names them; one that was up and is not listed has fallen."""
         listed = {info.device for info in message.devices}
         absent = [] if message.ready else [info for info in node.devices if info.device not in listed]
-        node.devices = (*message.devices, *absent)
+        node.devices = (*map(self._sharing, message.devices), *absent)
         unseen = Fall("its process ended", now)
         node.fallen = {info.device: node.fallen.get(info.device, unseen) for info in absent}
         lives = {(info.device, info.life) for info in message.devices}
         self._let_off(node, {name: told for name, told in node.releasing.items() if (name, told[0]) in lives})
+
+    def _sharing(self, info: DeviceInfo) -> DeviceInfo:
+        """``info`` with the traits of those before that have the same: thousands of devices say them, and one dict is kept."""
+        known = self.traits.setdefault(tuple(info.traits.items()), info.traits)
+        return info if known is info.traits else msgspec.structs.replace(info, traits=known)
 
     def _touch(self, node: Node) -> None:
         self.touched.add(node.name)

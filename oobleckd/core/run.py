@@ -14,6 +14,7 @@ from oobleckd.core.pace import Paces
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.messages import CheckpointPart, Deploy, Held, LinkDown, Progress, Ready, StepDone
 from oobleckd.protocol.parts import Counters, Flags
+from oobleckd.protocol.traits import Difference
 from planner.plan import Layout, Plan, Transfer
 from planner.policy import Proposal, Setup, Situation
 
@@ -75,7 +76,7 @@ class Run:
     was last put into the votes. ``stumbled``: joining devices a link of which broke in the
     deployment before this one. ``guests``: devices that were ever told to prepare. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps the policy
     made the plan that is in force, or left it as it is. ``forgotten``: the journal has lost its end, so nothing that devices hold is known.
-    ``seen_alive``: by what of the members, and of those who take part, all lives were last seen to go on.
+    ``told_of``: in what its devices differ, as people were told. ``seen_alive``: by what of the members, and of those who take part, all lives were last seen to go on.
     """
 
     job: JobRecord
@@ -110,6 +111,7 @@ class Run:
     updates_early: int = 0
     updates_taken_back: int = 0
     forgotten: bool = False
+    told_of: tuple[Difference, ...] = ()
     seen_alive: tuple[object, ...] = ()
 
     def all_held(self) -> bool:

@@ -1,4 +1,4 @@
-"""The durable state of the daemon: what the journal builds. Changed only by ``entries.apply``."""
+"""The durable state of the daemon: what the journal builds. Changed only by ``apply``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from oobleckd.core.blame import Dispute
 from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState, LostRecords
+from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import Counters, FailureCause
@@ -22,6 +23,7 @@ from planner.profile import Profile
 
 HISTORY = 5000
 RECENT_STEPS = 20
+RECENT_DEATHS = 20
 LEAST_KEPT = 2
 """Complete checkpoints that are on the disk whatever ``checkpoint.keep`` says: the newest, and the one that was it before."""
 
@@ -67,6 +69,16 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     step_s: float
 
 
+class Died(msgspec.Struct, frozen=True):
+    """A device that died of ``death`` when so many steps were committed; ``planned_bytes`` of memory it was to have at most (0: not known)."""
+
+    device: str
+    death: Death
+    step: int
+    planned_bytes: int
+    at: float
+
+
 def _number(step: Step) -> int:
     return step.step
 
@@ -94,7 +106,8 @@ class JobRecord:
     the time of its devices went. ``origin``: the ``source`` that it was submitted with. ``kept``: the newest complete checkpoints, oldest
     first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong. ``notes``: what is to
     be said of its model's folder. ``num_skipped``: steps that were skipped, also those that a way back took. ``folder``: the name of that
-    which its checkpoints go into ("": its id, in a folder that may have no mark yet).
+    which its checkpoints go into ("": its id, in a folder that may have no mark yet). ``kinds``: the traits of
+    all devices that ever trained it, those that are alike once. ``deaths``: the newest of devices that knew what they died of, oldest first.
     """
 
     id: str
@@ -136,6 +149,8 @@ class JobRecord:
     notes: tuple[FolderNote, ...] = ()
     num_skipped: int = 0
     folder: str = ""
+    kinds: list[dict[str, str]] = field(default_factory=list)
+    deaths: list[Died] = field(default_factory=list)
     _survivors: _Survivors = field(default=_Survivors(), repr=False, compare=False)
 
     @property

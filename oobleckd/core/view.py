@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from oobleckd.core import alike, deaths
 from oobleckd.core.cadence import cadence
 from oobleckd.core.context import Core
 from oobleckd.core.membership import Node
@@ -18,6 +19,7 @@ from oobleckd.core.run import Run
 from oobleckd.core.state import Expected, JobRecord, Step
 from oobleckd.protocol.api import (
     Change,
+    DeathView,
     IncidentView,
     JobView,
     LayerRange,
@@ -179,6 +181,7 @@ def _node_view(core: Core, node: Node, held: _Held | None, use: _Use, *, inside:
         shadows=shadows,
         zone=node.zone,
         bits=tuple(d.decides_bits for d in node.devices),
+        traits=tuple(d.all_traits for d in node.devices),
     )
 
 
@@ -278,6 +281,12 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         notes=job.notes,
         steps_skipped=job.counters.skipped,
         skipped_in_row=job.counters.skipped_in_row,
+        kinds=tuple(job.kinds),
+        differences=alike.of_job(core, job),
+        deaths=tuple(
+            DeathView(each.device, each.step + 1, each.at, deaths.words(each), each.death, each.planned_bytes)
+            for each in job.deaths
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from oobleckd.daemon.config import Config, load_config
 from oobleckd.draw.lines import day
 from oobleckd.protocol.api import API_VERSION, LostRecords, NodeView, Status
 from oobleckd.protocol.settings import ConfigError
+from oobleckd.protocol.traits import differences
 from oobleckd.unixhttp import ClientError
 
 _USABLE = {"active", "standby"}
@@ -112,7 +113,17 @@ def _remedy(node: NodeView) -> str:
 
 
 def exactness(found: Sequence[NodeView]) -> list[Check]:
-    """What makes runs differ in their last bits: devices of several kinds, with other versions of torch, or other numbers of threads."""
+    """What makes runs differ in their last bits: devices of several kinds, with other libraries, drivers, settings, or other code of ours."""
+    unlike = differences({
+        device: traits
+        for node in found
+        if node.state in _USABLE
+        for device, traits in zip(node.devices, node.traits, strict=False)
+    })  # fmt: skip
+    if unlike:
+        text = f"devices come to different bits, so jobs that train on both are not compared: {'; '.join(map(str, unlike))}"
+        hint = "make them alike (drain the odd ones, or `oobleckctl describe node` and install the same): results then repeat bit for bit whatever fails"
+        return [Check("exactness", "warn", text, hint)]
     kinds = sorted({kind for node in found if node.state in _USABLE for kind in node.bits or node.kinds})
     if len(kinds) > 1:
         text = f"devices come to different bits, so nothing is compared: {'; '.join(kinds)}"

@@ -23,8 +23,9 @@ from oobleckd.ctl.output import (
 )
 from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers
 from oobleckd.draw.lines import clock, count, day, layers, seconds, size
+from oobleckd.protocol import modelnotes
 from oobleckd.protocol.api import IncidentView, JobView, LostRecords, NodeView, PipelineView, TemplateView
-from oobleckd.protocol.modelnotes import words
+from oobleckd.protocol.traits import NONE, between, words
 
 
 @click.command()
@@ -239,7 +240,9 @@ def _describe_job(client: Client, job: JobView) -> None:
         "gradient sums": f"copied to a peer {job.sum_copies} times a step" if job.sum_copies else "",
         "checkpoint": f"{job.checkpoint} (step {job.checkpoint_step})" if job.checkpoint else "",
         "cadence": _cadence(job),
-        "folder": "; ".join(map(words, job.notes)),
+        "folder": "; ".join(map(modelnotes.words, job.notes)),
+        "bits": _bits(job),
+        "deaths": "; ".join(f"step {each.step}: {each.text}" for each in job.deaths[-3:]),
         "digest": job.digest,
     })  # fmt: skip
     if job.pipelines:
@@ -257,6 +260,14 @@ def _skipped(job: JobView) -> str:
         return ""
     row = f", {job.skipped_in_row} in a row now" if job.skipped_in_row else ""
     return f"{count(job.steps_skipped, 'step')}{row}: loss or gradients not finite (train.on_nan = {job.spec.train.on_nan})"
+
+
+def _bits(job: JobView) -> str:
+    """Why the job does not end bit for bit where another run does; "" where it does."""
+    if job.differences:
+        return f"not comparable: {'; '.join(map(str, job.differences))}"
+    told = dict.fromkeys(words(between(kind, job.kinds[0])) for kind in job.kinds[1:])
+    return f"not comparable: trained by devices that differ: {'; '.join(told)}" if told else ""
 
 
 def _cadence(job: JobView) -> str:
@@ -301,6 +312,11 @@ def _describe_node(node: NodeView) -> None:
         "layers": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.layers),
         "shadows": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.shadows),
     })  # fmt: skip
+    names = {name: None for traits in node.traits for name in traits}
+    if names:
+        click.echo("what decides bits:")
+        rows = [(name, *(traits.get(name, NONE) for traits in node.traits)) for name in names]
+        emit_table(("TRAIT", *node.devices), rows)
 
 
 def _spare(node: NodeView) -> str:

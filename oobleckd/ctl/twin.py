@@ -26,6 +26,7 @@ from oobleckd.ctl.waiting import until_final
 from oobleckd.protocol.api import JobView, StepView
 from oobleckd.protocol.durable import write_whole
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.traits import KIND
 from oobleckd.protocol.unreadable import UNREADABLE
 
 _TRIES = 3
@@ -33,13 +34,14 @@ Watcher = Callable[[JobView], None]
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A twin that was run: its steps, its last checkpoint ("": it stopped before the end, as too many steps in a row were skipped), and what
-    decides the bits of the devices that it ran on.
+    """A twin that was run: its steps, its last checkpoint ("": it stopped before the end, as too many steps in a row were skipped), and what decides the bits of the devices that it ran on: in short (``kinds``), and all
+    that does (``traits``).
     """
 
     checkpoint: str
     steps: tuple[StepFact, ...]
     kinds: tuple[str, ...]
+    traits: tuple[dict[str, str], ...] = ()
 
 
 def run_of(job: JobView, steps: Sequence[StepView]) -> Run:
@@ -81,6 +83,21 @@ def kinds_of(client: Client, job: JobView) -> tuple[str, ...]:
     nodes = client.nodes()
     own = [node for node in nodes if node.name in job.nodes] or nodes
     return tuple(sorted({kind for node in own for kind in node.bits or node.kinds}))
+
+
+def traits_of(client: Client, job: JobView) -> tuple[dict[str, str], ...]:
+    """All that decides the bits of the devices that trained ``job``, those that are alike once. Of a job whose daemon did not keep that: of
+    the nodes that there are now.
+    """
+    if job.kinds:
+        return job.kinds
+    nodes = client.nodes()
+    own = [node for node in nodes if node.name in job.nodes] or nodes
+    found: list[dict[str, str]] = []
+    for node in own:
+        each = node.traits or [{KIND: kind} for kind in node.bits or node.kinds]
+        found += [traits for traits in each if traits not in found]
+    return tuple(found)
 
 
 def kept_file(client: Client, job: JobView, *, single: bool) -> Path:
@@ -146,7 +163,8 @@ def run_on_cluster(client: Client, job: JobView, told: Watcher) -> Kept:
             fail(f"{twin.name} is {done.state} at step {done.step}", done.reason, FAILED)
         if not done.incidents:
             last = "" if stopped(done) else done.checkpoint
-            return Kept(last, facts_of(client.steps(done.id)), kinds_of(client, done))
+            facts = facts_of(client.steps(done.id))
+            return Kept(last, facts, kinds_of(client, done), traits_of(client, done))
         note(f"{twin.name} lost nodes itself ({done.incidents} incidents); once more")
     raise Failure(f"{twin.name} met failures {_TRIES} times", "try again when the cluster is quiet", FAILED)
 
@@ -165,13 +183,14 @@ def run_single(job: Job, out: Path) -> Kept:
         run_worker("worker.twin", "--job", str(file), "--out", str(out))
     checkpoints = sorted(out.glob("step-*/manifest.json"))
     bits, steps = (out / "bits").read_text(encoding="utf-8"), read_steps(out / "steps.jsonl")
+    traits = msgspec.json.decode((out / "traits.json").read_bytes(), type=dict[str, str])
     if not checkpoints and _stops(job, steps):
-        return Kept("", steps, (bits,))
+        return Kept("", steps, (bits,), (traits,))
     if not checkpoints:
         raise Failure(
             f"the single process left no checkpoint in {out}", "is the disk full? try again", FAILED
         )
-    return Kept(str(checkpoints[-1].parent), steps, (bits,))
+    return Kept(str(checkpoints[-1].parent), steps, (bits,), (traits,))
 
 
 def _stops(job: Job, steps: Sequence[StepFact]) -> bool:

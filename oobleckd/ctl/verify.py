@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import FAILED, REFUSED, emit_item, fail, note
 from oobleckd.protocol.api import JobView
+from oobleckd.protocol.traits import KIND, NONE, Traits, between
 
 
 @click.command()
@@ -77,17 +78,33 @@ def _make(client: Client, view: JobView, file: Path, *, single: bool) -> twin.Ke
 
 def _check_comparable(client: Client, view: JobView, kept: twin.Kept) -> None:
     """Equal bits are promised on one kind of device and for one text; elsewhere a difference means nothing."""
-    kinds = twin.kinds_of(client, view)
-    # A daemon that was started upon its journal alone knows of no device: then only the twin's kind is known.
-    if (kinds and kinds != kept.kinds) or len({*kinds, *kept.kinds}) > 1:
-        _not_comparable("kinds of devices", " and ".join(kinds), " and ".join(kept.kinds))
+    # A daemon that was started upon a journal of before knows of no device: then only the twin's kind is known.
+    ours, theirs = twin.traits_of(client, view), kept.traits or tuple({KIND: kind} for kind in kept.kinds)
+    usual = (ours or theirs)[0]
+    if any(traits != usual for traits in (*ours, *theirs)):
+        _not_comparable("kinds of devices", *_told_apart(ours, theirs))
     if twin.stopped(view) or not kept.checkpoint:
         return
-    ours, theirs = (
-        read_manifest(Path(place)).get("corpus", "") for place in (view.checkpoint, kept.checkpoint)
-    )
-    if ours != theirs:
-        _not_comparable("texts", str(ours), str(theirs))
+    texts = [read_manifest(Path(place)).get("corpus", "") for place in (view.checkpoint, kept.checkpoint)]
+    if texts[0] != texts[1]:
+        _not_comparable("texts", *map(str, texts))
+
+
+def _told_apart(ours: Sequence[Traits], theirs: Sequence[Traits]) -> tuple[str, str]:
+    """The kinds of each run, in short: of every trait in which any two of them differ its value."""
+    every = [*ours, *theirs]
+    names = {name: None for traits in every for name in between(traits, every[0])}
+    return _kinds(ours, names), _kinds(theirs, names)
+
+
+def _kinds(found: Sequence[Traits], names: Iterable[str]) -> str:
+    said = (", ".join(_value(name, traits) for name in names) for traits in found)
+    return " and ".join(dict.fromkeys(said))
+
+
+def _value(name: str, traits: Traits) -> str:
+    value = traits.get(name, NONE)
+    return value if name == KIND else f"{name} {value}"
 
 
 def _not_comparable(what: str, ours: str, theirs: str) -> None:

@@ -10,9 +10,11 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
+from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import FailureCause, How
+from oobleckd.protocol.traits import Difference
 
 API_VERSION = "oobleck/v1"
 
@@ -196,7 +198,8 @@ class NodeView(msgspec.Struct, frozen=True):
 
     ``spare``: its warm spare, "" if it keeps none; ``spare_bytes`` of the host's memory are the spare's
     (0: not known yet). ``layers`` are those that its devices compute, ``shadows`` those that they hold for others. ``zone``: what
-    it fails together with, where that is known. ``bits``: of each device what decides the bits of its results.
+    it fails together with, where that is known. ``bits``: of each device what decides the bits of its results, in short; ``traits``:
+    all that does, by name.
     """
 
     name: str
@@ -215,6 +218,7 @@ class NodeView(msgspec.Struct, frozen=True):
     shadows: tuple[LayerRange, ...] = ()
     zone: str = ""
     bits: tuple[str, ...] = ()
+    traits: tuple[dict[str, str], ...] = ()
 
 
 class CadenceView(msgspec.Struct, frozen=True):
@@ -232,6 +236,19 @@ class CadenceView(msgspec.Struct, frozen=True):
     measured: bool
 
 
+class DeathView(msgspec.Struct, frozen=True):
+    """A device of a job that died in ``step``, and knew of what. ``text`` is for people; ``planned_bytes``: of memory, what it was to have at most
+    (0: not known).
+    """
+
+    device: str
+    step: int
+    at: float
+    text: str
+    death: Death
+    planned_bytes: int
+
+
 class JobView(msgspec.Struct, frozen=True):
     """A job as ``get jobs`` and ``describe`` show it.
 
@@ -243,7 +260,8 @@ class JobView(msgspec.Struct, frozen=True):
     ``cadence``: of its checkpoints, where that is not fixed; ``checkpoint_step``: the steps in the last one.
     ``cause``: of a failed job, where a program should know it. ``notes``: what is to be said of the folder that its model starts from.
     ``steps_skipped``: of ``step``, those that made no update, since their loss or
-    a gradient was not finite; ``skipped_in_row``: the last ones, if the last step was one.
+    a gradient was not finite; ``skipped_in_row``: the last ones, if the last step was one. ``kinds``: the traits of all devices that ever trained it, those that are alike
+    once; ``differences``: in what those differ that train it now. ``deaths``: the newest of its devices that knew what they died of.
     """
 
     id: str
@@ -278,6 +296,9 @@ class JobView(msgspec.Struct, frozen=True):
     notes: tuple[FolderNote, ...] = ()
     steps_skipped: int = 0
     skipped_in_row: int = 0
+    kinds: tuple[dict[str, str], ...] = ()
+    differences: tuple[Difference, ...] = ()
+    deaths: tuple[DeathView, ...] = ()
 
 
 class StepView(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import msgspec
 
 from oobleckd.protocol.corruption import Fingerprints, Odd
+from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import (
@@ -81,13 +82,14 @@ class DeviceLost(Message, frozen=True):
     """The agent saw its device process exit (``evidence``: what it saw, e.g. "signal 9").
 
     With ``spare`` the node lives on: its warm spare takes the place, and a Hello follows once it is up.
-    Without, all devices of the node start anew, under another incarnation.
+    Without, all devices of the node start anew, under another incarnation. ``death``: why, where the device said so, or the kernel did.
     """
 
     incarnation: str
     device: str
     evidence: str
     spare: bool = False
+    death: Death | None = None
 
 
 class DeviceUp(Message, frozen=True):
@@ -97,6 +99,12 @@ class DeviceUp(Message, frozen=True):
     """
 
     info: DeviceInfo
+
+
+class LastWords(Message, frozen=True):
+    """A device process that is about to end tells its agent why, which says it in its ``DeviceLost``. It never travels to the daemon."""
+
+    death: Death
 
 
 class SpareUp(Message, frozen=True):

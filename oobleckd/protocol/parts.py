@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from oobleckd.protocol.traits import KIND
+
 DATAGRAM_SESSION_BYTES, DATAGRAM_KEY_BYTES = 8, 32
 
 Outcome = Literal["applied", "skipped", "repeated"]
@@ -34,7 +36,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     ``address`` is "host:port" of its transport's TCP listener, ``local`` the path of its Unix-socket
     listener (peers on the same host use it). ``layout`` is the epoch of the layout it holds (0: none),
     ``epoch`` the highest epoch it has answered, ``step``/``round`` the first not committed there, ``holding`` whether it stopped at a boundary.
-    ``arithmetic``: what decides the bits of its results besides what it is: libraries, instructions, threads.
+    ``arithmetic``: for people, what decides the bits of its results besides what it is: libraries, instructions, threads. ``traits``: all
+    that does, by name.
     """
 
     device: str
@@ -52,11 +55,17 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     holding: bool = False
     life: str = ""
     arithmetic: str = ""
+    traits: dict[str, str] = {}
 
     @property
     def decides_bits(self) -> str:
-        """Devices of which this is the same come to the same bits."""
+        """What decides the bits of its results, in short, for people."""
         return bits_of(self.name or self.kind, self.arithmetic)
+
+    @property
+    def all_traits(self) -> dict[str, str]:
+        """Devices of which this is the same come to the same bits."""
+        return self.traits or {KIND: self.decides_bits}
 
 
 def bits_of(model: str, arithmetic: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from oobleckd.protocol.deaths import OUT_OF_MEMORY
 from tests.helpers import gpu
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.matrix import survivable
@@ -37,3 +38,16 @@ def test_a_kill_does_not_show(cluster: Cluster, phase: str, precision: str) -> N
     assert any(hit["point"] == phase for hit in cluster.fired()[before:]), "the kill did not fire"
     assert (done.step, done.steps_lost) == (done.steps, 0)
     cluster.ctl("verify", job)  # against a run of the same job, on the same GPU, in which nothing failed
+
+
+def test_a_job_that_does_not_fit_fails_and_blames_nobody(cluster: Cluster) -> None:
+    cluster.heal()
+    most = 1 << 24
+    model = {"config": {"n_layer": 6, "n_embd": 8192, "n_head": 4, "n_positions": 32, "vocab_size": 256}}
+    train = {"global_batch": most, "micro_batch": most, "sequence": 2}  # 1 TiB between two layers
+    job = cluster.client.submit(tiny_job("large", model=model, train=train)).id
+    failed = cluster.job_in(job, "failed", timeout_s=START_S)
+    assert failed.cause == OUT_OF_MEMORY
+    assert "out of memory while layers were measured, one at a time: used " in failed.reason
+    assert f"a smaller train.micro_batch than {most}" in failed.reason
+    assert {node.state for node in cluster.usable(NODES)} == {"standby"}

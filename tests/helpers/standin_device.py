@@ -2,7 +2,8 @@
 a device's name it is a spare.
 
 A Report is answered with Progress, a Resume with a StepDone whose round is the epoch, an Inject at "exit"
-with the end of the process. ``STANDIN_CRASH`` in the environment makes it end before it is up;
+with the end of the process, one at "hunger" with ``HUNGRY`` as its last words and the end. ``STANDIN_CRASH`` in the environment makes it
+end before it is up, ``STANDIN_SAYS`` as well, with that error as its last words (a kind and a text, with ": " between);
 ``STANDIN_STUCK`` names a folder to make: the spare that makes it hangs in the place that it is to take.
 """
 
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import click
 
-from oobleckd.protocol.messages import DeviceUp, Inject, Progress, Report, Resume, StepDone
+from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death, Memory
+from oobleckd.protocol.messages import DeviceUp, Inject, LastWords, Progress, Report, Resume, StepDone
 from oobleckd.protocol.parts import Counters, DeviceInfo
 from worker.children import die_with_parent
 from worker.faults import hang_for_ever
@@ -23,6 +25,14 @@ from worker.link import DeviceLink
 from worker.mailbox import Mailbox
 from worker.process import wait_for_place
 from worker.pulse import LOOK_UP_S, Pulse
+
+HUNGRY = Death(OUT_OF_MEMORY, "backward", "MemoryError", "job-1", 4, memory=Memory(2**30, 2**30))
+
+
+def end(link: DeviceLink, death: Death) -> None:
+    """End as a device does that knows why."""
+    link.send_last(LastWords(death))
+    os._exit(1)
 
 
 def answer(device: str, message: object) -> Progress | StepDone | None:
@@ -83,6 +93,9 @@ def main(
         hang_if_first(os.environ.get("STANDIN_STUCK"))
     mailbox, shown = Mailbox(), Pulse(pulse)
     link = DeviceLink(fd, mailbox, urgent=urgent)
+    if "STANDIN_SAYS" in os.environ:
+        kind, _, text = os.environ["STANDIN_SAYS"].partition(": ")
+        end(link, Death(kind, "start", text, hint="mend that" if kind == TO_MEND else ""))
     link.send(
         DeviceUp(DeviceInfo(device, kind, "stand-in", 0, f"{bind}:1", f"{run_dir}/none.sock", os.getpid()))
     )
@@ -90,6 +103,8 @@ def main(
         shown.wait()
         mailbox.wait(LOOK_UP_S)
         for message in mailbox.controls():
+            if isinstance(message, Inject) and message.at == "hunger":
+                end(link, HUNGRY)
             said = answer(device, message)
             if said is not None:
                 link.send(said)

@@ -18,6 +18,7 @@ from oobleckd.core.config import Config
 from oobleckd.core.events import Asked, Tick
 from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import AnyRequest, Response, Submit
+from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import DeviceLost, Goodbye, LinkDown
 from oobleckd.protocol.modelnotes import FolderNote
@@ -154,8 +155,10 @@ class World:
         if device.layout is layout and lost not in device.dead:  # else the link was closed before it broke
             device.tell(LinkDown(device.name, lost, "closed"))
 
-    def kill_device(self, name: str, restart_s: float = 0.5, *, index: int = 0) -> None:
-        """SIGKILL of a device process without a spare: its agent starts the node's devices anew."""
+    def kill_device(
+        self, name: str, restart_s: float = 0.5, *, index: int = 0, death: Death | None = None
+    ) -> None:
+        """SIGKILL of a device process without a spare (or it dies of ``death``): its agent starts the node's devices anew."""
         node, victim = self.nodes[name], device_name(name, index)
         if not node.alive or not node.ready:
             return
@@ -165,10 +168,10 @@ class World:
         for lost in node.devices:
             self._break_links_to(lost)
         node.ready = False
-        node.agent.call(self._renew, node, victim, restart_s)
+        node.agent.call(self._renew, node, victim, restart_s, death)
 
-    def _renew(self, node: SimNode, victim: str, restart_s: float) -> None:
-        node.to_daemon(DeviceLost(node.incarnation, victim, "signal 9"))
+    def _renew(self, node: SimNode, victim: str, restart_s: float, death: Death | None) -> None:
+        node.to_daemon(DeviceLost(node.incarnation, victim, str(death or "signal 9"), death=death))
         node.life = next(self.lives)
         for name in node.devices:
             node.outbox.forget(name)
@@ -181,19 +184,21 @@ class World:
             node.devices = {name: SimDevice(self, node, name) for name in node.devices}
             node.hello()
 
-    def spare_takes_place(self, name: str, index: int = 0, up_s: float = 0.05, *, heard: bool = True) -> None:
-        """SIGKILL of a device process whose place the node's spare takes; ``heard``: the agent's link is up."""
+    def spare_takes_place(
+        self, name: str, index: int = 0, up_s: float = 0.05, *, heard: bool = True, death: Death | None = None
+    ) -> None:
+        """SIGKILL of a device process (or it dies of ``death``) whose place the node's spare takes; ``heard``: the agent's link is up."""
         node, victim = self.nodes[name], device_name(name, index)
         if not (node.alive and node.ready and node.devices[victim].alive):
             return
         node.devices[victim].alive = False
         self.checks.note_lost_copies()
         self._break_links_to(victim)
-        node.agent.call(self._replace, node, victim, up_s, heard)
+        node.agent.call(self._replace, node, victim, up_s, heard, death)
 
-    def _replace(self, node: SimNode, victim: str, up_s: float, heard: bool) -> None:
+    def _replace(self, node: SimNode, victim: str, up_s: float, heard: bool, death: Death | None) -> None:
         if heard:
-            node.to_daemon(DeviceLost(node.incarnation, victim, "signal 9", spare=True))
+            node.to_daemon(DeviceLost(node.incarnation, victim, str(death or "signal 9"), True, death))
         node.outbox.forget(victim)
         self.after(up_s, node.agent.call, self._spare_up, node, node.life, victim)
 

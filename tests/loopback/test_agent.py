@@ -16,6 +16,7 @@ import pytest
 from zmq.auth import create_certificates, load_certificate
 
 from oobleckd.protocol import urgency
+from oobleckd.protocol.deaths import TO_MEND
 from oobleckd.protocol.messages import (
     Ack,
     Beat,
@@ -31,6 +32,7 @@ from oobleckd.protocol.messages import (
     StepDone,
 )
 from oobleckd.protocol.parts import Counters
+from tests.helpers.standin_device import HUNGRY
 from tests.helpers.stub_daemon import TIMEOUT_S, StubDaemon
 from worker.children import EXITING
 
@@ -431,6 +433,34 @@ def test_devices_that_never_come_up_are_tried_again(daemon: StubDaemon, launch: 
     _, stderr = agent.communicate(timeout=TIMEOUT_S)
     assert agent.returncode == 0
     assert "ended before it was up" in stderr
+
+
+@pytest.mark.parametrize(
+    ("says", "tries"), [(f"{TO_MEND}: no CUDA device", 1), ("ImportError: ImportError: no module named x", 2)]
+)
+def test_a_device_that_would_die_at_every_start_ends_the_agent(
+    daemon: StubDaemon, launch: Launch, says: str, tries: int
+) -> None:
+    agent = launch(daemon.endpoint, devices=1, STANDIN_SAYS=says)
+    _, stderr = agent.communicate(timeout=TIMEOUT_S)
+    assert agent.returncode == 1
+    assert f"error: n1/0 cannot start: {says.partition(': ')[2]}" in stderr
+    assert stderr.count(") ended: ") == tries
+    assert "hint: " in stderr
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_what_a_device_dies_of_is_passed_on(daemon: StubDaemon, launch: Launch, spare: bool) -> None:
+    launch(daemon.endpoint, spare=spare)
+    if spare:
+        with_spare(daemon)
+    else:
+        daemon.ready()
+    daemon.tell(Inject("sigkill", device="n1/1", at="hunger"))
+    lost = daemon.expect(DeviceLost)
+    assert (lost.device, lost.death, lost.spare) == ("n1/1", HUNGRY, spare)
+    assert lost.evidence == "out of memory in backward: used 1 GiB of 1 GiB"
+    daemon.ready()
 
 
 def test_curve(launch: Launch, tmp_path: Path) -> None:

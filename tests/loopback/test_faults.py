@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from oobleckd.ctl.twin import to_toml
 from oobleckd.protocol.api import IncidentView, NodeView
+from oobleckd.protocol.deaths import OUT_OF_MEMORY
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 4
@@ -124,3 +127,35 @@ def test_a_drill_passes_and_says_what_it_did(cluster: Cluster, tmp_path: Path) -
     lost = [node for act in done["script"] for node in act["nodes"]]
     assert [i.nodes[0] for i in cluster.client.incidents() if i.job == done["job"]] == lost
     cluster.usable(NODES)
+
+
+def starve(cluster: Cluster, node: str) -> None:
+    """The device of ``node`` gets no more memory than it has, but for words."""
+    (pid,) = cluster.device_pids(node)
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    (kib,) = map(int, re.findall(r"^VmData:\s+(\d+) kB$", status, re.MULTILINE))
+    resource.prlimit(pid, resource.RLIMIT_DATA, (1024 * kib + (1 << 19), resource.RLIM_INFINITY))
+
+
+def test_out_of_memory_once_is_a_loss_and_twice_fails_the_job(cluster: Cluster) -> None:
+    cluster.heal()
+    nodes = [node.name for node in cluster.usable(NODES)]
+    starve(cluster, nodes[1])  # the first one measures
+    short = {"steps": 6, "global_batch": 6}
+    once = cluster.client.submit(tiny_job("once", train=short)).id
+    (died,) = cluster.job_in(once, "done").deaths
+    assert (died.device, died.death.kind, died.death.phase) == (f"{nodes[1]}/0", OUT_OF_MEMORY, "deploy")
+    cluster.usable(NODES)
+    for node in nodes[1:3]:
+        starve(cluster, node)
+    twice = cluster.client.submit(tiny_job("twice", train=short)).id
+    failed = cluster.job_in(twice, "failed")
+    assert failed.cause == OUT_OF_MEMORY
+    for words in (
+        "does not fit: ",
+        "in deploy: planned ",
+        "used ",
+        "(try a smaller train.micro_batch than 2; or ",
+    ):
+        assert words in failed.reason
+    assert {node.state for node in cluster.usable(NODES)} == {"standby"}  # nobody is to blame

@@ -215,3 +215,34 @@ def test_a_quarantined_node_comes_back_when_an_operator_says_so() -> None:
     world.ask(Drain("n05", "memory replaced", undo=True, who="tester"))
     finish(world)
     assert "n05" in world.job().plan.nodes()
+
+
+def told_of_differences(world: World) -> list:
+    return [change for change in world.machine.core.state.history if "differences" in change.data]
+
+
+def test_people_hear_once_who_differs_and_in_what() -> None:
+    world = running(rounds_apart={"n02/0": "another torch"})
+    (found,) = world.view().differences
+    assert (found.devices, found.usual) == (("n02/0",), "n01/0")
+    finish(world)
+    (told,) = told_of_differences(world)
+    assert told.level == "warn"
+    assert "n02/0 differs from n01/0 in device cpu, another torch != cpu" in told.text
+    assert told.story == ("job:job-1", "node:n02")
+    assert world.view().differences == ()  # it is done; what trained it stays known
+    assert world.view().kinds == ({"device": "cpu"}, {"device": "cpu, another torch"})
+    world.daemon.stop()
+    world.daemon.start()
+    assert len(world.view().kinds) == 2
+
+
+def test_one_of_another_kind_that_stands_by_does_not_keep_others_from_being_compared() -> None:
+    world = World(0, 7, rounds_apart={"n07/0": "another torch"})
+    world.run_for(3.0)
+    world.submit(make_job(steps=20, memory=300, every=4, min_pipeline_nodes=3, max_nodes=6))
+    world.until_step(6)
+    assert "n07/0" not in world.job().layout.holdings
+    assert told_of_differences(world) == []
+    flip(world, "n02/0")
+    world.run(lambda: of_kind(world, CorruptionFound))

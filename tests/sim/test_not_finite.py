@@ -7,7 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oobleckd.core.entries import JobSubmitted, State, apply
+from oobleckd.core.apply import apply
+from oobleckd.core.entries import JobSubmitted
+from oobleckd.core.state import State
 from oobleckd.protocol.parts import Counters
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from oobleckd.core import failures
+from oobleckd.core.apply import apply
 from oobleckd.core.cadence import LEAST_COST_S, LEAST_S, MOST_S, cadence, due
-from oobleckd.core.entries import CheckpointWritten, LayoutDeployed, RolledBack, apply
+from oobleckd.core.entries import CheckpointWritten, LayoutDeployed, RolledBack
 from oobleckd.core.state import JobRecord, State, Step
 from oobleckd.protocol.job import Checkpoint
 from oobleckd.protocol.parts import Counters

@@ -166,6 +166,16 @@ def test_exactness() -> None:
     assert levels(found(state="lost", kinds=("cuda",))) == ["ok"]
 
 
+def test_exactness_names_who_differs_and_in_what() -> None:
+    usual = {"device": "NVIDIA H200", "transformers": "5.23.0", "driver": "580.65"}
+    nodes = [node_view(f"node-{index}", traits=(usual,)) for index in range(1, 4)]
+    assert levels(clustercheck.exactness(nodes)) == ["ok"]
+    nodes.append(node_view("node-0", traits=(usual | {"transformers": "5.24.1"},)))
+    (check,) = clustercheck.exactness(nodes)
+    assert check.level == "warn"
+    assert "node-0/0 differs from node-1/0 in transformers 5.24.1 != 5.23.0" in check.text
+
+
 def test_the_verb(ctl: Ctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OOBLECK_KEYS_DIR", str(tmp_path / "keys"))

@@ -106,6 +106,9 @@ def test_describe(ctl: Ctl) -> None:
     assert "running: all is well" in job
     assert "inc-1" in job
     assert "node-1/0 (cpu, pid 1)" in ctl("describe", "node", "node-1").stdout
+    ctl.api.nodes = [node_view("node-1", traits=({"device": "cpu", "transformers": "5.23.0"},))]
+    said = ctl("describe", "node", "node-1").stdout
+    assert said.splitlines()[-1].split() == ["transformers", "5.23.0"]
     incident = ctl("describe", "incident", "inc-1").stdout
     assert "5 of 40 layer-gradients" in incident
     assert "detect" in incident

@@ -219,6 +219,33 @@ def test_a_twin_of_another_kind_is_not_comparable(cluster: Ctl) -> None:
     assert "cuda here, cpu without failures" in cluster("verify", "job-1").stderr
 
 
+H200 = {"device": "NVIDIA H200", "transformers": "5.23.0", "driver": "580.65"}
+
+
+def test_what_differs_is_named(cluster: Ctl) -> None:
+    cluster.api.jobs[0] = job_view(checkpoint=cluster.api.jobs[0].checkpoint, kinds=(H200,))
+    cluster.api.nodes = [node_view("node-1", traits=(H200 | {"driver": "575.51", "transformers": "5.1"},))]
+    result = cluster("verify", "job-1")
+    assert result.exit_code == 1
+    said = "different kinds of devices: driver 580.65, transformers 5.23.0 here, driver 575.51, transformers 5.1 without failures"
+    assert said in result.stderr
+
+
+def test_who_trained_the_job_counts_and_not_who_is_here_now(cluster: Ctl) -> None:
+    mixed = (H200, H200 | {"driver": "575.51"})
+    cluster.api.nodes = [node_view("node-1", traits=(H200,))]
+    cluster.api.jobs[0] = job_view(checkpoint=cluster.api.jobs[0].checkpoint, kinds=mixed)
+    result = cluster("verify", "job-1")
+    assert result.exit_code == 1
+    assert "kinds of devices: driver 580.65 and driver 575.51 here, driver 580.65 without" in result.stderr
+    assert (
+        "not comparable: trained by devices that differ: driver 575.51 != 580.65"
+        in cluster("describe", "job", "job-1").stdout
+    )
+    cluster.api.jobs[0] = job_view(checkpoint=cluster.api.jobs[0].checkpoint, kinds=mixed[:1])
+    assert "bit-identical" in cluster("verify", "job-1").stdout
+
+
 def test_a_job_without_exact_sums(cluster: Ctl) -> None:
     raw = msgspec.to_builtins(job_spec())
     raw["train"]["exact"] = False

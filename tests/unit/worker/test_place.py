@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from oobleckd.protocol.parts import DeviceInfo
-from worker.place import _cpu_maker, arithmetic
+from worker.errors import UserError
+from worker.place import Place, arithmetic, no_cuda, torch_device
 
 CPU = torch.device("cpu")
 
@@ -28,14 +30,23 @@ def test_what_decides_bits() -> None:
     assert one.decides_bits == f"cpu, {said}" != other.decides_bits == "cpu"
 
 
-def test_who_made_the_cpu(tmp_path: Path) -> None:
-    file = tmp_path / "cpuinfo"
-    file.write_text(
-        "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel\t: 1\n\nprocessor\t: 1\nvendor_id\t: Other\n"
-    )
-    assert _cpu_maker(file) == "GenuineIntel"
-    file.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
-    assert _cpu_maker(file) == "0x41"
-    file.write_text("")
-    assert _cpu_maker(file) == ""
-    assert _cpu_maker(tmp_path / "none") == ""
+def test_no_cuda_device_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(UserError, match=r"no CUDA device: torch \S+ is built without CUDA") as caught:
+        torch_device(Place("a/0", "cuda", "h", "127.0.0.1", tmp_path))
+    assert "--kind cpu" in caught.value.hint
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+    def init() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check that you have one")
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    assert no_cuda({}) == "Found no NVIDIA driver on your system."
+    hidden = no_cuda({"CUDA_VISIBLE_DEVICES": "-1"})
+    assert hidden.endswith("(CUDA_VISIBLE_DEVICES='-1' hides those that are not in it)")
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert no_cuda({}) == "torch sees none on this machine"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert no_cuda({}) == ""

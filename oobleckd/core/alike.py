@@ -1,0 +1,44 @@
+"""Devices of one job that do not come to the same bits: people are told which and why, and the journal keeps what trained it.
+
+Such a plan is as good as any other and may be all that there is; what it cannot have is the promise of equal bits, and replicas that are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from oobleckd.core.context import Core
+from oobleckd.core.entries import KindTrained
+from oobleckd.core.run import Run
+from oobleckd.core.state import JobRecord
+from oobleckd.protocol.traits import Difference, differences, nodes_of
+
+
+def among(core: Core, devices: Collection[str]) -> tuple[Difference, ...]:
+    """In what those of ``devices`` that are known differ."""
+    infos = (core.members.device(device) for device in devices)
+    return differences({info.device: info.all_traits for info in infos if info is not None})
+
+
+def of_job(core: Core, job: JobRecord) -> tuple[Difference, ...]:
+    """In what the devices differ that hold layers of ``job`` now."""
+    return () if job.final else among(core, job.survivors())
+
+
+def deployed(core: Core, run: Run) -> None:
+    """A layout is in force: keep the kinds of its devices, and say in what they differ, if that is news."""
+    job = run.job
+    infos = (core.members.device(device) for device in job.survivors())
+    for info in infos:
+        if info is not None and info.all_traits not in job.kinds:
+            core.record(KindTrained(job.id, info.all_traits))
+    found = of_job(core, job)
+    if found and found != run.told_of:
+        what = "; ".join(map(str, found))
+        text = f"{job.id}: its devices do not come to the same bits: {what}; so replicas are not compared, and neither are results"
+        story = [f"job:{job.id}", *(f"node:{node}" for node in nodes_of(found))]
+        said = msgspec.to_builtins(found)
+        core.announce("plan", text, story, level="warn", job=job.id, differences=said)
+    run.told_of = found

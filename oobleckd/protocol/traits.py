@@ -1,0 +1,68 @@
+"""What decides the bits of a device's results, by name, and in what devices differ. Pure; a device finds out about itself (``worker.traits``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from planner.plan import node_of
+
+Traits = Mapping[str, str]
+"""Trait -> value, both for people: "transformers" -> "5.1.0". Devices with equal traits come to equal bits."""
+
+KIND = "device"
+"""The trait that says what the device is, such as "NVIDIA H200" or "cpu"."""
+NONE = "none"
+"""How a trait is shown that a device does not have."""
+_NAMED = 3  # devices, or values of a trait, in a sentence
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """These ``devices`` differ from those that are like ``usual`` (of which there are most) in ``traits``: name -> theirs, the usual one."""
+
+    devices: tuple[str, ...]
+    usual: str
+    traits: dict[str, tuple[str, str]]
+
+    def __str__(self) -> str:
+        who = ", ".join(self.devices[:_NAMED])
+        more = len(self.devices) - _NAMED
+        who += f" and {more} more" if more > 0 else ""
+        verb = "differs" if len(self.devices) == 1 else "differ"
+        return f"{who} {verb} from {self.usual} in {words(self.traits)}"
+
+
+def between(one: Traits, other: Traits) -> dict[str, tuple[str, str]]:
+    """Trait -> its value in ``one`` and in ``other``, where these are not the same; in name order, what the device is first."""
+    names = sorted(one.keys() | other.keys(), key=lambda name: (name != KIND, name))
+    found = {name: (one.get(name, NONE), other.get(name, NONE)) for name in names}
+    return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
+
+
+def words(differing: Mapping[str, tuple[str, str]]) -> str:
+    """For a sentence: "transformers 5.1.0 != 5.2.0, driver 580.65 != 575.51"."""
+    return ", ".join(f"{name} {one} != {other}" for name, (one, other) in differing.items())
+
+
+def differences(devices: Mapping[str, Traits]) -> tuple[Difference, ...]:
+    """One for each group of alike devices besides the largest (of those the one that has the first name); () where all are alike."""
+    # Thousands of devices share a few dicts (``core.membership``), and whoever looks at a job asks: each dict is looked into once.
+    same: dict[int, list[str]] = {}
+    for device, traits in devices.items():
+        same.setdefault(id(traits), []).append(device)
+    if len(same) <= 1:
+        return ()
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for alike in same.values():
+        groups.setdefault(tuple(sorted(devices[alike[0]].items())), []).extend(alike)
+    ordered = sorted(map(sorted, groups.values()), key=lambda group: (-len(group), group))
+    usual = ordered[0][0]
+    return tuple(
+        Difference(tuple(group), usual, between(devices[group[0]], devices[usual])) for group in ordered[1:]
+    )
+
+
+def nodes_of(found: Sequence[Difference]) -> tuple[str, ...]:
+    """The nodes of all who differ, in name order."""
+    return tuple(sorted({node_of(device) for difference in found for device in difference.devices}))
