@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from oobleckd.protocol.checkpoint import room
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters, Vote
@@ -65,14 +67,16 @@ def due_after(job: Job, vote: Vote, step: int) -> Due:
     fixed = every not in {0, "auto"} and step % int(every) == 0 and outcome_of(vote) != "repeated"
     free = vote.flags.hold or not vote.flags.writing
     last = step >= job.train.steps
-    return Due(last or (free and (fixed or vote.flags.checkpoint)), fixed and not free and not last)
+    clock = fixed and not vote.flags.full
+    return Due(last or (free and (clock or vote.flags.checkpoint)), clock and not free and not last)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one device writes of a checkpoint: the states of ``buckets`` as they were at the boundary ``counters``.
 
-    ``source``: copies of them, and training goes on while these are written; else the store's own.
+    ``source``: copies of them, and training goes on while these are written; else the store's own. ``last``: after the job's last step, so it is
+    the result.
     """
 
     device: str
@@ -83,6 +87,12 @@ class Share:
     num_buckets: int
     buckets: Mapping[int, Bucket]
     source: Hosted | Mapping[int, BucketState]
+    last: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """What the files take, but for their heads."""
+        return sum(tensor.nbytes for state in self.states.values() for tensor in state.tensors())
 
     @property
     def copied(self) -> bool:
@@ -119,6 +129,7 @@ def take_share(
         len(buckets),
         {index: buckets[index] for index in own},
         Hosted(store, own) if copied else {index: store.buckets[index] for index in own},
+        counters.step >= job.train.steps,
     )
 
 
@@ -127,12 +138,16 @@ def pinned(tensor: Tensor) -> Tensor:
     return tensor.pin_memory() if torch.cuda.is_available() else tensor
 
 
-def write_share(share: Share, halfway: Callable[[], object]) -> Iterator[CheckpointPart]:
-    """Write it, one part a bucket; a part is durable when it comes. ``halfway`` is called in the middle of every file.
+def write_share(
+    share: Share, halfway: Callable[[], object], done: Collection[int] = ()
+) -> Iterator[CheckpointPart]:
+    """Write it but for the buckets ``done``, one part a bucket; a part is durable when it comes. ``halfway`` is called in the middle of every file.
 
-    Raises UserError when the disk refuses.
+    Raises CannotWrite when the disk refuses, or somebody removed the folder; and before anything is written where there is no room for all of it.
     """
-    for index, state in share.states.items():
+    left = {index: state for index, state in share.states.items() if index not in done}
+    _check_room(share, left)
+    for index, state in left.items():
         written = checkpoint.write_bucket(
             share.directory,
             share.buckets[index],
@@ -143,7 +158,7 @@ def write_share(share: Share, halfway: Callable[[], object]) -> Iterator[Checkpo
             halfway,
         )
         if written is None:
-            return
+            raise checkpoint.CannotWrite(share.directory, "somebody removed the folder")
         yield CheckpointPart(
             share.device,
             share.job_id,
@@ -154,3 +169,14 @@ def write_share(share: Share, halfway: Callable[[], object]) -> Iterator[Checkpo
             *written,
             share.corpus,
         )
+
+
+def _check_room(share: Share, left: Mapping[int, BucketState]) -> None:
+    """A disk that this share alone would fill is not filled: others write there, too."""
+    needed = sum(tensor.nbytes for state in left.values() for tensor in state.tensors())
+    with suppress(OSError):  # writing will tell
+        free_bytes, free_files = room(share.directory)
+        if free_bytes < needed:
+            raise checkpoint.CannotWrite(share.directory, "No space left on device")
+        if 0 <= free_files < len(left):
+            raise checkpoint.CannotWrite(share.directory, "No inodes left on device")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from oobleckd.core import room
 from oobleckd.core.cadence import cadence
 from oobleckd.core.context import Core
 from oobleckd.core.membership import Node
@@ -241,6 +242,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         cadence=cadence(job) if not job.final else None,
         checkpoint_step=job.checkpoint_counters.step,
         cause=job.cause,
+        checkpoint_trouble=room.view(run) if run else None,
     )
 
 

@@ -222,6 +222,18 @@ class CadenceView(msgspec.Struct, frozen=True):
     measured: bool
 
 
+class TroubleView(msgspec.Struct, frozen=True):
+    """Why no checkpoint can be written now: ``text`` for people, ``tries`` in vain since the last one was complete, the first at ``since``
+    (0: none was begun). A checkpoint takes ``needed_bytes``, of which ``free_bytes`` are free (-1: not known).
+    """
+
+    text: str
+    since: float = 0.0
+    tries: int = 0
+    needed_bytes: int = 0
+    free_bytes: int = -1
+
+
 class JobView(msgspec.Struct, frozen=True):
     """A job as ``get jobs`` and ``describe`` show it.
 
@@ -231,7 +243,7 @@ class JobView(msgspec.Struct, frozen=True):
     staggered update), ``updates_taken_back`` of those in vain. ``boundary_bytes``: what a device keeps at most of what it sent;
     ``sum_copies``: how often in a step a peer gets a copy of its gradient sums.
     ``cadence``: of its checkpoints, where that is not fixed; ``checkpoint_step``: the steps in the last one.
-    ``cause``: of a failed job, where a program should know it.
+    ``cause``: of a failed job, where a program should know it. ``checkpoint_trouble``: why its checkpoints cannot be written now, if so.
     """
 
     id: str
@@ -263,6 +275,7 @@ class JobView(msgspec.Struct, frozen=True):
     cadence: CadenceView | None = None
     checkpoint_step: int = 0
     cause: FailureCause = ""
+    checkpoint_trouble: TroubleView | None = None
 
 
 class StepView(msgspec.Struct, frozen=True):

@@ -19,9 +19,17 @@ from oobleckd.core.events import Asked, Tick
 from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import AnyRequest, Response, Submit
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import DeviceLost, Goodbye, LinkDown
+from oobleckd.protocol.messages import (
+    DeviceAwake,
+    DeviceLost,
+    DeviceStopped,
+    EndStopped,
+    Goodbye,
+    LinkDown,
+    Wake,
+)
 from planner.plan import Layout, device_name, node_of
-from tests.helpers.simagent import SimNode
+from tests.helpers.simagent import SimNode, Sleeper
 from tests.helpers.simchecks import Checks
 from tests.helpers.simdaemon import Daemon
 from tests.helpers.simdevice import SimDevice
@@ -63,6 +71,8 @@ class World:
         self.partial: dict[str, dict[int, State]] = {}
         self.complete: dict[str, dict[int, State]] = {}
         self.damaged: dict[str, int] = {}  # checkpoint -> the bucket whose file is not what was written
+        self.disk_full = False  # of the checkpoints
+        self.held = False  # stopped processes, by what SIGCONT does not end
         self.early = self.taken_back = 0  # updates before all votes were in, and those in vain
         self.fired: list[tuple[str, str]] = []
         # Device whose arithmetic comes to other norms -> what it says of that.
@@ -179,6 +189,37 @@ class World:
             node.devices = {name: SimDevice(self, node, name) for name in node.devices}
             node.hello()
 
+    def stop_device(self, name: str, index: int = 0) -> None:
+        """SIGSTOP of a device process (of all of the node's here): its agent sees it after a second, and says so until it goes on."""
+        node = self.nodes[name]
+        node.host.stop()
+        self.after(
+            1.0, node.agent.call, self._say_stopped, node, node.devices[device_name(name, index)], self.now
+        )
+
+    def _say_stopped(self, node: SimNode, device: SimDevice, since: float) -> None:
+        if not (node.alive and device.alive):
+            return
+        if node.host.asleep:
+            stopped_s = self.now - since
+            node.to_daemon(DeviceStopped(node.incarnation, device.name, device.life, "stopped", stopped_s))
+            self.after(1.0, node.agent.call, self._say_stopped, node, device, since)
+        else:
+            node.to_daemon(DeviceAwake(node.incarnation, device.name, device.life, self.now - since))
+
+    def wake_device(self, node: SimNode, message: Wake) -> None:
+        """Its agent sends SIGCONT, which takes where nothing holds the process."""
+        device = node.devices.get(message.device)
+        if device is not None and device.life == message.life and not self.held:
+            node.host.go_on()
+
+    def end_device(self, node: SimNode, message: EndStopped) -> None:
+        """Its agent ends it, without a spare."""
+        device = node.devices.get(message.device)
+        if device is not None and device.alive and device.life == message.life and node.host.asleep:
+            node.host = Sleeper()
+            self.kill_device(node.name, index=int(device.name.rpartition("/")[2]))
+
     def spare_takes_place(self, name: str, index: int = 0, up_s: float = 0.05, *, heard: bool = True) -> None:
         """SIGKILL of a device process whose place the node's spare takes; ``heard``: the agent's link is up."""
         node, victim = self.nodes[name], device_name(name, index)
@@ -236,6 +277,13 @@ class World:
 
     def write(self, directory: str, bucket: int, state: State) -> None:
         self.partial.setdefault(directory, {})[bucket] = state
+
+    def discard(self, directory: str) -> None:
+        """The daemon gives back the room of what nobody will complete."""
+        for partial in [
+            name for name in self.partial if name == directory or name.startswith(f"{directory}/")
+        ]:
+            del self.partial[partial]
 
     def norm(self, bucket: int, step: int) -> float:
         """The squared norm of a bucket's gradient: in a step of ``clips`` that of one bucket must be clipped."""
