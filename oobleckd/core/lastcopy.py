@@ -94,7 +94,8 @@ def spared(core: Core, name: str) -> bool:
         return False
     if name not in run.waits:
         layers = _lost_with(run, [device for device in run.job.survivors() if node_of(device) == name])
-        if not layers:
+        # Whose link has closed is no stopped one; and where nobody is heard there is nobody who would wait.
+        if not (layers and node.connected and core.members.hears_others(node, core.now)):
             return False
         budget_s = _way_back_s(core, run, [name], ended=True)
         wait = Wait(layers, node.heard_at, core.members.waking(core.now) + budget_s, node.lease.heard)

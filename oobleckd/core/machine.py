@@ -149,7 +149,7 @@ class Machine:
         if core.now < core.joined_at + core.config.batch_s:
             due.append(core.joined_at + core.config.batch_s)
         if core.run is not None:
-            due += [room.deadline(core.run), lastcopy.deadline(core, core.run)]
+            due += [room.deadline(core, core.run), lastcopy.deadline(core, core.run)]
         if core.members.nodes or self.grace_until is not None:
             due.append(core.now + core.config.look_s)
         return min((at for at in due if at is not None), default=None)

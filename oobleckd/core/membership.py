@@ -256,6 +256,10 @@ class Membership:
                 node.suspect_at = node.heard_at if node.suspect_at is None else node.suspect_at
                 self._over(node, f"no sign of life for {silence_s:.2g} s (its lease: {length_s:.2g} s)", now)
 
+    def hears_others(self, node: Node, now: float) -> bool:
+        """Whether some other node is in time."""
+        return self._hear_others(node, self.waking(now))
+
     def silent_s(self, node: Node, now: float) -> float:
         """For how long a living node is silent, if that is longer than it should be; else 0."""
         awake = self.waking(now)

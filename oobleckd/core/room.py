@@ -80,10 +80,9 @@ def look(core: Core, run: Run) -> None:
     core.outbox.append(LookAtRoom(job.id, folder(core, job)))
 
 
-def deadline(run: Run) -> float | None:
-    """When ``look`` or a try is due; None while all is well."""
-    trouble = run.trouble
-    return trouble.looked_at + LOOK_EVERY_S if trouble.text or trouble.short else None
+def deadline(core: Core, run: Run) -> float | None:
+    """When to look again if nothing else happens; None while all is well."""
+    return core.now + LOOK_EVERY_S if run.trouble.text or run.trouble.short else None
 
 
 def on_room(core: Core, event: RoomSeen) -> None:

@@ -145,6 +145,7 @@ class Daemon:
         assert len(command.manifest["buckets"]) == len(self.world.buckets)
         final = command.directory.removesuffix(".partial")
         self.world.complete[final] = dict(states)
+        del self.world.partial[command.directory]
         self.world.damaged.pop(final, None)
         done = ManifestWritten(command.directory)
         self.world.after(self.world.random.uniform(*self.plan_s), self.feed, self.life, done)
