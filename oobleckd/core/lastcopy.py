@@ -45,7 +45,7 @@ def on_stopped(core: Core, node: str, message: DeviceStopped) -> None:
         return
     wait = run.waits.get(device)
     if wait is None and run.ending.get(device) != message.life:
-        layers = _lost_with(run, [device])
+        layers = _lost_with(core, run, [device])
         if not (layers or run.job.spec.fault_tolerance.policy in ROLLING_BACK):
             _end(core, run, device)
             return
@@ -93,7 +93,7 @@ def spared(core: Core, name: str) -> bool:
     if run is None or run.job.layout is None:
         return False
     if name not in run.waits:
-        layers = _lost_with(run, [device for device in run.job.survivors() if node_of(device) == name])
+        layers = _lost_with(core, run, [device for device in run.job.survivors() if node_of(device) == name])
         # Whose link has closed is no stopped one; and where nobody is heard there is nobody who would wait.
         if not (layers and node.connected and core.members.hears_others(node, core.now)):
             return False
@@ -107,7 +107,7 @@ def awaited(core: Core, run: Run) -> bool:
     """After a restart of this daemon, its grace being over: whether nodes that were waited for before it, as the open incident has them, still are."""
     silent = run.incident.nodes if run.incident is not None else ()
     names = [name for name in recovery.awaited(core, run) if name in silent]
-    layers = _lost_with(run, [device for device in run.job.survivors() if node_of(device) in names])
+    layers = _lost_with(core, run, [device for device in run.job.survivors() if node_of(device) in names])
     if not layers or run.forgotten:
         return False
     for name in names:
@@ -213,12 +213,15 @@ def _in_vain(core: Core, run: Run, name: str) -> None:
 # ---------------------------------------------------------------------- what an end would cost
 
 
-def _lost_with(run: Run, devices: Collection[str]) -> tuple[int, ...]:
-    """The layers that nobody would hold without ``devices``, and without those that are about to be ended."""
+def _lost_with(core: Core, run: Run, devices: Collection[str]) -> tuple[int, ...]:
+    """The layers that nobody would hold without ``devices``, without those that are about to be ended, and without those of which nobody knows that they
+    live: after a restart of this daemon losses are not looked at before all are back.
+    """
     job = run.job
     if job.layout is None or not devices:
         return ()
-    copies = job.layout.copies({*job.dead, *run.ending, *devices})
+    unknown = [device for device in job.survivors() if not core.members.living(device, job.lives[device])]
+    copies = job.layout.copies({*job.dead, *run.ending, *unknown, *devices})
     return tuple(layer for layer, count in enumerate(copies) if not count)
 
 

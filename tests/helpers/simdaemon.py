@@ -131,7 +131,9 @@ class Daemon:
             case LookAtRoom():
                 free = 0 if self.world.disk_full else 2**40
                 seen = RoomSeen(command.job, free, free)
-                self.world.after(self.world.random.uniform(*self.plan_s), self.feed, self.life, seen)
+                self.world.after(
+                    self.plan_s[0], self.feed, self.life, seen
+                )  # without a dice: seeds stay what they are
 
     def _write_manifest(self, command: WriteManifest) -> None:
         if self.world.disk_full:

@@ -189,13 +189,12 @@ class World:
             node.devices = {name: SimDevice(self, node, name) for name in node.devices}
             node.hello()
 
-    def stop_device(self, name: str, index: int = 0) -> None:
-        """SIGSTOP of a device process (of all of the node's here): its agent sees it after a second, and says so until it goes on."""
+    def stop_device(self, name: str) -> None:
+        """SIGSTOP of the device processes of a node: its agent sees it after a second, and says so until they go on."""
         node = self.nodes[name]
         node.host.stop()
-        self.after(
-            1.0, node.agent.call, self._say_stopped, node, node.devices[device_name(name, index)], self.now
-        )
+        for device in list(node.devices.values()):
+            self.after(1.0, node.agent.call, self._say_stopped, node, device, self.now)
 
     def _say_stopped(self, node: SimNode, device: SimDevice, since: float) -> None:
         if not (node.alive and device.alive):

@@ -234,6 +234,20 @@ def test_a_daemon_that_restarts_meanwhile_goes_on_waiting(silent: bool) -> None:
     assert not any(incident.open for incident in world.incidents())
 
 
+@pytest.mark.parametrize("down_s", [0.5, 1.5])
+def test_of_two_that_hold_both_copies_a_daemon_that_just_starts_keeps_one(down_s: float) -> None:
+    """Whom it had ended is not known to be dead yet: losses are looked at when all are back."""
+    world = training(num_nodes=4, f=1, memory=350, min_pipeline_nodes=1)
+    layout = world.job().layout
+    one = next(iter(layout.holdings))
+    world.daemon.restart(down_s)
+    for device in layout.holdings:
+        if layout.holdings[device] == layout.holdings[one]:
+            world.stop_device(node_of(device))
+    finish(world)
+    assert (world.job().steps_lost, ways_back(world)) == (0, [])
+
+
 def test_where_nothing_trains_a_stopped_device_is_ended() -> None:
     world = World(0, 2)
     world.run_for(3.0)
