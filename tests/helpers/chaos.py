@@ -16,7 +16,7 @@ from planner.plan import node_of
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import KEEPING, Manner, manner_of
 from tests.helpers.matrix import MOVING_TRAIN, survivable
-from tests.helpers.smalldisk import SmallDisk, can_mount
+from tests.helpers.smalldisk import SmallDisk
 
 OF_NODES = ("device", "one-device", "sigkill", "agent-only", "sigterm", "sigstop", "hang", "net-drop")
 OF_JOBS = ("last-copy", "disk-full")
@@ -42,20 +42,16 @@ class Scene:
 
     def __init__(self, cluster: Cluster, stack: contextlib.ExitStack) -> None:
         self.cluster = cluster
-        self.disk: SmallDisk | None = None
-        if can_mount():
-            self.disk = stack.enter_context(SmallDisk(cluster.state / "small", _SMALL_DISK_BYTES))
+        self.disk = stack.enter_context(SmallDisk(cluster.state / "small", _SMALL_DISK_BYTES))
 
     def tables(self) -> dict[str, dict[str, object]]:
         """Of job.toml."""
-        return {"checkpoint": {"every": 0, "dir": str(self.disk.path)}} if self.disk is not None else {}
+        return {"checkpoint": {"every": 0, "dir": str(self.disk.path)}}
 
     def strike(self, how: str, job: str, rng: random.Random) -> str:
         """Do ``how``; what was done."""
         if how == "last-copy":
             return self._stop_last_copy(job, rng)
-        if self.disk is None:
-            return "no small disk without root"
         self.disk.fill()
         with contextlib.suppress(ClientError):  # it is at its end, and writes the last one anyway
             self.cluster.client.control(job, "checkpoint")
@@ -77,13 +73,14 @@ class Scene:
 
     def mend(self, job: str) -> str:
         """Before the job can end: who waits for room is given it. What was seen of the wait."""
-        if self.disk is None or not self.disk.filled:
+        if not self.disk.filled:
             return ""
         seen = self.cluster.until(lambda: self._refused(job), "the full disk to be seen")
         self.disk.free()
         return seen
 
     def _refused(self, job: str) -> str | None:
+        self.disk.fill()
         view = self.cluster.client.job(job)
         if view.state == "done":
             return "it came too late"

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from oobleckd.protocol.api import JobView
 from oobleckd.protocol.checkpoint import checkpoints
 from tests.helpers.cluster import Cluster, tiny_job
-from tests.helpers.smalldisk import SmallDisk, can_mount
+from tests.helpers.smalldisk import SmallDisk
 from tests.helpers.torn import torn_seed
 
 NODES = 5
@@ -71,7 +72,6 @@ def _set_aside(checkpoint: Path) -> bool:
     return checkpoint.with_name(f"{checkpoint.name}.damaged").is_dir()
 
 
-@pytest.mark.skipif(not can_mount(), reason="a small file system of its own takes root")
 def test_the_disk_is_full(cluster: Cluster, tmp_path: Path) -> None:
     """The job goes on with its last good one, and at its end waits for room to write the last."""
     cluster.heal()
@@ -79,11 +79,7 @@ def test_the_disk_is_full(cluster: Cluster, tmp_path: Path) -> None:
         tables = {"checkpoint": {"every": 3, "dir": str(disk.path)}, "resources": {"device_memory": "14MiB"}}
         job = cluster.client.submit(tiny_job("full", train={"steps": 24}, **tables)).id
         good = cluster.until(lambda: cluster.client.job(job).checkpoint or None, "the first checkpoint")
-        disk.fill()
-        waiting = cluster.until(
-            lambda: ((view := cluster.client.job(job)).reason.startswith("waits to write") and view) or None,
-            "the job to wait for room",
-        )
+        waiting = cluster.until(lambda: _waits(cluster, job, disk), "the job to wait for room")
         assert (waiting.state, waiting.step, waiting.steps_lost) == ("running", 24, 0)
         assert Path(good).parent == Path(waiting.checkpoint).parent
         assert waiting.checkpoint_trouble is not None
@@ -92,6 +88,12 @@ def test_the_disk_is_full(cluster: Cluster, tmp_path: Path) -> None:
         assert cluster.job_in(job, "done").checkpoint_step == 24
         assert not list((disk.path / job).glob("*.partial"))
         cluster.verify(job)
+
+
+def _waits(cluster: Cluster, job: str, disk: SmallDisk) -> JobView | None:
+    disk.fill()
+    view = cluster.client.job(job)
+    return view if view.reason.startswith("waits to write") else None
 
 
 def test_people_see_how_often_and_why(cluster: Cluster) -> None:

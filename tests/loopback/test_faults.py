@@ -76,8 +76,9 @@ def test_a_hung_device_is_ended_by_its_agent(cluster: Cluster, how: str) -> None
 
 def test_a_stopped_device_with_the_last_copy_is_woken(cluster: Cluster) -> None:
     """Nobody but us has its layers, and nobody but its agent sends SIGCONT."""
+    cluster.heal()
     spec = tiny_job(
-        "last-copy", train={"steps": STEPS}, fault_tolerance={"f": 0}, resources={"min_pipeline_nodes": NODES}
+        "last-copy", train=TRAIN, fault_tolerance={"f": 0}, resources={"min_pipeline_nodes": NODES}
     )
     job = cluster.client.submit(spec).id
     view = cluster.at_step(job, 2)

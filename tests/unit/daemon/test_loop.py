@@ -237,7 +237,8 @@ async def test_a_disk_that_refuses_a_manifest_holds_up_no_other_one(
 
 @pytest.mark.asyncio
 async def test_room_is_looked_at_and_given_back(tmp_path: Path) -> None:
-    (tmp_path / "step-00000002.partial").mkdir()
+    partial = tmp_path / "step-00000002.partial"
+    partial.mkdir()
     heard: asyncio.Queue[RoomSeen] = asyncio.Queue()
 
     def answer(event: Event) -> Sequence[Command]:
@@ -251,7 +252,7 @@ async def test_room_is_looked_at_and_given_back(tmp_path: Path) -> None:
         seen = await asyncio.wait_for(heard.get(), WAIT_S)
     assert seen.job == "job-1"
     assert seen.free_bytes > 0
-    assert not await asyncio.to_thread(list, tmp_path.glob("*.partial"))
+    assert not await asyncio.to_thread(partial.exists)
 
 
 @pytest.mark.asyncio
