@@ -26,6 +26,7 @@ DEPLOY_S = 5.0
 """A way back besides the steps, until this job has had one: plan, processes, weights."""
 RESTART_S = 10.0
 """More, where the plan needs the node itself, whose devices are to start anew first."""
+_LEAST_S = 2.0  # for SIGCONT to take, however long it has been stopped by now
 _LOOK_S = 0.1
 ENDS = frozenset({"sigkill", "sigterm", "agent-only", "device", "host"})
 """Of ``kill-node``: what ends a wait."""
@@ -52,7 +53,7 @@ def on_stopped(core: Core, node: str, message: DeviceStopped) -> None:
         since = core.now - message.stopped_s
         member.suspect_at = since if member.suspect_at is None else min(since, member.suspect_at)
         budget_s = _way_back_s(core, run, [node], ended=False)
-        left_s = max(0.0, budget_s - max(0.0, message.stopped_s - 1.0))
+        left_s = max(_LEAST_S, budget_s - max(0.0, message.stopped_s - 1.0))
         wait = Wait(layers, since, core.members.waking(core.now) + left_s, 0.0, message.life)
         _begin(core, run, device, wait, f"is stopped ({message.evidence})", "sent SIGCONT, ", left_s)
     if wait is None or core.members.waking(core.now) >= wait.until:
@@ -139,11 +140,16 @@ def look(core: Core, run: Run) -> None:
                 del run.waits[name]
             elif core.members.waking(core.now) >= wait.until:
                 _end(core, run, name)
-        elif node is not None and (not node.alive or node.lease.heard > wait.heard):
-            if node.alive:
-                _goes_on(core, run, name, core.now - wait.since)
-            else:
-                del run.waits[name]
+        elif node is not None and not _lives_on(core, run, name):
+            del run.waits[name]
+        elif node is not None and node.lease.heard > wait.heard:
+            _goes_on(core, run, name, core.now - wait.since)
+
+
+def _lives_on(core: Core, run: Run, node: str) -> bool:
+    """Whether the node still has the devices that hold what it is waited for."""
+    held = [device for device in run.job.survivors() if node_of(device) == node]
+    return any(core.members.living(device, run.job.lives[device]) for device in held)
 
 
 def deadline(core: Core, run: Run) -> float | None:

@@ -149,6 +149,16 @@ def test_a_silent_node_is_waited_for_where_it_holds_the_last_copy(seed: int) -> 
     assert (world.job().steps_lost, ways_back(world)) == (0, [])
 
 
+def test_a_silent_node_that_comes_back_as_another_one_is_lost_at_once() -> None:
+    world = training()
+    world.kill("n02", silent=True)
+    until_waited_for(world)
+    world.add("n02")
+    world.run(lambda: bool(ways_back(world)), limit_s=2.0)
+    assert not said(world, "goes on after")
+    finish(world)
+
+
 def test_a_network_that_is_gone_and_comes_back_costs_no_step() -> None:
     world = training()
     for other in ("daemon", "n01", "n03"):
