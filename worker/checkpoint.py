@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from worker.errors import UserError
 from worker.models import Bucket
 
 __all__ = [
+    "CannotWrite",
     "DamagedCheckpoint",
     "Loaded",
     "Manifest",
@@ -52,6 +53,13 @@ _CHECK_DISK = "check that checkpoint.dir is a folder that every node can write, 
 _USE_OTHER = "resume from another checkpoint of the job"
 _ALIGNED_TO = 8
 _NUMBERS = itertools.count()
+
+
+class CannotWrite(UserError):
+    """The disk does not take a file of a checkpoint; the state that was to be written is whole in memory."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path} cannot be written: {why}", _CHECK_DISK)
 
 
 class DamagedCheckpoint(UserError):
@@ -88,7 +96,7 @@ def write_bucket(
     may raise to stop: nothing is left then.
 
     None where the folder is gone meanwhile: the checkpoint was completed (after a loss buckets are written once more, and what was
-    there may have been enough), or given up for a newer one. Raises UserError when the disk refuses.
+    there may have been enough), or given up for a newer one. Raises CannotWrite when the disk refuses.
     """
     groups = zip(_KINDS, (params, exp_avgs, exp_avg_sqs), strict=True)
     tensors = {
@@ -102,7 +110,7 @@ def write_bucket(
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _cannot_be_written(directory / name, error) from error
+        raise CannotWrite(directory / name, error.strerror or str(error)) from error
     try:
         num_bytes, digest, hashes = _fill(temporary, tensors, exponents, halfway)
         temporary.replace(directory / name)
@@ -110,20 +118,21 @@ def write_bucket(
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _cannot_be_written(directory / name, error) from error
+        raise CannotWrite(directory / name, error.strerror or str(error)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of a disk that went away, or became read-only, in the middle
+            temporary.unlink(missing_ok=True)
     return name, num_bytes, digest, hashes
 
 
 def enter_folder(folder: Path, mark: Mark) -> None:
-    """See that checkpoints may be written into ``folder``, that of a job. Raises UserError: it is another journal's, or the disk refuses."""
+    """See that checkpoints may be written into ``folder``, that of a job. Raises CannotWrite: it is another journal's, or the disk refuses."""
     try:
         enter(folder, mark)
     except ForeignFolder as error:
-        raise UserError(f"checkpoint: {error}", error.hint) from error
+        raise CannotWrite(folder, str(error)) from error
     except OSError as error:
-        raise _cannot_be_written(folder, error) from error
+        raise CannotWrite(folder, error.strerror or str(error)) from error
 
 
 def _fill(
@@ -163,10 +172,6 @@ def _header(tensors: Mapping[str, Tensor], exponents: Sequence[int]) -> bytes:
     text = msgspec.json.encode(table)
     text += b" " * (-len(text) % _ALIGNED_TO)
     return len(text).to_bytes(8, "little") + text
-
-
-def _cannot_be_written(path: Path, error: OSError) -> UserError:
-    return UserError(f"checkpoint: {path} cannot be written: {error}", _CHECK_DISK)
 
 
 def read_manifest(directory: Path) -> Manifest:

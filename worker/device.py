@@ -28,6 +28,7 @@ from oobleckd.protocol.messages import (
     DeviceUp,
     Dismiss,
     Emptied,
+    EndStopped,
     Flag,
     FromWorker,
     Inject,
@@ -43,6 +44,7 @@ from oobleckd.protocol.messages import (
     Report,
     Resume,
     ToWorker,
+    Wake,
     Welcome,
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
@@ -244,7 +246,7 @@ class DeviceProcess:
                 self._release_of(control)
             case Inject():
                 self._inject(control)
-            case Welcome() | Refused() | Dismiss() | Ack():
+            case Welcome() | Refused() | Dismiss() | Ack() | EndStopped() | Wake():
                 pass  # the agent's business
             case _:
                 assert_never(control)
@@ -403,7 +405,9 @@ class DeviceProcess:
         if executor is None or message.epoch < executor.commit.answered:
             return
         known = message.round >= executor.saving.begun  # else one was begun since this was said
-        executor.flags |= Flags(message.flags.hold, message.flags.checkpoint and known)
+        executor.flags |= Flags(
+            message.flags.hold, message.flags.checkpoint and known, full=message.flags.full
+        )
 
     def _release_of(self, message: Release) -> None:
         if message.job == self.job_id:

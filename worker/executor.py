@@ -187,7 +187,6 @@ class Executor:
 
     def advance(self) -> bool:
         """Do one piece of work; False if everything waits for others or for the disk, or the device holds. Raises UserError."""
-        self.saving.writer.check()
         if self.holding or self.saving.writer.blocks:
             return False
         heard = self._hear()
@@ -326,7 +325,11 @@ class Executor:
                 self.faults.reach("ahead", was.round)
         self.commit.advance(vote)
         done, later = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
-        self.flags = Flags(later.hold and not done.hold, later.checkpoint and not done.checkpoint)
+        self.flags = Flags(
+            later.hold and not done.hold,
+            later.checkpoint and not done.checkpoint,
+            full=later.full and not done.full,
+        )
         self.hold_next = False
         self._begin(self._begun(hold=hold), donors)
         if due.begins:

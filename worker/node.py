@@ -31,12 +31,14 @@ from oobleckd.protocol.messages import (
     DeviceLost,
     DeviceUp,
     Dismiss,
+    EndStopped,
     Goodbye,
     Hello,
     Inject,
     LastWords,
     Refused,
     TakePlace,
+    Wake,
     Welcome,
 )
 from oobleckd.protocol.parts import DeviceInfo
@@ -50,6 +52,7 @@ from worker.injection import inject
 from worker.notices import Poller, Source
 from worker.outbox import Head, Outbox, peek
 from worker.spare import SpareKeeper
+from worker.stopped import Stops, wake
 from worker.unit import Unit
 from worker.uplink import CurveKeys, Uplink
 from worker.watchdog import LOOK_EVERY_S
@@ -58,6 +61,7 @@ EXIT_HOPELESS, EXIT_REFUSED = 1, 5
 _HELLO_AGAIN_S = 2.0  # until the daemon has said Welcome
 _PLACE_S = 10.0  # what a spare gets to be up in its place: it has little to do
 _BACKOFF_S = (0.1, 5.0)  # between starts of devices that end before they are up
+_OURS = frozenset({"Welcome", "Refused", "Dismiss", "Ack", "Inject", "EndStopped", "Wake"})
 _log = logging.getLogger(__name__)
 _device_up = msgspec.msgpack.Decoder(DeviceUp)
 _last_words = msgspec.msgpack.Decoder(LastWords)
@@ -114,6 +118,7 @@ class Agent:
         self._done: asyncio.Future[int] = self._loop.create_future()
         self._departure = Departure(on_notice=self._noticed, leave=self._leave)
         self._unit = Unit(self._line)
+        self._stops = Stops(self._say)
         self._poller = Poller(config.notices, self._notice_in_thread) if config.notices is not None else None
         self._watch = Watch(self._on_exit_in_thread)
         self._burials = Burials()
@@ -203,14 +208,33 @@ class Agent:
         self._renewing.add_done_callback(self._renewed)
 
     def _look_after_devices(self) -> None:
-        """End devices that hang, again and again."""
-        self._endings.look([device.child for device in self._devices.values()], self._loop.time())
-        for device in self._devices.values():
-            verdict = "" if device.verdict else device.child.watchdog.look(self._loop.time())
-            if verdict:
-                device.verdict = verdict
-                device.child.kill()
+        """End devices that hang, again and again; of those that are stopped the daemon is told, where it knows them."""
+        now = self._loop.time()
+        self._endings.look([device.child for device in self._devices.values()], now)
+        for name, device in self._devices.items():
+            verdict = "" if device.verdict else device.child.watchdog.look(now)
+            stopped_s = device.child.watchdog.stopped_s
+            if device.info is not None and not device.verdict and (stopped_s or not verdict):
+                self._stops.seen(self.incarnation, name, device.life, verdict, stopped_s, now)
+            elif verdict:
+                self._end(device, verdict)
         self._loop.call_later(LOOK_EVERY_S, self._look_after_devices)
+
+    @staticmethod
+    def _end(device: _Device, verdict: str) -> None:
+        device.verdict = verdict
+        device.child.kill()
+
+    def _stopped(self, message: EndStopped | Wake) -> None:
+        """What follows for a device that is stopped. Nothing where it goes on by now."""
+        device = self._devices.get(message.device)
+        stop = self._stops.of(message.device, message.life)
+        if device is None or stop is None or device.life != message.life:
+            return
+        if isinstance(message, Wake):
+            wake(device.child)
+        else:
+            self._end(device, stop.evidence)
 
     def _replace(self, old: _Device, heir: Child) -> None:
         """The spare takes the place of a device that has ended."""
@@ -320,7 +344,7 @@ class Agent:
     def _from_daemon(self, data: bytes) -> None:
         try:
             head = peek(data)
-            if head.type in {"Welcome", "Refused", "Dismiss", "Ack", "Inject"}:
+            if head.type in _OURS:
                 self._mine(codec.decode_to_worker(data), data)
             else:
                 self._pass_on(head, data)
@@ -354,6 +378,8 @@ class Agent:
                 self._outbox.acknowledge(message.job, message.round)
             case Inject():
                 self._inject(message, data)
+            case EndStopped() | Wake():
+                self._stopped(message)
 
     def _welcome(self, message: Welcome) -> None:
         changed = self._daemon not in {"", message.daemon}

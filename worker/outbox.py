@@ -14,7 +14,7 @@ from oobleckd.protocol.codec import CodecError
 from oobleckd.protocol.parts import Counters
 from oobleckd.protocol.unreadable import UNREADABLE
 
-_UNTIL_ACK = frozenset({"StepDone", "CheckpointPart"})
+_UNTIL_ACK = frozenset({"StepDone", "CheckpointPart", "CheckpointFailed"})
 _STANDING = frozenset(
     {"Measured", "Prepared", "Emptied", "Ready", "Progress", "Held", "DeviceFailed", "Corrupted"}
 )

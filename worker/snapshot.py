@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from oobleckd.protocol.checkpoint import room
 from oobleckd.protocol.folder import Mark
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
@@ -71,7 +73,8 @@ def due_after(job: Job, vote: Vote, was: Counters) -> Due:
     fixed = following.applied > was.applied and _by_the_clock(job, following.step, waited=was.skipped_in_row)
     free = vote.flags.hold or not vote.flags.writing
     last = following.step >= job.train.steps
-    return Due(last or (free and (fixed or vote.flags.checkpoint)), fixed and not free and not last)
+    clock = fixed and not vote.flags.full
+    return Due(last or (free and (clock or vote.flags.checkpoint)), clock and not free and not last)
 
 
 def _by_the_clock(job: Job, step: int, *, waited: int) -> bool:
@@ -85,7 +88,7 @@ class Share:
     """What one device writes of a checkpoint: the states of ``buckets`` as they were at the boundary ``counters``.
 
     ``source``: copies of them, and training goes on while these are written; else the store's own. ``journal``: whose mark the folder above must have
-    ("": anybody's).
+    ("": anybody's). ``last``: after the job's last step, so it is the result.
     """
 
     device: str
@@ -97,6 +100,12 @@ class Share:
     buckets: Mapping[int, Bucket]
     source: Hosted | Mapping[int, BucketState]
     journal: str = ""
+    last: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """What the files take, but for their heads."""
+        return sum(tensor.nbytes for state in self.states.values() for tensor in state.tensors())
 
     @property
     def copied(self) -> bool:
@@ -136,6 +145,7 @@ def take_share(
         {index: buckets[index] for index in own},
         Hosted(store, own) if copied else {index: store.buckets[index] for index in own},
         journal,
+        counters.step >= job.train.steps,
     )
 
 
@@ -144,14 +154,19 @@ def pinned(tensor: Tensor) -> Tensor:
     return tensor.pin_memory() if torch.cuda.is_available() else tensor
 
 
-def write_share(share: Share, halfway: Callable[[], object]) -> Iterator[CheckpointPart]:
-    """Write it, one part a bucket; a part is durable when it comes. ``halfway`` is called in the middle of every file.
+def write_share(
+    share: Share, halfway: Callable[[], object], done: Collection[int] = ()
+) -> Iterator[CheckpointPart]:
+    """Write it but for the buckets ``done``, one part a bucket; a part is durable when it comes. ``halfway`` is called in the middle of every file.
 
-    Raises UserError when the disk refuses, or the folder is another journal's.
+    Raises CannotWrite when the disk refuses, or somebody removed the folder; and before anything is written where there is no room for all of it,
+    or the folder is another journal's.
     """
-    if share.journal and share.buckets:
+    left = {index: state for index, state in share.states.items() if index not in done}
+    if share.journal and left:
         checkpoint.enter_folder(share.directory.parent, Mark(share.journal, share.job_id))
-    for index, state in share.states.items():
+    _check_room(share, left)
+    for index, state in left.items():
         written = checkpoint.write_bucket(
             share.directory,
             share.buckets[index],
@@ -162,7 +177,7 @@ def write_share(share: Share, halfway: Callable[[], object]) -> Iterator[Checkpo
             halfway,
         )
         if written is None:
-            return
+            raise checkpoint.CannotWrite(share.directory, "somebody removed the folder")
         yield CheckpointPart(
             share.device,
             share.job_id,
@@ -173,3 +188,14 @@ def write_share(share: Share, halfway: Callable[[], object]) -> Iterator[Checkpo
             *written,
             share.corpus,
         )
+
+
+def _check_room(share: Share, left: Mapping[int, BucketState]) -> None:
+    """A disk that this share alone would fill is not filled: others write there, too."""
+    needed = sum(tensor.nbytes for state in left.values() for tensor in state.tensors())
+    with suppress(OSError):  # writing will tell
+        free_bytes, free_files = room(share.directory)
+        if free_bytes < needed:
+            raise checkpoint.CannotWrite(share.directory, "No space left on device")
+        if 0 <= free_files < len(left):
+            raise checkpoint.CannotWrite(share.directory, "No inodes left on device")

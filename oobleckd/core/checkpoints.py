@@ -10,18 +10,26 @@ import sys
 
 import msgspec
 
-from oobleckd.core import cadence
+from oobleckd.core import cadence, room
 from oobleckd.core.context import Core
 from oobleckd.core.entries import CheckpointWritten, FolderTaken
 from oobleckd.core.events import FolderFound, ManifestWritten, SetAside, WriteManifest
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
 from oobleckd.protocol.checkpoint import DAMAGED, manifest_of
-from oobleckd.protocol.messages import Ack, CheckpointPart, DeviceFailed
+from oobleckd.protocol.messages import Ack, CheckpointFailed, CheckpointPart, DeviceFailed
 from oobleckd.protocol.parts import Counters
 from planner.plan import node_of
 
 STALE_ROUNDS = 50
+
+
+def told(core: Core, message: CheckpointPart | CheckpointFailed) -> None:
+    """A device has written a part, or cannot."""
+    if isinstance(message, CheckpointPart):
+        on_part(core, message)
+    else:
+        room.on_failed(core, message)
 
 
 def on_part(core: Core, message: CheckpointPart) -> None:
@@ -33,7 +41,7 @@ def on_part(core: Core, message: CheckpointPart) -> None:
     known = job.checkpoint and message.counters.round <= job.checkpoint_counters.round
     # A device tells a step before the parts that follow it: others are of a history that was given up.
     stale = message.counters.round > job.counters.round or message.counters.step > job.counters.step
-    if known or stale or message.counters.round <= job.began:
+    if known or stale or message.counters.round <= job.began or room.given_up(run, message):
         ack(core, job, message.device)
         return
     if message.directory in run.completing:
@@ -83,6 +91,9 @@ def on_manifest(core: Core, event: ManifestWritten) -> None:
     run = core.run
     if run is None or event.directory not in run.completing:
         return
+    if event.again:
+        room.held_up(core, run, run.parts[event.directory], event.error)
+        return
     run.completing.discard(event.directory)
     parts = run.parts.pop(event.directory)
     counters = parts[min(parts)].counters
@@ -95,6 +106,7 @@ def on_manifest(core: Core, event: ManifestWritten) -> None:
 
 def _give_up(core: Core, run: Run, event: ManifestWritten) -> None:
     run.begun = None
+    room.lost_files(core, run)
     text = f"{run.job.id}: the checkpoint in {event.directory} cannot be completed: {event.error}"
     core.announce("checkpoint", text, (f"job:{run.job.id}",), level="error", job=run.job.id)
 
@@ -106,6 +118,7 @@ def _completed(core: Core, run: Run, directory: str, counters: Counters) -> None
     if run.begun is not None and run.begun.round <= counters.round:
         run.begun = None
     _abandon_older(core, run, counters)
+    room.written(core, run)
     if counters.step >= run.want_checkpoint:
         run.want_checkpoint = -1
     text = f"{job.id}: checkpoint of step {counters.step} in {final}"
@@ -139,9 +152,13 @@ def _abandon_older(core: Core, run: Run, counters: Counters) -> None:
         core.announce("checkpoint", text, (f"job:{run.job.id}",), level="warn", job=run.job.id)
 
 
-def wanted(run: Run) -> bool:
-    """Whether one is to be begun at the next boundary: none is under way, and somebody asked or it is time."""
-    return run.begun is None and (run.want_checkpoint >= 0 or cadence.due(run.job))
+def wanted(core: Core, run: Run) -> bool:
+    """Whether one is to be begun at the next boundary: none is under way, the disk is not known to refuse, and somebody asked or it is time."""
+    return (
+        run.begun is None
+        and not room.refuses(core, run)
+        and (run.want_checkpoint >= 0 or cadence.due(run.job))
+    )
 
 
 def begun(run: Run, counters: Counters) -> None:

@@ -113,6 +113,11 @@ class Core:
             said = {"cause": cause} if cause else {}
             self.announce("job", text, (f"job:{job.id}",), level=level, job=job.id, state=state, **said)
 
+    def explain(self, job: JobRecord, reason: str) -> None:
+        """Say with a job's state, which stays, why it does not go on ("": it does)."""
+        if reason != job.reason:
+            self.record(JobStateChanged(job.id, job.state, reason, self.now))
+
     def next_epoch(self) -> int:
         """An epoch above every one in the journal or heard of in a Hello."""
         heard = [device.epoch for node in self.members.nodes.values() for device in node.devices]

@@ -54,10 +54,11 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class ManifestWritten(msgspec.Struct, frozen=True):
-    """The checkpoint of ``WriteManifest(directory)`` is complete and durable; or never will be: ``error``."""
+    """The checkpoint of ``WriteManifest(directory)`` is complete and durable; or never will be: ``error``. ``again``: it is not yet, and is tried again."""
 
     directory: str
     error: str = ""
+    again: bool = False
 
 
 class FolderFound(msgspec.Struct, frozen=True):
@@ -70,7 +71,15 @@ class FolderFound(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-Event = Heard | LinkLost | Asked | Planned | ManifestWritten | FolderFound | Tick
+class RoomSeen(msgspec.Struct, frozen=True):
+    """The answer to ``LookAtRoom(job)``: what may be written there. -1: nobody knows, or there is no limit."""
+
+    job: str
+    free_bytes: int = -1
+    free_files: int = -1
+
+
+Event = Heard | LinkLost | Asked | Planned | ManifestWritten | FolderFound | RoomSeen | Tick
 
 # --------------------------------------------------------------------------- commands
 
@@ -132,4 +141,17 @@ class SetAside(msgspec.Struct, frozen=True):
     directory: str
 
 
-Command = Tell | Reply | MakePlan | Record | Announce | WriteManifest | SetAside
+class Discard(msgspec.Struct, frozen=True):
+    """Remove the ``.partial`` folder ``directory``, or all of those in it: nobody will complete them."""
+
+    directory: str
+
+
+class LookAtRoom(msgspec.Struct, frozen=True):
+    """See how much may be written in ``directory``, for the checkpoints of ``job``; answered by ``RoomSeen``."""
+
+    job: str
+    directory: str
+
+
+Command = Tell | Reply | MakePlan | Record | Announce | WriteManifest | SetAside | Discard | LookAtRoom

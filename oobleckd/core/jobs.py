@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from oobleckd.core import incidents
+from oobleckd.core import incidents, room
 from oobleckd.core.context import Core
 from oobleckd.core.entries import JobStateChanged, ProfileMeasured, TemplatesMade
+from oobleckd.core.events import Discard
 from oobleckd.core.memory import held_besides, least_device_bytes
 from oobleckd.core.run import Asked, Run
 from oobleckd.core.state import JobRecord
@@ -164,6 +165,7 @@ def end(core: Core, run: Run, trigger: str, reason: str = "", cause: FailureCaus
     if run.incident is not None:
         incidents.close(core, run)
     release(core, run)
+    core.outbox.append(Discard(room.folder(core, run.job)))
     core.move(run.job, trigger, reason, cause)  # type: ignore[arg-type]
     core.run = None
 

@@ -7,9 +7,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import assert_never
 
-from oobleckd.core import checkpoints, deaths, deploy, jobs, prepare, recovery, requests, steer, steps
+from oobleckd.core import (
+    checkpoints,
+    deaths,
+    deploy,
+    jobs,
+    lastcopy,
+    prepare,
+    recovery,
+    requests,
+    room,
+    steer,
+    steps,
+)
 from oobleckd.core.apply import apply
 from oobleckd.core.config import Config
 from oobleckd.core.context import Core, Level
@@ -23,6 +36,7 @@ from oobleckd.core.events import (
     LinkLost,
     ManifestWritten,
     Planned,
+    RoomSeen,
     Tell,
     Tick,
 )
@@ -33,10 +47,13 @@ from oobleckd.protocol import versions
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Beat,
+    CheckpointFailed,
     CheckpointPart,
     Corrupted,
+    DeviceAwake,
     DeviceFailed,
     DeviceLost,
+    DeviceStopped,
     Dismiss,
     Emptied,
     Goodbye,
@@ -65,6 +82,7 @@ OfJob = (
     | StepDone
     | OpTimes
     | CheckpointPart
+    | CheckpointFailed
     | DeviceFailed
     | Corrupted
 )
@@ -127,11 +145,13 @@ class Machine:
                 checkpoints.on_manifest(core, event)
             case FolderFound():
                 checkpoints.on_folder(core, event)
+            case RoomSeen():
+                room.on_room(core, event)
             case Tick():
                 pass
             case _:
                 assert_never(event)
-        core.members.expire(core.now)
+        core.members.expire(core.now, partial(lastcopy.spared, core))
         if core.members.obituaries or not self._is_routine(event):
             self._settle()
         self.due = self._next_deadline()
@@ -149,6 +169,8 @@ class Machine:
             due.append(self.silent_until)
         if core.now < core.joined_at + core.config.batch_s:
             due.append(core.joined_at + core.config.batch_s)
+        if core.run is not None:
+            due += [room.deadline(core, core.run), lastcopy.deadline(core, core.run)]
         if core.members.nodes or self.grace_until is not None:
             due.append(core.now + core.config.look_s)
         return min((at for at in due if at is not None), default=None)
@@ -203,13 +225,16 @@ class Machine:
         run = core.run
         if run is not None and run.phase == "adrift":
             grace_over = self.grace_until is None or core.now >= self.grace_until - ROUNDING_S
-            if grace_over or not (run.forgotten or recovery.awaited(core, run)):
+            if grace_over and lastcopy.awaited(core, run):
+                self.grace_until = core.now + core.config.batch_s
+            elif grace_over or not (run.forgotten or recovery.awaited(core, run)):
                 self.grace_until = None
                 recovery.look_again(core, run)
                 broken, run.broken = run.broken, []
                 for message in broken:
                     self._link_down(message)
         if run is not None:
+            lastcopy.look(core, run)
             recovery.check_lives(core, run)
         steer.steer(core)
         self._dismiss()
@@ -270,6 +295,10 @@ class Machine:
                     self._revived(node)
             case DeviceLost() as message:
                 self._device_lost(node, message)
+            case DeviceStopped() as message:
+                lastcopy.on_stopped(core, node, message)
+            case DeviceAwake() as message:
+                lastcopy.on_awake(core, node, message)
             case LinkDown() as message:
                 self._link_down(message)
             case Goodbye() as message:
@@ -296,8 +325,8 @@ class Machine:
                 steps.on_step_done(core, message)
             case OpTimes():
                 steps.on_op_times(core, message)
-            case CheckpointPart():
-                checkpoints.on_part(core, message)
+            case CheckpointPart() | CheckpointFailed():
+                checkpoints.told(core, message)
             case DeviceFailed():
                 self._device_failed(message)
             case Corrupted():

@@ -10,7 +10,7 @@ its place being taken by the node's spare: such a node is *mending* until the sp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -119,12 +119,12 @@ class Membership:
         node = self.nodes.get(message.node)
         if node is None or not node.alive or node.incarnation != message.incarnation:
             change: Change = "new"
-            lease = Lease(self.lease_s, self._awake(now), self.beat_s)
+            lease = Lease(self.lease_s, self.waking(now), self.beat_s)
             node = self.nodes[message.node] = Node(message.node, message.incarnation, lease)
             self.owing.discard(node.name)
         else:
             change = "same" if node.connected else "back"
-            node.lease.reconnected(self._awake(now))
+            node.lease.reconnected(self.waking(now))
         node.host, node.zone, node.ready, node.spare = (
             message.host,
             message.zone,
@@ -157,7 +157,7 @@ class Membership:
         if revived:
             node.alive, node.cause, node.suspect_at, node.accused = True, "", None, {}
             node.exited = node.forgotten = False
-            node.lease = Lease(self.lease_s, self._awake(now), self.beat_s)
+            node.lease = Lease(self.lease_s, self.waking(now), self.beat_s)
             self._touch(node)
         node.connected = node.connected or revived
         self._beats(node, now)
@@ -174,14 +174,14 @@ class Membership:
         """Any other message of a node."""
         node = self.nodes.get(name)
         if node is not None:
-            node.heard_at, node.lease.heard = now, self._awake(now)
+            node.heard_at, node.lease.heard = now, self.waking(now)
 
     def witness(self, names: Iterable[str], now: float) -> None:
         """Others prove that these nodes compute: a round was committed, which takes the votes of all."""
         for name in names:
             node = self.nodes.get(name)
             if node is not None:
-                node.lease.witnessed = self._awake(now)
+                node.lease.witnessed = self.waking(now)
 
     def link_lost(self, name: str, now: float) -> None:
         """The agent's connection closed."""
@@ -199,7 +199,7 @@ class Membership:
         node = self.nodes.get(node_of(message.peer))
         if node is None or not node.alive:
             return
-        node.accused.setdefault((message.device, message.peer), self._awake(now))
+        node.accused.setdefault((message.device, message.peer), self.waking(now))
         self.at_odds.add(node.name)
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         if not node.connected:
@@ -240,9 +240,9 @@ class Membership:
         """End a node's life by decision; its next sign of life makes it a fresh node."""
         self._over(self.nodes[name], cause, now)
 
-    def expire(self, now: float) -> None:
-        """Lives whose lease has run out are over, but not while it may be us who hear nobody."""
-        awake = self._awake(now) + ROUNDING_S
+    def expire(self, now: float, spared: Callable[[str], bool] = lambda _: False) -> None:
+        """Lives whose lease has run out are over, but not while it may be us who hear nobody, nor those of ``spared`` nodes, which are waited for."""
+        awake = self.waking(now) + ROUNDING_S
         if awake < self.look_at:
             return
         self.look_at = float("inf")
@@ -251,16 +251,22 @@ class Membership:
                 continue
             if awake < self._ends(node):
                 self._watch(node)
-            elif awake < node.lease.heard + self.lease_s and not self._hear_others(node, awake):
+            elif (awake < node.lease.heard + self.lease_s and not self._hear_others(node, awake)) or spared(
+                node.name
+            ):
                 self.look_at = min(self.look_at, awake + _AGAIN_S)
             else:
                 silence_s, length_s = awake - node.lease.heard, self._ends(node) - node.lease.heard
                 node.suspect_at = node.heard_at if node.suspect_at is None else node.suspect_at
                 self._over(node, f"no sign of life for {silence_s:.2g} s (its lease: {length_s:.2g} s)", now)
 
+    def hears_others(self, node: Node, now: float) -> bool:
+        """Whether some other node is in time."""
+        return self._hear_others(node, self.waking(now))
+
     def silent_s(self, node: Node, now: float) -> float:
         """For how long a living node is silent, if that is longer than it should be; else 0."""
-        awake = self._awake(now)
+        awake = self.waking(now)
         return awake - node.lease.heard if node.alive and node.lease.late(awake) else 0.0
 
     def quarrel(self, live: Collection[str], now: float) -> str:
@@ -268,7 +274,7 @@ class Membership:
 
         Fixed rule: most accusers first, then the name that sorts last.
         """
-        due, awake = [], self._awake(now) + ROUNDING_S
+        due, awake = [], self.waking(now) + ROUNDING_S
         for node in self._accused():
             if node.name in live:
                 broken = [(by, at) for (by, _), at in node.accused.items() if node_of(by) in live]
@@ -281,7 +287,7 @@ class Membership:
         due = [self.look_at + self.asleep_s] if self.look_at != float("inf") else []
         if not self.at_odds:  # asked after every event
             return min(due, default=None)
-        awake = self._awake(now) + ROUNDING_S
+        awake = self.waking(now) + ROUNDING_S
         due += [
             at + self.link_grace_s + self.asleep_s
             for node in self._accused()
@@ -344,7 +350,8 @@ class Membership:
         self.at_odds = {node.name for node in accused}
         return accused
 
-    def _awake(self, now: float) -> float:
+    def waking(self, now: float) -> float:
+        """The waking clock at ``now``: it stands still while this daemon does."""
         return now - self.asleep_s
 
     def _ends(self, node: Node) -> float:

@@ -104,6 +104,12 @@ def _raise_quietly(core: Core, run: Run, why: str) -> None:
     core.record(EpochRaised(run.job.id, core.next_epoch(), run.job.dead, why, core.now))
 
 
+def ask_anew(core: Core, run: Run, why: str) -> None:
+    """Nobody is lost; all say where they are, and are told once more what to do: at the end, to write the last checkpoint."""
+    _raise_quietly(core, run, why)
+    _ask_reports(core, run)
+
+
 def _cause(core: Core, name: str) -> str:
     node = core.members.nodes.get(node_of(name) or name)
     if node is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never, get_args
 
-from oobleckd.core import jobs, view
+from oobleckd.core import jobs, lastcopy, room, view
 from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import JobStateChanged, JobSubmitted, NodeDrained, NodeForgotten, PauseAsked
 from oobleckd.core.events import Asked, Reply
@@ -114,6 +114,8 @@ def _control(core: Core, request: Control) -> Response:
     if job is None:
         return Denied("not-found", f"no job {request.job}", "oobleckctl get jobs lists them")
     problem, hint = _refusal(job, request.act)
+    if not problem and request.act == "checkpoint":
+        problem, hint = room.refusal(core, job)
     if problem:
         return Denied("conflict", f"{job.id} is {job.state}: {problem}", hint)
     _audit(core, request.who, f"{request.act} {job.id}", f"job:{job.id}")
@@ -131,6 +133,7 @@ def _control(core: Core, request: Control) -> Response:
         case "checkpoint":
             assert core.run is not None
             core.run.want_checkpoint = job.counters.step
+            core.run.trouble.retry_at = core.now
             message = f"{job.id} writes a checkpoint after the present step"
         case _:
             assert_never(request.act)
@@ -203,6 +206,10 @@ def _forget(core: Core, request: Forget) -> Response:
 
 def _kill(core: Core, request: Kill) -> Response:
     node = core.members.nodes.get(request.node)
+    if request.how in lastcopy.ENDS and not request.at and lastcopy.end_wait(core, request.node):
+        _audit(core, request.who, f"waits for {request.node} no longer", f"node:{request.node}", level="warn")
+        if node is None or not (core.config.allow_injection and node.alive and node.connected):
+            return Accepted(request.node, f"{request.node} is waited for no longer")
     if not core.config.allow_injection:
         return Denied("forbidden", "failure injection is off", "start the daemon with allow_injection = true")
     if node is None:

@@ -65,6 +65,46 @@ class Asked:
 
 
 @dataclass(slots=True)
+class Wait:
+    """For a device (or node) that holds the last copy of ``layers`` and does not run: since ``since``, its word of then at ``heard`` and for as long
+    as ``until`` (both of the waking clock). ``life``: of the device, "" for a node. ``incident``: the one that was opened for it.
+    """
+
+    layers: tuple[int, ...]
+    since: float
+    until: float
+    heard: float
+    life: str = ""
+    incident: str = ""
+
+
+@dataclass(slots=True)
+class Trouble:
+    """What is known of the room for checkpoints (``room``). ``text``: why the last try came to nothing, for people ("": none did since one was
+    complete); ``since`` when, after ``tries`` of them, the last of the boundary before ``round``; ``said``: what people were told of it.
+
+    ``needed_bytes`` and ``free_bytes`` as they were seen last (-1: nobody knows). ``short``: there is not enough. ``retry_at``: none is begun before.
+    ``looking``: a look is under way, which was asked for at ``looked_at``; ``looked_for``: the last checkpoint at that time. ``spoiled``: folder -> the round of a try that was given up.
+    ``rewrite``: the last one of the job has lost files, and is to be written anew.
+    """
+
+    text: str = ""
+    since: float = 0.0
+    tries: int = 0
+    round: int = -1
+    said: set[str] = field(default_factory=set)
+    needed_bytes: int = 0
+    free_bytes: int = -1
+    short: bool = False
+    retry_at: float = 0.0
+    looking: bool = False
+    looked_at: float = float("-inf")
+    looked_for: str | None = None
+    spoiled: dict[str, int] = field(default_factory=dict)
+    rewrite: bool = False
+
+
+@dataclass(slots=True)
 class Run:
     """The active job. ``answers``/``held`` are of the present epoch only.
 
@@ -76,7 +116,8 @@ class Run:
     was last put into the votes. ``stumbled``: joining devices a link of which broke in the
     deployment before this one. ``guests``: devices that were ever told to prepare. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps the policy
     made the plan that is in force, or left it as it is. ``forgotten``: the journal has lost its end, so nothing that devices hold is known.
-    ``told_of``: in what its devices differ, as people were told. ``seen_alive``: by what of the members, and of those who take part, all lives were last seen to go on.
+    ``told_of``: in what its devices differ, as people were told. ``seen_alive``: by what of the members, and of those who take part, all lives were last seen to go on. ``trouble``: with the disk of its checkpoints.
+    ``waits``: device or node -> what is waited for (``lastcopy``); ``ending``: stopped devices whose agents were told to end them, with their lives.
     """
 
     job: JobRecord
@@ -113,6 +154,9 @@ class Run:
     forgotten: bool = False
     told_of: tuple[Difference, ...] = ()
     seen_alive: tuple[object, ...] = ()
+    trouble: Trouble = field(default_factory=Trouble)
+    waits: dict[str, Wait] = field(default_factory=dict)
+    ending: dict[str, str] = field(default_factory=dict)
 
     def all_held(self) -> bool:
         """Whether every survivor stopped at the same boundary."""

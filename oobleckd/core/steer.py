@@ -21,6 +21,7 @@ from oobleckd.core import (
     notfinite,
     prepare,
     recovery,
+    room,
 )
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Released
@@ -41,6 +42,7 @@ def steer(core: Core) -> None:
     run = core.run
     if run is None or run.phase in {"adrift", "report", "deploy"}:
         return
+    room.look(core, run)
     if run.phase == "off":
         _before_deployment(core, run)
     elif run.all_held():
@@ -110,7 +112,7 @@ def _too_few(run: Run, nodes: tuple[str, ...]) -> str:
 def _while_running(core: Core, run: Run) -> None:
     """Plan ahead, and put into the votes what should happen at the next boundary."""
     job = run.job
-    hold, checkpoint = job.paused, checkpoints.wanted(run)
+    hold, checkpoint = job.paused, checkpoints.wanted(core, run)
     if job.unsettled:
         if len(core.candidates(job)) >= job.n0 and not job.paused:
             found = _proposal(core, run, situation(core, run))
@@ -118,7 +120,7 @@ def _while_running(core: Core, run: Run) -> None:
                 prepare.over(core, run, found[1])
         return  # the decision already holds everybody at the boundary
     use = None
-    if _wants_change(core, run):
+    if _wants_change(core, run) and not _needs_room(core, run):
         nodes = core.candidates(job)
         if len(nodes) >= job.n0:
             use = _has_use_for(core, run)
@@ -129,7 +131,13 @@ def _while_running(core: Core, run: Run) -> None:
             hold = checkpoint = True
     if use is None:
         prepare.forget(core, run)
-    _flag(core, run, Flags(hold, checkpoint))
+    _flag(core, run, Flags(hold, checkpoint, full=room.full(core, run)))
+
+
+def _needs_room(core: Core, run: Run) -> bool:
+    """Whether a change takes a checkpoint, and the disk has no room for one: then all stays as it is."""
+    by_checkpoint = _rolls_back(run) or len(core.candidates(run.job)) < run.job.n0
+    return by_checkpoint and room.refuses(core, run) and not checkpoints.saved(run.job)
 
 
 def _flag(core: Core, run: Run, flags: Flags) -> None:
@@ -209,6 +217,8 @@ def _at_boundary(core: Core, run: Run) -> None:
         steps = job.spec.train.steps
         if min(job.counters.step, job.checkpoint_counters.step) >= steps and job.checkpoint:
             jobs.end(core, run, "finish", notfinite.at_the_end(job))
+        elif room.rewrites(core, run):
+            recovery.ask_anew(core, run, "the last checkpoint is to be written anew")
         return
     if job.paused:
         if run.incident is not None and not job.unsettled:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from oobleckd.core import alike, deaths
+from oobleckd.core import alike, deaths, room
 from oobleckd.core.cadence import cadence
 from oobleckd.core.context import Core
 from oobleckd.core.membership import Node
@@ -287,6 +287,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
             DeathView(each.device, each.step + 1, each.at, deaths.words(each), each.death, each.planned_bytes)
             for each in job.deaths
         ),
+        checkpoint_trouble=room.view(run) if run else None,
     )
 
 

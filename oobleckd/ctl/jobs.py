@@ -191,9 +191,16 @@ def checkpoint(client: Client, job: str, wait_: bool, timeout_s: float) -> None:
 def new_checkpoint(client: Client, before: JobView, timeout_s: float) -> JobView:
     """Ask for a checkpoint of a job and wait until there is a newer one than ``before`` had. Raises TimedOut."""
     client.control(before.id, "checkpoint")
+    tried = before.checkpoint_trouble.tries if before.checkpoint_trouble is not None else 0
     for view in views(client, before.id, timeout_s):
         if view.checkpoint != before.checkpoint:
             return view
+        trouble = view.checkpoint_trouble
+        if trouble is not None and trouble.tries > tried:
+            fail(
+                f"{view.name}: {trouble.text}",
+                "the job goes on and tries again; make room there, or mend what it says",
+            )
         if view.state in FINAL:
             fail(f"{view.name} is {view.state}, and no checkpoint was written", view.reason)
     raise AssertionError("views never ends by itself")

@@ -239,6 +239,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "boundaries": f"at most {job.boundary_bytes / 1e6:,.1f} MB kept on a device" if job.boundary_bytes else "not kept",
         "gradient sums": f"copied to a peer {job.sum_copies} times a step" if job.sum_copies else "",
         "checkpoint": f"{job.checkpoint} (step {job.checkpoint_step})" if job.checkpoint else "",
+        "no checkpoint": job.checkpoint_trouble.text if job.checkpoint_trouble is not None else "",
         "cadence": _cadence(job),
         "folder": "; ".join(map(modelnotes.words, job.notes)),
         "bits": _bits(job),

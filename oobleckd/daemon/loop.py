@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
@@ -21,14 +22,17 @@ from oobleckd.core.events import (
     Announce,
     Asked,
     Command,
+    Discard,
     Event,
     Heard,
     LinkLost,
+    LookAtRoom,
     MakePlan,
     ManifestWritten,
     Planned,
     Record,
     Reply,
+    RoomSeen,
     SetAside,
     Tell,
     Tick,
@@ -232,6 +236,10 @@ class Loop:
                 self._spawn(self._write_manifest(command))
             case SetAside(directory):
                 self._spawn(self._set_aside(Path(directory)))
+            case Discard(directory):
+                self._spawn(self._discard(Path(directory)))
+            case LookAtRoom():
+                self._spawn(self._look_at_room(command))
             case _:
                 assert_never(command)
 
@@ -239,22 +247,35 @@ class Loop:
         self.feed(await self._planner.plan(request))
 
     async def _write_manifest(self, command: WriteManifest) -> None:
-        """Complete a checkpoint, as often as it takes: the file system may be full or away for a while."""
+        """Complete a checkpoint, as often as it takes: the file system may be full or away for a while. Other files are not kept waiting meanwhile."""
         directory = Path(command.directory)
-        async with self._files:
-            for attempt in itertools.count():
-                try:
+        for attempt in itertools.count():
+            try:
+                async with self._files:
                     await asyncio.to_thread(self._complete, command)
-                except OSError as error:
-                    self._manifest_failed(directory, f"{error}; trying again", say=attempt == 0)
-                except (ValueError, AssertionError) as error:
-                    self._manifest_failed(directory, str(error), say=True)
-                    self.feed(ManifestWritten(command.directory, str(error)))
-                    return
-                else:
-                    self.feed(ManifestWritten(command.directory))
-                    return
-                await asyncio.sleep(_MANIFEST_RETRY_S[min(attempt, len(_MANIFEST_RETRY_S) - 1)])
+            except OSError as error:
+                self._manifest_failed(directory, f"{error}; trying again", say=attempt == 0)
+                if not attempt:
+                    self.feed(ManifestWritten(command.directory, error.strerror or str(error), again=True))
+            except (ValueError, AssertionError) as error:
+                self._manifest_failed(directory, str(error), say=True)
+                self.feed(ManifestWritten(command.directory, str(error)))
+                return
+            else:
+                self.feed(ManifestWritten(command.directory))
+                return
+            await asyncio.sleep(_MANIFEST_RETRY_S[min(attempt, len(_MANIFEST_RETRY_S) - 1)])
+
+    async def _discard(self, folder: Path) -> None:
+        async with self._files:
+            await asyncio.to_thread(checkpoint.discard_partial, folder)
+
+    async def _look_at_room(self, command: LookAtRoom) -> None:
+        """Beside everything else: a file system that is away may not answer at all."""
+        seen = RoomSeen(command.job)
+        with suppress(OSError):
+            seen = RoomSeen(command.job, *await asyncio.to_thread(checkpoint.room, Path(command.directory)))
+        self.feed(seen)
 
     def _complete(self, command: WriteManifest) -> None:
         directory = Path(command.directory)

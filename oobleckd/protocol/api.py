@@ -249,6 +249,18 @@ class DeathView(msgspec.Struct, frozen=True):
     planned_bytes: int
 
 
+class TroubleView(msgspec.Struct, frozen=True):
+    """Why no checkpoint can be written now: ``text`` for people, ``tries`` in vain since the last one was complete, the first at ``since``
+    (0: none was begun). A checkpoint takes ``needed_bytes``, of which ``free_bytes`` are free (-1: not known).
+    """
+
+    text: str
+    since: float = 0.0
+    tries: int = 0
+    needed_bytes: int = 0
+    free_bytes: int = -1
+
+
 class JobView(msgspec.Struct, frozen=True):
     """A job as ``get jobs`` and ``describe`` show it.
 
@@ -262,6 +274,7 @@ class JobView(msgspec.Struct, frozen=True):
     ``steps_skipped``: of ``step``, those that made no update, since their loss or
     a gradient was not finite; ``skipped_in_row``: the last ones, if the last step was one. ``kinds``: the traits of all devices that ever trained it, those that are alike
     once; ``differences``: in what those differ that train it now. ``deaths``: the newest of its devices that knew what they died of.
+    ``checkpoint_trouble``: why its checkpoints cannot be written now, if so.
     """
 
     id: str
@@ -299,6 +312,7 @@ class JobView(msgspec.Struct, frozen=True):
     kinds: tuple[dict[str, str], ...] = ()
     differences: tuple[Difference, ...] = ()
     deaths: tuple[DeathView, ...] = ()
+    checkpoint_trouble: TroubleView | None = None
 
 
 class StepView(msgspec.Struct, frozen=True):

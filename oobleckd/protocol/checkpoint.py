@@ -8,6 +8,7 @@ A folder without ``.partial`` in its name is complete: the rename is the last th
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -85,12 +86,13 @@ def complete(
     were finite.
 
     Durable when it returns, and done once however often it is called. Returns the final folder. Raises
-    OSError when the disk refuses; the folder is then still partial. That the folder it lies in is the caller's to write is not asked here.
+    OSError when the disk refuses; the folder is then still partial. Raises ValueError where a file that was written is gone. That the folder it lies in is the caller's to write is not asked here.
     """
     if not isinstance(manifest, Manifest):
         manifest = msgspec.convert(manifest, Manifest)
     final = directory.with_name(directory.name.removesuffix(PARTIAL))
     if directory != final and directory.exists():
+        _check_whole(directory, manifest)
         _tidy(directory, manifest)
         write_whole(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         _put_in_place(directory, final)
@@ -98,6 +100,25 @@ def complete(
     if not manifest.counters.skipped_in_row:
         _prune(final, keep, spared)
     return final
+
+
+def discard_partial(folder: Path) -> None:
+    """Give back the room of ``folder``, a ``.partial`` one, or of all of those in it where it is a job's: nobody will complete them."""
+    found = [folder] if folder.name.endswith(PARTIAL) else sorted(folder.glob(f"step-*{PARTIAL}"))
+    for path in found:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def room(directory: Path) -> tuple[int, int]:
+    """How many bytes and files may be written where ``directory`` lies or is to be made (-1 files: the file system has no limit).
+
+    Raises OSError. A quota of the user's may leave less.
+    """
+    place = directory
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    found = os.statvfs(place)
+    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else -1
 
 
 def set_aside(directory: Path) -> None:
@@ -126,6 +147,18 @@ def _put_in_place(directory: Path, final: Path) -> None:
     directory.rename(final)
     sync_directory(final.parent)
     shutil.rmtree(stale, ignore_errors=True)
+
+
+def _check_whole(directory: Path, manifest: Manifest) -> None:
+    """Every file was durable when it was told of; somebody who makes room may have removed it since."""
+    for entry in manifest.buckets:
+        try:
+            size = (directory / entry.file).stat().st_size
+        except FileNotFoundError:
+            size = -1
+        if size != entry.num_bytes:
+            what = "is gone" if size < 0 else f"has {size} of {entry.num_bytes} bytes"
+            raise ValueError(f"{entry.file} {what}, though it was written")
 
 
 def _tidy(directory: Path, manifest: Manifest) -> None:

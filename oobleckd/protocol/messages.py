@@ -117,6 +117,27 @@ class TakePlace(Message, frozen=True):
     device: str
 
 
+class DeviceStopped(Message, frozen=True):
+    """The agent sees that its device process in ``life`` does not run for ``stopped_s`` seconds (a signal, a frozen cgroup: ``evidence``); said again every
+    second until it goes on or is ended. The daemon knows whether it can be spared, so it says what follows: ``EndStopped`` or ``Wake``.
+    """
+
+    incarnation: str
+    device: str
+    life: str
+    evidence: str
+    stopped_s: float
+
+
+class DeviceAwake(Message, frozen=True):
+    """A device of which ``DeviceStopped`` was said goes on, after ``stopped_s`` seconds in all."""
+
+    incarnation: str
+    device: str
+    life: str
+    stopped_s: float
+
+
 class LinkDown(Message, frozen=True):
     """``device`` lost its link to ``peer`` without a goodbye."""
 
@@ -247,6 +268,23 @@ class CheckpointPart(Message, frozen=True):
     corpus: str = ""
 
 
+class CheckpointFailed(Message, frozen=True):
+    """A device cannot write its share of the checkpoint of ``counters`` in ``directory``, and keeps all of its state.
+
+    ``needed_bytes``: its share, ``free_bytes``: what was free there (-1: nobody knows). Of the ``last`` one of a job, which is its result, it
+    says so once and tries again by itself; any other is given up.
+    """
+
+    device: str
+    job: str
+    counters: Counters
+    directory: str
+    error: str
+    needed_bytes: int = 0
+    free_bytes: int = -1
+    last: bool = False
+
+
 class OpTimes(Message, frozen=True):
     """What a device did in a committed round, and when: told of some rounds (``Deploy.sample_every``), and lost where nobody hears it.
 
@@ -301,6 +339,8 @@ FromWorker = (
     Hello
     | Beat
     | DeviceLost
+    | DeviceStopped
+    | DeviceAwake
     | LinkDown
     | Measured
     | Ready
@@ -311,6 +351,7 @@ FromWorker = (
     | StepDone
     | OpTimes
     | CheckpointPart
+    | CheckpointFailed
     | DeviceFailed
     | Corrupted
     | Goodbye
@@ -345,6 +386,20 @@ class Refused(Message, frozen=True):
 
 class Dismiss(Message, frozen=True):
     """To an agent that gave ``Hello.notice``: nothing of this node is needed any more, so it may leave."""
+
+
+class EndStopped(Message, frozen=True):
+    """To an agent: end the stopped process of ``device``, if ``life`` is still its life."""
+
+    device: str
+    life: str
+
+
+class Wake(Message, frozen=True):
+    """To an agent: send SIGCONT to the stopped process of ``device``: it is waited for, as nobody else has what it holds."""
+
+    device: str
+    life: str
 
 
 class Measure(Message, frozen=True):
@@ -499,6 +554,8 @@ ToWorker = (
     Welcome
     | Refused
     | Dismiss
+    | EndStopped
+    | Wake
     | Measure
     | Prepare
     | Deploy

@@ -118,15 +118,20 @@ class Flags(msgspec.Struct, frozen=True):
     """Boundary flags: what all devices do after the round in whose votes they travelled.
 
     ``writing``: the device is still writing the last checkpoint, so nobody begins another one, unless all hold.
+    ``full``: there is no room for a checkpoint, so none begins because so many steps are over.
     """
 
     hold: bool = False
     checkpoint: bool = False
     writing: bool = False
+    full: bool = False
 
     def __or__(self, other: Flags) -> Flags:
         return Flags(
-            self.hold or other.hold, self.checkpoint or other.checkpoint, self.writing or other.writing
+            self.hold or other.hold,
+            self.checkpoint or other.checkpoint,
+            self.writing or other.writing,
+            self.full or other.full,
         )
 
 

@@ -26,8 +26,10 @@ from oobleckd.core.events import (
     Announce,
     Asked,
     Command,
+    Discard,
     Event,
     Heard,
+    LookAtRoom,
     MakePlan,
     ManifestWritten,
     Record,
@@ -46,6 +48,7 @@ from oobleckd.protocol.messages import (
     Deploy,
     Dismiss,
     Emptied,
+    EndStopped,
     Flag,
     FromWorker,
     Inject,
@@ -57,6 +60,7 @@ from oobleckd.protocol.messages import (
     Report,
     Resume,
     ToWorker,
+    Wake,
     Welcome,
 )
 from oobleckd.simulator import traces
@@ -208,7 +212,7 @@ class World:
             case WriteManifest():
                 done = ManifestWritten(command.directory)
                 self.clock.after(self.costs.manifest_s, lambda: self.feed(done))
-            case Announce() | Reply() | SetAside():
+            case Announce() | Reply() | SetAside() | Discard() | LookAtRoom():
                 pass
             case _:
                 assert_never(command)
@@ -246,7 +250,7 @@ class World:
                 self.clock.after(0.0, lambda: self._emptied(message))
             case Welcome() | Ack() | Dismiss():
                 pass  # that all are released shows in the record of it; a node that may leave stays until its time
-            case Refused() | Inject():
+            case Refused() | Inject() | EndStopped() | Wake():
                 raise AssertionError(f"nobody asked for it: {message}")
             case _:
                 assert_never(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -10,12 +11,18 @@ from collections.abc import Sequence
 from typing import cast
 
 from oobleckd.protocol.parts import How
+from oobleckd.unixhttp import ClientError
 from planner.plan import node_of
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import KEEPING, Manner, manner_of
 from tests.helpers.matrix import MOVING_TRAIN, survivable
+from tests.helpers.smalldisk import SmallDisk
 
-HOWS = ("device", "one-device", "sigkill", "agent-only", "sigterm", "sigstop", "hang", "net-drop")
+OF_NODES = ("device", "one-device", "sigkill", "agent-only", "sigterm", "sigstop", "hang", "net-drop")
+OF_JOBS = ("last-copy", "disk-full")
+"""What is done to the job's state or files rather than to a node (``Scene``); data that is replaced comes here."""
+HOWS = (*OF_NODES, *OF_JOBS)
+_SMALL_DISK_BYTES = 64 * 2**20
 _AWAY_S = 6.0  # how long a node is stopped or cut off: long enough to be given up
 _DAEMON_EVERY = 3  # in every third run the daemon dies, too
 
@@ -26,7 +33,63 @@ def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS, manner:
     cluster.heal()
     cluster.usable(cluster.num_nodes)
     manner = manner or manner_of(seed)
-    tables = manner.tables(cluster.num_devices)
+    with contextlib.ExitStack() as stack:
+        return _seed(Scene(cluster, stack), rng, seed, hows, manner)
+
+
+class Scene:
+    """One run on ``cluster``: what is done to its job, and undone in the end; ``stack`` ends it."""
+
+    def __init__(self, cluster: Cluster, stack: contextlib.ExitStack) -> None:
+        self.cluster = cluster
+        self.disk = stack.enter_context(SmallDisk(cluster.state / "small", _SMALL_DISK_BYTES))
+
+    def tables(self) -> dict[str, dict[str, object]]:
+        """Of job.toml."""
+        return {"checkpoint": {"every": 0, "dir": str(self.disk.path)}}
+
+    def strike(self, how: str, job: str, rng: random.Random) -> str:
+        """Do ``how``; what was done."""
+        if how == "last-copy":
+            return self._stop_last_copy(job, rng)
+        self.disk.fill()
+        with contextlib.suppress(ClientError):  # it is at its end, and writes the last one anyway
+            self.cluster.client.control(job, "checkpoint")
+        return "disk full"
+
+    def _stop_last_copy(self, job: str, rng: random.Random) -> str:
+        """SIGSTOP of the devices of so many nodes at once that a layer has no other holder: whoever is the last is woken."""
+        view = self.cluster.client.job(job)
+        nodes = sorted(node for pipeline in view.pipelines for node in pipeline.nodes)
+        stopped: set[str] = set()
+        for node in rng.sample(nodes, len(nodes)):
+            if survivable(view, stopped):
+                stopped.add(node)
+        for node in sorted(stopped):
+            for pid in self.cluster.device_pids(node):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+        return f"stopped {'+'.join(sorted(stopped))}"
+
+    def mend(self, job: str) -> str:
+        """Before the job can end: who waits for room is given it. What was seen of the wait."""
+        if not self.disk.filled:
+            return ""
+        seen = self.cluster.until(lambda: self._refused(job), "the full disk to be seen")
+        self.disk.free()
+        return seen
+
+    def _refused(self, job: str) -> str | None:
+        self.disk.fill()
+        view = self.cluster.client.job(job)
+        if view.state == "done":
+            return "it came too late"
+        return None if view.checkpoint_trouble is None else f"{view.checkpoint_trouble.tries} tries in vain"
+
+
+def _seed(scene: Scene, rng: random.Random, seed: int, hows: Sequence[str], manner: Manner) -> str:
+    cluster = scene.cluster
+    tables = manner.tables(cluster.num_devices) | scene.tables()
     job = cluster.client.submit(tiny_job(f"chaos-{seed}", train={"steps": 40}, **tables)).id
     story: list[str] = []
     struck: set[str] = set()
@@ -45,6 +108,11 @@ def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS, manner:
             if len(doomed) < wanted and survivable(view, {*risk, *doomed, node}):
                 doomed.append(node)
         how = rng.choice(hows)
+        if how == "last-copy" and risk:
+            how = "device"  # who else is missing may hold a copy that nobody could wake
+        if how in OF_JOBS:
+            story.append(f"step {view.step}: {scene.strike(how, job, rng)}")
+            continue
         story.append(f"step {view.step}: {how} {'+'.join(doomed)}")
         for node in doomed:
             fail(cluster, node, how)
@@ -55,6 +123,7 @@ def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS, manner:
         cluster.kill_daemon()
         time.sleep(rng.random())
         cluster.start_daemon()
+    story += filter(None, [scene.mend(job)])
     done = cluster.job_in(job, "done")
     assert manner.policy not in KEEPING or done.steps_lost == 0, f"{done.steps_lost} steps lost"
     if done.steps_lost:

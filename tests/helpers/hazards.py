@@ -14,7 +14,7 @@ from typing import Any
 
 from oobleckd.protocol.api import AnyRequest, Control, Drain
 from planner.plan import node_of
-from tests.helpers.simagent import SimNode
+from tests.helpers.simagent import SimNode, Sleeper
 from tests.helpers.simnet import DAEMON
 from tests.helpers.simtransport import Link
 from tests.helpers.world import World
@@ -207,6 +207,34 @@ class Hazards:
             process.stop()
             self.world.after(seconds, process.go_on)
 
+    def stop_devices(self) -> bool:
+        """SIGSTOP of a node's devices alone; half of the time SIGCONT does not take before whoever did it lets go."""
+        node = self._node(lambda node: node.ready and not (node.agent.asleep or node.host.asleep))
+        if node is None:
+            return False
+        seconds = self._last(0.5, self.dice.choice([2.0, 9.0]))
+        self.world.checks.excuse(node.name, seconds)
+        self.world.held = self.dice.random() < 0.5
+        self.world.stop_device(node.name)
+        self.world.after(seconds, self._let_go, node.host)
+        return True
+
+    def _let_go(self, host: Sleeper) -> None:
+        self.world.held = False
+        host.go_on()
+
+    # ------------------------------------------------------------------ the disk of the checkpoints
+
+    def disk_full(self) -> bool:
+        """It takes nothing for a while."""
+        if self.world.disk_full:
+            return False
+        self.world.disk_full = True
+        self.world.after(
+            self._last(0.1, self.dice.choice([1.0, 6.0])), setattr, self.world, "disk_full", False
+        )
+        return True
+
     # ------------------------------------------------------------------ the daemon
 
     def restart(self) -> bool:
@@ -385,6 +413,8 @@ KINDS: dict[str, Callable[[Hazards], bool]] = {
     "slow": Hazards.slow,
     "agent stopped": Hazards.pause_agent,
     "node stopped": Hazards.pause_node,
+    "devices stopped": Hazards.stop_devices,
+    "disk full": Hazards.disk_full,
     "daemon killed": Hazards.restart,
     "killed again": Hazards.again,
     "daemon killed ahead": Hazards.ahead,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from oobleckd.protocol.messages import PROTOCOL, Ack, Beat, Dismiss, Hello, Welcome
+from oobleckd.protocol.messages import PROTOCOL, Ack, Beat, Dismiss, EndStopped, Hello, Wake, Welcome
 from oobleckd.protocol.parts import Notice
 from planner.plan import device_name
 from tests.helpers.simdevice import SimDevice
@@ -166,6 +166,10 @@ class SimNode:
             self._welcome(message)
         elif isinstance(message, Dismiss):
             self._leave()
+        elif isinstance(message, EndStopped):
+            self.world.end_device(self, message)
+        elif isinstance(message, Wake):
+            self.world.wake_device(self, message)
         else:
             self._pass_on(message)
 

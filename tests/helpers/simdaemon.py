@@ -17,11 +17,14 @@ from oobleckd.core.config import Config
 from oobleckd.core.events import (
     Announce,
     Command,
+    Discard,
     Event,
+    LookAtRoom,
     MakePlan,
     ManifestWritten,
     Planned,
     Reply,
+    RoomSeen,
     SetAside,
     Tell,
     Tick,
@@ -123,17 +126,35 @@ class Daemon:
                 self._write_manifest(command)
             case SetAside():
                 self._set_aside(command.directory)
+            case Discard():
+                self.world.discard(command.directory)
+            case LookAtRoom():
+                free = 0 if self.world.disk_full else 2**40
+                seen = RoomSeen(command.job, free, free)
+                self.world.after(
+                    self.plan_s[0], self.feed, self.life, seen
+                )  # without a dice: seeds stay what they are
 
     def _write_manifest(self, command: WriteManifest) -> None:
+        if self.world.disk_full:
+            full = ManifestWritten(command.directory, "No space left on device", again=True)
+            self.feed_now(full)
+            self.world.after(1.0, self._again, self.life, command)
+            return
         states = self.world.partial[command.directory]
         mixed = {state[::2] for state in states.values()}
         assert len(mixed) == 1, f"a checkpoint of mixed states: {mixed}"
         assert len(command.manifest["buckets"]) == len(self.world.buckets)
         final = command.directory.removesuffix(".partial")
         self.world.complete[final] = dict(states)
+        del self.world.partial[command.directory]
         self.world.damaged.pop(final, None)
         done = ManifestWritten(command.directory)
         self.world.after(self.world.random.uniform(*self.plan_s), self.feed, self.life, done)
+
+    def _again(self, life: int, command: WriteManifest) -> None:
+        if life == self.life and command.directory in self.world.partial:
+            self.process.call(self._write_manifest, command)
 
     def _set_aside(self, directory: str) -> None:
         assert directory in self.world.damaged, f"{directory} is whole"

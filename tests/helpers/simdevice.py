@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import CheckpointPart, Measured, OpTimes, Ready, StepDone, ToWorker
+from oobleckd.protocol.messages import (
+    CheckpointFailed,
+    CheckpointPart,
+    Measured,
+    OpTimes,
+    Ready,
+    StepDone,
+    ToWorker,
+)
 from oobleckd.protocol.parts import Counters, DeviceInfo, Outcome, Vote
 from planner.plan import Layout
 from tests.helpers.simpasses import SimPasses
@@ -287,6 +295,7 @@ class SimWriter:
 
     def __init__(self, sim: SimDevice) -> None:
         self.sim, self.shares, self.abandoned = sim, list[Share](), False
+        self.refused = ("", -1)
 
     @property
     def busy(self) -> bool:
@@ -301,9 +310,6 @@ class SimWriter:
         if len(self.shares) == 1:
             self._later(sorted(share.states))
 
-    def check(self) -> None:
-        pass
-
     def abandon(self) -> None:
         self.abandoned = True
 
@@ -315,10 +321,31 @@ class SimWriter:
         if self.abandoned:
             return
         share = self.shares[0]
+        if left and self.sim.world.disk_full:
+            self._refused(share, left)
+            return
         if left:
             self._write(share, left[0])
             self._later(left[1:])
             return
+        self._next()
+
+    def _refused(self, share: Share, left: Sequence[int]) -> None:
+        """As ``Beside``: said once; the last one is tried again, any other given up."""
+        directory = str(share.directory)
+        if (directory, share.counters.round) != self.refused:
+            self.refused = directory, share.counters.round
+            self.sim.tell(
+                CheckpointFailed(
+                    share.device, share.job_id, share.counters, directory, f"{directory} cannot be written: full", 1, 0, share.last,
+                )
+            )  # fmt: skip
+        if share.last:
+            self.sim.world.after(1.0, self.sim._alive, self._go_on, left)
+        else:
+            self._next()
+
+    def _next(self) -> None:
         self.shares.pop(0)
         if self.shares:
             self._later(sorted(self.shares[0].states))

@@ -23,6 +23,9 @@ _WEIGHTS = {
     "slow": 2, "agent stopped": 2, "node stopped": 2,
     "daemon killed": 4, "daemon killed ahead": 3, "clock jumped": 1, "daemon stopped": 3, "drain": 3, "asked": 3,
 }  # fmt: skip
+_LATER = ("devices stopped", "disk full")
+"""Faults that came to be after the others: with a dice of their own, so that what a seed had before it still has. The next kind goes here."""
+_MORE = 0.3
 _GAPS_S = (0.02, 0.2, 1.0)
 _BOUND_S = 40.0
 STEPS = 16
@@ -100,6 +103,12 @@ def forecast(seed: int) -> Weather:
     for _ in range(dice.randrange(1, 15)):
         when += dice.uniform(0.0, dice.choice(_GAPS_S))
         faults.append(Fault(when, dice.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]))
+    more = random.Random(f"later {seed}")
+    if more.random() < _MORE:
+        last_s = faults[-1].at_s
+        faults += [
+            Fault(more.uniform(0.3, 0.3 + last_s), more.choice(_LATER)) for _ in range(more.choice([1, 2]))
+        ]
     return Weather(
         seed, manner, num_nodes, num_devices, f, dice.choice([0, 4]), dice.choice([0, 1, 3]),
         tuple(faults),
@@ -136,7 +145,7 @@ def run(weather: Weather, without: Collection[int] = ()) -> Seen:
         if number not in without:
             dice = random.Random(f"fault {weather.seed} {number}")
             world.after(fault.at_s, hazards.strike, fault.kind, dice)
-    hazards.clear_at = world.now + weather.faults[-1].at_s + 0.5
+    hazards.clear_at = world.now + max(fault.at_s for fault in weather.faults) + 0.5
     hazards.operate()
     world.run(lambda: hazards.clear, limit_s=120.0)
     world.run(lambda: world.state() in {"done", "failed"}, limit_s=_BOUND_S)

@@ -20,10 +20,18 @@ from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import AnyRequest, Response, Submit
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import DeviceLost, Goodbye, LinkDown
+from oobleckd.protocol.messages import (
+    DeviceAwake,
+    DeviceLost,
+    DeviceStopped,
+    EndStopped,
+    Goodbye,
+    LinkDown,
+    Wake,
+)
 from oobleckd.protocol.modelnotes import FolderNote
 from planner.plan import Layout, device_name, node_of
-from tests.helpers.simagent import SimNode
+from tests.helpers.simagent import SimNode, Sleeper
 from tests.helpers.simchecks import Checks
 from tests.helpers.simdaemon import Daemon
 from tests.helpers.simdevice import SimDevice
@@ -65,6 +73,8 @@ class World:
         self.partial: dict[str, dict[int, State]] = {}
         self.complete: dict[str, dict[int, State]] = {}
         self.damaged: dict[str, int] = {}  # checkpoint -> the bucket whose file is not what was written
+        self.disk_full = False  # of the checkpoints
+        self.held = False  # stopped processes, by what SIGCONT does not end
         self.early = self.taken_back = 0  # updates before all votes were in, and those in vain
         self.folder_notes: tuple[FolderNote, ...] = ()
         self.fired: list[tuple[str, str]] = []
@@ -184,6 +194,36 @@ class World:
             node.devices = {name: SimDevice(self, node, name) for name in node.devices}
             node.hello()
 
+    def stop_device(self, name: str) -> None:
+        """SIGSTOP of the device processes of a node: its agent sees it after a second, and says so until they go on."""
+        node = self.nodes[name]
+        node.host.stop()
+        for device in list(node.devices.values()):
+            self.after(1.0, node.agent.call, self._say_stopped, node, device, self.now)
+
+    def _say_stopped(self, node: SimNode, device: SimDevice, since: float) -> None:
+        if not (node.alive and device.alive):
+            return
+        if node.host.asleep:
+            stopped_s = self.now - since
+            node.to_daemon(DeviceStopped(node.incarnation, device.name, device.life, "stopped", stopped_s))
+            self.after(1.0, node.agent.call, self._say_stopped, node, device, since)
+        else:
+            node.to_daemon(DeviceAwake(node.incarnation, device.name, device.life, self.now - since))
+
+    def wake_device(self, node: SimNode, message: Wake) -> None:
+        """Its agent sends SIGCONT, which takes where nothing holds the process."""
+        device = node.devices.get(message.device)
+        if device is not None and device.life == message.life and not self.held:
+            node.host.go_on()
+
+    def end_device(self, node: SimNode, message: EndStopped) -> None:
+        """Its agent ends it, without a spare."""
+        device = node.devices.get(message.device)
+        if device is not None and device.alive and device.life == message.life and node.host.asleep:
+            node.host = Sleeper()
+            self.kill_device(node.name, index=int(device.name.rpartition("/")[2]))
+
     def spare_takes_place(
         self, name: str, index: int = 0, up_s: float = 0.05, *, heard: bool = True, death: Death | None = None
     ) -> None:
@@ -243,6 +283,13 @@ class World:
 
     def write(self, directory: str, bucket: int, state: State) -> None:
         self.partial.setdefault(directory, {})[bucket] = state
+
+    def discard(self, directory: str) -> None:
+        """The daemon gives back the room of what nobody will complete."""
+        for partial in [
+            name for name in self.partial if name == directory or name.startswith(f"{directory}/")
+        ]:
+            del self.partial[partial]
 
     def norm(self, bucket: int, step: int) -> float:
         """The squared norm of a bucket's gradient: in a step of ``clips`` that of one bucket must be clipped."""

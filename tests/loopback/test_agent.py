@@ -20,8 +20,11 @@ from oobleckd.protocol.deaths import TO_MEND
 from oobleckd.protocol.messages import (
     Ack,
     Beat,
+    DeviceAwake,
     DeviceLost,
+    DeviceStopped,
     Dismiss,
+    EndStopped,
     Goodbye,
     Hello,
     Inject,
@@ -30,6 +33,7 @@ from oobleckd.protocol.messages import (
     Report,
     Resume,
     StepDone,
+    Wake,
 )
 from oobleckd.protocol.parts import Counters
 from tests.helpers.standin_device import HUNGRY
@@ -391,11 +395,30 @@ def test_a_device_that_hangs_is_ended_and_said_to_have_hung(
         daemon.tell(Inject("hang", device="n1/1"))
     else:
         os.kill(device_pids(hello)[1], signal.SIGSTOP)
+        stopped = daemon.expect(DeviceStopped)
+        assert (stopped.device, stopped.life) == ("n1/1", hello.devices[1].life)
+        assert stopped.stopped_s >= 1.0
+        assert daemon.expect(DeviceStopped).stopped_s >= 2.0, "said again until the daemon says what follows"
+        daemon.tell(EndStopped("n1/1", "another life"))
+        daemon.tell(EndStopped("n1/1", stopped.life))
     lost = daemon.expect(DeviceLost)
     assert lost.device == "n1/1"
     assert lost.evidence.startswith("hung: " + ("gave no sign" if how == "hang" else "stopped by a signal"))
     ends.assert_end()
     daemon.ready()
+
+
+def test_a_stopped_device_is_woken_where_the_daemon_wants_it(daemon: StubDaemon, launch: Launch) -> None:
+    launch(daemon.endpoint)
+    hello = daemon.ready()
+    os.kill(device_pids(hello)[1], signal.SIGSTOP)
+    stopped = daemon.expect(DeviceStopped)
+    daemon.tell(Wake("n1/1", stopped.life))
+    awake = daemon.expect(DeviceAwake)
+    assert (awake.device, awake.life) == ("n1/1", stopped.life)
+    daemon.tell(EndStopped("n1/1", stopped.life))  # too late: it goes on
+    daemon.tell(Report("n1/1", 4, 1, ()))
+    assert daemon.expect(Progress).epoch == 4
 
 
 def test_a_stopped_node_says_nothing_and_goes_on_after_the_time_asked_for(

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from oobleckd.protocol.api import JobView
 from oobleckd.protocol.checkpoint import checkpoints
 from tests.helpers.cluster import Cluster, tiny_job
+from tests.helpers.smalldisk import SmallDisk
 from tests.helpers.torn import torn_seed
 
 NODES = 5
@@ -68,6 +70,30 @@ def _flip_a_bit(path: Path) -> None:
 
 def _set_aside(checkpoint: Path) -> bool:
     return checkpoint.with_name(f"{checkpoint.name}.damaged").is_dir()
+
+
+def test_the_disk_is_full(cluster: Cluster, tmp_path: Path) -> None:
+    """The job goes on with its last good one, and at its end waits for room to write the last."""
+    cluster.heal()
+    with SmallDisk(tmp_path / "small", 64 * 2**20) as disk:
+        tables = {"checkpoint": {"every": 3, "dir": str(disk.path)}, "resources": {"device_memory": "14MiB"}}
+        job = cluster.client.submit(tiny_job("full", train={"steps": 24}, **tables)).id
+        good = cluster.until(lambda: cluster.client.job(job).checkpoint or None, "the first checkpoint")
+        waiting = cluster.until(lambda: _waits(cluster, job, disk), "the job to wait for room")
+        assert (waiting.state, waiting.step, waiting.steps_lost) == ("running", 24, 0)
+        assert Path(good).parent == Path(waiting.checkpoint).parent
+        assert waiting.checkpoint_trouble is not None
+        assert "stays the way back" in cluster.ctl("story", job).stdout
+        disk.free()
+        assert cluster.job_in(job, "done").checkpoint_step == 24
+        assert not list((disk.path / job).glob("*.partial"))
+        cluster.verify(job)
+
+
+def _waits(cluster: Cluster, job: str, disk: SmallDisk) -> JobView | None:
+    disk.fill()
+    view = cluster.client.job(job)
+    return view if view.reason.startswith("waits to write") else None
 
 
 def test_people_see_how_often_and_why(cluster: Cluster) -> None:

@@ -77,6 +77,20 @@ def test_a_hung_device_is_ended_by_its_agent(cluster: Cluster, how: str) -> None
     assert "hung" in incident.cause
 
 
+def test_a_stopped_device_with_the_last_copy_is_woken(cluster: Cluster) -> None:
+    """Nobody but us has its layers, and nobody but its agent sends SIGCONT."""
+    cluster.heal()
+    spec = tiny_job(
+        "last-copy", train=TRAIN, fault_tolerance={"f": 0}, resources={"min_pipeline_nodes": NODES}
+    )
+    job = cluster.client.submit(spec).id
+    view = cluster.at_step(job, 2)
+    node = view.pipelines[0].nodes[0]
+    os.kill(cluster.device_pids(node)[0], signal.SIGSTOP)
+    incident = finish(cluster, job, node, "stopped by a signal")
+    assert "no step is lost" in incident.reason
+
+
 def test_a_node_without_a_network(cluster: Cluster) -> None:
     job, node = begin(cluster, "net-drop")
     cluster.client.kill(node, "net-drop", seconds=4.0)

@@ -23,6 +23,7 @@ from oobleckd.protocol.api import (
     PipelineView,
     Problem,
     TemplateView,
+    TroubleView,
 )
 from tests.helpers.api_server import job_view, node_view
 from tests.unit.ctl.conftest import Ctl
@@ -248,6 +249,24 @@ def test_checkpoint_waits_for_its_folder(ctl: Ctl) -> None:
 
     ctl.api.on_act = act
     assert ctl("checkpoint", "small", "--wait").stdout == "/b\n"
+
+
+def test_a_checkpoint_that_cannot_be_written_is_not_waited_for(ctl: Ctl) -> None:
+    """It says why at once, and so does describe; older trouble is no answer to this question."""
+    old = TroubleView("node-1/0 cannot write: full", tries=2)
+    ctl.api.jobs = [job_view(state="running", checkpoint="/a", checkpoint_trouble=old)]
+
+    def act(_path: str, _body: dict[str, Any]) -> Accepted:
+        new = TroubleView("node-2/0 cannot write: Read-only file system", tries=3)
+        ctl.api.jobs = [job_view(state="running", checkpoint="/a", checkpoint_trouble=new)]
+        return Accepted("job-1", "asked")
+
+    ctl.api.on_act = act
+    result = ctl("checkpoint", "small", "--wait")
+    assert result.exit_code == 1
+    assert "node-2/0 cannot write: Read-only file system" in result.stderr
+    assert "tries again" in result.stderr
+    assert "no checkpoint" in ctl("describe", "job", "small").stdout
 
 
 # --------------------------------------------------------------------------- waiting and failing

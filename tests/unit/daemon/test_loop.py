@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +16,17 @@ from oobleckd.core.events import (
     Announce,
     Asked,
     Command,
+    Discard,
     Event,
     Heard,
     LinkLost,
+    LookAtRoom,
     MakePlan,
+    ManifestWritten,
     Planned,
     Record,
     Reply,
+    RoomSeen,
     SetAside,
     Tell,
     Tick,
@@ -31,6 +36,7 @@ from oobleckd.daemon.clock import Clock
 from oobleckd.daemon.history import History
 from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.loop import Loop, Stopped
+from oobleckd.protocol import checkpoint
 from oobleckd.protocol.api import Accepted, Change, Drain
 from oobleckd.protocol.messages import Ack, Beat, Release
 from planner.policy import Setup
@@ -201,6 +207,52 @@ async def test_a_checkpoint_that_cannot_be_completed_is_told_and_stops_nothing(t
         assert notice.level == "error"
         assert "cannot be completed" in notice.text
     assert world.loop.num_manifest_errors == 1
+
+
+@pytest.mark.asyncio
+async def test_a_disk_that_refuses_a_manifest_holds_up_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again, which the core is told once; other folders are written meanwhile."""
+    full, other = str(tmp_path / "full.partial"), str(tmp_path / "other.partial")
+    heard: asyncio.Queue[ManifestWritten] = asyncio.Queue()
+
+    def complete(directory: Path, *_: object) -> None:
+        if str(directory) == full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def answer(event: Event) -> Sequence[Command]:
+        if isinstance(event, ManifestWritten):
+            heard.put_nowait(event)
+            return []
+        return [WriteManifest(full, {}, 1), WriteManifest(other, {}, 1)]
+
+    monkeypatch.setattr(checkpoint, "complete", complete)
+    async with World(tmp_path / "state", answer) as world:
+        world.loop.lost("n")
+        first, second = [await asyncio.wait_for(heard.get(), WAIT_S) for _ in range(2)]
+    assert first == ManifestWritten(full, "No space left on device", again=True)
+    assert second == ManifestWritten(other)
+
+
+@pytest.mark.asyncio
+async def test_room_is_looked_at_and_given_back(tmp_path: Path) -> None:
+    partial = tmp_path / "step-00000002.partial"
+    partial.mkdir()
+    heard: asyncio.Queue[RoomSeen] = asyncio.Queue()
+
+    def answer(event: Event) -> Sequence[Command]:
+        if isinstance(event, RoomSeen):
+            heard.put_nowait(event)
+            return []
+        return [Discard(str(tmp_path)), LookAtRoom("job-1", str(tmp_path / "job-1"))]
+
+    async with World(tmp_path / "state", answer) as world:
+        world.loop.lost("n")
+        seen = await asyncio.wait_for(heard.get(), WAIT_S)
+    assert seen.job == "job-1"
+    assert seen.free_bytes > 0
+    assert not await asyncio.to_thread(partial.exists)
 
 
 @pytest.mark.asyncio

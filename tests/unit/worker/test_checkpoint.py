@@ -18,8 +18,10 @@ from oobleckd.protocol.checkpoint import (
     Manifest,
     checkpoints,
     complete,
+    discard_partial,
     manifest_of,
     model_digest,
+    room,
     set_aside,
 )
 from oobleckd.protocol.folder import MARK, Mark, claim
@@ -302,6 +304,35 @@ def test_the_way_back_stays_until_the_journal_knows_a_newer_one(spec: ModelSpec,
         )  # fmt: skip
     complete(last, manifest_of(JOB, parts), 1, (str(tmp_path / "x" / ".." / "step-00000004"),))
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000004", "step-00000008"]
+
+
+def test_a_file_that_somebody_removed_to_make_room_is_named(spec: ModelSpec, tmp_path: Path) -> None:
+    """Complete is what is whole: the folder stays partial."""
+    directory = write_all(tmp_path, spec)
+    manifest = read_manifest(directory)
+    partial = directory.rename(tmp_path / "step-00000009.partial")
+    (partial / manifest.buckets[1].file).unlink()
+    with pytest.raises(ValueError, match=r"bucket-00001.safetensors is gone"):
+        complete(partial, manifest, 2)
+    assert partial.exists()
+
+
+def test_room_is_given_back_and_seen(tmp_path: Path) -> None:
+    for name in ("step-00000002", "step-00000004.partial", "step-00000006.partial", "else.partial"):
+        (tmp_path / name).mkdir()
+    discard_partial(tmp_path / "step-00000004.partial")
+    discard_partial(tmp_path / "step-00000004.partial")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "else.partial",
+        "step-00000002",
+        "step-00000006.partial",
+    ]
+    discard_partial(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["else.partial", "step-00000002"]
+    discard_partial(tmp_path / "nowhere")
+    free_bytes, free_files = room(tmp_path / "not" / "there" / "yet")
+    assert free_bytes > 0
+    assert free_files != 0
 
 
 def test_a_folder_that_was_given_up_meanwhile_is_no_error(spec: ModelSpec, tmp_path: Path) -> None:

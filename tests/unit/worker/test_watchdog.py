@@ -9,7 +9,7 @@ import time
 import pytest
 
 from worker.pulse import LOOK_UP_S, Pulse, PulseReader, Reading
-from worker.watchdog import LOOK_EVERY_S, ProcessAccount, Suspicion, Watchdog
+from worker.watchdog import LOOK_EVERY_S, ProcessAccount, Suspicion, Watchdog, is_frozen
 
 
 @pytest.fixture
@@ -71,6 +71,54 @@ def test_a_stopped_process_is_told_by_the_kernel():
     verdict, after_s = looks(forward(longest_s=60.0, limit_s=600.0), 10.0, state="T")
     assert verdict.startswith("hung in 2F0: stopped by a signal for 1.")
     assert after_s < 1.3
+
+
+def test_time_in_which_it_was_stopped_is_not_counted_as_work():
+    """It goes on in the middle of a task that has taken far longer than ever by the clock."""
+    suspicion, now = Suspicion(), 100.0
+    for state, looks_ in (("S", 5), ("T", 300), ("S", 10)):
+        verdicts = []
+        for _ in range(looks_):
+            verdicts.append(suspicion.look(now, forward(), state, 0.0))
+            now += LOOK_EVERY_S
+        assert suspicion.stopped == (state == "T")
+        assert bool(verdicts[-1]) == (state == "T")
+
+
+def test_a_frozen_cgroup_is_a_stop_and_no_hang():
+    suspicion, now = Suspicion(), 100.0
+    while not suspicion.look(now, forward(), "S", 0.0):
+        now += LOOK_EVERY_S
+    assert not suspicion.stopped
+    suspicion.freezes()
+    for _ in range(100):
+        now += LOOK_EVERY_S
+        assert "its cgroup, which is frozen" in suspicion.look(now, forward(), "S", 0.0)
+    assert suspicion.stopped
+    assert suspicion.stopped_s > 10.0
+    suspicion.thaws()
+    assert not suspicion.look(now + LOOK_EVERY_S, forward(), "S", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file", "text", "frozen"),
+    [
+        ("0::/a/b", "a/b/cgroup.events", "populated 1\nfrozen 1\n", True),
+        ("0::/a/b", "a/b/cgroup.events", "populated 1\nfrozen 0\n", False),
+        ("4:memory:/m\n3:freezer:/a", "freezer/a/freezer.state", "FROZEN\n", True),
+        ("4:memory:/m\n3:freezer:/a", "freezer/a/freezer.state", "FREEZING\n", True),
+        ("4:memory:/m\n3:freezer:/a", "freezer/a/freezer.state", "THAWED\n", False),
+        ("0::/", "other", "", False),
+    ],
+)
+def test_the_kernel_says_that_a_cgroup_is_frozen(tmp_path, cgroup, file, text, frozen):
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroups"
+    (proc / "17").mkdir(parents=True)
+    (proc / "17" / "cgroup").write_text(cgroup)
+    (cgroups / file).parent.mkdir(parents=True)
+    (cgroups / file).write_text(text)
+    assert is_frozen(17, proc, cgroups) == frozen
+    assert not is_frozen(18, proc, cgroups)
 
 
 def test_a_process_that_stops_before_its_first_word_or_within_one_is_seen_too():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Collection
 from pathlib import Path
@@ -13,12 +14,13 @@ import torch
 from safetensors import safe_open
 
 from oobleckd.protocol.job import Job, parse_job
-from oobleckd.protocol.messages import CheckpointPart
+from oobleckd.protocol.messages import CheckpointFailed, CheckpointPart
 from oobleckd.protocol.parts import Counters, Flags, Vote
 from planner.plan import Layout, Range, Segment, holdings_of
 from tests.helpers.models import CPU, small_config, small_job
+from worker import checkpoint
+from worker.checkpoint import CannotWrite
 from worker.commit import outcome_of
-from worker.errors import UserError
 from worker.faults import Faults
 from worker.models import load_spec
 from worker.snapshot import Due, Share, due_after, take_share
@@ -153,22 +155,112 @@ def test_one_that_is_given_up_leaves_nothing_and_tells_nothing(store: Store, tmp
     assert not list(share.directory.glob("*.tmp"))
 
 
-def test_a_disk_that_refuses_is_told_to_who_trains(store: Store, tmp_path: Path) -> None:
+def test_a_disk_that_refuses_is_told_and_the_next_one_is_written(store: Store, tmp_path: Path) -> None:
+    """Whatever the disk says: nothing fails, and nothing of the try is left."""
     (tmp_path / "job-1").touch()
-    woken = threading.Event()
-    writer = Beside(lambda _: None, Faults("n/0", tmp_path), woken.set)
-    writer.check()
+    told: list[Any] = []
+    woken = threading.Semaphore(0)
+    writer = Beside(told.append, Faults("n/0", tmp_path), woken.release)
     writer.begin(share_of(store, tmp_path))
+    assert woken.acquire(timeout=TIMEOUT_S)
+    (failed,) = told
+    assert (failed.device, failed.counters.step, failed.last) == ("n/0", 2, False)
+    assert failed.error.endswith("cannot be written: Not a directory")
+    assert failed.needed_bytes > 0
+    assert not writer.busy
+    assert not writer.blocks
+    (tmp_path / "job-1").unlink()
+    writer.begin(share_of(store, tmp_path, step=4))
+    assert woken.acquire(timeout=TIMEOUT_S)
+    assert [part.bucket for part in told[1:]] == sorted(store.buckets)
+
+
+@pytest.mark.parametrize("free", [(1, -1), (2**40, 1)])
+def test_a_disk_without_room_or_inodes_is_not_filled_to_its_brim(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: tuple[int, int]
+) -> None:
+    monkeypatch.setattr("worker.snapshot.room", lambda _directory: free)
+    told: list[Any] = []
+    woken = threading.Event()
+    writer = Beside(told.append, Faults("n/0", tmp_path), woken.set)
+    share = share_of(store, tmp_path)
+    writer.begin(share)
     assert woken.wait(TIMEOUT_S)
-    with pytest.raises(UserError, match="cannot be written"):
-        writer.check()
+    assert "left on device" in told[0].error
+    assert not share.directory.exists()
+
+
+def test_the_last_one_is_tried_again_until_there_is_room(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there already is not written again, unless somebody removed it to make room; people are told once."""
+    monkeypatch.setattr("worker.writer._AGAIN_S", (0.0,))
+    told: list[Any] = []
+    woken = threading.Event()
+    share = share_of(store, tmp_path, step=JOB.train.steps)
+    write, tries, written = checkpoint.write_bucket, 0, list[int]()
+
+    def refusing(directory: Path, bucket: Any, *rest: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries in {2, 3, 4}:
+            raise CannotWrite(directory, "No space left on device")
+        if tries == 6:
+            shutil.rmtree(directory)
+            raise CannotWrite(directory, "No space left on device")
+        written.append(bucket.index)
+        return write(directory, bucket, *rest)
+
+    monkeypatch.setattr("worker.checkpoint.write_bucket", refusing)
+    writer = Beside(told.append, Faults("n/0", tmp_path), woken.set)
+    writer.begin(share)
+    assert woken.wait(TIMEOUT_S)
+    first, second, *others = sorted(store.buckets)
+    assert written == [first, second, first, second, *others]
+    failed = [each for each in told if isinstance(each, CheckpointFailed)]
+    assert [each.last for each in failed] == [True]
+    assert sorted(path.name for path in share.directory.iterdir()) == sorted(
+        {each.file for each in told if isinstance(each, CheckpointPart)}
+    )
+
+
+def test_a_job_that_is_cancelled_waits_for_no_room(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "job-1").touch()
+    told: list[Any] = []
+    heard = threading.Event()
+
+    def tell(message: Any) -> None:
+        told.append(message)
+        heard.set()
+
+    writer = Beside(tell, Faults("n/0", tmp_path), lambda: None)
+    writer.begin(share_of(store, tmp_path, step=JOB.train.steps))
+    assert heard.wait(TIMEOUT_S)
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "checkpoint-writer"]
+    writer.abandon()
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+    assert len(told) == 1
+
+
+def test_a_folder_that_somebody_removed_is_told(store: Store, tmp_path: Path) -> None:
+    """Else nobody would begin another one while this one is waited for."""
+    told: list[Any] = []
+    gate, woken = Gate(tmp_path), threading.Event()
+    writer = Beside(told.append, gate, woken.set)
+    share = share_of(store, tmp_path)
+    writer.begin(share)
+    assert gate.at.acquire(timeout=TIMEOUT_S)
+    shutil.rmtree(share.directory)
+    gate.go.release()
+    assert woken.wait(TIMEOUT_S)
+    assert "somebody removed the folder" in told[0].error
 
 
 def test_inline_writes_at_once(store: Store, tmp_path: Path) -> None:
     told: list[Any] = []
     writer = Inline(told.append, Faults("n/0", tmp_path))
     writer.begin(share_of(store, tmp_path))
-    writer.check()
     writer.abandon()
     assert not writer.busy
     assert not writer.blocks
@@ -201,6 +293,10 @@ def vote(**flags: bool) -> Vote:
         (vote(checkpoint=True, writing=True), 1, Due()),
         (vote(checkpoint=True, writing=True, hold=True), 1, Due(begins=True)),
         (vote(writing=True), 3, Due(begins=True)),  # the last
+        (vote(full=True), 2, Due()),
+        (vote(full=True, writing=True), 2, Due()),
+        (vote(full=True, checkpoint=True), 2, Due(begins=True)),
+        (vote(full=True), 3, Due(begins=True)),
     ],
 )
 def test_what_is_due(given: Vote, step: int, wanted: Due) -> None:
