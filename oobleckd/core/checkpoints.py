@@ -10,7 +10,7 @@ import sys
 
 import msgspec
 
-from oobleckd.core import cadence
+from oobleckd.core import cadence, inputs
 from oobleckd.core.context import Core
 from oobleckd.core.entries import CheckpointWritten
 from oobleckd.core.events import ManifestWritten, SetAside, WriteManifest
@@ -45,11 +45,11 @@ def on_part(core: Core, message: CheckpointPart) -> None:
         parts.clear()
     parts[message.bucket] = message
     if len(parts) == message.num_buckets:
-        manifest = manifest_of(job.spec, [parts[bucket] for bucket in sorted(parts)])
-        keep = job.spec.checkpoint.keep
+        manifest = manifest_of(job.spec, [parts[bucket] for bucket in sorted(parts)], job.inputs)
+        keep, checked = job.spec.checkpoint.keep, [kept.directory for kept in job.kept if kept.checked][-1:]
         run.completing.add(message.directory)
         core.outbox.append(
-            WriteManifest(message.directory, msgspec.to_builtins(manifest), keep, job.checkpoint)
+            WriteManifest(message.directory, msgspec.to_builtins(manifest), keep, job.checkpoint, *checked)
         )
 
 
@@ -78,6 +78,7 @@ def _completed(core: Core, run: Run, directory: str, counters: Counters) -> None
     job = run.job
     final = directory.removesuffix(".partial")
     core.record(CheckpointWritten(job.id, counters, final, core.now))
+    inputs.note_checks(core, run)
     if run.begun is not None and run.begun.round <= counters.round:
         run.begun = None
     _abandon_older(core, run, counters)

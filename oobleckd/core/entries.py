@@ -16,6 +16,7 @@ from oobleckd.core.state import LEAST_KEPT, RECENT_STEPS, JobRecord, Kept, State
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.corruption import Odd
+from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, FailureCause
 from planner.plan import Detours, Layout, Plan, Template
@@ -157,6 +158,22 @@ class CheckpointWritten(Entry, frozen=True):
     at: float
 
 
+class InputsFixed(Entry, frozen=True):
+    """What the job reads: whoever has another text takes no part. Said again where more of it is known."""
+
+    job: str
+    inputs: Inputs
+    at: float
+
+
+class CheckpointChecked(Entry, frozen=True):
+    """All who read for the checkpoint of ``counters``, and for those before it, have found afterwards that their text was the right one."""
+
+    job: str
+    counters: Counters
+    at: float
+
+
 class IncidentOpened(Entry, frozen=True):
     """A recovery began."""
 
@@ -232,6 +249,8 @@ AnyEntry = (
     | RolledBack
     | Released
     | CheckpointWritten
+    | InputsFixed
+    | CheckpointChecked
     | IncidentOpened
     | IncidentClosed
     | NodeDrained
@@ -292,6 +311,8 @@ _OfJob = (
     | RolledBack
     | Released
     | CheckpointWritten
+    | InputsFixed
+    | CheckpointChecked
     | CorruptionFound
     | CorruptionSettled
 )
@@ -346,14 +367,34 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             job.undeploy(entry.source)
         case CheckpointWritten():
             job.checkpoint, job.checkpoint_counters = entry.directory, entry.counters
-            kept = [*job.kept, Kept(entry.directory, entry.counters)]
-            job.kept = kept[-max(LEAST_KEPT, job.spec.checkpoint.keep) :]
+            _keep(job, Kept(entry.directory, entry.counters))
             job.book.safe(entry.counters.step)
             _written(job, entry)
+        case InputsFixed() | CheckpointChecked():
+            _of_inputs(job, entry)
         case CorruptionFound() | CorruptionSettled():
             _dispute(job, entry)
         case _:
             assert_never(entry)
+
+
+def _keep(job: JobRecord, new: Kept) -> None:
+    """The newest are on the disk, and the newest of which it is known that its text was right."""
+    older, kept = job.kept, [*job.kept, new][-max(LEAST_KEPT, job.spec.checkpoint.keep) :]
+    checked = [each for each in older if each.checked][-1:]
+    job.kept = [*(each for each in checked if each not in kept), *kept]
+
+
+def _of_inputs(job: JobRecord, entry: InputsFixed | CheckpointChecked) -> None:
+    if isinstance(entry, CheckpointChecked):
+        upto = entry.counters.round
+    else:  # nothing is known of what was read before, by an older version
+        upto = -1 if job.inputs else job.counters.round
+        job.inputs = entry.inputs
+    job.kept = [
+        msgspec.structs.replace(kept, checked=kept.checked or kept.counters.round <= upto)
+        for kept in job.kept
+    ]
 
 
 def _dispute(job: JobRecord, entry: CorruptionFound | CorruptionSettled) -> None:

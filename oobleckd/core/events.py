@@ -106,13 +106,14 @@ class Announce(msgspec.Struct, frozen=True):
 
 class WriteManifest(msgspec.Struct, frozen=True):
     """Complete the checkpoint in ``directory`` (rename its parts into place), then prune to ``keep``; but ``way_back`` stays,
-    as it is the one that the journal knows.
+    as it is the one that the journal knows, and ``checked``, the newest whose text is known to have been the right one.
     """
 
     directory: str
     manifest: dict[str, Any]
     keep: int
     way_back: str = ""
+    checked: str = ""
 
 
 class SetAside(msgspec.Struct, frozen=True):

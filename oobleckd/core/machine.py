@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
-from oobleckd.core import checkpoints, deploy, jobs, prepare, recovery, requests, steer, steps
+from oobleckd.core import checkpoints, inputs, jobs, prepare, reading, recovery, requests, steer, steps
 from oobleckd.core.config import Config
 from oobleckd.core.context import Core, Level
 from oobleckd.core.entries import AnyEntry, NodeDrained, Restarted, apply
@@ -30,6 +30,10 @@ from oobleckd.protocol.messages import (
     Goodbye,
     Held,
     Hello,
+    Identified,
+    InputsChanged,
+    InputsChecked,
+    InputsMoved,
     LinkDown,
     Measured,
     OpTimes,
@@ -163,8 +167,10 @@ class Machine:
                 return bool(
                     self.core.members.owing
                 )  # at a job's end all say so at once: they are looked at with the last
-            case Progress() | Ready():
-                return not self.core.outbox  # the last one leads to a decision, or to a new layout
+            case Progress() | Ready() | InputsChecked():
+                return (
+                    not self.core.outbox
+                )  # the last one leads to a decision, to a new layout, or to the end
             case Held() | Prepared():
                 run = self.core.run
                 return run is not None and not self._is_last(run, event.message)
@@ -192,6 +198,7 @@ class Machine:
                     self._link_down(message)
         if run is not None:
             recovery.check_lives(core, run)
+        inputs.ask_again(core)
         steer.steer(core)
         self._dismiss()
 
@@ -252,6 +259,8 @@ class Machine:
                 self._link_down(message)
             case Goodbye() as message:
                 core.members.goodbye(node, message.incarnation, message.reason, core.now)
+            case Identified() | InputsChecked() | InputsChanged() | InputsMoved() as message:
+                reading.heard(core, message)
             case _:
                 self._heard_of_job(event.message)
 
@@ -259,13 +268,13 @@ class Machine:
         core = self.core
         match message:
             case Measured():
-                jobs.on_measured(core, message)
+                reading.on_measured(core, message)
             case Prepared():
                 prepare.on_prepared(core, message)
             case Emptied():
                 core.members.emptied(message.device, message.order)
             case Ready():
-                deploy.on_ready(core, message)
+                reading.on_ready(core, message)
             case Progress():
                 recovery.on_progress(core, message)
             case Held():
@@ -305,6 +314,8 @@ class Machine:
         core.tell(message.node, Welcome(protocol, config.daemon, beat_s, config.lease_s, lives))
         if message.ready and not was_counted:
             core.joined_at = core.now
+        if change == "new":
+            inputs.begin_anew(core, message.node)
         if change != "same":
             text = f"{message.node} is {'here' if change == 'new' else 'back'} on {message.host}"
             core.announce("node", text, (f"node:{message.node}",), node=message.node)
@@ -368,6 +379,9 @@ class Machine:
         core = self.core
         if message.damaged:
             recovery.on_damaged(core, message)
+            return
+        if message.unread:
+            reading.on_unread(core, message)
             return
         job = core.state.jobs.get(message.job) or (core.run.job if core.run else None)
         node = core.members.nodes.get(node_of(message.device))

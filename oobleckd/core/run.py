@@ -12,7 +12,17 @@ from oobleckd.core.decide import Decision
 from oobleckd.core.incident import Incident
 from oobleckd.core.pace import Paces
 from oobleckd.core.state import JobRecord
-from oobleckd.protocol.messages import CheckpointPart, Deploy, Held, LinkDown, Progress, Ready, StepDone
+from oobleckd.protocol.inputs import Inputs
+from oobleckd.protocol.messages import (
+    CheckpointPart,
+    Deploy,
+    DeviceFailed,
+    Held,
+    LinkDown,
+    Progress,
+    Ready,
+    StepDone,
+)
 from oobleckd.protocol.parts import Counters, Flags
 from planner.plan import Layout, Plan, Transfer
 from planner.policy import Proposal, Setup, Situation
@@ -64,6 +74,14 @@ class Asked:
 
 
 @dataclass(slots=True)
+class KeptOut:
+    """A node that no plan uses. ``wrong``: device -> what is wrong with what it would read; last ``asked_at``."""
+
+    asked_at: float
+    wrong: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Run:
     """The active job. ``answers``/``held`` are of the present epoch only.
 
@@ -76,6 +94,10 @@ class Run:
     deployment before this one. ``guests``: devices that were ever told to prepare. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps the policy
     made the plan that is in force, or left it as it is. ``forgotten``: the journal has lost its end, so nothing that devices hold is known.
     ``seen_alive``: by what of the members, and of those who take part, all lives were last seen to go on.
+    ``kept_out``: nodes with another text. ``readers``: the devices of the last layout and their lives; life -> the first round that it read for
+    (``reads_since``), and the last one before which it is known to have read the right text (``checked``). ``wholes``: device -> what it said
+    when it had read all of it, until all agree. ``moved``: path -> what people were last told of it. ``unread``: the first word that a device cannot use the text;
+    ``lacking_since``: too few nodes have it.
     """
 
     job: JobRecord
@@ -111,6 +133,14 @@ class Run:
     updates_taken_back: int = 0
     forgotten: bool = False
     seen_alive: tuple[object, ...] = ()
+    kept_out: dict[str, KeptOut] = field(default_factory=dict)
+    readers: dict[str, str] = field(default_factory=dict)
+    reads_since: dict[str, int] = field(default_factory=dict)
+    checked: dict[str, int] = field(default_factory=dict)
+    wholes: dict[str, Inputs] = field(default_factory=dict)
+    moved: dict[str, str] = field(default_factory=dict)
+    unread: DeviceFailed | None = None
+    lacking_since: float | None = None
 
     def all_held(self) -> bool:
         """Whether every survivor stopped at the same boundary."""

@@ -13,6 +13,7 @@ from oobleckd.core.blame import Dispute
 from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState
+from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, FailureCause
 from planner.plan import Detours, Layout, Plan, Template, node_of
@@ -36,10 +37,13 @@ class Written(msgspec.Struct, frozen=True, gc=False):
 
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
-    """A state that the job can go back to: a complete checkpoint, or where it began ("init", or a folder)."""
+    """A state that the job can go back to: a complete checkpoint, or where it began ("init", or a folder). ``checked``: it is known to come of
+    the right text.
+    """
 
     directory: str
     counters: Counters
+    checked: bool = False
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -82,7 +86,8 @@ class JobRecord:
     ``began``: the round in which the present one began. ``rolled_back_at``: when it went back to a checkpoint, or to the start.
     ``deployed_at``: when the first layout was in force. ``written``: checkpoints, oldest first. ``book``: where
     the time of its devices went. ``origin``: the ``source`` that it was submitted with. ``kept``: the newest complete checkpoints, oldest
-    first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong.
+    first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong. ``inputs``: the identity of
+    what it reads, from its first deployment on, or from the checkpoint that it was resumed from.
     """
 
     id: str
@@ -121,6 +126,7 @@ class JobRecord:
     origin: str = "init"
     kept: list[Kept] = field(default_factory=list)
     disputes: tuple[Dispute, ...] = ()
+    inputs: Inputs = ()
     _survivors: _Survivors = field(default=_Survivors(), repr=False, compare=False)
 
     @property

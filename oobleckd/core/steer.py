@@ -11,7 +11,18 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from oobleckd.core import checkpoints, corruption, deploy, failures, incidents, jobs, prepare, recovery
+from oobleckd.core import (
+    checkpoints,
+    corruption,
+    deploy,
+    failures,
+    incidents,
+    inputs,
+    jobs,
+    prepare,
+    reading,
+    recovery,
+)
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Released
 from oobleckd.core.events import Planned
@@ -28,6 +39,8 @@ def steer(core: Core) -> None:
     jobs.start_next(core)
     run = core.run
     if run is None or run.phase in {"adrift", "report", "deploy"}:
+        return
+    if run.kept_out and reading.ends(core, run, _to_begin(run)):
         return
     if run.phase == "off":
         _before_deployment(core, run)
@@ -73,6 +86,11 @@ def _to_begin(run: Run) -> int:
 
 def _too_few(run: Run, nodes: tuple[str, ...]) -> str:
     """Why the job waits, and what would help."""
+    kept_out = inputs.kept_words(run)
+    return f"{_lacking(run, nodes)}{f'; {kept_out}' if kept_out else ''}"
+
+
+def _lacking(run: Run, nodes: tuple[str, ...]) -> str:
     job = run.job
     f, wanted = job.spec.fault_tolerance.f, _to_begin(run)
     if len(nodes) >= job.n0 and wanted > job.n0:
@@ -196,7 +214,10 @@ def _at_boundary(core: Core, run: Run) -> None:
     if run.finished():
         steps = job.spec.train.steps
         if min(job.counters.step, job.checkpoint_counters.step) >= steps and job.checkpoint:
-            jobs.end(core, run, "finish")
+            if inputs.is_checked(job):
+                jobs.end(core, run, "finish")
+            else:
+                reading.cannot_be_checked(core, run)
         return
     if job.paused:
         if run.incident is not None and not job.unsettled:

@@ -242,7 +242,12 @@ class Loop:
             for attempt in itertools.count():
                 try:
                     await asyncio.to_thread(
-                        checkpoint.complete, directory, command.manifest, command.keep, command.way_back
+                        checkpoint.complete,
+                        directory,
+                        command.manifest,
+                        command.keep,
+                        command.way_back,
+                        command.checked,
                     )
                 except OSError as error:
                     self._manifest_failed(directory, f"{error}; trying again", say=attempt == 0)

@@ -11,17 +11,19 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from oobleckd.protocol.inputs import Inputs, corpus_of, of_corpus
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
 
-FORMAT = 1
+FORMAT = 2
+OLDEST_FORMAT = 1
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
 DAMAGED = ".damaged"
@@ -42,7 +44,8 @@ class BucketFile(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     """A whole checkpoint. ``model`` is ``model_digest`` of ``spec``, the job that wrote it.
 
-    ``corpus`` is the digest of the text: two runs on different texts cannot be compared.
+    ``corpus`` is the digest of the text ("": nobody had read all of it yet): two runs on different texts cannot be compared. ``inputs`` is all that the
+    job read, by its identity (format 1 has the corpus alone).
     """
 
     format: int
@@ -51,6 +54,12 @@ class Manifest(msgspec.Struct, frozen=True):
     buckets: tuple[BucketFile, ...]
     spec: Job
     corpus: str = ""
+    inputs: Inputs = ()
+
+    @property
+    def read(self) -> Inputs:
+        """What the job had read, as far as the manifest knows."""
+        return self.inputs or of_corpus(self.corpus)
 
 
 def step_name(step: int) -> str:
@@ -64,19 +73,20 @@ def model_digest(job: Job) -> str:
     return hashlib.blake2b(msgspec.json.encode(identity, order="deterministic"), digest_size=16).hexdigest()
 
 
-def manifest_of(job: Job, parts: Sequence[CheckpointPart]) -> Manifest:
-    """The manifest of a checkpoint whose parts, one for every bucket, have all arrived."""
+def manifest_of(job: Job, parts: Sequence[CheckpointPart], inputs: Inputs = ()) -> Manifest:
+    """The manifest of a checkpoint whose parts, one for every bucket, have all arrived. ``inputs``: what the job reads."""
     assert len({part.bucket for part in parts}) == len(parts) == parts[0].num_buckets
     assert len({(part.counters, part.directory) for part in parts}) == 1
     files = [
         BucketFile(part.bucket, part.file, part.num_bytes, part.sha256, part.tensors)
         for part in sorted(parts, key=lambda part: part.bucket)
     ]
-    return Manifest(FORMAT, model_digest(job), parts[0].counters, tuple(files), job, parts[0].corpus)
+    corpus = corpus_of(inputs) or next((part.corpus for part in parts if part.corpus), "")
+    return Manifest(FORMAT, model_digest(job), parts[0].counters, tuple(files), job, corpus, inputs)
 
 
-def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int, way_back: str = "") -> Path:
-    """Make the ``.partial`` folder ``directory`` a checkpoint, then remove all but the newest ``keep`` and the folder ``way_back``.
+def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int, *ways_back: str) -> Path:
+    """Make the ``.partial`` folder ``directory`` a checkpoint, then remove all but the newest ``keep`` and the folders ``ways_back``.
 
     Durable when it returns, and done once however often it is called. Returns the final folder. Raises
     OSError when the disk refuses; the folder is then still partial.
@@ -89,7 +99,7 @@ def complete(directory: Path, manifest: Manifest | Mapping[str, Any], keep: int,
         _write_durably(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         _put_in_place(directory, final)
     assert (final / MANIFEST).exists(), f"{final} has no manifest"
-    _prune(final, keep, way_back)
+    _prune(final, keep, ways_back)
     return final
 
 
@@ -138,8 +148,8 @@ def _tidy(directory: Path, manifest: Manifest) -> None:
             path.unlink(missing_ok=True)
 
 
-def _prune(newest: Path, keep: int, way_back: str) -> None:
-    """Keep the newest checkpoints, and the one that is not to be lost before the journal knows of a newer one; drop partial folders
+def _prune(newest: Path, keep: int, ways_back: Collection[str]) -> None:
+    """Keep the newest checkpoints, and those that are not to be lost before the journal knows of a newer one; drop partial folders
     of earlier steps, which nobody will finish.
     """
     old = [path for path in checkpoints(newest.parent) if _step(path) <= _step(newest)][:-keep]
@@ -148,7 +158,7 @@ def _prune(newest: Path, keep: int, way_back: str) -> None:
         for path in newest.parent.glob(f"step-*{PARTIAL}")
         if _STEP.match(path.name) and _step(path) < _step(newest)
     ]
-    for path in [*(path for path in old if str(path) != way_back), *abandoned]:
+    for path in [*(path for path in old if str(path) not in ways_back), *abandoned]:
         shutil.rmtree(path, ignore_errors=True)
 
 

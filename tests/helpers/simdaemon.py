@@ -136,7 +136,7 @@ class Daemon:
         self.world.after(self.world.random.uniform(*self.plan_s), self.feed, self.life, done)
 
     def _set_aside(self, directory: str) -> None:
-        assert directory in self.world.damaged, f"{directory} is whole"
+        assert directory in self.world.damaged or self.world.texts.written, f"{directory} is whole"
         self.world.complete.pop(directory, None)
         self.world.checks.distrusted = True
 

@@ -28,6 +28,7 @@ from tests.helpers.simdevice import SimDevice
 from tests.helpers.simjobs import make_job, profile
 from tests.helpers.simnet import Network
 from tests.helpers.simstore import State
+from tests.helpers.simtext import Texts
 
 
 class World:
@@ -63,6 +64,7 @@ class World:
         self.partial: dict[str, dict[int, State]] = {}
         self.complete: dict[str, dict[int, State]] = {}
         self.damaged: dict[str, int] = {}  # checkpoint -> the bucket whose file is not what was written
+        self.texts = Texts(self)
         self.early = self.taken_back = 0  # updates before all votes were in, and those in vain
         self.fired: list[tuple[str, str]] = []
         # Device whose arithmetic comes to other norms -> what it says of that.

@@ -206,8 +206,8 @@ def test_manifests_that_are_none_are_named(spec: ModelSpec, tmp_path: Path) -> N
     directory = write_all(tmp_path, spec)
     path = directory / "manifest.json"
     plain = msgspec.json.decode(path.read_bytes())
-    path.write_bytes(msgspec.json.encode({**plain, "format": 2}))
-    with pytest.raises(UserError, match="has format 2, this version reads 1"):
+    path.write_bytes(msgspec.json.encode({**plain, "format": 3}))
+    with pytest.raises(UserError, match="has format 3, this version reads 1 to 2"):
         read_manifest(directory)
     path.write_text("{}")
     with pytest.raises(UserError, match="is no manifest"):

@@ -34,7 +34,7 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags
 from planner.plan import Layers, Layout, Range, Route, Segment
-from worker import device
+from worker import device, reading
 from worker.data import Corpus, open_corpus
 from worker.framing import read_frame, write_frame
 from worker.link import DeviceLink
@@ -201,7 +201,7 @@ def test_a_job_that_begins_anew_finds_its_samples_open(
         opened.append(spec)
         return open_corpus(spec)
 
-    monkeypatch.setattr(device, "open_corpus", counted)
+    monkeypatch.setattr(reading, "open_corpus", counted)
     same = job(tmp_path)
     other = msgspec.structs.replace(same, train=msgspec.structs.replace(same.train, seed=1))
     jobs = (("job", same), ("job", same), ("job", other), ("job", other), ("other", other))
