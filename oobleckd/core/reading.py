@@ -14,7 +14,7 @@ from oobleckd.core.corruption import Finding
 from oobleckd.core.entries import InputsFixed
 from oobleckd.core.events import SetAside
 from oobleckd.core.run import Run
-from oobleckd.core.state import JobRecord
+from oobleckd.core.state import JobRecord, Kept
 from oobleckd.protocol.inputs import Inputs, completed, difference
 from oobleckd.protocol.messages import (
     DeviceFailed,
@@ -247,15 +247,17 @@ def _set_aside(core: Core, run: Run, step: int) -> None:
         core.outbox.append(SetAside(directory))
 
 
-def cannot_be_checked(core: Core, run: Run) -> bool:
-    """Whether the last checkpoint is one of which nobody who lives can say that its text was right; then the job goes back behind it."""
+def leaves_unchecked(core: Core, run: Run, kept: Kept | None = None) -> bool:
+    """Whether nobody who lives can say any more that ``kept``, or else the checkpoint from which the job goes on, comes of the right text; then it
+    goes back behind that.
+    """
     job = run.job
-    if inputs.is_checked(job) or not job.kept or inputs.witnessed(core, run, job.kept[-1]):
+    if kept is None:
+        kept = next((each for each in job.kept if each.directory == job.source), None)
+    if kept is None or kept.checked or not job.inputs or inputs.witnessed(core, run, kept):
         return False
-    target = inputs.trusted(job)
-    step = job.kept[-1].counters.step
-    cause = f"nobody is left who could say that the text was the right one up to step {step}"
-    recovery.distrust(core, run, Finding(cause, (), target))
+    cause = f"nobody is left who could say that the text was the right one up to step {kept.counters.step}"
+    recovery.distrust(core, run, Finding(cause, (), inputs.trusted(job)))
     return True
 
 

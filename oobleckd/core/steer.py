@@ -40,7 +40,7 @@ def steer(core: Core) -> None:
     run = core.run
     if run is None or run.phase in {"adrift", "report", "deploy"}:
         return
-    if run.kept_out and reading.ends(core, run, _to_begin(run)):
+    if reading.leaves_unchecked(core, run) or (run.kept_out and reading.ends(core, run, _to_begin(run))):
         return
     if run.phase == "off":
         _before_deployment(core, run)
@@ -217,7 +217,7 @@ def _at_boundary(core: Core, run: Run) -> None:
             if inputs.is_checked(job):
                 jobs.end(core, run, "finish")
             else:
-                reading.cannot_be_checked(core, run)
+                reading.leaves_unchecked(core, run, job.kept[-1] if job.kept else None)
         return
     if job.paused:
         if run.incident is not None and not job.unsettled:

@@ -145,6 +145,7 @@ def _node_view(core: Core, node: Node, held: _Held | None, use: _Use, *, inside:
         shadows=shadows,
         zone=node.zone,
         bits=tuple(d.decides_bits for d in node.devices),
+        kept_out="data-changed" if core.run is not None and node.name in core.run.kept_out else "",
     )
 
 
@@ -153,6 +154,8 @@ def _node_reason(core: Core, node: Node, state: NodeState, use: _Use) -> str:
         return node.cause
     if state in {"draining", "drained"}:
         return core.state.drained.get(node.name) or _why_leaving(core, node)
+    if core.run is not None and node.name in core.run.kept_out:
+        return "; ".join(sorted(set(core.run.kept_out[node.name].wrong.values())))
     if state == "disconnected":
         return _why_disconnected(core, node)
     run = core.run
@@ -241,6 +244,8 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         cadence=cadence(job) if not job.final else None,
         checkpoint_step=job.checkpoint_counters.step,
         cause=job.cause,
+        inputs=job.inputs,
+        checked_step=next((kept.counters.step for kept in reversed(job.kept) if kept.checked), 0),
     )
 
 

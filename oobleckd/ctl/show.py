@@ -24,6 +24,7 @@ from oobleckd.ctl.output import (
 from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers
 from oobleckd.draw.lines import clock, count, layers, seconds, size
 from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, TemplateView
+from oobleckd.protocol.inputs import Input
 
 
 @click.command()
@@ -213,6 +214,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "gradient sums": f"copied to a peer {job.sum_copies} times a step" if job.sum_copies else "",
         "checkpoint": f"{job.checkpoint} (step {job.checkpoint_step})" if job.checkpoint else "",
         "cadence": _cadence(job),
+        "data": _data(job),
         "digest": job.digest,
     })  # fmt: skip
     if job.pipelines:
@@ -222,6 +224,18 @@ def _describe_job(client: Client, job: JobView) -> None:
     if incidents:
         click.echo("incidents:")
         emit_table(_INCIDENT_COLUMNS, [_incident_row(incident) for incident in incidents])
+
+
+def _data(job: JobView) -> str:
+    """What the job reads, and up to where it is known to have been that."""
+    said = [f"{each.place}: {size(each.num_bytes)}, {_digest(each)}" for each in job.inputs]
+    checked = f"; read again and found right up to step {job.checked_step}" if job.checked_step else ""
+    return f"{'; '.join(said)}{checked}" if said else ""
+
+
+def _digest(found: Input) -> str:
+    whole = found.whole.partition("-")[2]
+    return f"SHA-256 {whole[:16]}" if whole else f"not read as a whole yet, blocks {found.blocks[:16]}"
 
 
 def _cadence(job: JobView) -> str:

@@ -11,11 +11,12 @@ import click
 
 from oobleckd.client import Client
 from oobleckd.ctl import twin
-from oobleckd.ctl.compare import CompareError, Run, Verdict, compare, read_manifest
+from oobleckd.ctl.compare import CompareError, Run, Verdict, compare, inputs_of
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import FAILED, REFUSED, emit_item, fail, note
 from oobleckd.protocol.api import JobView
+from oobleckd.protocol.inputs import differing
 
 
 @click.command()
@@ -81,11 +82,9 @@ def _check_comparable(client: Client, view: JobView, kept: twin.Kept) -> None:
     # A daemon that was started upon its journal alone knows of no device: then only the twin's kind is known.
     if (kinds and kinds != kept.kinds) or len({*kinds, *kept.kinds}) > 1:
         _not_comparable("kinds of devices", " and ".join(kinds), " and ".join(kept.kinds))
-    ours, theirs = (
-        read_manifest(Path(place)).get("corpus", "") for place in (view.checkpoint, kept.checkpoint)
-    )
-    if ours != theirs:
-        _not_comparable("texts", str(ours), str(theirs))
+    ours, theirs = (inputs_of(Path(place)) for place in (view.checkpoint, kept.checkpoint))
+    for mine, other in differing(ours, theirs):
+        _not_comparable("texts", mine.known, other.known)
 
 
 def _not_comparable(what: str, ours: str, theirs: str) -> None:

@@ -10,6 +10,7 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
+from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import FailureCause, How
 
@@ -33,13 +34,15 @@ class Submit(Request, frozen=True):
     """Queue ``job``. ``resume``: a checkpoint folder to start from, or "latest" of the job's own folder.
 
     ``counters``: (step, applied) of that folder, filled in by the HTTP layer from its manifest.json, as
-    the core reads no files; None where there is none that can be read.
+    the core reads no files; None where there is none that can be read. ``inputs``: what that checkpoint was made from,
+    by the same manifest, where ``job`` names the same data.
     """
 
     job: Job
     resume: str = ""
     who: str = ""
     counters: tuple[int, int] | None = None
+    inputs: Inputs = ()
 
 
 class Control(Request, frozen=True):
@@ -187,6 +190,7 @@ class NodeView(msgspec.Struct, frozen=True):
     ``spare``: its warm spare, "" if it keeps none; ``spare_bytes`` of the host's memory are the spare's
     (0: not known yet). ``layers`` are those that its devices compute, ``shadows`` those that they hold for others. ``zone``: what
     it fails together with, where that is known. ``bits``: of each device what decides the bits of its results.
+    ``kept_out``: why no plan of the active job uses it, where a program should know ("data-changed": it would read another text).
     """
 
     name: str
@@ -205,6 +209,7 @@ class NodeView(msgspec.Struct, frozen=True):
     shadows: tuple[LayerRange, ...] = ()
     zone: str = ""
     bits: tuple[str, ...] = ()
+    kept_out: FailureCause = ""
 
 
 class CadenceView(msgspec.Struct, frozen=True):
@@ -231,7 +236,8 @@ class JobView(msgspec.Struct, frozen=True):
     staggered update), ``updates_taken_back`` of those in vain. ``boundary_bytes``: what a device keeps at most of what it sent;
     ``sum_copies``: how often in a step a peer gets a copy of its gradient sums.
     ``cadence``: of its checkpoints, where that is not fixed; ``checkpoint_step``: the steps in the last one.
-    ``cause``: of a failed job, where a program should know it.
+    ``cause``: of a failed job, where a program should know it. ``inputs``: the identity of what it reads; ``checked_step``: up to the newest checkpoint
+    of so many steps all who read have found afterwards that it was that (0: of none).
     """
 
     id: str
@@ -263,6 +269,8 @@ class JobView(msgspec.Struct, frozen=True):
     cadence: CadenceView | None = None
     checkpoint_step: int = 0
     cause: FailureCause = ""
+    inputs: Inputs = ()
+    checked_step: int = 0
 
 
 class StepView(msgspec.Struct, frozen=True):

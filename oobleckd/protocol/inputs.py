@@ -45,7 +45,7 @@ Inputs = tuple[Input, ...]
 def of_corpus(corpus: str) -> Inputs:
     """The text of a checkpoint that knows its ``corpus`` alone, size and SHA-256 ("": nothing is known)."""
     size = corpus.partition("-")[0]
-    return (Input("data", "", 0, int(size), whole=corpus),) if size.isdigit() else ()
+    return (Input("data", "", 0, int(size) if size.isdecimal() else 0, whole=corpus),) if corpus else ()
 
 
 def same(one: Input, other: Input) -> bool:
