@@ -191,7 +191,7 @@ def on_checked(core: Core, message: InputsChecked) -> None:
         run.wholes[message.device] = message.inputs
         _fix_wholes(core, run)
     elif why := inputs.wrong(job, message.inputs):
-        _give_back(core, run, message.device, why)
+        _differs(core, run, message.device, info.life, why)
         return
     inputs.note_checks(core, run)
 
@@ -210,9 +210,19 @@ def _fix_wholes(core: Core, run: Run) -> None:
         odd = [device for device in sorted(told) if inputs.wrong(job, told[device])]
         run.wholes.clear()
         for device in odd:
-            _give_back(core, run, device, inputs.wrong(job, told[device]))
+            inputs.keep_out(core, run, device, inputs.wrong(job, told[device]))
+        if odd:
+            _give_back(core, run, odd[0], inputs.wrong(job, told[odd[0]]))
     elif len(found) > 1 and told.keys() == inside:
         _fail_undecided(core, run, found[0], found[1])
+
+
+def _differs(core: Core, run: Run, device: str, life: str, why: str) -> None:
+    """All of what ``device`` has open is known by now, and it is not the job's."""
+    if device in run.job.survivors() or life in run.reads_since:
+        _give_back(core, run, device, why)
+    else:
+        _refuse(core, run, device, why)
 
 
 def on_changed(core: Core, message: InputsChanged) -> None:
