@@ -79,8 +79,11 @@ class Reading:
 
     def identify(self, message: Identify, *, reads: bool) -> None:
         """Say what this device would read, or does: it ``reads`` from what is open."""
+        if reads:
+            self._tell(Identified(self.device, message.job, self.inputs, self.changed))
+            return
         held = self._corpus.inputs if self._corpus is not None else None
-        if held is not None and not reads and not (held.lies_there() and held.fresh()):
+        if held is not None and not (held.lies_there() and held.fresh()):
             self.close()
         try:
             self.corpus(message.job, message.spec)
@@ -88,8 +91,7 @@ class Reading:
             self._tell(Identified(self.device, message.job, (), error.problem, error.hint))
         else:
             self._tell(Identified(self.device, message.job, self.inputs))
-        if not reads:
-            self.rest()
+        self.rest()
 
     def check(self, counters: Counters, *, hurry: bool) -> None:
         """A checkpoint of the boundary ``counters`` is begun; ``hurry``: nobody trains meanwhile."""
