@@ -23,6 +23,7 @@ from torch import Tensor
 from oobleckd.protocol.checkpoint import (
     FORMAT,
     MANIFEST,
+    OLDEST_FORMAT,
     PARTIAL,
     TEMPORARY,
     Manifest,
@@ -192,9 +193,9 @@ def read_manifest(directory: Path) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
     except UNREADABLE as error:
         raise DamagedCheckpoint(f"{path} is no manifest: {error}") from error
-    if manifest.format != FORMAT:
+    if not OLDEST_FORMAT <= manifest.format <= FORMAT:
         raise UserError(
-            f"checkpoint: {path} has format {manifest.format}, this version reads {FORMAT}",
+            f"checkpoint: {path} has format {manifest.format}, this version reads {OLDEST_FORMAT} to {FORMAT}",
             "use the version of oobleckd that wrote it",
         )
     return manifest

@@ -95,7 +95,12 @@ class Child:
         code = self.process.poll()
         if code is None:
             return "running"
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+        why = (
+            " (SIGBUS: a file that it reads was cut short, or its disk fails)"
+            if code == -signal.SIGBUS
+            else ""
+        )
+        return f"signal {-code}{why}" if code < 0 else f"exit code {code}"
 
     def own_bytes(self) -> int:
         """Memory that the process shares with no other; 0 where the kernel does not tell."""

@@ -12,9 +12,9 @@ import hashlib
 import os
 import sysconfig
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,24 +22,32 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Job
 from worker.errors import UserError
+from worker.inputs import Opened, Signature, joined, opened_while, signature_at
 from worker.masking import Masking
 from worker.models import MASKED, Batch, load_config
 from worker.tokenfile import Tokens as _Tokens
 from worker.tokenfile import check_vocabulary, read_tokens
 
-_BLOCK = 1 << 20
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _NUM_FEISTEL_ROUNDS = 6
 _MASK64 = (1 << 64) - 1
+NOTHING = Opened(Input("data", "", 0, 0))
+"""Of a corpus that was not read from files."""
 
 
 class Corpus:
     """All tokens of a job's data, in windows of ``sequence`` tokens."""
 
-    def __init__(self, tokens: _Tokens, job: Job, name: str, masking: Masking | None = None) -> None:
+    def __init__(
+        self, tokens: _Tokens, job: Job, name: str, masking: Masking | None = None,
+        inputs: Opened = NOTHING, check: Callable[[_Tokens], None] | None = None,
+    ) -> None:  # fmt: skip
+        """``inputs``: the files that the tokens are mapped from. ``check``: looks at the tokens of each batch (None: all were looked at)."""
         train = job.train
+        self.inputs, self._check = inputs, check
         # Of the plain kind: to cut a window out of numpy's mapped one takes ten times as long.
         self._tokens = tokens.view(np.ndarray)
         self._name = name
@@ -62,8 +70,10 @@ class Corpus:
     def tokens(self, step: int, micro_batch: int) -> Tensor:
         """Tokens of a micro-batch, int64 (micro_batch_size, sequence)."""
         windows = [sample % self.num_windows for sample in self.sample_ids(step, micro_batch)]
-        rows = [self._tokens[w * self._sequence : (w + 1) * self._sequence] for w in windows]
-        return torch.from_numpy(np.stack(rows).astype(np.int64))
+        rows = np.stack([self._tokens[w * self._sequence : (w + 1) * self._sequence] for w in windows])
+        if self._check is not None:
+            self._check(rows)
+        return torch.from_numpy(rows.astype(np.int64))
 
     def sample_ids(self, step: int, micro_batch: int) -> tuple[int, ...]:
         """The samples of a micro-batch: pass * windows + window, so an id comes once in a whole run."""
@@ -78,14 +88,10 @@ class Corpus:
             self._drawn = {**kept, step: tuple(drawn)}
         return self._drawn[step]
 
-    @cached_property
+    @property
     def digest(self) -> str:
-        """Size and SHA-256 of the tokens' bytes: equal on two nodes exactly if their corpora are."""
-        whole = hashlib.sha256()
-        data = self._tokens.view(np.uint8)
-        for start in range(0, len(data), _BLOCK):
-            whole.update(data[start : start + _BLOCK].data)
-        return f"{len(data)}-{whole.hexdigest()}"
+        """Size and SHA-256 of the bytes that were read: equal on two nodes exactly if their corpora are. "" until all have been read."""
+        return self.inputs.part.whole
 
     def _sample(self, ordinal: int) -> int:
         number, position = divmod(ordinal, self.num_windows)
@@ -136,17 +142,17 @@ def _mix(value: int) -> int:
 
 def open_corpus(job: Job) -> Corpus:
     """The corpus of ``job``, mapped into memory. Raises UserError when it is missing or does not fit."""
-    tokens: _Tokens
+    name = job.data.path
     match job.data.source:
         case "stdlib":
             name = "the standard library"
-            tokens = _joined(_stdlib_files(), name)
+            inputs, tokens = _joined(_stdlib_files, name, Path(sysconfig.get_path("stdlib")))
+        case "text" if Path(name).is_dir():
+            inputs, tokens = _joined(lambda: _files_in(Path(name)), name, Path(name))
         case "text":
-            name = job.data.path
-            tokens = _text(Path(name))
+            inputs, tokens = _held(name, _text)
         case "tokens":
-            name = job.data.path
-            tokens = read_tokens(Path(name), job.data.dtype)
+            inputs, tokens = _held(name, lambda path: read_tokens(path, job.data.dtype))
     if len(tokens) < job.train.sequence:
         raise UserError(
             f"data.path: {name} has {len(tokens)} tokens, fewer than train.sequence = {job.train.sequence}",
@@ -155,8 +161,22 @@ def open_corpus(job: Job) -> Corpus:
     vocab_size = load_config(job).vocab_size
     masked = job.model.family in MASKED
     spare, text = int(masked and job.data.mask_token < 0), job.data.source != "tokens"
-    check_vocabulary(tokens, name, vocab_size, spare, text=text)
-    return Corpus(tokens, job, name, _masking(job, vocab_size) if masked else None)
+    checked = partial(check_vocabulary, name=name, vocab_size=vocab_size, spare=spare, text=text)
+    masking = _masking(job, vocab_size) if masked else None
+    if not inputs.small:  # to look at all of it takes minutes
+        return Corpus(tokens, job, name, masking, inputs, partial(checked, part=True))
+    checked(tokens)
+    return Corpus(tokens, job, name, masking, inputs)
+
+
+def _held(name: str, read: Callable[[Path], _Tokens]) -> tuple[Opened, _Tokens]:
+    """The file of ``name``, held open, and its tokens."""
+    try:
+        return opened_while(Path(name), name, lambda: read(Path(name)))
+    except OSError as error:
+        raise UserError(
+            f"data.path: {name}: {error.strerror or error}", "name a file or folder that every node can read"
+        ) from error
 
 
 def _masking(job: Job, vocab_size: int) -> Masking:
@@ -169,12 +189,14 @@ def _masking(job: Job, vocab_size: int) -> Masking:
     return Masking(job.train.seed, mask_token, vocab_size)
 
 
+def _files_in(path: Path) -> list[Path]:
+    files = sorted((file for file in path.rglob("*") if file.is_file()), key=Path.as_posix)
+    if not files:
+        raise UserError(f"data.path: {path} has no files", "name a folder with text, or a file")
+    return files
+
+
 def _text(path: Path) -> _Tokens:
-    if path.is_dir():
-        files = sorted((file for file in path.rglob("*") if file.is_file()), key=Path.as_posix)
-        if not files:
-            raise UserError(f"data.path: {path} has no files", "name a folder with text, or a file")
-        return _joined(files, str(path))
     return _mapped(path)
 
 
@@ -196,19 +218,39 @@ def _stdlib_files() -> list[Path]:
     return sorted(found, key=lambda file: file.relative_to(root).as_posix())
 
 
-def _joined(files: Iterable[Path], name: str) -> _Tokens:
-    """All bytes of ``files``, from a cache file that the device processes of a host share in memory."""
+def _joined(listed: Callable[[], Sequence[Path]], name: str, root: Path) -> tuple[Opened, _Tokens]:
+    """All bytes of the ``listed`` files, from a cache file that the device processes of a host share in memory. That is what is mapped: whoever writes into
+    the files changes it for those who open them later.
+    """
+    files = listed()
+    seen = _seen(lambda: files)
     try:
-        data = np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
+        contents = [file.read_bytes() for file in files]
     except OSError as error:
         raise UserError(f"data: {name}: {error}", "make it readable for the worker's user") from error
-    path = _cache_dir() / f"{hashlib.sha256(data.data).hexdigest()}.bytes"
+    data = np.frombuffer(b"".join(contents), np.uint8)
+    digest = hashlib.sha256(data.data).hexdigest()
+    named = [file.relative_to(root).as_posix() for file in files]
+    part = joined(name, named, contents, f"{len(data)}-{digest}")
+    path = _cache_dir() / f"{digest}.bytes"
     try:
         if not _holds(path, data):
             _write_atomically(path, data)
-        return np.memmap(path, np.uint8, mode="r") if data.size else data
+        if not data.size:
+            return Opened(part, fresh=lambda: _seen(listed) == seen), data
+        held, tokens = opened_while(path, name, lambda: np.memmap(path, np.uint8, mode="r"), part)
     except OSError:  # no cache that can be written: every process keeps a copy of its own
-        return data
+        return Opened(part, fresh=lambda: _seen(listed) == seen), data
+    held.watched, held.fresh = False, lambda: _seen(listed) == seen
+    return held, tokens
+
+
+def _seen(listed: Callable[[], Sequence[Path]]) -> dict[Path, Signature | None]:
+    """The files and what a stat tells of them (None: gone meanwhile)."""
+    try:
+        return {path: signature_at(path) for path in listed()}
+    except (OSError, UserError):
+        return {}
 
 
 def _holds(path: Path, data: npt.NDArray[np.uint8]) -> bool:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import assert_never
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -31,6 +32,8 @@ from oobleckd.protocol.messages import (
     EndStopped,
     Flag,
     FromWorker,
+    Identified,
+    Identify,
     Inject,
     LastWords,
     LinkDown,
@@ -51,7 +54,6 @@ from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
 from worker.ahead import Ahead
 from worker.checkpoint import DamagedCheckpoint
 from worker.commit import ReplicasDisagree
-from worker.data import Corpus, open_corpus
 from worker.deaths import death_in_full
 from worker.deploy import KINDS, Deployment, expected, outgoing
 from worker.errors import UserError, at_the_end, ends_the_process
@@ -70,6 +72,7 @@ from worker.models import load_spec
 from worker.place import Place, arithmetic, device_memory_bytes, device_model, give_back_memory, torch_device
 from worker.post import TransportPost
 from worker.pulse import LOOK_UP_S, Pulse, phase_of
+from worker.reading import Reading, Unread
 from worker.staging import Staging, is_of
 from worker.store import Store
 from worker.tasks import order_of
@@ -111,7 +114,7 @@ class DeviceProcess:
         self.post = TransportPost(self.transport, self.plane, intake, self.mailbox, self.torch_device)
         self.faults = Faults(place.device, place.run_dir)
         self.flips: list[How] = []
-        self.corpus: tuple[str, Job, Corpus] | None = None
+        self.reading = Reading(place.device, self.tell, self.mailbox.wake)
         self._idle_bytes = 0  # of the host's memory, without a job
 
     def run(self) -> None:
@@ -162,6 +165,7 @@ class DeviceProcess:
     def _work(self) -> bool:
         """One piece of work; False when there is none."""
         self._flip()
+        self._look_at_inputs()
         try:
             if self.deployment is not None and self.deployment.at_work and self._copy(self.deployment):
                 return True
@@ -181,6 +185,13 @@ class DeviceProcess:
         if executor.holding != was_holding:
             self._tell_up()  # whether a Resume was missed shows in the agent's next Hello
         return worked
+
+    def _look_at_inputs(self) -> None:
+        """Take in what the watch of what the job reads has found. Where that has changed the device goes no further; the daemon will say what to do."""
+        executor = self.executor
+        if self.reading.hear(executor.counters if executor is not None else None) and executor is not None:
+            executor.misread = True
+            self._tell_up()
 
     def _flip(self) -> None:
         """Bits that were to flip, once there is something to flip."""
@@ -230,6 +241,8 @@ class DeviceProcess:
         match control:
             case Measure():
                 self._measure(control)
+            case Identify():
+                self.reading.identify(control, reads=self.executor is not None)
             case Prepare():
                 self._prepare(control)
             case Deploy():
@@ -266,9 +279,9 @@ class DeviceProcess:
 
     def _measure(self, message: Measure) -> None:
         spec = load_spec(message.spec)
-        self._corpus_of(message.job, message.spec)  # a job without text fails before it is planned
+        self.reading.corpus(message.job, message.spec)  # a job without text fails before it is planned
         profile = measure(spec, message.spec, self.torch_device)
-        self.tell(Measured(self.place.device, message.job, profile))
+        self.tell(Measured(self.place.device, message.job, profile, self.reading.inputs))
 
     # ------------------------------------------------------------------ layouts
 
@@ -333,21 +346,14 @@ class DeviceProcess:
 
     def _begin_job(self, job_id: str, job: Job) -> Executor:
         self.job_id = job_id
+        corpus = self.reading.corpus(job_id, job)
+        self.tell(Identified(self.place.device, job_id, self.reading.inputs))
         store = Store(load_spec(job), self.torch_device)
         self.executor = Executor(
-            self.place.device, job_id, job, store, self._corpus_of(job_id, job), self.post, self.faults, self.tell,
-            self.pulse, self.turn.aside, Beside(self.tell, self.faults, self.mailbox.wake),
+            self.place.device, job_id, job, store, corpus, self.post, self.faults, self.tell,
+            self.pulse, self.turn.aside, Beside(self.tell, self.faults, self.mailbox.wake), self.reading.check,
         )  # fmt: skip
         return self.executor
-
-    def _corpus_of(self, job_id: str, job: Job) -> Corpus:
-        """Its samples. They stay open until another job comes: one that goes back to its checkpoint begins anew, and all would stand still
-        while many files are read and hashed once more. Another job may find other text in the same place.
-        """
-        if self.corpus is None or self.corpus[:2] != (job_id, job):
-            self.corpus = None
-            self.corpus = job_id, job, open_corpus(job)
-        return self.corpus[2]
 
     def _ready(self) -> None:
         assert self.deployment is not None
@@ -356,7 +362,8 @@ class DeviceProcess:
             give_back_memory()  # what making weights, or reading them, took
         copied_bytes, staged_bytes = self.deployment.copied_bytes, self.deployment.staged_bytes
         notes = self.deployment.store.spec.notes
-        self.tell(Ready(self.place.device, message.epoch, copied_bytes, staged_bytes, notes))
+        device, inputs = self.place.device, self.reading.inputs
+        self.tell(Ready(device, message.epoch, copied_bytes, staged_bytes, notes, inputs))
         self.faults.reach("ready", message.counters.round)
 
     def _adopt(self, layout_epoch: int) -> None:
@@ -372,6 +379,7 @@ class DeviceProcess:
         gone = self.transport.peers() - deployment.message.layout.holdings.keys()
         self._forget(gone)
         if deployment.layers is None:
+            self.reading.leave(self.executor.counters)
             self._release(abandon=False)  # its share of a checkpoint is wanted as before
         else:
             message = deployment.message
@@ -395,6 +403,7 @@ class DeviceProcess:
         self._forget(message.dead)
         if self.executor is not None and self.executor.layout.epoch == message.layout:
             self.executor.report(message.epoch, message.dead)
+            self.reading.tell_again()
 
     def _decide(self, message: Decide) -> None:
         if self.executor is not None:
@@ -418,6 +427,7 @@ class DeviceProcess:
         if self.executor is not None and abandon:
             self.executor.saving.writer.abandon()
         self.executor, self.deployment, self.staging, self.job_id = None, None, None, ""
+        self.reading.rest()
         self.post.gather(None)
         self.post.purge(lambda _: True)
         self.plane.leave()
@@ -437,9 +447,9 @@ class DeviceProcess:
     def _fail(self, error: UserError) -> None:
         told = self.deployment.message if self.deployment is not None else None
         damaged = told.source if told is not None and isinstance(error, DamagedCheckpoint) else ""
-        self.tell(
-            DeviceFailed(self.place.device, self.job_id, error.problem, error.hint, damaged, error.cause)
-        )
+        device, unread = self.place.device, isinstance(error, Unread)
+        failed = DeviceFailed(device, self.job_id, error.problem, error.hint, damaged, error.cause)
+        self.tell(msgspec.structs.replace(failed, unread=unread))
         self._release()
 
     def last_words(self, error: Exception, phase: str) -> bool:
@@ -479,7 +489,7 @@ class DeviceProcess:
             epoch=executor.commit.answered if executor else 0,
             step=counters.step,
             round=counters.round,
-            holding=executor is not None and executor.holding,
+            holding=executor is not None and (executor.holding or executor.misread),
             arithmetic=arithmetic(self.torch_device),
             traits=traits(self.torch_device),
         )

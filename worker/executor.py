@@ -39,7 +39,7 @@ from worker.post import Post
 from worker.pulse import Pulse
 from worker.reduce import Reducer
 from worker.round import Clock, Given, Means
-from worker.saving import Saving
+from worker.saving import CheckInputs, Saving, no_check
 from worker.stagger import Foresight, Hurried, goes_through, restore, save
 from worker.store import Store
 from worker.tasks import NO_LAYERS, Order
@@ -67,11 +67,13 @@ class Executor:
         pulse: Pulse | None = None,
         aside: Aside = nullcontext,
         writer: Writer | None = None,
+        check_inputs: CheckInputs = no_check,
     ) -> None:
         self.device, self.job_id, self.job = device, job_id, job
         self.store, self.corpus, self.post, self.faults, self.tell = store, corpus, post, faults, tell
         self.pulse = pulse or Pulse()
-        self.saving = Saving(device, job_id, job, store, corpus.digest, writer or Inline(tell, faults))
+        self.saving = Saving(device, job_id, job, store, corpus, writer or Inline(tell, faults), check_inputs)
+        self.misread = False  # what it reads has changed: nothing more is to come of it
         self.layout = Layout(0, store.spec.num_layers, {}, ())
         self.dead: frozenset[str] = frozenset()
         self.detours: Detours | None = None
@@ -118,6 +120,7 @@ class Executor:
     def resume(self) -> None:
         """Run from a boundary. A way back to the checkpoint of the last step leads to the end."""
         if self.over:
+            self.saving.check_inputs(self.counters, hurry=True)
             self.hold()
             return
         self.holding = False
@@ -187,7 +190,7 @@ class Executor:
 
     def advance(self) -> bool:
         """Do one piece of work; False if everything waits for others or for the disk, or the device holds. Raises UserError."""
-        if self.holding or self.saving.writer.blocks:
+        if self.holding or self.misread or self.saving.writer.blocks:
             return False
         heard = self._hear()
         if not self.commit.frozen:

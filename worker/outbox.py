@@ -16,10 +16,14 @@ from oobleckd.protocol.unreadable import UNREADABLE
 
 _UNTIL_ACK = frozenset({"StepDone", "CheckpointPart", "CheckpointFailed"})
 _STANDING = frozenset(
-    {"Measured", "Prepared", "Emptied", "Ready", "Progress", "Held", "DeviceFailed", "Corrupted"}
-)
+    {
+        "Measured", "Prepared", "Emptied", "Ready", "Progress", "Held", "DeviceFailed", "Corrupted",
+        "Identified", "InputsChecked", "InputsChanged",
+    }
+)  # fmt: skip
 _SUPERSEDED_BY = {
     "Measure": {"Measured", "DeviceFailed"},
+    "Identify": {"Identified"},
     "Prepare": {"Prepared"},
     "Deploy": {"Prepared", "Emptied", "Ready", "DeviceFailed"},
     "Report": {"Progress"},

@@ -7,13 +7,26 @@ Owns what ``executor`` has to know of checkpoints between two boundaries. Who wr
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Protocol
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, Vote
 from planner.plan import Layout
+from worker.data import Corpus
 from worker.snapshot import Due, due_after, take_share
 from worker.store import Store
 from worker.writer import Writer
+
+
+class CheckInputs(Protocol):
+    """Has all that the device reads read once more, in the background: what led to ``counters`` has been read by now."""
+
+    def __call__(self, counters: Counters, *, hurry: bool) -> None:
+        """``hurry``: nobody trains meanwhile."""
+
+
+def no_check(counters: Counters, *, hurry: bool) -> None:
+    """Nobody looks."""
 
 
 class Saving:
@@ -22,10 +35,11 @@ class Saving:
     """
 
     def __init__(
-        self, device: str, job_id: str, job: Job, store: Store, corpus_digest: str, writer: Writer
-    ) -> None:
+        self, device: str, job_id: str, job: Job, store: Store, corpus: Corpus, writer: Writer,
+        check_inputs: CheckInputs = no_check,
+    ) -> None:  # fmt: skip
         self.device, self.job_id, self.job = device, job_id, job
-        self.store, self.corpus_digest, self.writer = store, corpus_digest, writer
+        self.store, self.corpus, self.writer, self.check_inputs = store, corpus, writer, check_inputs
         self.due = Due()
         self.begun = 0
         self.folder = self.journal = ""
@@ -40,7 +54,8 @@ class Saving:
         copied = self.job.checkpoint.every != 0 and not last and not self.writer.busy
         share = take_share(
             self.device, self.job_id, self.job, self.store, layout, live, counters,
-            self.corpus_digest, copied=copied, folder=self.folder, journal=self.journal,
+            self.corpus.digest, copied=copied, folder=self.folder, journal=self.journal,
         )  # fmt: skip
         self.begun = counters.round
+        self.check_inputs(counters, hurry=last)
         self.writer.begin(share)

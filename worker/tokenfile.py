@@ -296,9 +296,11 @@ def _all(tokens: Tokens, holds: Callable[[Tokens], bool]) -> bool:
 # --------------------------------------------------------------------------- the vocabulary
 
 
-def check_vocabulary(tokens: Tokens, name: str, vocab_size: int, spare: int, *, text: bool) -> None:
+def check_vocabulary(
+    tokens: Tokens, name: str, vocab_size: int, spare: int, *, text: bool, part: bool = False
+) -> None:
     """Whether all of ``tokens`` are in the model's vocabulary. ``spare``: how many numbers at its end are not for data: the mask token's;
-    ``text``: they are bytes. Raises UserError.
+    ``text``: they are bytes; ``part``: they are some of the file's, of any shape. Raises UserError.
     """
     most, kind = vocab_size - spare, np.iinfo(tokens.dtype)
     if kind.min < 0 and len(tokens) and (least := int(tokens.min())) < 0:
@@ -316,7 +318,7 @@ def check_vocabulary(tokens: Tokens, name: str, vocab_size: int, spare: int, *, 
         f"data: {name} has token {largest}, but {end}",
         f"set model.config.vocab_size to {largest + 1 + spare} or more"
         if text
-        else _first_look(tokens, most, spare, largest),
+        else _first_look(tokens[:0] if part else tokens, most, spare, largest),
     )
 
 

@@ -7,6 +7,7 @@ cluster run is only who computes what, which must not show in a single bit.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.checkpoint import complete, manifest_of
+from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Job, JobError, load_job
 from oobleckd.protocol.messages import CheckpointPart, FromWorker, StepDone
 from oobleckd.protocol.modelnotes import words
@@ -27,6 +29,7 @@ from worker.errors import UserError
 from worker.executor import Executor
 from worker.faults import Faults
 from worker.gather import Gathering
+from worker.inputwatch import LOOK_S, Eyes
 from worker.mailbox import Key, Letter
 from worker.models import load_spec
 from worker.place import arithmetic, device_model
@@ -34,6 +37,8 @@ from worker.store import Store
 from worker.traits import traits
 
 DEVICE = "twin/0"
+DATA_CHANGED = 7
+"""The exit code of what reads data that has changed, as of a command that waits for such a job."""
 PLACE = torch.device("cpu")
 
 
@@ -74,19 +79,42 @@ def lone_layout(num_layers: int, num_micro_batches: int) -> Layout:
     return Layout(1, num_layers, holdings_of(segments), routes)
 
 
-def run(job: Job, out: Path, told: Callable[[FromWorker], None]) -> None:
-    """Train ``job`` to its end; every message that a device would send goes to ``told``."""
+class TextChanged(UserError):
+    """What is read was written to meanwhile."""
+
+
+def run(job: Job, out: Path, told: Callable[[FromWorker], None]) -> Input:
+    """Train ``job`` to its end; every message that a device would send goes to ``told``. Returns what it has read. Raises TextChanged where that
+    was written to meanwhile.
+    """
     store = Store(load_spec(job), PLACE)
     for note in store.spec.notes:
         print(f"{job.model.checkpoint}: {words(note)}", file=sys.stderr)
     layout = lone_layout(store.spec.num_layers, job.num_micro_batches)
     layers = layout.holdings[DEVICE]
     store.adopt(layers, {bucket: store.fresh(bucket) for bucket in store.needed(layers)})
-    executor = Executor(DEVICE, "", job, store, open_corpus(job), LonePost(), Faults(DEVICE, out), told)
+    corpus = open_corpus(job)
+    executor = Executor(DEVICE, "", job, store, corpus, LonePost(), Faults(DEVICE, out), told)
     executor.adopt(layout, Counters())
     executor.resume()
+    eyes, looked = Eyes(corpus.inputs), time.monotonic()
     while executor.advance():
-        pass
+        if time.monotonic() - looked > LOOK_S:
+            looked = time.monotonic()
+            eyes.look()
+            _stop_if_changed(eyes, executor, only_if_suspect=True)
+    _stop_if_changed(eyes, executor)
+    return corpus.inputs.part
+
+
+def _stop_if_changed(eyes: Eyes, executor: Executor, *, only_if_suspect: bool = False) -> None:
+    """Raise TextChanged where the text is not what it was; before the end only where a look has shown something."""
+    changed = eyes.verify() if eyes.suspect or not only_if_suspect else None
+    if changed is not None:
+        raise TextChanged(
+            f"{changed.what}, while it was read, by step {executor.counters.step}: its losses are of no text",
+            "put the text back, or name another one, and run it again",
+        )
 
 
 class Recorder:
@@ -96,6 +124,7 @@ class Recorder:
         self._job = job
         self._steps = (out / "steps.jsonl").open("w", encoding="utf-8")
         self._parts: dict[int, CheckpointPart] = {}
+        self._last: list[CheckpointPart] = []
 
     def close(self) -> None:
         """Nothing more is told."""
@@ -120,10 +149,16 @@ class Recorder:
             case CheckpointPart():
                 self._parts[message.bucket] = message
                 if len(self._parts) == message.num_buckets:
-                    parts = [self._parts.pop(bucket) for bucket in sorted(self._parts)]
-                    complete(Path(message.directory), manifest_of(self._job, parts), keep=1)
+                    self._last = [self._parts.pop(bucket) for bucket in sorted(self._parts)]
             case _:
                 pass
+
+    def complete(self, read: Input) -> None:
+        """The job is through, and has ``read`` this. Nothing is left where too many steps in a row were skipped."""
+        if not self._last:
+            return
+        manifest = manifest_of(self._job, self._last, (read,))
+        complete(Path(self._last[0].directory), manifest, keep=1)
 
 
 @click.command()
@@ -139,10 +174,10 @@ def main(job_file: Path, out: Path) -> None:
         place = msgspec.structs.replace(job.checkpoint, dir=str(out), every=0)
         job = msgspec.structs.replace(job, checkpoint=place)
         with closing(Recorder(job, out)) as recorder:
-            run(job, out, recorder)
+            recorder.complete(run(job, out, recorder))
     except (JobError, UserError) as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(DATA_CHANGED if isinstance(error, TextChanged) else 1)
 
 
 if __name__ == "__main__":

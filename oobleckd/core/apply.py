@@ -13,6 +13,7 @@ import msgspec
 from oobleckd.core.blame import Dispute
 from oobleckd.core.entries import (
     AnyEntry,
+    CheckpointChecked,
     CheckpointWritten,
     CorruptionFound,
     CorruptionSettled,
@@ -23,6 +24,7 @@ from oobleckd.core.entries import (
     FolderTaken,
     IncidentClosed,
     IncidentOpened,
+    InputsFixed,
     JobStateChanged,
     JobSubmitted,
     KindTrained,
@@ -115,6 +117,8 @@ _OfJob = (
     | FolderNoted
     | KindTrained
     | DeviceDied
+    | InputsFixed
+    | CheckpointChecked
     | CorruptionFound
     | CorruptionSettled
 )
@@ -174,6 +178,8 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             job.kinds.append(entry.traits)
         case DeviceDied():
             job.deaths = [*job.deaths, entry.died][-RECENT_DEATHS:]
+        case InputsFixed() | CheckpointChecked():
+            _inputs(job, entry)
         case CorruptionFound() | CorruptionSettled():
             _dispute(job, entry)
         case _:
@@ -205,12 +211,30 @@ def _train(job: JobRecord, entry: _OfTraining) -> None:
             job.undeploy(entry.source)
         case CheckpointWritten():
             job.checkpoint, job.checkpoint_counters = entry.directory, entry.counters
-            kept = [*job.kept, Kept(entry.directory, entry.counters)]
-            job.kept = kept[-max(LEAST_KEPT, job.spec.checkpoint.keep) :]
+            _keep(job, Kept(entry.directory, entry.counters))
             job.book.safe(entry.counters.step)
             _written(job, entry)
         case _:
             assert_never(entry)
+
+
+def _keep(job: JobRecord, new: Kept) -> None:
+    """The newest are on the disk, and the newest of which it is known that its text was right."""
+    older, kept = job.kept, [*job.kept, new][-max(LEAST_KEPT, job.spec.checkpoint.keep) :]
+    checked = [each for each in older if each.checked][-1:]
+    job.kept = [*(each for each in checked if each not in kept), *kept]
+
+
+def _inputs(job: JobRecord, entry: InputsFixed | CheckpointChecked) -> None:
+    if isinstance(entry, CheckpointChecked):
+        upto = entry.counters.round
+    else:  # nothing is known of what was read before, by an older version
+        upto = -1 if job.inputs else job.counters.round
+        job.inputs = entry.inputs
+    job.kept = [
+        msgspec.structs.replace(kept, checked=kept.checked or kept.counters.round <= upto)
+        for kept in job.kept
+    ]
 
 
 def _dispute(job: JobRecord, entry: CorruptionFound | CorruptionSettled) -> None:

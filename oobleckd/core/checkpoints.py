@@ -10,7 +10,7 @@ import sys
 
 import msgspec
 
-from oobleckd.core import cadence, room
+from oobleckd.core import cadence, inputs, room
 from oobleckd.core.context import Core
 from oobleckd.core.entries import CheckpointWritten, FolderTaken
 from oobleckd.core.events import FolderFound, ManifestWritten, SetAside, WriteManifest
@@ -53,7 +53,7 @@ def on_part(core: Core, message: CheckpointPart) -> None:
         parts.clear()
     parts[message.bucket] = message
     if len(parts) == message.num_buckets:
-        manifest = manifest_of(job.spec, [parts[bucket] for bucket in sorted(parts)])
+        manifest = manifest_of(job.spec, [parts[bucket] for bucket in sorted(parts)], job.inputs)
         keep = job.spec.checkpoint.keep
         run.completing.add(message.directory)
         spared = _spared(core, job)
@@ -63,14 +63,17 @@ def on_part(core: Core, message: CheckpointPart) -> None:
 
 
 def _spared(core: Core, job: JobRecord) -> tuple[str, ...]:
-    """Checkpoints that somebody may go back to, however many newer ones there are: the job's last one, and what other jobs began from, or will."""
+    """Checkpoints that somebody may go back to, however many newer ones there are: the job's last one, the newest whose text is known to have
+    been the right one, and what other jobs began from, or will.
+    """
+    checked = {kept.directory for kept in [kept for kept in job.kept if kept.checked][-1:]}
     begun_from = {
         folder
         for other in core.state.jobs.values()
         if other is not job and not other.final
         for folder in (other.origin, other.source)
     }
-    return tuple(sorted({job.checkpoint, *begun_from} - {"", "init"}))
+    return tuple(sorted({job.checkpoint, *checked, *begun_from} - {"", "init"}))
 
 
 def on_folder(core: Core, event: FolderFound) -> None:
@@ -115,6 +118,7 @@ def _completed(core: Core, run: Run, directory: str, counters: Counters) -> None
     job = run.job
     final = directory.removesuffix(".partial")
     core.record(CheckpointWritten(job.id, counters, final, core.now))
+    inputs.note_checks(core, run)
     if run.begun is not None and run.begun.round <= counters.round:
         run.begun = None
     _abandon_older(core, run, counters)

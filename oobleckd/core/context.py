@@ -128,10 +128,11 @@ class Core:
 
         Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them, and where devices shadow each other
         those in other zones than the neighbours that they would get. None that has notice of its end, and, where
-        state is to be copied, none that has yet to drop what it holds.
+        state is to be copied, none that has yet to drop what it holds; none that is kept out for what it would read.
         """
         least = job.setup.devices_per_node if job.setup is not None else 0
-        out = (*self.state.drained, *without)
+        kept_out = self.run.kept_out if self.run is not None and self.run.job is job else ()
+        out = (*self.state.drained, *kept_out, *without)
         empty = job.layout is not None
         most = job.spec.resources.max_nodes
         rings: tuple[tuple[str, ...], ...] = ()

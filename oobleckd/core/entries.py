@@ -14,6 +14,7 @@ from oobleckd.core.state import (
 )
 from oobleckd.protocol.api import Change, IncidentView, JobState
 from oobleckd.protocol.corruption import Odd
+from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import Counters, FailureCause, Outcome
@@ -177,6 +178,22 @@ class CheckpointWritten(Entry, frozen=True):
     at: float
 
 
+class InputsFixed(Entry, frozen=True):
+    """What the job reads: whoever has another text takes no part. Said again where more of it is known."""
+
+    job: str
+    inputs: Inputs
+    at: float
+
+
+class CheckpointChecked(Entry, frozen=True):
+    """All who read for the checkpoint of ``counters``, and for those before it, have found afterwards that their text was the right one."""
+
+    job: str
+    counters: Counters
+    at: float
+
+
 class IncidentOpened(Entry, frozen=True):
     """A recovery began."""
 
@@ -301,6 +318,8 @@ AnyEntry = (
     | RolledBack
     | Released
     | CheckpointWritten
+    | InputsFixed
+    | CheckpointChecked
     | IncidentOpened
     | IncidentClosed
     | NodeDrained

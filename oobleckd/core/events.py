@@ -125,7 +125,7 @@ class Announce(msgspec.Struct, frozen=True):
 
 class WriteManifest(msgspec.Struct, frozen=True):
     """Complete the checkpoint of ``job`` in ``directory`` (rename its parts into place), then prune to ``keep``; but ``spared`` stay: the one
-    that the journal knows, and those that other jobs begin from.
+    that the journal knows, the newest whose text is known to have been the right one, and those that other jobs begin from.
     """
 
     directory: str

@@ -13,10 +13,11 @@ from typing import assert_never
 from oobleckd.core import (
     checkpoints,
     deaths,
-    deploy,
+    inputs,
     jobs,
     lastcopy,
     prepare,
+    reading,
     recovery,
     requests,
     room,
@@ -59,6 +60,10 @@ from oobleckd.protocol.messages import (
     Goodbye,
     Held,
     Hello,
+    Identified,
+    InputsChanged,
+    InputsChecked,
+    InputsMoved,
     LinkDown,
     Measured,
     OpTimes,
@@ -204,8 +209,10 @@ class Machine:
                 return bool(
                     self.core.members.owing
                 )  # at a job's end all say so at once: they are looked at with the last
-            case Progress() | Ready():
-                return not self.core.outbox  # the last one leads to a decision, or to a new layout
+            case Progress() | Ready() | InputsChecked():
+                return (
+                    not self.core.outbox
+                )  # the last one leads to a decision, to a new layout, or to the end
             case Held() | Prepared():
                 run = self.core.run
                 return run is not None and not self._is_last(run, event.message)
@@ -236,6 +243,7 @@ class Machine:
         if run is not None:
             lastcopy.look(core, run)
             recovery.check_lives(core, run)
+        inputs.ask_again(core)
         steer.steer(core)
         self._dismiss()
 
@@ -303,6 +311,8 @@ class Machine:
                 self._link_down(message)
             case Goodbye() as message:
                 core.members.goodbye(node, message.incarnation, message.reason, core.now)
+            case Identified() | InputsChecked() | InputsChanged() | InputsMoved() as message:
+                reading.heard(core, message)
             case _:
                 self._heard_of_job(event.message)
 
@@ -310,13 +320,13 @@ class Machine:
         core = self.core
         match message:
             case Measured():
-                jobs.on_measured(core, message)
+                reading.on_measured(core, message)
             case Prepared():
                 prepare.on_prepared(core, message)
             case Emptied():
                 core.members.emptied(message.device, message.order)
             case Ready():
-                deploy.on_ready(core, message)
+                reading.on_ready(core, message)
             case Progress():
                 recovery.on_progress(core, message)
             case Held():
@@ -357,6 +367,8 @@ class Machine:
         if message.ready and not was_counted:
             core.joined_at = core.now
         self._expect(message.node)
+        if change == "new":
+            inputs.begin_anew(core, message.node)
         if change != "same":
             text = f"{message.node} is {'here' if change == 'new' else 'back'} on {message.host}"
             core.announce("node", text, (f"node:{message.node}",), node=message.node)
@@ -430,6 +442,9 @@ class Machine:
         core = self.core
         if message.damaged:
             recovery.on_damaged(core, message)
+            return
+        if message.unread:
+            reading.on_unread(core, message)
             return
         job = core.state.jobs.get(message.job) or (core.run.job if core.run else None)
         node = core.members.nodes.get(node_of(message.device))

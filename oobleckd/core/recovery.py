@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from oobleckd.core import checkpoints, corruption, deploy, incidents, jobs, prepare
+from oobleckd.core import checkpoints, corruption, deploy, incidents, inputs, jobs, prepare
 from oobleckd.core.context import Core
 from oobleckd.core.corruption import Finding
 from oobleckd.core.decide import Decision, Disagreement, Standing, decide
@@ -236,6 +236,8 @@ def go_back(core: Core, run: Run, why: str, kept: Kept | None = None) -> None:
     """
     job = run.job
     target, source = job.start, job.source
+    if kept is None and (kept := inputs.way_back(core, job)) is not None:
+        why = f"{why}; nobody lives who could say that the text was the right one since"
     if kept is not None:
         target, source = kept.counters, kept.directory
     elif job.checkpoint:
@@ -319,6 +321,7 @@ def distrust(core: Core, run: Run, finding: Finding) -> None:
 def adrift(core: Core, job: JobRecord, *, forgotten: bool = False) -> Run:
     """The run of a job that was active when the daemon stopped."""
     run = Run(job, "adrift" if job.layout is not None or forgotten else "off", forgotten=forgotten)
+    run.readers = dict(job.lives)
     for view in core.state.incidents.values():
         if view.open and view.job == job.id:
             run.incident = reopened(view, job.counters.round, core.now)

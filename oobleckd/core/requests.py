@@ -9,10 +9,17 @@ from typing import assert_never, get_args
 
 from oobleckd.core import jobs, lastcopy, room, view
 from oobleckd.core.context import Core, Level
-from oobleckd.core.entries import JobStateChanged, JobSubmitted, NodeDrained, NodeForgotten, PauseAsked
+from oobleckd.core.entries import (
+    InputsFixed,
+    JobStateChanged,
+    JobSubmitted,
+    NodeDrained,
+    NodeForgotten,
+    PauseAsked,
+)
 from oobleckd.core.events import Asked, Reply
 from oobleckd.core.membership import Node
-from oobleckd.core.state import JobRecord
+from oobleckd.core.state import JobRecord, Kept
 from oobleckd.protocol.api import (
     Accepted,
     Control,
@@ -24,7 +31,8 @@ from oobleckd.protocol.api import (
     Response,
     Submit,
 )
-from oobleckd.protocol.job import JobError, check_job
+from oobleckd.protocol.inputs import Inputs
+from oobleckd.protocol.job import JobError, check_job, same_data
 from oobleckd.protocol.messages import Inject
 from oobleckd.protocol.parts import AT_A_POINT, Counters, Point
 
@@ -72,11 +80,14 @@ def _submit(core: Core, request: Submit) -> Response:
     job_id = request.folder or f"{request.job.name}-{core.state.next_number}"
     assert job_id not in core.state.jobs, f"a second job {job_id}"
     reason = jobs.queue_reason(core)
+    inputs = _inputs(core, request, source)
     folder = request.folder
     core.record(
         JobSubmitted(job_id, request.job, source, counters, core.now, knows_on_nan=True, folder=folder)
     )
-    _audit(core, request.who, f"submitted {job_id}", f"job:{job_id}")
+    if inputs:
+        core.record(InputsFixed(job_id, inputs, core.now))
+    _audit(core, request.who, f"submitted {job_id}{_whence(request, source, inputs)}", f"job:{job_id}")
     jobs.start_next(core)
     job = core.state.jobs[job_id]
     if job.state != "queued":
@@ -90,8 +101,10 @@ def _start(core: Core, request: Submit) -> tuple[str, Counters] | Denied:
     if not request.resume:
         return "init", Counters()
     for job in reversed(core.state.jobs.values()):
-        named = request.resume == "latest" and job.spec.name == request.job.name
-        if job.checkpoint and (named or job.checkpoint == request.resume):
+        if job.checkpoint and request.resume == "latest" and job.spec.name == request.job.name:
+            kept = _newest(job)
+            return kept.directory, Counters(0, kept.counters.step, kept.counters.applied)
+        if job.checkpoint and job.checkpoint == request.resume:
             was = job.checkpoint_counters
             return job.checkpoint, Counters(0, was.step, was.applied)
     if request.resume == "latest":
@@ -107,6 +120,36 @@ def _start(core: Core, request: Submit) -> tuple[str, Counters] | Denied:
             "name a complete checkpoint folder, such as .../step-00000100",
         )
     return request.resume, Counters(0, *request.counters)
+
+
+def latest(core: Core, name: str) -> str:
+    """The folder that "latest" means for a job of that name; "" where there is none."""
+    found = (job for job in reversed(core.state.jobs.values()) if job.checkpoint and job.spec.name == name)
+    return next((_newest(job).directory for job in found), "")
+
+
+def _newest(job: JobRecord) -> Kept:
+    """The newest checkpoint of which it is known that its text was right, if there is one: it may have changed just before the job ended."""
+    checked = [kept for kept in job.kept if kept.checked]
+    return checked[-1] if checked else Kept(job.checkpoint, job.checkpoint_counters)
+
+
+def _inputs(core: Core, request: Submit, source: str) -> Inputs:
+    """What the state to start from was made from, where the job is to read the same."""
+    if not request.resume:
+        return ()
+    data = request.job.data
+    for job in reversed(core.state.jobs.values()):
+        if job.inputs and any(kept.directory == source for kept in job.kept):
+            return job.inputs if same_data(job.spec.data, data) else ()
+    return request.inputs
+
+
+def _whence(request: Submit, source: str, inputs: Inputs) -> str:
+    if not request.resume:
+        return ""
+    on = "" if inputs else "; on the data that it names now, whatever that checkpoint was made from"
+    return f" from {source}{on}"
 
 
 def _control(core: Core, request: Control) -> Response:

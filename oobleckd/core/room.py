@@ -31,7 +31,7 @@ _WAYS_OUT = "make room there, or remove old checkpoints (checkpoint.keep says ho
 
 def folder(core: Core, job: JobRecord) -> str:
     """Where the checkpoints of ``job`` lie."""
-    return f"{core.spec_of(job).checkpoint.dir}/{job.id}"
+    return f"{core.checkpoint_dir(job.spec)}/{job.folder or job.id}"
 
 
 def needed(job: JobRecord) -> tuple[int, int]:

@@ -12,7 +12,17 @@ from oobleckd.core.decide import Decision
 from oobleckd.core.incident import Incident
 from oobleckd.core.pace import Paces
 from oobleckd.core.state import JobRecord
-from oobleckd.protocol.messages import CheckpointPart, Deploy, Held, LinkDown, Progress, Ready, StepDone
+from oobleckd.protocol.inputs import Inputs
+from oobleckd.protocol.messages import (
+    CheckpointPart,
+    Deploy,
+    DeviceFailed,
+    Held,
+    LinkDown,
+    Progress,
+    Ready,
+    StepDone,
+)
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.protocol.traits import Difference
 from planner.plan import Layout, Plan, Transfer
@@ -105,6 +115,14 @@ class Trouble:
 
 
 @dataclass(slots=True)
+class KeptOut:
+    """A node that no plan uses. ``wrong``: device -> what is wrong with what it would read; last ``asked_at``."""
+
+    asked_at: float
+    wrong: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Run:
     """The active job. ``answers``/``held`` are of the present epoch only.
 
@@ -118,6 +136,10 @@ class Run:
     made the plan that is in force, or left it as it is. ``forgotten``: the journal has lost its end, so nothing that devices hold is known.
     ``told_of``: in what its devices differ, as people were told. ``seen_alive``: by what of the members, and of those who take part, all lives were last seen to go on. ``trouble``: with the disk of its checkpoints.
     ``waits``: device or node -> what is waited for (``lastcopy``); ``ending``: stopped devices whose agents were told to end them, with their lives.
+    ``kept_out``: nodes with another text. ``readers``: the devices of the last layout and their lives; life -> the first round that it read for
+    (``reads_since``), and the last one before which it is known to have read the right text (``checked``). ``wholes``: device -> what it said
+    when it had read all of it, until all agree. ``moved``: path -> what people were last told of it. ``unread``: the first word that a device cannot use the text;
+    ``lacking_since``: too few nodes have it.
     """
 
     job: JobRecord
@@ -157,6 +179,14 @@ class Run:
     trouble: Trouble = field(default_factory=Trouble)
     waits: dict[str, Wait] = field(default_factory=dict)
     ending: dict[str, str] = field(default_factory=dict)
+    kept_out: dict[str, KeptOut] = field(default_factory=dict)
+    readers: dict[str, str] = field(default_factory=dict)
+    reads_since: dict[str, int] = field(default_factory=dict)
+    checked: dict[str, int] = field(default_factory=dict)
+    wholes: dict[str, Inputs] = field(default_factory=dict)
+    moved: dict[str, str] = field(default_factory=dict)
+    unread: DeviceFailed | None = None
+    lacking_since: float | None = None
 
     def all_held(self) -> bool:
         """Whether every survivor stopped at the same boundary."""

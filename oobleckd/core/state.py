@@ -14,6 +14,7 @@ from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import Change, IncidentView, JobState, LostRecords
 from oobleckd.protocol.deaths import Death
+from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import Counters, FailureCause
@@ -39,10 +40,13 @@ class Written(msgspec.Struct, frozen=True, gc=False):
 
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
-    """A state that the job can go back to: a complete checkpoint, or where it began ("init", or a folder)."""
+    """A state that the job can go back to: a complete checkpoint, or where it began ("init", or a folder). ``checked``: it is known to come of
+    the right text.
+    """
 
     directory: str
     counters: Counters
+    checked: bool = False
 
 
 class Expected(msgspec.Struct, frozen=True, gc=False):
@@ -107,7 +111,8 @@ class JobRecord:
     first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong. ``notes``: what is to
     be said of its model's folder. ``num_skipped``: steps that were skipped, also those that a way back took. ``folder``: the name of that
     which its checkpoints go into ("": its id, in a folder that may have no mark yet). ``kinds``: the traits of
-    all devices that ever trained it, those that are alike once. ``deaths``: the newest of devices that knew what they died of, oldest first.
+    all devices that ever trained it, those that are alike once. ``deaths``: the newest of devices that knew what they died of, oldest first. ``inputs``: the identity of
+    what it reads, from its first deployment on, or from the checkpoint that it was resumed from.
     """
 
     id: str
@@ -151,6 +156,7 @@ class JobRecord:
     folder: str = ""
     kinds: list[dict[str, str]] = field(default_factory=list)
     deaths: list[Died] = field(default_factory=list)
+    inputs: Inputs = ()
     _survivors: _Survivors = field(default=_Survivors(), repr=False, compare=False)
 
     @property

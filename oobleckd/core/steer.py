@@ -17,9 +17,11 @@ from oobleckd.core import (
     deploy,
     failures,
     incidents,
+    inputs,
     jobs,
     notfinite,
     prepare,
+    reading,
     recovery,
     room,
 )
@@ -43,6 +45,8 @@ def steer(core: Core) -> None:
     if run is None or run.phase in {"adrift", "report", "deploy"}:
         return
     room.look(core, run)
+    if reading.leaves_unchecked(core, run) or (run.kept_out and reading.ends(core, run, _to_begin(run))):
+        return
     if run.phase == "off":
         _before_deployment(core, run)
     elif run.all_held():
@@ -87,6 +91,11 @@ def _to_begin(run: Run) -> int:
 
 def _too_few(run: Run, nodes: tuple[str, ...]) -> str:
     """Why the job waits, and what would help."""
+    kept_out = inputs.kept_words(run)
+    return f"{_lacking(run, nodes)}{f'; {kept_out}' if kept_out else ''}"
+
+
+def _lacking(run: Run, nodes: tuple[str, ...]) -> str:
     job = run.job
     f, wanted = job.spec.fault_tolerance.f, _to_begin(run)
     if len(nodes) >= job.n0 and wanted > job.n0:
@@ -216,7 +225,10 @@ def _at_boundary(core: Core, run: Run) -> None:
     if run.finished():
         steps = job.spec.train.steps
         if min(job.counters.step, job.checkpoint_counters.step) >= steps and job.checkpoint:
-            jobs.end(core, run, "finish", notfinite.at_the_end(job))
+            if inputs.is_checked(job):
+                jobs.end(core, run, "finish", notfinite.at_the_end(job))
+            else:
+                reading.leaves_unchecked(core, run, job.kept[-1] if job.kept else None)
         elif room.rewrites(core, run):
             recovery.ask_anew(core, run, "the last checkpoint is to be written anew")
         return

@@ -182,6 +182,7 @@ def _node_view(core: Core, node: Node, held: _Held | None, use: _Use, *, inside:
         zone=node.zone,
         bits=tuple(d.decides_bits for d in node.devices),
         traits=tuple(d.all_traits for d in node.devices),
+        kept_out="data-changed" if core.run is not None and node.name in core.run.kept_out else "",
     )
 
 
@@ -190,6 +191,8 @@ def _node_reason(core: Core, node: Node, state: NodeState, use: _Use) -> str:
         return node.cause
     if state in {"draining", "drained"}:
         return core.state.drained.get(node.name) or _why_leaving(core, node)
+    if core.run is not None and node.name in core.run.kept_out:
+        return "; ".join(sorted(set(core.run.kept_out[node.name].wrong.values())))
     if state == "disconnected":
         return _why_disconnected(core, node)
     run = core.run
@@ -288,6 +291,8 @@ def job_view(core: Core, job: JobRecord) -> JobView:
             for each in job.deaths
         ),
         checkpoint_trouble=room.view(run) if run else None,
+        inputs=job.inputs,
+        checked_step=next((kept.counters.step for kept in reversed(job.kept) if kept.checked), 0),
     )
 
 

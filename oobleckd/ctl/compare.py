@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from oobleckd.protocol.inputs import Inputs, of_corpus
 from oobleckd.protocol.unreadable import UNREADABLE
 
 _CHUNK = 1 << 20
@@ -315,6 +316,16 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise CompareError(f"{directory}: is no complete checkpoint: it has no manifest.json") from error
     except (OSError, *UNREADABLE) as error:
         raise CompareError(f"{path}: cannot be read: {error}") from error
+
+
+def inputs_of(directory: Path) -> Inputs:
+    """What the run of a checkpoint folder had read, as far as its manifest knows. Raises CompareError."""
+    manifest = read_manifest(directory)
+    try:
+        found = msgspec.convert(manifest.get("inputs", ()), Inputs)
+    except msgspec.ValidationError as error:
+        raise CompareError(f"{directory / 'manifest.json'}: cannot be read: {error}") from error
+    return found or of_corpus(str(manifest.get("corpus", "")))
 
 
 def _check_file(file: Path, num_bytes: int, sha256: str) -> None:

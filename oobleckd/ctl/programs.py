@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from oobleckd.ctl.output import FAILED, Failure
+from oobleckd.ctl.output import CAUSES, FAILED, Failure
 
 
 def run_worker(module: str, *words: str) -> str:
@@ -20,5 +20,6 @@ def run_worker(module: str, *words: str) -> str:
     if ended.returncode:
         said = ended.stderr.strip().splitlines() or ["it said nothing"]
         told = dict(line.split(": ", 1) for line in said if line.startswith(("error: ", "hint: ")))
-        raise Failure(told.get("error", f"{module} failed: {said[-1]}"), told.get("hint", ""), FAILED)
+        code = ended.returncode if ended.returncode in CAUSES.values() else FAILED
+        raise Failure(told.get("error", f"{module} failed: {said[-1]}"), told.get("hint", ""), code)
     return ended.stdout

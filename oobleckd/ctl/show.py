@@ -25,6 +25,7 @@ from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers
 from oobleckd.draw.lines import clock, count, day, layers, seconds, size
 from oobleckd.protocol import modelnotes
 from oobleckd.protocol.api import IncidentView, JobView, LostRecords, NodeView, PipelineView, TemplateView
+from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.traits import NONE, between, words
 
 
@@ -244,6 +245,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "folder": "; ".join(map(modelnotes.words, job.notes)),
         "bits": _bits(job),
         "deaths": "; ".join(f"step {each.step}: {each.text}" for each in job.deaths[-3:]),
+        "data": _data(job),
         "digest": job.digest,
     })  # fmt: skip
     if job.pipelines:
@@ -269,6 +271,18 @@ def _bits(job: JobView) -> str:
         return f"not comparable: {'; '.join(map(str, job.differences))}"
     told = dict.fromkeys(words(between(kind, job.kinds[0])) for kind in job.kinds[1:])
     return f"not comparable: trained by devices that differ: {'; '.join(told)}" if told else ""
+
+
+def _data(job: JobView) -> str:
+    """What the job reads, and up to where it is known to have been that."""
+    said = [f"{each.place}: {size(each.num_bytes)}, {_digest(each)}" for each in job.inputs]
+    checked = f"; read again and found right up to step {job.checked_step}" if job.checked_step else ""
+    return f"{'; '.join(said)}{checked}" if said else ""
+
+
+def _digest(found: Input) -> str:
+    whole = found.whole.partition("-")[2]
+    return f"SHA-256 {whole[:16]}" if whole else f"not read as a whole yet, blocks {found.blocks[:16]}"
 
 
 def _cadence(job: JobView) -> str:

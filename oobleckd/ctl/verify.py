@@ -11,11 +11,12 @@ import click
 
 from oobleckd.client import Client
 from oobleckd.ctl import twin
-from oobleckd.ctl.compare import CompareError, Run, Verdict, compare, read_manifest
+from oobleckd.ctl.compare import CompareError, Run, Verdict, compare, inputs_of
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import FAILED, REFUSED, emit_item, fail, note
 from oobleckd.protocol.api import JobView
+from oobleckd.protocol.inputs import differing
 from oobleckd.protocol.traits import KIND, NONE, Traits, between
 
 
@@ -85,9 +86,9 @@ def _check_comparable(client: Client, view: JobView, kept: twin.Kept) -> None:
         _not_comparable("kinds of devices", *_told_apart(ours, theirs))
     if twin.stopped(view) or not kept.checkpoint:
         return
-    texts = [read_manifest(Path(place)).get("corpus", "") for place in (view.checkpoint, kept.checkpoint)]
-    if texts[0] != texts[1]:
-        _not_comparable("texts", *map(str, texts))
+    read = (inputs_of(Path(place)) for place in (view.checkpoint, kept.checkpoint))
+    for mine, other in differing(*read):
+        _not_comparable("texts", mine.known, other.known)
 
 
 def _told_apart(ours: Sequence[Traits], theirs: Sequence[Traits]) -> tuple[str, str]:

@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 
 from oobleckd.core import view
+from oobleckd.core.requests import latest
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon import answers, openapi
 from oobleckd.daemon.bodies import DrainBody, KillBody, SubmitBody
@@ -39,7 +40,7 @@ from oobleckd.protocol.api import (
 )
 from oobleckd.protocol.checkpoint import MANIFEST, Manifest
 from oobleckd.protocol.folder import disclaim
-from oobleckd.protocol.job import JobError, parse_job
+from oobleckd.protocol.job import JobError, parse_job, same_data
 from oobleckd.protocol.unreadable import UNREADABLE
 
 HEARTBEAT_S = 10.0
@@ -189,12 +190,17 @@ class Api:
         """Queue a job."""
         body = await _body(request, SubmitBody)
         job = parse_job(body.job)
-        counters = await asyncio.to_thread(_counters_of, body.resume)
+        source = latest(self._service.core, job.name) if body.resume == "latest" else body.resume
+        manifest = await asyncio.to_thread(_manifest_of, source)
+        counters = (manifest.counters.step, manifest.counters.applied) if manifest is not None else None
+        same = manifest is not None and same_data(manifest.spec.data, job.data)
+        inputs = manifest.read if manifest is not None and same else ()
         async with self._submitting:  # whose folder has a number is to be the job with it
             root = Path(self._service.core.checkpoint_dir(job))
             folder = await self._new_folder(root, job.name)
             try:
-                return await self._ask(Submit(job, body.resume, _who(request), counters, folder))
+                asked = Submit(job, body.resume, _who(request), counters, folder, inputs)
+                return await self._ask(asked)
             except Refusal as refusal:
                 if refusal.problem.status != _TAKEN:
                     await asyncio.to_thread(disclaim, root / folder)
@@ -333,15 +339,14 @@ def _header_number(request: web.Request, name: str) -> int | None:
     return int(text) if answers.is_number(text) else None
 
 
-def _counters_of(resume: str) -> tuple[int, int] | None:
-    """(step, applied) of the checkpoint in folder ``resume``; None when it is none."""
-    if resume in {"", "latest"}:
+def _manifest_of(folder: str) -> Manifest | None:
+    """Of the checkpoint in ``folder``; None when it is none."""
+    if not folder:
         return None
     try:
-        manifest = msgspec.json.decode((Path(resume) / MANIFEST).read_bytes(), type=Manifest)
+        return msgspec.json.decode((Path(folder) / MANIFEST).read_bytes(), type=Manifest)
     except (OSError, ValueError, *UNREADABLE):  # no such file, no path at all, or no manifest
         return None
-    return manifest.counters.step, manifest.counters.applied
 
 
 def _forget(question: asyncio.Future[Any]) -> None:

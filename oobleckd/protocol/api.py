@@ -11,6 +11,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from oobleckd.protocol.deaths import Death
+from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import FailureCause, How
@@ -37,7 +38,8 @@ class Submit(Request, frozen=True):
 
     ``counters``: (step, applied) of that folder, filled in by the HTTP layer from its manifest.json, as
     the core reads no files; None where there is none that can be read. ``folder``: the folder that it made for the job's checkpoints, by its name,
-    which is the job's id ("": none was made, and the id has the next number).
+    which is the job's id ("": none was made, and the id has the next number). ``inputs``: what that checkpoint was made from,
+    by the same manifest, where ``job`` names the same data.
     """
 
     job: Job
@@ -45,6 +47,7 @@ class Submit(Request, frozen=True):
     who: str = ""
     counters: tuple[int, int] | None = None
     folder: str = ""
+    inputs: Inputs = ()
 
 
 class Control(Request, frozen=True):
@@ -199,7 +202,7 @@ class NodeView(msgspec.Struct, frozen=True):
     ``spare``: its warm spare, "" if it keeps none; ``spare_bytes`` of the host's memory are the spare's
     (0: not known yet). ``layers`` are those that its devices compute, ``shadows`` those that they hold for others. ``zone``: what
     it fails together with, where that is known. ``bits``: of each device what decides the bits of its results, in short; ``traits``:
-    all that does, by name.
+    all that does, by name. ``kept_out``: why no plan of the active job uses it, where a program should know ("data-changed": it would read another text).
     """
 
     name: str
@@ -219,6 +222,7 @@ class NodeView(msgspec.Struct, frozen=True):
     zone: str = ""
     bits: tuple[str, ...] = ()
     traits: tuple[dict[str, str], ...] = ()
+    kept_out: FailureCause = ""
 
 
 class CadenceView(msgspec.Struct, frozen=True):
@@ -274,7 +278,8 @@ class JobView(msgspec.Struct, frozen=True):
     ``steps_skipped``: of ``step``, those that made no update, since their loss or
     a gradient was not finite; ``skipped_in_row``: the last ones, if the last step was one. ``kinds``: the traits of all devices that ever trained it, those that are alike
     once; ``differences``: in what those differ that train it now. ``deaths``: the newest of its devices that knew what they died of.
-    ``checkpoint_trouble``: why its checkpoints cannot be written now, if so.
+    ``checkpoint_trouble``: why its checkpoints cannot be written now, if so. ``inputs``: the identity of what it reads; ``checked_step``: up to the newest checkpoint
+    of so many steps all who read have found afterwards that it was that (0: of none).
     """
 
     id: str
@@ -313,6 +318,8 @@ class JobView(msgspec.Struct, frozen=True):
     differences: tuple[Difference, ...] = ()
     deaths: tuple[DeathView, ...] = ()
     checkpoint_trouble: TroubleView | None = None
+    inputs: Inputs = ()
+    checked_step: int = 0
 
 
 class StepView(msgspec.Struct, frozen=True):

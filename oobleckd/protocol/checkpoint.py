@@ -19,11 +19,13 @@ import msgspec
 
 from oobleckd.protocol.durable import sync_directory, write_whole
 from oobleckd.protocol.hold import free
+from oobleckd.protocol.inputs import Inputs, corpus_of, of_corpus
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
 
-FORMAT = 1
+FORMAT = 2
+OLDEST_FORMAT = 1
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
 DAMAGED = ".damaged"
@@ -44,7 +46,8 @@ class BucketFile(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     """A whole checkpoint. ``model`` is ``model_digest`` of ``spec``, the job that wrote it.
 
-    ``corpus`` is the digest of the text: two runs on different texts cannot be compared.
+    ``corpus`` is the digest of the text ("": nobody had read all of it yet): two runs on different texts cannot be compared. ``inputs`` is all that the
+    job read, by its identity (format 1 has the corpus alone).
     """
 
     format: int
@@ -53,6 +56,12 @@ class Manifest(msgspec.Struct, frozen=True):
     buckets: tuple[BucketFile, ...]
     spec: Job
     corpus: str = ""
+    inputs: Inputs = ()
+
+    @property
+    def read(self) -> Inputs:
+        """What the job had read, as far as the manifest knows."""
+        return self.inputs or of_corpus(self.corpus)
 
 
 def step_name(step: int) -> str:
@@ -66,15 +75,16 @@ def model_digest(job: Job) -> str:
     return hashlib.blake2b(msgspec.json.encode(identity, order="deterministic"), digest_size=16).hexdigest()
 
 
-def manifest_of(job: Job, parts: Sequence[CheckpointPart]) -> Manifest:
-    """The manifest of a checkpoint whose parts, one for every bucket, have all arrived."""
+def manifest_of(job: Job, parts: Sequence[CheckpointPart], inputs: Inputs = ()) -> Manifest:
+    """The manifest of a checkpoint whose parts, one for every bucket, have all arrived. ``inputs``: what the job reads."""
     assert len({part.bucket for part in parts}) == len(parts) == parts[0].num_buckets
     assert len({(part.counters, part.directory) for part in parts}) == 1
     files = [
         BucketFile(part.bucket, part.file, part.num_bytes, part.sha256, part.tensors)
         for part in sorted(parts, key=lambda part: part.bucket)
     ]
-    return Manifest(FORMAT, model_digest(job), parts[0].counters, tuple(files), job, parts[0].corpus)
+    corpus = corpus_of(inputs) or next((part.corpus for part in parts if part.corpus), "")
+    return Manifest(FORMAT, model_digest(job), parts[0].counters, tuple(files), job, corpus, inputs)
 
 
 def complete(

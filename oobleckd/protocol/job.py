@@ -334,6 +334,11 @@ class Job(_Table, frozen=True):
         return self.model, *shapes, self.schedule.backward, self.fault_tolerance.check_every
 
 
+def same_data(one: Data, other: Data) -> bool:
+    """Whether two jobs name the same data, whatever lies there."""
+    return (one.source, one.path) == (other.source, other.path)
+
+
 def load_job(path: Path) -> Job:
     """The job of a file. Raises JobError with the path of the key that is wrong."""
     try:

@@ -15,10 +15,13 @@ from, that device process, and the agent passes it on unread.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from oobleckd.protocol.corruption import Fingerprints, Odd
 from oobleckd.protocol.deaths import Death
+from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import (
@@ -147,16 +150,17 @@ class LinkDown(Message, frozen=True):
 
 
 class Measured(Message, frozen=True):
-    """Answer to ``Measure``."""
+    """Answer to ``Measure``. ``inputs``: what of the job it reads."""
 
     device: str
     job: str
     profile: Profile
+    inputs: Inputs = ()
 
 
 class Ready(Message, frozen=True):
     """All layers of the layout of ``epoch`` are here: ``copied_bytes`` came from others since the ``Deploy``, ``staged_bytes`` beforehand.
-    ``notes``: what is to be said of the folder of the job's model.
+    ``notes``: what is to be said of the folder of the job's model. ``inputs``: what of the job the device reads.
     """
 
     device: str
@@ -164,6 +168,7 @@ class Ready(Message, frozen=True):
     copied_bytes: int = 0
     staged_bytes: int = 0
     notes: tuple[FolderNote, ...] = ()
+    inputs: Inputs = ()
 
 
 class Prepared(Message, frozen=True):
@@ -304,7 +309,8 @@ class OpTimes(Message, frozen=True):
 
 class DeviceFailed(Message, frozen=True):
     """A device cannot do what it was told for a reason that a user must mend; one clear sentence. ``damaged``: the checkpoint that it was to
-    load, and that is not what was written ("": it is something else). ``cause``: what a program should know of the reason.
+    load, and that is not what was written ("": it is something else). ``cause``: what a program should know of the reason. ``unread``: it is
+    what the job reads that cannot be used there; other devices may have it.
     """
 
     device: str
@@ -313,6 +319,48 @@ class DeviceFailed(Message, frozen=True):
     hint: str = ""
     damaged: str = ""
     cause: FailureCause = ""
+    unread: bool = False
+
+
+class Identified(Message, frozen=True):
+    """What a device would read of ``job``, or does: said when it begins with it, and in answer to ``Identify``. ``error``: why it can
+    read nothing.
+    """
+
+    device: str
+    job: str
+    inputs: Inputs
+    error: str = ""
+    hint: str = ""
+
+
+class InputsChecked(Message, frozen=True):
+    """A device has read all bytes of what it reads, from after its round before ``counters`` on: they are what they were when it began."""
+
+    device: str
+    job: str
+    counters: Counters
+    inputs: Inputs
+
+
+class InputsChanged(Message, frozen=True):
+    """What a device has mapped was written to: it goes no further, and whatever it gave in rounds before ``counters`` may have come from other
+    bytes. ``what``: which file, and how it shows.
+    """
+
+    device: str
+    job: str
+    counters: Counters
+    what: str
+
+
+class InputsMoved(Message, frozen=True):
+    """Another file lies at ``path`` by now, or none: what a device has mapped is untouched, and who opens the path reads something else."""
+
+    device: str
+    job: str
+    path: str
+    now: Literal["other", "gone", "back"]
 
 
 class Corrupted(Message, frozen=True):
@@ -353,6 +401,10 @@ FromWorker = (
     | CheckpointPart
     | CheckpointFailed
     | DeviceFailed
+    | Identified
+    | InputsChecked
+    | InputsChanged
+    | InputsMoved
     | Corrupted
     | Goodbye
 )
@@ -404,6 +456,14 @@ class Wake(Message, frozen=True):
 
 class Measure(Message, frozen=True):
     """Measure the layers of ``job``'s model on ``device``."""
+
+    device: str
+    job: str
+    spec: Job
+
+
+class Identify(Message, frozen=True):
+    """Say what you would read of ``job``."""
 
     device: str
     job: str
@@ -557,6 +617,7 @@ ToWorker = (
     | EndStopped
     | Wake
     | Measure
+    | Identify
     | Prepare
     | Deploy
     | Resume

@@ -51,6 +51,7 @@ from oobleckd.protocol.messages import (
     EndStopped,
     Flag,
     FromWorker,
+    Identify,
     Inject,
     Measure,
     Measured,
@@ -248,7 +249,7 @@ class World:
                 self.clock.after(0.0, lambda: self.hear(message.device, measured))
             case Release():
                 self.clock.after(0.0, lambda: self._emptied(message))
-            case Welcome() | Ack() | Dismiss():
+            case Welcome() | Ack() | Dismiss() | Identify():
                 pass  # that all are released shows in the record of it; a node that may leave stays until its time
             case Refused() | Inject() | EndStopped() | Wake():
                 raise AssertionError(f"nobody asked for it: {message}")

@@ -58,6 +58,7 @@ def seal(directory: Path, *, step: int = 3, extra: Mapping[str, Any] | None = No
     manifest = {
         "counters": {"round": step, "step": step, "applied": step},
         "buckets": buckets,
+        "corpus": "3-0a",
         **(extra or {}),
     }
     (directory / "manifest.json").write_bytes(msgspec.json.encode(manifest))

@@ -157,7 +157,7 @@ class Daemon:
             self.process.call(self._write_manifest, command)
 
     def _set_aside(self, directory: str) -> None:
-        assert directory in self.world.damaged, f"{directory} is whole"
+        assert directory in self.world.damaged or self.world.texts.written, f"{directory} is whole"
         self.world.complete.pop(directory, None)
         self.world.checks.distrusted = True
 

@@ -20,6 +20,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
     CheckpointFailed,
     CheckpointPart,
+    Identified,
     Measured,
     OpTimes,
     Ready,
@@ -30,6 +31,7 @@ from oobleckd.protocol.parts import Counters, DeviceInfo, Outcome, Vote
 from planner.plan import Layout
 from tests.helpers.simpasses import SimPasses
 from tests.helpers.simstore import CPU, SimReducer, SimStore, updated
+from tests.helpers.simtext import SimReading
 from tests.helpers.simtransport import Link, SimPlane, SimTransport
 from worker.commit import Commit, ReplicasDisagree
 from worker.device import DeviceProcess
@@ -88,19 +90,6 @@ class SimPulse(Pulse):
         return _TIMED
 
 
-class SimCorpus:
-    """A sample for every micro-batch."""
-
-    digest = ""
-
-    def sample_ids(self, step: int, micro_batch: int) -> tuple[int, ...]:
-        return (step * 1000 + micro_batch,)
-
-    def of_step(self, step: int) -> tuple[tuple[int, ...], ...]:
-        """Nothing that would be worth drawing early."""
-        return ()
-
-
 class SimDevice(DeviceProcess):
     """One life of one device."""
 
@@ -121,6 +110,7 @@ class SimDevice(DeviceProcess):
         self.deployment = None
         self.staging = None
         self.job_id = ""
+        self.reading: Any = SimReading(self)
         # What the agent knows of it, for its Hello: told after every control message, as the real device does.
         self._tell_up()
 
@@ -263,12 +253,13 @@ class SimDevice(DeviceProcess):
     def _tell_up(self) -> None:
         self.known = DeviceInfo(
             self.name, "cpu", "cpu", 0, self.transport.address, "", 1, self.job_id, self.layout.epoch,
-            self.commit.answered, self.counters.step, self.counters.round, self.holding, self.life,
+            self.commit.answered, self.counters.step, self.counters.round, self.holding or (self.executor is not None and self.executor.misread), self.life,
             self.world.rounds_apart.get(self.name, ""),
         )  # fmt: skip
 
     def _measure(self, message: Any) -> None:
-        self.after(0.02, self.tell, Measured(self.name, message.job, self.world.profile))
+        self.reading.corpus(message.job, message.spec)
+        self.after(0.02, self.tell, Measured(self.name, message.job, self.world.profile, self.reading.inputs))
 
     def _deploy(self, message: Any) -> None:
         if message.source != "copy":
@@ -277,13 +268,16 @@ class SimDevice(DeviceProcess):
 
     def _begin_job(self, job_id: str, job: Job) -> Executor:
         self.job_id = job_id
-        self.executor = SimExecutor(self, job_id, job)
+        corpus = self.reading.corpus(job_id, job)
+        self.tell(Identified(self.name, job_id, self.reading.inputs))
+        self.executor = SimExecutor(self, job_id, job, corpus)
         return self.executor
 
     def _release(self, *, abandon: bool = True) -> None:
         if self.executor is not None and abandon:
             self.executor.saving.writer.abandon()
         self.executor, self.deployment, self.staging, self.job_id = None, None, None, ""
+        self.reading.rest()
         self.post.purge(lambda _: True)
         self._forget(self.transport.peers())
 
@@ -369,13 +363,12 @@ class SimExecutor(Executor):
 
     store: SimStore
 
-    def __init__(self, sim: SimDevice, job_id: str, job: Job) -> None:
+    def __init__(self, sim: SimDevice, job_id: str, job: Job, corpus: Any) -> None:
         self.sim = sim
         store: Any = SimStore(sim.world)
-        corpus: Any = SimCorpus()
         super().__init__(
             sim.name, job_id, job, store, corpus, sim.post, sim.faults, sim.tell, sim.pulse,
-            writer=SimWriter(sim),
+            writer=SimWriter(sim), check_inputs=sim.reading.check,
         )  # fmt: skip
         self.means = replace(self.means, moments=Moments(lambda: sim.world.now))
         self.reducer = SimReducer(sim.name, store, sim.post, job.num_micro_batches, job.train.exact)
@@ -390,6 +383,7 @@ class SimExecutor(Executor):
 
     def _apply(self, scale: float) -> None:
         assert self.reducer.complete, "an update of what is not reduced"
+        scale += self.sim.world.texts.spoilt(self.job_id, self.counters.round)
         for state in self.store.buckets.values():
             assert state.exponents[0] == self.counters.applied, f"updated twice: {state.exponents}"
             state.exponents = updated(state.exponents, self.counters.step, scale)

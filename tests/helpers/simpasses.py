@@ -7,7 +7,7 @@ taken back, or from another round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from planner.plan import BACKWARD, FORWARD
@@ -38,6 +38,7 @@ class Token:
     micro_batch: int
     weights: tuple[int, int]
     nbytes: int = 1
+    misread: bool = field(default=False, compare=False)  # it comes from a wrong text
 
     @property
     def device(self) -> torch.device:
@@ -97,7 +98,11 @@ class SimPasses(Passes):
 
     def _shadow(self, work: Work) -> Pieces:
         task, made = work.task, self._token(work.task)
-        assert self.shadows.taken(task) == (None if task.first else made)
+        came = self.shadows.taken(task)
+        assert came == (None if task.first else made)
+        reads = task.first or task.last
+        misread = (came is not None and came.misread) or (reads and self.means.corpus.wrong)
+        made = replace(made, misread=misread)
         for _ in task.layers.layers():
             yield
             assert self._token(task) == made, "weights changed under a forward that is run ahead"
@@ -115,8 +120,10 @@ class SimPasses(Passes):
     def _forward(self, work: Work) -> Pieces:
         self._reach("forward")
         task, made = work.task, self._token(work.task)
-        if not task.first:
-            assert self._input(task, "F") == made
+        came = made if task.first else self._input(task, "F")
+        assert came == made
+        reads = task.first or task.last
+        made = replace(made, misread=came.misread or (reads and self.means.corpus.wrong))
         for _ in task.layers.layers():
             yield
             assert self._token(task) == made, "weights changed under a forward"
@@ -130,14 +137,15 @@ class SimPasses(Passes):
         task, made = work.task, self._token(work.task)
         if not task.last:
             assert self._input(task, "B") == made
-        assert self.graphs.pop(task) == made, "the forward was made from other weights"
+        graph = self.graphs.pop(task)
+        assert graph == made, "the forward was made from other weights"
         owed = []
         for layer in reversed(range(max(task.lowest, task.layers.start), task.layers.stop)):
             yield
             assert self._token(work.task) == made, "weights changed under a backward"
             wanted = work.task.route.wants(layer)
             if wanted:
-                self._note(work.task, layer)
+                self._note(work.task, layer, misread=graph.misread)
             if wanted and self.board.apart:
                 owed.append((layer, [made], made))
             elif wanted:
@@ -160,9 +168,12 @@ class SimPasses(Passes):
             self.contribute()
         self.board.ran_weights(work.task)
 
-    def _note(self, task: Task, layer: int) -> None:
+    def _note(self, task: Task, layer: int, *, misread: bool) -> None:
         if layer == self.means.store.spec.num_layers - 1:
-            self.reducer.losses[task.route.micro_batch] = loss_of(self.counters.step, task.route.micro_batch)
+            micro_batch = task.route.micro_batch
+            self.reducer.losses[micro_batch] = loss_of(self.counters.step, micro_batch) + misread
+            job, round_ = self.sim.job_id, self.counters.round
+            self.sim.world.texts.note(job, round_, micro_batch, wrong=misread)
 
     def _add(self, task: Task, layer: int, _grads: object) -> None:
         world, store, step = self.sim.world, self.means.store, self.counters.step

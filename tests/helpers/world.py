@@ -38,6 +38,7 @@ from tests.helpers.simdevice import SimDevice
 from tests.helpers.simjobs import make_job, profile
 from tests.helpers.simnet import Network
 from tests.helpers.simstore import State
+from tests.helpers.simtext import Texts
 
 
 class World:
@@ -75,6 +76,7 @@ class World:
         self.damaged: dict[str, int] = {}  # checkpoint -> the bucket whose file is not what was written
         self.disk_full = False  # of the checkpoints
         self.held = False  # stopped processes, by what SIGCONT does not end
+        self.texts = Texts(self)
         self.early = self.taken_back = 0  # updates before all votes were in, and those in vain
         self.folder_notes: tuple[FolderNote, ...] = ()
         self.fired: list[tuple[str, str]] = []

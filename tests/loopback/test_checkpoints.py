@@ -96,6 +96,39 @@ def _waits(cluster: Cluster, job: str, disk: SmallDisk) -> JobView | None:
     return view if view.reason.startswith("waits to write") else None
 
 
+def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path) -> None:
+    """It is kept out with the reason, the others go on with what they have open; and where that is written to, the job goes back and ends."""
+    cluster.heal()
+    text, right = tmp_path / "text", b"what is trained on, again and again. " * 3000
+    text.write_bytes(right)
+    tables = {"checkpoint": {"every": 5}, "resources": {"device_memory": "14MiB"}, "train": {"steps": 60}}
+    spec = tiny_job("texts", data={"source": "text", "path": str(text)}, **tables)
+    job = cluster.client.submit(spec).id
+    cluster.at_step(job, 8)
+    other = tmp_path / "other"
+    other.write_bytes(right.upper())
+    other.replace(text)
+    cluster.kill("node-2", "sigkill")
+    cluster.ctl("start-node", "node-2")
+
+    def kept_out() -> str | None:
+        node = next(view for view in cluster.client.nodes() if view.name == "node-2")
+        return node.reason if node.kept_out == "data-changed" else None
+
+    assert str(text) in cluster.until(kept_out, "node-2 kept out")
+    cluster.job_in(job, "done")
+    assert f"{text} was replaced" in cluster.ctl("story", job).stdout
+    text.write_bytes(right)
+    cluster.verify(job)
+    job = cluster.client.submit(spec).id
+    cluster.at_step(job, 12)
+    with text.open("r+b") as file:
+        file.write(right.upper())
+    failed = cluster.job_in(job, "failed")
+    assert (failed.cause, failed.steps_lost > 0) == ("data-changed", True)
+    assert failed.checkpoint in failed.reason
+
+
 def test_people_see_how_often_and_why(cluster: Cluster) -> None:
     cluster.heal()
     spec = tiny_job("seen", checkpoint={"every": "auto"}, resources={"device_memory": "14MiB"})

@@ -3,6 +3,7 @@
 import pytest
 
 from oobleckd.protocol.api import Accepted, Control, Denied, Drain, Kill, Submit
+from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Train
 from oobleckd.protocol.messages import Inject
 from tests.helpers.simjobs import make_job
@@ -123,3 +124,15 @@ def test_slow_is_by_how_much(world):
     assert isinstance(world.ask(Kill("n02", "slow", times=5.0, seconds=9.0)), Accepted)
     assert told[-1].message == Inject("slow", "n02/0", seconds=9.0, times=5.0)
     denied(world, Kill("n02", "hang", times=5.0), "invalid")
+
+
+def test_a_job_that_is_resumed_from_a_folder_is_to_read_what_that_was_made_from(world):
+    """The HTTP layer has read its manifest. Where another job of this journal wrote it the journal knows."""
+    made_from = (Input("data", "/t", 1, 8, "b", "8-aa"),)
+    world.ask(Submit(make_job(), "/a/step-00000004", "tester", (4, 4), made_from))
+    job = world.job()
+    assert (job.inputs, job.counters.step) == (made_from, 4)
+    world.ask(Control("job-1", "cancel"))
+    world.ask(Submit(make_job(), "/a/step-00000004", "tester", (4, 4)))
+    assert world.job("job-2").inputs == ()
+    assert any("on the data that it names now" in change.text for change in world.daemon.changes)

@@ -213,12 +213,25 @@ def test_another_model_is_named(spec: ModelSpec, tmp_path: Path, config: dict, w
     assert "[model]" in raised.value.hint
 
 
+def test_a_manifest_of_format_1_knows_the_text_by_its_digest(spec: ModelSpec, tmp_path: Path) -> None:
+    directory = write_all(tmp_path, spec)
+    path = directory / "manifest.json"
+    plain = msgspec.json.decode(path.read_bytes())
+    assert plain["format"] == 2
+    del plain["inputs"]
+    path.write_bytes(msgspec.json.encode({**plain, "format": 1, "corpus": "83-ab"}))
+    (read,) = read_manifest(directory).read
+    assert (read.kind, read.num_bytes, read.whole) == ("data", 83, "83-ab")
+    path.write_bytes(msgspec.json.encode({**plain, "format": 1, "corpus": ""}))
+    assert read_manifest(directory).read == ()
+
+
 def test_manifests_that_are_none_are_named(spec: ModelSpec, tmp_path: Path) -> None:
     directory = write_all(tmp_path, spec)
     path = directory / "manifest.json"
     plain = msgspec.json.decode(path.read_bytes())
-    path.write_bytes(msgspec.json.encode({**plain, "format": 2}))
-    with pytest.raises(UserError, match="has format 2, this version reads 1"):
+    path.write_bytes(msgspec.json.encode({**plain, "format": 3}))
+    with pytest.raises(UserError, match="has format 3, this version reads 1 to 2"):
         read_manifest(directory)
     path.write_text("{}")
     with pytest.raises(UserError, match="is no manifest"):

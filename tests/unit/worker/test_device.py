@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import threading
@@ -20,10 +21,14 @@ from oobleckd.protocol.job import Job, parse_job
 from oobleckd.protocol.messages import (
     Decide,
     Deploy,
+    DeviceFailed,
     DeviceUp,
     Emptied,
     Flag,
     Held,
+    Identified,
+    Identify,
+    InputsChanged,
     Message,
     Progress,
     Ready,
@@ -34,7 +39,7 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags
 from planner.plan import Layers, Layout, Range, Route, Segment
-from worker import device
+from worker import device, reading
 from worker.data import Corpus, open_corpus
 from worker.framing import read_frame, write_frame
 from worker.link import DeviceLink
@@ -201,7 +206,7 @@ def test_a_job_that_begins_anew_finds_its_samples_open(
         opened.append(spec)
         return open_corpus(spec)
 
-    monkeypatch.setattr(device, "open_corpus", counted)
+    monkeypatch.setattr(reading, "open_corpus", counted)
     same = job(tmp_path)
     other = msgspec.structs.replace(same, train=msgspec.structs.replace(same.train, seed=1))
     jobs = (("job", same), ("job", same), ("job", other), ("job", other), ("other", other))
@@ -210,6 +215,34 @@ def test_a_job_that_begins_anew_finds_its_samples_open(
         agent.say(msgspec.structs.replace(deploy(epoch, spec), job=name))
         assert agent.hear(Ready).epoch == epoch
     assert opened == [other, other]  # of another job the text may have changed meanwhile
+
+
+def test_a_device_whose_text_changes_goes_no_further_and_says_so_whenever_it_is_asked(
+    agent: Agent, tmp_path: Path
+) -> None:
+    text, same = tmp_path / "text", job(tmp_path)
+    right = text.read_bytes()
+    with text.open("r+b") as file:
+        file.write(b"X")
+    changed = agent.hear(InputsChanged)
+    assert (changed.job, changed.what) == ("job", f"{text} was written to in place: its bytes differ")
+    agent.say(Resume(ME, 1, 1))
+    agent.say(Report(ME, 2, 1, ()))
+    assert agent.hear(Progress, StepDone).counters.step == 0
+    assert agent.hear(InputsChanged, StepDone) == changed
+    agent.say(Identify(ME, "job", same))
+    assert agent.hear(Identified).error == changed.what
+    agent.say(Release(ME, "job", "d.1"))
+    text.unlink()
+    agent.say(Identify(ME, "job", same))
+    assert "No such file" in agent.hear(Identified).error
+    agent.say(deploy(3, same))
+    failed = agent.hear(DeviceFailed)
+    assert (failed.unread, failed.cause) == (True, "")
+    text.write_bytes(right)
+    agent.say(deploy(4, same))
+    ready = agent.hear(Ready)
+    assert ready.inputs[0].whole == f"{len(right)}-{hashlib.sha256(right).hexdigest()}"
 
 
 def test_a_turn_is_given_away_aside_and_comes_back() -> None:
