@@ -129,7 +129,7 @@ def test_slow_is_by_how_much(world):
 def test_a_job_that_is_resumed_from_a_folder_is_to_read_what_that_was_made_from(world):
     """The HTTP layer has read its manifest. Where another job of this journal wrote it the journal knows."""
     made_from = (Input("data", "/t", 1, 8, "b", "8-aa"),)
-    world.ask(Submit(make_job(), "/a/step-00000004", "tester", (4, 4), made_from))
+    world.ask(Submit(make_job(), "/a/step-00000004", "tester", (4, 4), inputs=made_from))
     job = world.job()
     assert (job.inputs, job.counters.step) == (made_from, 4)
     world.ask(Control("job-1", "cancel"))
