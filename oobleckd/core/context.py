@@ -167,13 +167,15 @@ class Core:
         named = spec.checkpoint.dir or self.config.checkpoint_dir or f"{self.config.state_dir}/checkpoints"
         return str(PurePosixPath(named))
 
-    def spec_of(self, job: JobRecord, devices: Iterable[str]) -> Job:
-        """The job as ``devices`` are told of it, with the folder of its checkpoints. Where these do not come to the same bits, they are
-        not compared.
-        """
+    def spec_of(self, job: JobRecord) -> Job:
+        """The job as devices are told of it, with the folder of its checkpoints."""
         checkpoint = msgspec.structs.replace(job.spec.checkpoint, dir=self.checkpoint_dir(job.spec))
-        tolerance = job.spec.fault_tolerance
+        return msgspec.structs.replace(job.spec, checkpoint=checkpoint)
+
+    def compared(self, spec: Job, devices: Iterable[str]) -> Job:
+        """``spec`` for ``devices`` that train together: where these do not come to the same bits, they are not compared."""
         known = [info.all_traits for device in devices if (info := self.members.device(device)) is not None]
-        if any(traits != known[0] for traits in known):
-            tolerance = msgspec.structs.replace(tolerance, check_every=0)
-        return msgspec.structs.replace(job.spec, checkpoint=checkpoint, fault_tolerance=tolerance)
+        if all(traits == known[0] for traits in known):
+            return spec
+        tolerance = msgspec.structs.replace(spec.fault_tolerance, check_every=0)
+        return msgspec.structs.replace(spec, fault_tolerance=tolerance)

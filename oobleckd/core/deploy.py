@@ -27,7 +27,7 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
     layout = layout_of(proposal.plan, epoch, len(job.setup.profile.layers))
     devices = sorted(set(layout.holdings) | set(job.survivors()))
     source = "copy" if job.layout is not None else job.source
-    spec, peers = core.spec_of(job, layout.holdings), core.peers(devices)
+    spec, peers = core.compared(core.spec_of(job), layout.holdings), core.peers(devices)
     found = run.preparation
     prepared = found.number if found is not None and found.transfers == proposal.transfers else 0
     prepare.forget(core, run, besides=devices)

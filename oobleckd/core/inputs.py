@@ -82,7 +82,7 @@ def ask(core: Core, devices: Iterable[str]) -> None:
     assert core.run is not None
     job = core.run.job
     for device in devices:
-        core.tell(device, Identify(device, job.id, core.spec_of(job, (device,))))
+        core.tell(device, Identify(device, job.id, core.spec_of(job)))
 
 
 def kept_words(run: Run) -> str:

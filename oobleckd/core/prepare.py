@@ -66,7 +66,7 @@ def _begin(core: Core, run: Run, proposal: Proposal, lives: dict[str, str]) -> N
     run.guests |= set(devices)
     # Each of these looks at every device, so once for all of them: of 10,000 the daemon would stand still for minutes.
     survivors = frozenset(job.survivors())
-    spec = core.spec_of(job, survivors.union(devices))
+    spec = core.compared(core.spec_of(job), survivors.union(devices))
     newcomers = [device for device in devices if device not in survivors]
     for device in devices:
         strange = [other for other in (newcomers if device in survivors else devices) if other != device]
@@ -107,7 +107,7 @@ def forget(core: Core, run: Run, *, besides: Collection[str] = ()) -> None:
     found, run.preparation = run.preparation, None
     if found is None:
         return
-    spec = core.spec_of(run.job, found.lives)
+    spec = core.spec_of(run.job)
     for device, life in sorted(found.lives.items()):
         if device not in besides and core.members.living(device, life):
             none = Prepare(device, found.number, run.job.id, spec, (), 0, {}, "")

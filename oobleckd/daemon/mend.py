@@ -17,7 +17,17 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oobleckd.daemon.records import Row, format_row, framed, head_of, rows_in, seal, sealed, unsealed
+from oobleckd.daemon.records import (
+    Row,
+    ends_whole,
+    format_row,
+    framed,
+    head_of,
+    rows_in,
+    seal,
+    sealed,
+    unsealed,
+)
 from oobleckd.protocol.durable import move, sync_file
 
 TABLES = {
@@ -79,10 +89,11 @@ def mend(path: Path, copy: Path, newest_format: int) -> Damage | None:
     """
     for left in (_new(path), path.with_name(f"{_new(path).name}-journal"), _new(copy)):
         left.unlink(missing_ok=True)  # of a start that was cut short, by a full disk for one
-    copied = rows_in(copy.read_bytes()) if copy.exists() else {}
+    data = copy.read_bytes() if copy.exists() else b""
+    copied = rows_in(data)
     said, named_there = head_of(copied)
     if not path.exists():
-        return _from_copy(path, copy, said or newest_format, named_there, copied)
+        return _from_copy(path, copy, said or newest_format, named_there, copied, torn=not ends_whole(data))
     told = format_of(path)
     if told is not None and not {told, said} & SEALED:
         return None  # of another version
@@ -104,13 +115,14 @@ def mend(path: Path, copy: Path, newest_format: int) -> Damage | None:
     write_database(path, whole, format_, {**found.meta, **named(names)})
     write_copy(copy, whole, format_, names)
     what = found.wrong or f"records after number {len(found.rows)} were gone"
-    return _said(path, whole, Damage(what, aside, newest > len(whole) or not copied))
+    lost = newest > len(whole) or not copied or not ends_whole(data)
+    return _said(path, whole, Damage(what, aside, lost))
 
 
 def _from_copy(
-    path: Path, copy: Path, format_: int, names: Sequence[str], copied: dict[int, Row]
+    path: Path, copy: Path, format_: int, names: Sequence[str], copied: dict[int, Row], *, torn: bool
 ) -> Damage | None:
-    """There is no journal: one of what its copy has. It is the first start where nothing else is there either."""
+    """There is no journal: one of what its copy has (``torn``: whose end is none). It is the first start where nothing else is there either."""
     if format_ not in SEALED:
         raise sqlite3.DatabaseError(f"it is gone, and its copy {copy.name} has format {format_}")
     whole = [copied[seq] for seq in range(1, _first_gap(copied))]
@@ -122,7 +134,8 @@ def _from_copy(
         write_copy(copy, whole, format_, names)
         if not copied and not left:
             return None  # nothing was ever written
-        return _said(path, whole, Damage("the file was gone", aside, max(copied, default=0) > len(whole)))
+        lost = torn or max(copied, default=0) > len(whole)
+        return _said(path, whole, Damage("the file was gone", aside, lost))
     garbled = copy.exists() and copy.stat().st_size
     if garbled:
         aside = free_name(copy, "damaged")

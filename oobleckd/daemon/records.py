@@ -85,6 +85,17 @@ def rows_in(data: bytes) -> dict[int, Row]:
     return found
 
 
+def ends_whole(data: bytes) -> bool:
+    """Whether a copy ends with a row that is what was written: else one or more after its last intact one may be lost."""
+    at = data.rfind(_MAGIC)
+    while at >= 0:
+        packed = _framed_at(data, at)
+        if packed is not None:
+            return at + _HEAD.size + len(packed) == len(data)
+        at = data.rfind(_MAGIC, 0, at)
+    return not data
+
+
 def _framed_at(data: bytes, at: int) -> bytes | None:
     if at + _HEAD.size > len(data):
         return None

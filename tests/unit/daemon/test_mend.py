@@ -435,3 +435,19 @@ def of_format(folder: Path, entries: list[Entry], format_: int) -> None:
     if format_ > 3:
         head = ("format", records.FORMAT_ROW, format_)
         (folder / "journal.copy").write_bytes(b"".join(map(records.framed, [head, *rows])))
+
+
+def test_a_last_record_that_is_damaged_in_both_files_is_said_to_be_lost(recorded, tmp_path: Path) -> None:
+    """No number after it shows that it was there, but its torn place in the copy does."""
+    folder = written(tmp_path / "state", recorded)
+    with closing(sqlite3.connect(folder / "journal.sqlite")) as database, database:
+        for table in ("entries", "steps"):
+            database.execute(f"DELETE FROM {table} WHERE seq = ?", (len(recorded),))
+            database.execute(f"DELETE FROM {table} WHERE seq = ?", (len(recorded) // 2,))
+    copy = bytearray((folder / "journal.copy").read_bytes())
+    copy[-1] ^= 1
+    (folder / "journal.copy").write_bytes(copy)
+    entries, damage = read(folder)
+    assert same(entries, recorded[:-1])
+    assert damage is not None
+    assert damage.lost
