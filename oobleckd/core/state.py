@@ -87,7 +87,8 @@ class JobRecord:
     ``deployed_at``: when the first layout was in force. ``written``: checkpoints, oldest first. ``book``: where
     the time of its devices went. ``origin``: the ``source`` that it was submitted with. ``kept``: the newest complete checkpoints, oldest
     first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong. ``inputs``: the identity of
-    what it reads, from its first deployment on, or from the checkpoint that it was resumed from.
+    what it reads, from its first deployment on, or from the checkpoint that it was resumed from. ``readers``: device -> its life, of the last layout
+    that was in force.
     """
 
     id: str
@@ -127,6 +128,7 @@ class JobRecord:
     kept: list[Kept] = field(default_factory=list)
     disputes: tuple[Dispute, ...] = ()
     inputs: Inputs = ()
+    readers: dict[str, str] = field(default_factory=dict)
     _survivors: _Survivors = field(default=_Survivors(), repr=False, compare=False)
 
     @property
