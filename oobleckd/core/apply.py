@@ -189,7 +189,7 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
 def _train(job: JobRecord, entry: _OfTraining) -> None:
     match entry:
         case LayoutDeployed():
-            job.layout, job.plan, job.lives = entry.layout, entry.plan, entry.lives
+            job.layout, job.plan, job.lives, job.readers = entry.layout, entry.plan, entry.lives, entry.lives
             job.dead, job.settled, job.detours = (), (), None
             job.offered, job.counters = entry.offered, entry.counters
             job.deployed_at = entry.at if job.deployed_at is None else job.deployed_at

@@ -138,7 +138,6 @@ def _all_same(one: Inputs, other: Inputs) -> bool:
 
 def took_part(run: Run, lives: dict[str, str], at: Counters) -> None:
     """A layout is in force from ``at`` on: its devices read from now on."""
-    run.readers = dict(lives)
     for life in lives.values():
         run.reads_since.setdefault(life, at.round)
 
@@ -148,7 +147,7 @@ def note_checks(core: Core, run: Run) -> None:
     job = run.job
     if not job.inputs or not all(each.whole for each in job.inputs):
         return
-    alive = {d: life for d, life in run.readers.items() if core.members.living(d, life)}
+    alive = {d: life for d, life in run.job.readers.items() if core.members.living(d, life)}
     told = {life: run.checked[life] for life in alive.values() if life in run.checked}
     if not told:
         return
@@ -166,8 +165,10 @@ def is_checked(job: JobRecord) -> bool:
 
 
 def witnessed(core: Core, run: Run, kept: Kept) -> bool:
-    """Whether somebody lives who has read for ``kept``, and will say whether that was right."""
-    alive = (life for device, life in sorted(run.readers.items()) if core.members.living(device, life))
+    """Whether somebody lives who has read for ``kept``, and will say whether that was right; after a restart all may, for a grace."""
+    if core.now < core.started_at + core.config.grace_s:
+        return True
+    alive = (life for device, life in sorted(run.job.readers.items()) if core.members.living(device, life))
     return any(run.reads_since.get(life, -1) < kept.counters.round for life in alive)
 
 

@@ -321,7 +321,9 @@ def distrust(core: Core, run: Run, finding: Finding) -> None:
 def adrift(core: Core, job: JobRecord, *, forgotten: bool = False) -> Run:
     """The run of a job that was active when the daemon stopped."""
     run = Run(job, "adrift" if job.layout is not None or forgotten else "off", forgotten=forgotten)
-    run.readers = dict(job.lives)
+    run.reads_since = dict.fromkeys(
+        job.readers.values(), -1
+    )  # since when each has read nobody knows any more
     for view in core.state.incidents.values():
         if view.open and view.job == job.id:
             run.incident = reopened(view, job.counters.round, core.now)

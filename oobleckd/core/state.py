@@ -112,7 +112,8 @@ class JobRecord:
     be said of its model's folder. ``num_skipped``: steps that were skipped, also those that a way back took. ``folder``: the name of that
     which its checkpoints go into ("": its id, in a folder that may have no mark yet). ``kinds``: the traits of
     all devices that ever trained it, those that are alike once. ``deaths``: the newest of devices that knew what they died of, oldest first. ``inputs``: the identity of
-    what it reads, from its first deployment on, or from the checkpoint that it was resumed from.
+    what it reads, from its first deployment on, or from the checkpoint that it was resumed from. ``readers``: device -> its life, of the last layout
+    that was in force.
     """
 
     id: str
@@ -157,6 +158,7 @@ class JobRecord:
     kinds: list[dict[str, str]] = field(default_factory=list)
     deaths: list[Died] = field(default_factory=list)
     inputs: Inputs = ()
+    readers: dict[str, str] = field(default_factory=dict)
     _survivors: _Survivors = field(default=_Survivors(), repr=False, compare=False)
 
     @property
