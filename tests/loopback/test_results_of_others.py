@@ -40,7 +40,7 @@ def test_both_results_are_whole(clusters: list[Cluster], tmp_path: Path) -> None
     marks = {mark.journal for job in ids if (mark := mark_of(tmp_path / job)) is not None}
     assert len(marks) == 2
     for cluster, job in zip(clusters, ids, strict=True):
-        assert [path.name for path in checkpoints(tmp_path / job)] == ["step-00000010", "step-00000012"]
+        assert checkpoints(tmp_path / job)[-1].name == "step-00000012"
         cluster.verify(job)
 
 
