@@ -268,7 +268,7 @@ class Loop:
 
     async def _discard(self, folder: Path) -> None:
         async with self._files:
-            await asyncio.to_thread(checkpoint.discard_partial, folder)
+            await asyncio.to_thread(self._throw_away, folder)
 
     async def _look_at_room(self, command: LookAtRoom) -> None:
         """Beside everything else: a file system that is away may not answer at all."""
@@ -282,6 +282,12 @@ class Loop:
         if self._folders is not None:
             self._folders.enter(command.job, directory.parent)
         checkpoint.complete(directory, command.manifest, command.keep, command.spared)
+
+    def _throw_away(self, folder: Path) -> None:
+        of_job = folder.parent if folder.name.endswith(checkpoint.PARTIAL) else folder
+        with suppress(OSError):  # what cannot be looked at stays
+            if self._folders is None or self._folders.owns(of_job):
+                checkpoint.discard_partial(folder)
 
     def _move_aside(self, directory: Path) -> None:
         if self._folders is None or self._folders.owns(directory.parent):
