@@ -179,7 +179,10 @@ def view(run: Run) -> TroubleView | None:
     trouble = run.trouble
     if not (trouble.text or trouble.short):
         return None
-    text = trouble.text or f"no room: {_of(trouble.needed_bytes, trouble.free_bytes)} are free"
+    text = (
+        trouble.text
+        or f"no room: a checkpoint takes {_of(trouble.needed_bytes, trouble.free_bytes)} are free"
+    )
     return TroubleView(text, trouble.since, trouble.tries, trouble.needed_bytes, trouble.free_bytes)
 
 
