@@ -94,7 +94,7 @@ class Run:
     deployment before this one. ``guests``: devices that were ever told to prepare. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps the policy
     made the plan that is in force, or left it as it is. ``forgotten``: the journal has lost its end, so nothing that devices hold is known.
     ``seen_alive``: by what of the members, and of those who take part, all lives were last seen to go on.
-    ``kept_out``: nodes with another text. Life -> the first round that it read for
+    ``restarted``: it was active when another daemon stopped. ``kept_out``: nodes with another text. Life -> the first round that it read for
     (``reads_since``), and the last one before which it is known to have read the right text (``checked``). ``wholes``: device -> what it said
     when it had read all of it, until all agree. ``moved``: path -> what people were last told of it. ``unread``: the first word that a device cannot use the text;
     ``lacking_since``: too few nodes have it.
@@ -134,6 +134,7 @@ class Run:
     forgotten: bool = False
     seen_alive: tuple[object, ...] = ()
     kept_out: dict[str, KeptOut] = field(default_factory=dict)
+    restarted: bool = False
     reads_since: dict[str, int] = field(default_factory=dict)
     checked: dict[str, int] = field(default_factory=dict)
     wholes: dict[str, Inputs] = field(default_factory=dict)
