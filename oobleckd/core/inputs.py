@@ -182,6 +182,16 @@ def witnessed(core: Core, run: Run, kept: Kept) -> bool:
     return any(run.reads_since.get(life, -1) < kept.counters.round for life in alive)
 
 
+def vouches(core: Core, name: str) -> bool:
+    """Whether a device of the node has yet to say that the checkpoint from which the job goes on comes of the right text."""
+    job = core.run.job if core.run is not None else None
+    base = doubtful_base(job) if job is not None else None
+    if core.run is None or job is None or base is None:
+        return False
+    own = [life for device, life in job.readers.items() if node_of(device) == name]
+    return any(core.run.checked.get(life, -1) < base.counters.round for life in own)
+
+
 def trusted(job: JobRecord) -> Kept:
     """The newest state that is known to come of the right text: a checked checkpoint, or where the job began."""
     known = [kept for kept in job.kept if kept.checked or not job.inputs]
