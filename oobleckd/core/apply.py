@@ -219,10 +219,11 @@ def _train(job: JobRecord, entry: _OfTraining) -> None:
 
 
 def _keep(job: JobRecord, new: Kept) -> None:
-    """The newest are on the disk, and the newest of which it is known that its text was right."""
+    """The newest are on the disk, and the newest of which it is known that its text was right; that from which the job goes on is known."""
     older, kept = job.kept, [*job.kept, new][-max(LEAST_KEPT, job.spec.checkpoint.keep) :]
     checked = [each for each in older if each.checked][-1:]
-    job.kept = [*(each for each in checked if each not in kept), *kept]
+    base = [each for each in older if each.directory == job.source and not each.checked]
+    job.kept = [*(each for each in (*checked, *base) if each not in kept), *kept]
 
 
 def _inputs(job: JobRecord, entry: InputsFixed | CheckpointChecked) -> None:

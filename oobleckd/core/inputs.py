@@ -151,6 +151,11 @@ def note_checks(core: Core, run: Run) -> None:
     told = {life: run.checked[life] for life in alive.values() if life in run.checked}
     if not told:
         return
+    base = doubtful_base(job)
+    if base is not None and not any(
+        run.reads_since.get(life, -1) < base.counters.round <= upto for life, upto in told.items()
+    ):
+        return  # who has come since can vouch for nothing that was made from it
     # Who has come since has read nothing of what was before.
     upto = min(max(told.get(life, -1), run.reads_since.get(life, 0)) for life in alive.values())
     upto = min(upto, max(told.values()))
@@ -164,12 +169,27 @@ def is_checked(job: JobRecord) -> bool:
     return not job.inputs or bool(job.kept and job.kept[-1].checked)
 
 
+def doubtful_base(job: JobRecord) -> Kept | None:
+    """The checkpoint from which the job goes on, where nobody has said yet that its text was right."""
+    if not job.inputs:
+        return None
+    return next((kept for kept in job.kept if kept.directory == job.source and not kept.checked), None)
+
+
 def witnessed(core: Core, run: Run, kept: Kept) -> bool:
-    """Whether somebody lives who has read for ``kept``, and will say whether that was right; after a restart all may, for a grace."""
-    if core.now < core.started_at + core.config.grace_s:
-        return True
+    """Whether somebody lives who has read for ``kept``, and will say whether that was right."""
     alive = (life for device, life in sorted(run.job.readers.items()) if core.members.living(device, life))
     return any(run.reads_since.get(life, -1) < kept.counters.round for life in alive)
+
+
+def vouches(core: Core, name: str) -> bool:
+    """Whether a device of the node has yet to say that the checkpoint from which the job goes on comes of the right text."""
+    job = core.run.job if core.run is not None else None
+    base = doubtful_base(job) if job is not None else None
+    if core.run is None or job is None or base is None:
+        return False
+    own = [life for device, life in job.readers.items() if node_of(device) == name]
+    return any(core.run.checked.get(life, -1) < base.counters.round for life in own)
 
 
 def trusted(job: JobRecord) -> Kept:

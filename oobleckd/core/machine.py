@@ -271,12 +271,15 @@ class Machine:
             node = core.members.nodes[name]
             if not node.alive:
                 core.members.leaving.discard(name)
-            elif node.connected and not node.dismissed and not core.needs(name):
+            elif node.connected and not node.dismissed and not self._needed(name):
                 node.dismissed = True
                 core.tell(name, Dismiss())
                 core.announce(
                     "node", f"{name} may leave: nothing of it is needed", (f"node:{name}",), node=name
                 )
+
+    def _needed(self, name: str) -> bool:
+        return self.core.needs(name) or inputs.vouches(self.core, name)
 
     def _announce_deaths(self) -> None:
         core = self.core

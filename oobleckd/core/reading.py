@@ -262,8 +262,9 @@ def leaves_unchecked(core: Core, run: Run, kept: Kept | None = None) -> bool:
     goes back behind that.
     """
     job = run.job
-    if kept is None:
-        kept = next((each for each in job.kept if each.directory == job.source), None)
+    if run.restarted and core.now < core.started_at + core.config.grace_s:
+        return False  # not all of them may have said Hello
+    kept = kept or inputs.doubtful_base(job)
     if kept is None or kept.checked or not job.inputs or inputs.witnessed(core, run, kept):
         return False
     cause = f"nobody is left who could say that the text was the right one up to step {kept.counters.step}"

@@ -321,6 +321,7 @@ def distrust(core: Core, run: Run, finding: Finding) -> None:
 def adrift(core: Core, job: JobRecord, *, forgotten: bool = False) -> Run:
     """The run of a job that was active when the daemon stopped."""
     run = Run(job, "adrift" if job.layout is not None or forgotten else "off", forgotten=forgotten)
+    run.restarted = True
     run.reads_since = dict.fromkeys(
         job.readers.values(), -1
     )  # since when each has read nobody knows any more

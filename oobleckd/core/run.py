@@ -136,7 +136,7 @@ class Run:
     made the plan that is in force, or left it as it is. ``forgotten``: the journal has lost its end, so nothing that devices hold is known.
     ``told_of``: in what its devices differ, as people were told. ``seen_alive``: by what of the members, and of those who take part, all lives were last seen to go on. ``trouble``: with the disk of its checkpoints.
     ``waits``: device or node -> what is waited for (``lastcopy``); ``ending``: stopped devices whose agents were told to end them, with their lives.
-    ``kept_out``: nodes with another text. Life -> the first round that it read for
+    ``restarted``: it was active when another daemon stopped. ``kept_out``: nodes with another text. Life -> the first round that it read for
     (``reads_since``), and the last one before which it is known to have read the right text (``checked``). ``wholes``: device -> what it said
     when it had read all of it, until all agree. ``moved``: path -> what people were last told of it. ``unread``: the first word that a device cannot use the text;
     ``lacking_since``: too few nodes have it.
@@ -180,6 +180,7 @@ class Run:
     waits: dict[str, Wait] = field(default_factory=dict)
     ending: dict[str, str] = field(default_factory=dict)
     kept_out: dict[str, KeptOut] = field(default_factory=dict)
+    restarted: bool = False
     reads_since: dict[str, int] = field(default_factory=dict)
     checked: dict[str, int] = field(default_factory=dict)
     wholes: dict[str, Inputs] = field(default_factory=dict)
