@@ -420,6 +420,8 @@ class DeviceProcess:
 
     def _release_of(self, message: Release) -> None:
         if message.job == self.job_id:
+            if self.executor is not None:
+                self.reading.leave(self.executor.counters)
             self._release()
         self.tell(Emptied(self.place.device, message.order))
 

@@ -19,10 +19,12 @@ from tests.helpers.matrix import MOVING_TRAIN, survivable
 from tests.helpers.smalldisk import SmallDisk
 
 OF_NODES = ("device", "one-device", "sigkill", "agent-only", "sigterm", "sigstop", "hang", "net-drop")
-OF_JOBS = ("last-copy", "disk-full")
-"""What is done to the job's state or files rather than to a node (``Scene``); data that is replaced comes here."""
+OF_JOBS = ("last-copy", "disk-full", "data-replaced", "data-written")
+"""What is done to the job's state or files rather than to a node (``Scene``)."""
 HOWS = (*OF_NODES, *OF_JOBS)
 _SMALL_DISK_BYTES = 64 * 2**20
+_TEXT = b"All of this is read again and again, by whoever is there. " * 2000
+_OTHER = _TEXT.translate(bytes.maketrans(b"abcdefgh", b"ABCDEFGH"))
 _AWAY_S = 6.0  # how long a node is stopped or cut off: long enough to be given up
 _DAEMON_EVERY = 3  # in every third run the daemon dies, too
 
@@ -43,15 +45,21 @@ class Scene:
     def __init__(self, cluster: Cluster, stack: contextlib.ExitStack) -> None:
         self.cluster = cluster
         self.disk = stack.enter_context(SmallDisk(cluster.state / "small", _SMALL_DISK_BYTES))
+        self.text, self.written = cluster.state / "text", False
+        self.text.write_bytes(_TEXT)
 
     def tables(self) -> dict[str, dict[str, object]]:
         """Of job.toml."""
-        return {"checkpoint": {"every": 0, "dir": str(self.disk.path)}}
+        data = {"source": "text", "path": str(self.text)}
+        return {"checkpoint": {"every": 0, "dir": str(self.disk.path)}, "data": data}
 
     def strike(self, how: str, job: str, rng: random.Random) -> str:
         """Do ``how``; what was done."""
         if how == "last-copy":
             return self._stop_last_copy(job, rng)
+        if how in {"data-replaced", "data-written"}:
+            self._change_text(in_place=how == "data-written")
+            return how
         self.disk.fill()
         with contextlib.suppress(ClientError):  # it is at its end, and writes the last one anyway
             self.cluster.client.control(job, "checkpoint")
@@ -71,8 +79,23 @@ class Scene:
                     os.kill(pid, signal.SIGSTOP)
         return f"stopped {'+'.join(sorted(stopped))}"
 
+    def _change_text(self, *, in_place: bool) -> None:
+        """Devices that run have the old file open: what is put in its place they never see, what is written into it they read."""
+        if in_place:
+            self.written = True
+            with self.text.open("r+b") as file:
+                file.write(_OTHER)
+        else:
+            self._put_in_place(_OTHER)
+
+    def _put_in_place(self, data: bytes) -> None:
+        new = self.text.with_name("new")
+        new.write_bytes(data)
+        new.replace(self.text)
+
     def mend(self, job: str) -> str:
-        """Before the job can end: who waits for room is given it. What was seen of the wait."""
+        """Before the job can end: the right text is there again, and who waits for room is given it. What was seen of the wait."""
+        self._put_in_place(_TEXT)
         if not self.disk.filled:
             return ""
         seen = self.cluster.until(lambda: self._refused(job), "the full disk to be seen")
@@ -124,8 +147,12 @@ def _seed(scene: Scene, rng: random.Random, seed: int, hows: Sequence[str], mann
         time.sleep(rng.random())
         cluster.start_daemon()
     story += filter(None, [scene.mend(job)])
-    done = cluster.job_in(job, "done")
-    assert manner.policy not in KEEPING or done.steps_lost == 0, f"{done.steps_lost} steps lost"
+    done = cluster.job_in(job, "done", *(["failed"] if scene.written else []))
+    if done.state == "failed":
+        assert done.cause == "data-changed", f"{done.cause}: {done.reason}"
+        return "; ".join([*story, "refused: the text was written to"])
+    may_lose = scene.written or manner.policy not in KEEPING
+    assert may_lose or done.steps_lost == 0, f"{done.steps_lost} steps lost"
     if done.steps_lost:
         story.append(f"{done.steps_lost} steps lost")
     cluster.verify(job)
