@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import assert_never
 
-import msgspec
-
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
@@ -25,9 +23,6 @@ from oobleckd.protocol.parts import Counters
 from worker.data import Corpus, open_corpus
 from worker.errors import UserError
 from worker.inputwatch import Changed, Checked, Finding, Moved, Watch
-
-LEFT = 1 << 62
-"""The round up to which a device has read the right text that takes no part any more: whatever comes."""
 
 
 class Unread(UserError):
@@ -104,17 +99,11 @@ class Reading:
             self._watch.check(counters, hurry=hurry)
 
     def leave(self, counters: Counters) -> None:
-        """The device takes no part from ``counters`` on; what it gave until then counts, and it says of all of that whether it was right: of
-        a life that is not in the layout any more nobody else can.
-        """
-        if self._watch is None or not counters.round or self.changed:
-            return
-        left = msgspec.structs.replace(counters, round=LEFT)
-        if self._checked is not None and self._checked.round >= counters.round:
-            self._found(Checked(left, self.inputs[0]))
-        else:
-            self._watch.check(left, hurry=True)
-        self._watch.rest()
+        """The device takes no part from ``counters`` on; what it gave until then counts, so it is still said where that was of another text."""
+        if self._watch is not None:
+            if counters.round and (self._checked is None or self._checked.round < counters.round):
+                self._watch.check(counters, hurry=True)
+            self._watch.rest()
 
     def rest(self) -> None:
         """The device holds nothing of the job for now."""

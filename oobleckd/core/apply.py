@@ -91,8 +91,7 @@ def apply(state: State, entry: AnyEntry) -> None:
         case EpochRaised():
             state.epoch = max(state.epoch, entry.epoch)
             state.jobs[entry.job].epoch = entry.epoch
-            state.jobs[entry.job].dead = entry.dead
-            _count_devices(state.jobs[entry.job], entry.at)
+            _lost(state.jobs[entry.job], entry)
         case Restarted():
             state.epoch = max(state.epoch, entry.epoch)
         case StepEntry():
@@ -154,9 +153,12 @@ def _incident(state: State, entry: IncidentOpened | IncidentClosed) -> None:
         job.book.closed(entry.incident, job.counters.step - 1)
 
 
-def _count_devices(job: JobRecord, at: float) -> None:
+def _lost(job: JobRecord, entry: EpochRaised) -> None:
+    """Who was given up may be back in the same life: it reads for the job no more all the same."""
+    job.dead = entry.dead
+    job.readers = {device: life for device, life in job.readers.items() if device not in entry.dead}
     if job.layout is not None:
-        job.book.devices(at, len(job.survivors()))
+        job.book.devices(entry.at, len(job.survivors()))
 
 
 def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:

@@ -140,8 +140,6 @@ def took_part(run: Run, lives: dict[str, str], at: Counters) -> None:
     """A layout is in force from ``at`` on: its devices read from now on."""
     for life in lives.values():
         run.reads_since.setdefault(life, at.round)
-        if run.checked.get(life, -1) > at.round:
-            del run.checked[life]  # said when it took no part any more, and it does again
 
 
 def note_checks(core: Core, run: Run) -> None:
@@ -149,9 +147,7 @@ def note_checks(core: Core, run: Run) -> None:
     job = run.job
     if not job.inputs or not all(each.whole for each in job.inputs):
         return
-    # What those said who were lost in the layout in force, another daemon has heard.
-    unheard = frozenset(job.dead) if run.restarted else frozenset()
-    alive = {d: life for d, life in job.readers.items() if core.members.living(d, life) and d not in unheard}
+    alive = {d: life for d, life in job.readers.items() if core.members.living(d, life)}
     told = {life: run.checked[life] for life in alive.values() if life in run.checked}
     if not told:
         return
