@@ -141,7 +141,11 @@ class Daemon:
             self.feed_now(full)
             self.world.after(1.0, self._again, self.life, command)
             return
-        states = self.world.partial[command.directory]
+        states = self.world.partial.get(command.directory)
+        if states is None:  # thrown away meanwhile
+            gone = ManifestWritten(command.directory, "it has no manifest")
+            self.world.after(self.plan_s[0], self.feed, self.life, gone)
+            return
         mixed = {state[::2] for state in states.values()}
         assert len(mixed) == 1, f"a checkpoint of mixed states: {mixed}"
         assert len(command.manifest["buckets"]) == len(self.world.buckets)

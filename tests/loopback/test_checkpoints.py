@@ -101,15 +101,25 @@ def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path
     cluster.heal()
     text, right = tmp_path / "text", b"what is trained on, again and again. " * 3000
     text.write_bytes(right)
-    tables = {"checkpoint": {"every": 5}, "resources": {"device_memory": "14MiB"}, "train": {"steps": 60}}
+    tables = {
+        "checkpoint": {"every": 50},
+        "resources": {"device_memory": "14MiB"},
+        "train": {"steps": 400},
+        "fault_tolerance": {"policy": "oobleck"},
+    }
     spec = tiny_job("texts", data={"source": "text", "path": str(text)}, **tables)
     job = cluster.client.submit(spec).id
     cluster.at_step(job, 8)
+    cluster.client.control(job, "pause")
+    cluster.job_in(job, "paused")
     other = tmp_path / "other"
     other.write_bytes(right.upper())
     other.replace(text)
     cluster.kill("node-2", "sigkill")
+    cluster.until(lambda: "node-2" not in {n.name for n in cluster.usable(1)} or None, "node-2 lost")
     cluster.ctl("start-node", "node-2")
+    cluster.usable(NODES)
+    cluster.client.control(job, "resume")
 
     def kept_out() -> str | None:
         node = next(view for view in cluster.client.nodes() if view.name == "node-2")
