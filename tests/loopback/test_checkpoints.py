@@ -102,9 +102,9 @@ def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path
     text, right = tmp_path / "text", b"what is trained on, again and again. " * 3000
     text.write_bytes(right)
     tables = {
-        "checkpoint": {"every": 50},
+        "checkpoint": {"every": 25},
         "resources": {"device_memory": "14MiB"},
-        "train": {"steps": 400},
+        "train": {"steps": 200},
         "fault_tolerance": {"policy": "oobleck"},
     }
     spec = tiny_job("texts", data={"source": "text", "path": str(text)}, **tables)
