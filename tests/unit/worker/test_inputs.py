@@ -63,7 +63,7 @@ def test_a_hundred_gigabytes_take_no_minutes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(inputs_module.os, "pread", counted)
     began = time.process_time()
     job = small_job(
-        "gpt2", {**GPT2, "vocab_size": 300}, data={"source": "tokens", "path": str(path)},
+        "gpt2", {**GPT2, "vocab_size": 300}, data={"source": "text", "path": str(path)},
         train={"sequence": 8},
     )  # fmt: skip
     corpus = open_corpus(job)
@@ -170,13 +170,13 @@ def test_a_file_that_is_replaced_while_it_is_opened(text: Path, monkeypatch: pyt
     """What is mapped is what the identity is of."""
     plain, times = data_module._mapped, []
 
-    def replaced(path: Path, kind: np.dtype) -> object:
+    def replaced(path: Path) -> object:
         if not times:
             times.append(1)
             new = path.with_name("new")
             new.write_bytes(b"X" * 8000)
             new.replace(path)
-        return plain(path, kind)
+        return plain(path)
 
     monkeypatch.setattr(data_module, "_mapped", replaced)
     corpus = open_corpus(folder_job(text))

@@ -36,7 +36,7 @@ def hot(tmp_path: Path, **train: Any) -> Job:
 
 def outcomes(job: Job, out: Path) -> list[str]:
     with closing(Recorder(job, out)) as recorder:
-        run(job, out, recorder)
+        recorder.complete(run(job, out, recorder))
     return [fact.outcome for fact in read_steps(out / "steps.jsonl")]
 
 
