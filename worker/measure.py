@@ -95,7 +95,8 @@ def _computable() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if type(error) not in {RuntimeError, ValueError, TypeError, IndexError}:
+        plain = type(error) in {RuntimeError, ValueError, TypeError, IndexError}
+        if not plain or is_out_of_memory(error):
             raise
         raise UserError(
             f"model.config: the model cannot compute a micro-batch: {' '.join(str(error).split())}",
