@@ -111,5 +111,5 @@ def test_a_program_that_cannot_start_is_named_with_its_log(cluster: Cluster) -> 
     up = cluster.ctl("up", "--nodes", "1", "--no-spare")
     assert up.returncode == 1
     assert "error: oobleckd ended at its start: " in up.stderr
-    assert f"hint: its log: {cluster.home.log(DAEMON)}" in up.stderr
+    assert f"its log: {cluster.home.log(DAEMON)}" in up.stderr
     assert not cluster.home.alive()
