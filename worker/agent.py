@@ -26,8 +26,10 @@ from oobleckd import journald, sd
 from oobleckd.protocol import urgency
 from oobleckd.protocol.program import ConfiguredProgram
 from worker.children import Setting
+from worker.forking import Forker
 from worker.node import Agent, AgentConfig
 from worker.notices import NONE, Source, UnknownSource, find_source
+from worker.orphans import Orphans
 from worker.uplink import CurveKeys
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -126,6 +128,12 @@ class AgentError(Exception):
     help="Who else tells of the end: aws, gcp, azure, or an entry point of oobleckd.notices.",
 )
 @click.option(
+    "--fork/--no-fork",
+    default=True,
+    show_default=True,
+    help="Start devices as forks of a process that has torch loaded; else each loads it anew.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -148,6 +156,7 @@ def main(
     zone: str,
     notice_s: float,
     notices: str,
+    fork: bool,
     log_level: str,
 ) -> None:
     """Run the devices of this machine for an oobleck daemon.
@@ -155,6 +164,8 @@ def main(
     Values also come from OOBLECK_* variables, ./oobleck.toml, ~/.config/oobleck/config.toml and
     /etc/oobleck/config.toml ([worker]), in this order.
     """
+    orphans = Orphans()
+    forker = start_forker(node, orphans) if fork else None  # first of all: a fork wants one thread
     _set_up_logging(node, log_level)
     if realtime and not urgency.hurry():
         _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
@@ -173,6 +184,8 @@ def main(
             zone,
             notice_s,
             notice_source(notices),
+            forker,
+            orphans,
         )
         code = run_agent(config)
     except AgentError as error:
@@ -196,6 +209,15 @@ def run_agent(config: AgentConfig) -> int:
                 "see the message above and the limits of this service (ulimit -a)",
                 EXIT_FAILED,
             ) from error
+
+
+def start_forker(node: str, orphans: Orphans) -> Forker | None:
+    """The forker of this agent; None where the kernel has no way for it, or no room."""
+    try:
+        return Forker(node, orphans) if orphans.adopt() else None
+    except OSError as error:
+        print(f"warning: devices are started by exec: {error}", file=sys.stderr)
+        return None
 
 
 async def _run(config: AgentConfig) -> int:

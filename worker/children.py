@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from oobleckd.protocol.urgency import as_urgent, hurries
 from worker.lifeline import Lifeline
@@ -33,7 +34,7 @@ EXITING = "the process is exiting"
 """Evidence of an end whose cause the kernel does not tell yet."""
 
 _PR_SET_PDEATHSIG = 1
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     # What a micro-batch freed is kept for the next one, in large pages; else its pages are cleared by the
     # kernel again and again, a twentieth of a CPU device's time. Given back when the job ends (``device``).
@@ -70,6 +71,23 @@ class Setting:
     program: tuple[str, ...] = (sys.executable, "-m", "worker.process")
 
 
+class Process(Protocol):
+    """What was started, by exec (``subprocess.Popen``) or by a fork."""
+
+    @property
+    def pid(self) -> int:
+        """Its number, which is its own until it is reaped."""
+
+    def poll(self) -> int | None:
+        """None while it runs; then its exit code, or the negative number of the signal that ended it."""
+
+    def wait(self) -> int:
+        """Wait for that."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless it has ended."""
+
+
 class Child:
     """A running device process and the agent's end of its socket. ``device`` is "" for a spare."""
 
@@ -78,7 +96,7 @@ class Child:
     def __init__(
         self,
         device: str,
-        process: subprocess.Popen[bytes],
+        process: Process,
         link: socket.socket,
         lifeline: Lifeline,
         pulse: PulseReader,
@@ -122,36 +140,74 @@ class Child:
         os.close(self.pidfd)
 
 
+NUM_TIES = 4
+
+
+class Ties:
+    """What holds a device process and its agent together: a socket, a life line and a pulse. ``theirs`` are the descriptors for the process."""
+
+    def __init__(self) -> None:
+        self._lifeline, self._pulse = Lifeline(), PulseReader()
+        self._ours, self._theirs = socket.socketpair()
+        self.theirs = (
+            self._theirs.fileno(),
+            self._lifeline.fd,
+            self._lifeline.held_fd,
+            self._pulse.fd,
+        )
+
+    def child(self, device: str, process: Process) -> Child:
+        """The process has been started with them."""
+        self._theirs.close()
+        return Child(device, process, self._ours, self._lifeline, self._pulse)
+
+    def cut(self) -> None:
+        """There is no such process, or it is to end."""
+        self._theirs.close()
+        self._ours.close()
+        self._lifeline.close()
+        self._pulse.close()
+
+
+def words_of(device: str, setting: Setting) -> tuple[str, ...]:
+    """The command line of the process of ``device``, or of a spare (""), but for the program and the ties."""
+    return (
+        f"--device={device}",
+        f"--kind={setting.kind}",
+        f"--run-dir={setting.run_dir}",
+        f"--bind={setting.bind}",
+        f"--host={setting.host}",
+        f"--parent={os.getpid()}",
+        *(["--urgent"] if hurries() else []),
+    )
+
+
+def words_of_ties(theirs: Sequence[int]) -> tuple[str, ...]:
+    """The rest of it: where the process finds its ties."""
+    link, lifeline, held, pulse = theirs
+    return (f"--fd={link}", "--lifeline", str(lifeline), str(held), f"--pulse={pulse}")
+
+
 def start(device: str, setting: Setting) -> Child:
-    """Start the process of ``device``, or a spare ("").
+    """Start the process of ``device``, or a spare (""), by exec; ``forking`` knows a faster way.
 
     Call it from the main thread: the child dies with the calling one.
 
     It gets a session of its own, so that a Ctrl-C meant for the agent does not reach it. Raises OSError.
     """
-    lifeline, pulse = Lifeline(), PulseReader()
-    ours, theirs = socket.socketpair()
-    with theirs:
+    ties = Ties()
+    try:
         process = subprocess.Popen(
-            [
-                *setting.program,
-                f"--device={device}",
-                f"--kind={setting.kind}",
-                f"--fd={theirs.fileno()}",
-                f"--run-dir={setting.run_dir}",
-                f"--bind={setting.bind}",
-                f"--host={setting.host}",
-                f"--parent={os.getpid()}",
-                *("--lifeline", str(lifeline.fd), str(lifeline.held_fd)),
-                f"--pulse={pulse.fd}",
-                *(["--urgent"] if hurries() else []),
-            ],
+            [*setting.program, *words_of(device, setting), *words_of_ties(ties.theirs)],
             stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno(), lifeline.fd, lifeline.held_fd, pulse.fd],
+            pass_fds=ties.theirs,
             start_new_session=True,
-            env={**_ENVIRONMENT, **os.environ},
+            env={**ENVIRONMENT, **os.environ},
         )
-    return Child(device, process, ours, lifeline, pulse)
+    except OSError:
+        ties.cut()
+        raise
+    return ties.child(device, process)
 
 
 async def ended(child: Child, timeout_s: float | None) -> None:

@@ -16,8 +16,8 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -40,11 +40,13 @@ from oobleckd.protocol.messages import (
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.protocol.versions import OLDEST
 from worker.beacon import Beacon
-from worker.children import Burials, Child, Setting, Watch, bury, start
+from worker.children import Burials, Child, Setting, Watch, bury
 from worker.departure import Departure
 from worker.devicelink import AgentSide
+from worker.forking import Forker, begin
 from worker.injection import inject
 from worker.notices import Poller, Source
+from worker.orphans import Orphans
 from worker.outbox import Head, Outbox, peek
 from worker.spare import SpareKeeper
 from worker.unit import Unit
@@ -62,7 +64,8 @@ _device_up = msgspec.msgpack.Decoder(DeviceUp)
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
     """What the command line says. ``notice_s``: what SIGTERM leaves before the end (0: leave at once); ``notices``: who else tells of it.
-    ``read_keys``: the keys as they are in their files by now; None where there are none, or they cannot be read.
+    ``read_keys``: the keys as they are in their files by now; None where there are none, or they cannot be read. ``forker``: of the devices; None:
+    they are started by exec.
     """
 
     node: str
@@ -75,6 +78,8 @@ class AgentConfig:
     zone: str = ""
     notice_s: float = 0.0
     notices: Source | None = None
+    forker: Forker | None = None
+    orphans: Orphans = field(default_factory=Orphans)
 
 
 @dataclass(slots=True)
@@ -112,8 +117,9 @@ class Agent:
         self._poller = Poller(config.notices, self._notice_in_thread) if config.notices is not None else None
         self._watch = Watch(self._on_exit_in_thread)
         self._burials = Burials()
+        self._begin = partial(begin, setting=config.setting, forker_of_agent=config.forker)
         self._spare = SpareKeeper(
-            self._loop, config.setting, self._watch, self._burials, on_change=self._hello
+            self._loop, partial(self._begin, ""), self._watch, self._burials, on_change=self._hello
         )
         self._uplink = Uplink(
             self._loop,
@@ -141,9 +147,12 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal, number)
         self._loop.add_signal_handler(signal.SIGHUP, self._rekey)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._config.orphans.reap)
+        if self._config.forker is not None:
+            self._config.forker.attach(self._loop)
         try:
             self._uplink.connect()
-            self._start_devices()
+            self._in_task(self._start_devices())
             self._look_after_devices()
             self._unit.start()
             return await self._done
@@ -152,11 +161,19 @@ class Agent:
 
     # ------------------------------------------------------------------ devices
 
-    def _start_devices(self) -> None:
+    def _in_task(self, change: Coroutine[None, None, None]) -> None:
+        """Make a ``change`` to the devices, which are looked after when it is done."""
+        self._renewing = self._loop.create_task(change)
+        self._renewing.add_done_callback(self._renewed)
+
+    async def _start_devices(self) -> None:
         for name in self._names:
-            child = start(name, self._config.setting)
-            self._place(name, child)
-            self._watch.add(child)
+            starting = self._loop.create_task(self._begin(name))
+            await asyncio.wait([starting, self._done], return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                starting.cancel()
+                return
+            self._place(name, starting.result())
 
     def _place(self, name: str, child: Child) -> _Device:
         """``child`` is device ``name`` from now on, in a life of its own."""
@@ -183,8 +200,7 @@ class Agent:
                 self._replace(device, heir)
                 return
         self._failed_starts = 0 if self._all_up() else self._failed_starts + 1
-        self._renewing = self._loop.create_task(self._renew())
-        self._renewing.add_done_callback(self._renewed)
+        self._in_task(self._renew())
 
     def _look_after_devices(self) -> None:
         """End devices that hang, again and again."""
@@ -225,10 +241,12 @@ class Agent:
             _log.error("a device ended before it was up (what it printed is above); again in %.1f s", delay_s)
             await asyncio.wait([self._done], timeout=delay_s)
         if not self._done.done():
-            self._start_devices()
+            await self._start_devices()
 
     def _renewed(self, task: asyncio.Task[None]) -> None:
         self._renewing = None
+        for device in self._devices.values():
+            self._watch.add(device.child)
         error = task.exception()
         if error is not None and not self._done.done():
             self._done.set_exception(error)
@@ -420,7 +438,9 @@ class Agent:
         if self._renewing is not None:
             await asyncio.wait([self._renewing])
         await self._end_devices()
-        self._spare.close()
+        await self._spare.close()
         await self._burials.done()
+        if self._config.forker is not None:
+            self._config.forker.close()
         self._watch.close()
         self._uplink.close()
