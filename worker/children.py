@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Protocol
 
 from oobleckd.protocol.urgency import as_urgent, hurries
+from oobleckd.standing import ENVIRONMENT
 from worker.lifeline import Lifeline
 from worker.pulse import PulseReader
 from worker.watchdog import Watchdog
@@ -34,16 +35,6 @@ EXITING = "the process is exiting"
 """Evidence of an end whose cause the kernel does not tell yet."""
 
 _PR_SET_PDEATHSIG = 1
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    # What a micro-batch freed is kept for the next one, in large pages; else its pages are cleared by the
-    # kernel again and again, a twentieth of a CPU device's time. Given back when the job ends (``device``).
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824"
-    ":glibc.malloc.trim_threshold=1073741824"
-    # One heap: threads that read sums make the totals, others free them, and a heap for each thread would keep the most that it ever had.
-    ":glibc.malloc.arena_max=1",
-}
-"""Of every device process, where the agent's own environment does not say otherwise."""
 _log = logging.getLogger(__name__)
 
 

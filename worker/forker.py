@@ -11,7 +11,6 @@ as if it had started it, whatever becomes of the forker. Not with clone(2) and i
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import random
 import resource
@@ -20,13 +19,14 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 import msgspec
 
+from oobleckd.standing import ENVIRONMENT
 from worker import process
 from worker.children import NUM_TIES, die_with_parent, words_of_ties
 from worker.title import set_title
@@ -96,8 +96,8 @@ def is_loaded() -> bool:
 _loaded: list[int] = []
 
 
-def serve(agent: socket.socket) -> tuple[str, ...] | None:
-    """Fork what ``agent`` asks for, until it is gone: None then. In a fork: its command line."""
+def serve(agent: socket.socket) -> tuple[tuple[str, ...], list[int]] | None:
+    """Fork what ``agent`` asks for, until it is gone: None then. In a fork: its command line, and the descriptors in it."""
     agent.send(READY)
     while True:
         data, fds, _, _ = socket.recv_fds(agent, ORDER_BYTES, NUM_TIES)
@@ -107,7 +107,7 @@ def serve(agent: socket.socket) -> tuple[str, ...] | None:
         answer = _fork(order)
         if answer is None:
             agent.close()
-            return (*order.words, *words_of_ties(fds))
+            return (*order.words, *words_of_ties(fds)), fds
         for fd in fds:
             os.close(fd)
         agent.send(msgspec.msgpack.encode(answer))
@@ -170,6 +170,20 @@ def await_adoption(middle: int, agent: int) -> None:
         os._exit(1)  # the agent has ended, and somebody else adopted us
 
 
+def _is_in_bad_fork() -> bool:
+    """Whether what was loaded made a context of CUDA, which a fork cannot use."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda._is_in_bad_fork()  # noqa: SLF001 - torch's own workers ask it
+
+
+def _exec(program: str, words: Sequence[str], fds: Sequence[int]) -> NoReturn:
+    """The way without a fork, in the same process."""
+    print("warning: CUDA was initialised at the import; devices load torch anew", file=sys.stderr, flush=True)
+    for fd in fds:
+        os.set_inheritable(fd, True)
+    os.execve(sys.executable, [sys.executable, "-m", program, *words], {**ENVIRONMENT, **os.environ})  # noqa: S606
+
+
 def obey(wanted: Mapping[str, tuple[int, int]]) -> None:
     """Take on the limits of another process, as far as this one is allowed to."""
     for name, limit in wanted.items():
@@ -180,7 +194,7 @@ def obey(wanted: Mapping[str, tuple[int, int]]) -> None:
 
 
 def sow() -> None:
-    """Seed the generators of chance anew, each of which would go on as those of all other forks do. (Results do not depend on them.)"""
+    """Seed the generators of chance anew, each of which would go on as those of all other forks do. No result depends on them."""
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
@@ -205,10 +219,13 @@ def live(
         # The agent's to hear: a batch system tells all processes of a node.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         set_title([sys.executable, "-m", "worker.forker", f"--node={node}"], "oobleck-forker")
-        words = serve(agent)
-        if words is not None:
+        forked = serve(agent)
+        if forked is not None:
+            words, fds = forked
             set_title([sys.executable, "-m", program, *words], Path(sys.executable).name)
             sys.argv = [program, *words]
+            if _is_in_bad_fork():
+                _exec(program, words, fds)
             run()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1

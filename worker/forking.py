@@ -19,8 +19,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from oobleckd.standing import ENVIRONMENT
 from worker import forker
-from worker.children import ENVIRONMENT, Child, Process, Setting, Ties, die_with_parent, start, words_of
+from worker.children import Child, Process, Setting, Ties, die_with_parent, start, words_of
 from worker.orphans import Orphans
 from worker.title import ROOM
 

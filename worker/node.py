@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -169,7 +170,8 @@ class Agent:
     async def _start_devices(self) -> None:
         for name in self._names:
             starting = self._loop.create_task(self._begin(name))
-            await asyncio.wait([starting, self._done], return_when=asyncio.FIRST_COMPLETED)
+            either: list[asyncio.Future[Any]] = [starting, self._done]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
                 starting.cancel()
                 return

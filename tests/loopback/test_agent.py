@@ -194,6 +194,48 @@ def test_a_spare_that_ends_is_replaced_and_no_device_notices(daemon: StubDaemon,
     assert (new.incarnation, new.devices) == (old.incarnation, old.devices)
 
 
+def forker_of(agent: int) -> int:
+    """The child of ``agent`` that forks its devices."""
+    found = Path(f"/proc/{agent}/task/{agent}/children").read_text(encoding="ascii").split()
+    return next(
+        int(pid) for pid in found if Path(f"/proc/{pid}/comm").read_text().startswith("oobleck-forker")
+    )
+
+
+def test_a_forker_that_ends_is_replaced_and_no_device_notices(daemon: StubDaemon, launch: Launch) -> None:
+    agent = launch(daemon.endpoint, spare=True)
+    old = with_spare(daemon)
+    forker = forker_of(agent.pid)
+    ends = Pids(forker)
+    os.kill(forker, signal.SIGKILL)
+    ends.assert_end()
+    os.kill(old.devices[0].pid, signal.SIGKILL)
+    assert daemon.expect(DeviceLost).spare
+    new = with_spare(daemon)  # another one, of another forker
+    assert new.incarnation == old.incarnation
+    assert new.devices[1] == old.devices[1]
+    assert forker_of(agent.pid) != forker
+
+
+def test_an_agent_that_is_killed_takes_its_forker_along(daemon: StubDaemon, launch: Launch) -> None:
+    agent = launch(daemon.endpoint, spare=True)
+    hello = with_spare(daemon)
+    assert hello.spare is not None
+    ends = Pids(*device_pids(hello), hello.spare.pid, forker_of(agent.pid))
+    agent.kill()
+    ends.assert_end()
+
+
+def test_devices_start_without_a_forker(daemon: StubDaemon, launch: Launch) -> None:
+    agent = launch(daemon.endpoint, OOBLECK_FORK="0")
+    old = daemon.ready()
+    with pytest.raises(StopIteration):
+        forker_of(agent.pid)
+    os.kill(device_pids(old)[0], signal.SIGKILL)
+    daemon.expect(DeviceLost)
+    assert not {*device_pids(daemon.ready())} & {*device_pids(old)}
+
+
 def test_what_the_daemon_did_not_acknowledge_is_said_again(daemon: StubDaemon, launch: Launch) -> None:
     launch(daemon.endpoint, devices=1)
     daemon.ready()
