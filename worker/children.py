@@ -99,6 +99,11 @@ class Child:
         self.pidfd = os.pidfd_open(process.pid)
         self.watchdog = Watchdog(process.pid, pulse)
 
+    @property
+    def is_fork(self) -> bool:
+        """Whether it had torch loaded when it was born."""
+        return not isinstance(self.process, subprocess.Popen)
+
     def ending(self) -> str:
         """How the process ended, such as "signal 9" or "exit code 1"; "running" while it has not."""
         code = self.process.poll()

@@ -3,9 +3,9 @@
 Owns the life of the node's device processes, the connection to the daemon and what goes between the
 two. Knows nothing of training and never imports torch: it must answer in time whatever torch does.
 
-When a device process ends, the node's warm spare (``spare``) takes its place; the others do not notice. When
-there is none that is ready, the node fails as one: the others are ended too, and all start anew under a new
-incarnation. When the agent ends, the kernel ends its devices and the spare.
+Devices are forks of a process of the agent's that has torch loaded (``forking``), or started by exec. When a device process ends, the
+node's warm spare (``spare``) takes its place; the others do not notice. When there is none that is ready, the node fails as
+one: the others are ended too, and all start anew under a new incarnation. When the agent ends, the kernel ends its devices and the spare.
 """
 
 from __future__ import annotations
@@ -223,6 +223,8 @@ class Agent:
         device = self._place(name, heir)
         device.link.send(codec.encode(TakePlace(name)))
         self._loop.call_later(_PLACE_S, self._check_place, device)
+        if heir.is_fork:
+            self._spare.keep()  # the next one costs nothing to speak of
 
     @staticmethod
     def _check_place(device: _Device) -> None:
@@ -275,6 +277,7 @@ class Agent:
             return
         if head.type == "DeviceUp":
             self._device_up(name, data)
+        if head.type in {"DeviceUp", "SpareUp"}:  # the latter of one that was taken before it said so
             return
         self._outbox.said(head, data)
         self._uplink.send(data)

@@ -69,9 +69,9 @@ class SpareKeeper:
         self._watch.add(child)
 
     def take(self, device: str) -> Child | None:
-        """The spare, for the place of ``device``; None when there is none that is ready."""
+        """The spare, for the place of ``device``; None when there is none that is ready, or as good as that: a fork has all it needs."""
         child, link = self._child, self._link
-        if child is None or link is None or self._ready is None:
+        if child is None or link is None or (self._ready is None and not child.is_fork):
             return None
         link.close()
         self._child = self._link = self._ready = None

@@ -154,8 +154,22 @@ def test_the_spare_takes_a_killed_device_s_place(daemon: StubDaemon, launch: Lau
     assert again.spare.pid != old.spare.pid
 
 
+def test_a_spare_is_at_hand_again_when_its_heir_dies_at_once(daemon: StubDaemon, launch: Launch) -> None:
+    """A forked one; see the next test for what takes its time."""
+    launch(daemon.endpoint, devices=1, spare=True)
+    first = with_spare(daemon)
+    victim = first.devices[0].pid
+    for _ in range(3):
+        os.kill(victim, signal.SIGKILL)
+        assert daemon.expect(DeviceLost).spare
+        while (hello := daemon.ready()).spare is None:  # ready or not
+            pass
+        assert hello.incarnation == first.incarnation
+        victim = hello.devices[0].pid
+
+
 def test_two_deaths_in_quick_succession_have_one_spare(daemon: StubDaemon, launch: Launch) -> None:
-    agent = launch(daemon.endpoint, spare=True)
+    agent = launch(daemon.endpoint, spare=True, OOBLECK_FORK="0")
     old = with_spare(daemon)
     ends = Pids(*device_pids(old))
     # Both deaths are there when the agent looks: else the spare may be in its place before the second one.
