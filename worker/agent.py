@@ -164,8 +164,6 @@ def main(
     Values also come from OOBLECK_* variables, ./oobleck.toml, ~/.config/oobleck/config.toml and
     /etc/oobleck/config.toml ([worker]), in this order.
     """
-    orphans = Orphans()
-    forker = start_forker(node, orphans) if fork else None  # first of all: a fork wants one thread
     _set_up_logging(node, log_level)
     if realtime and not urgency.hurry():
         _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
@@ -184,8 +182,7 @@ def main(
             zone,
             notice_s,
             notice_source(notices),
-            forker,
-            orphans,
+            fork,
         )
         code = run_agent(config)
     except AgentError as error:
@@ -197,8 +194,11 @@ def main(
 def run_agent(config: AgentConfig) -> int:
     """Run an agent until it is told to end; its exit code. Raises AgentError."""
     with _only_one(config):
+        orphans = Orphans()
+        # Before there are a loop and threads: a fork wants one thread.
+        forker = start_forker(config.node, orphans) if config.fork else None
         try:
-            return asyncio.run(_run(config))
+            return asyncio.run(_run(config, forker, orphans))
         except zmq.ZMQError as error:
             raise AgentError(
                 f"{config.daemon!r} is no endpoint: {error}", "write it as tcp://host:port"
@@ -209,6 +209,9 @@ def run_agent(config: AgentConfig) -> int:
                 "see the message above and the limits of this service (ulimit -a)",
                 EXIT_FAILED,
             ) from error
+        finally:
+            if forker is not None:
+                forker.close()
 
 
 def start_forker(node: str, orphans: Orphans) -> Forker | None:
@@ -216,12 +219,12 @@ def start_forker(node: str, orphans: Orphans) -> Forker | None:
     try:
         return Forker(node, orphans) if orphans.adopt() else None
     except OSError as error:
-        print(f"warning: devices are started by exec: {error}", file=sys.stderr)
+        _log.warning("devices are started by exec: %s", error)
         return None
 
 
-async def _run(config: AgentConfig) -> int:
-    return await Agent(config).run()
+async def _run(config: AgentConfig, forker: Forker | None, orphans: Orphans) -> int:
+    return await Agent(config, forker, orphans).run()
 
 
 def num_devices(text: str, kind: str) -> int:

@@ -20,8 +20,9 @@ from pathlib import Path
 import msgspec
 
 from oobleckd.standing import Birth, Born, difference, standing
-from worker import forker
+from worker import forker, forking
 from worker.framing import FrameError, frame, read_exactly
+from worker.orders import num_threads
 from worker.title import set_title
 
 IDLE_S = 600.0
@@ -82,7 +83,7 @@ class Base:
         """None in the fork."""
         if differs := difference(self._standing, birth.standing):
             return Born(problem=f"the base was started with another standing: {differs}")
-        if (threads := forker.num_threads()) != 1:
+        if (threads := num_threads()) != 1:
             return Born(problem=f"the base has {threads} threads")
         try:
             pid = os.fork()
@@ -145,6 +146,7 @@ def main() -> None:
     path = Path(sys.argv[1])
     set_title([sys.executable, "-m", "worker.base", str(path)], "oobleck-base")
     forker.load()
+    forking.has_all(forker.live)
     from worker import agent  # with ZeroMQ, of which no context is made here
 
     birth = Base(listen(path)).serve()

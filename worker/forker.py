@@ -29,41 +29,12 @@ import msgspec
 from oobleckd.standing import ENVIRONMENT
 from worker import process
 from worker.children import NUM_TIES, die_with_parent, words_of_ties
+from worker.orders import ORDER_BYTES, READY, Answer, Order, num_threads
 from worker.title import set_title
 
-READY = b"ready"
-ORDER_BYTES = 64 * 1024  # at most
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_LIMITS = tuple(name for name in dir(resource) if name.startswith("RLIMIT_"))
 _PID_BYTES = 32
 Run = Callable[[], object]
-
-
-class Order(msgspec.Struct, frozen=True):
-    """A device of ``agent`` to fork: the words of its command line but for the program and its ties, whose descriptors come along; and the
-    agent's ``limits``.
-    """
-
-    words: tuple[str, ...]
-    agent: int
-    limits: dict[str, tuple[int, int]]
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """The process that came of it, or why there is none."""
-
-    pid: int = 0
-    problem: str = ""
-
-
-def limits() -> dict[str, tuple[int, int]]:
-    """Of this process (``ulimit -a``)."""
-    return {name: resource.getrlimit(getattr(resource, name)) for name in _LIMITS}
-
-
-def num_threads() -> int:
-    """How many threads this process has, whoever made them."""
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - names are all that is wanted
 
 
 @contextmanager
@@ -85,15 +56,6 @@ def load() -> None:
     """Import what a device needs. What runs on more threads later is told so by the device (``torch.set_num_threads``)."""
     with one_thread():
         process.import_for_good(process.HEAVY)
-    _loaded.append(os.getpid())
-
-
-def is_loaded() -> bool:
-    """Whether this process has all of it, from its own start on or since it was forked, and can be made a forker by a fork."""
-    return bool(_loaded) and num_threads() == 1
-
-
-_loaded: list[int] = []
 
 
 def serve(agent: socket.socket) -> tuple[tuple[str, ...], list[int]] | None:

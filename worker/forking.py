@@ -15,21 +15,34 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import msgspec
 
 from oobleckd.standing import ENVIRONMENT
-from worker import forker
 from worker.children import Child, Process, Setting, Ties, die_with_parent, start, words_of
+from worker.orders import ORDER_BYTES, READY, Answer, Order, limits, num_threads
 from worker.orphans import Orphans
 from worker.title import ROOM
 
 _LOAD_S, _FORK_S = 120.0, 10.0  # what it gets for it at most
 _MOST_AGAIN_S = 60.0  # between starts of forkers that end before they are ready
 _PROGRAM = (sys.executable, "-m", "worker.forker")
-_ANSWER_BYTES = 4096
+Live = Callable[[socket.socket, str], NoReturn]
 _log = logging.getLogger(__name__)
+
+
+_lives: list[Live] = []
+
+
+def has_all(live: Live) -> None:
+    """Say that this process has loaded what a forker needs: a fork of it, or of a fork of it, that calls ``live`` is one."""
+    _lives.append(live)
+
+
+def _is_loaded() -> bool:
+    return bool(_lives) and num_threads() == 1
 
 
 class Forked:
@@ -113,9 +126,7 @@ class Forker:
                 return None
             self._orphans.busy = True
             try:
-                answer = await self._ask(
-                    link, forker.Order(tuple(words), os.getpid(), forker.limits()), theirs
-                )
+                answer = await self._ask(link, Order(tuple(words), os.getpid(), limits()), theirs)
                 usable = answer is not None and self._process is not None and self._process.poll() is None
                 if answer is not None and answer.pid:
                     born = Forked(answer.pid)
@@ -135,23 +146,21 @@ class Forker:
                     self._renew()
             return born
 
-    async def _ask(
-        self, link: socket.socket, order: forker.Order, theirs: Sequence[int]
-    ) -> forker.Answer | None:
+    async def _ask(self, link: socket.socket, order: Order, theirs: Sequence[int]) -> Answer | None:
         """None: it has ended. Raises TimeoutError, OSError, MsgspecError."""
         assert self._loop is not None
         if not self.ready:
             async with asyncio.timeout(_LOAD_S):
-                if await self._loop.sock_recv(link, _ANSWER_BYTES) != forker.READY:
+                if await self._loop.sock_recv(link, ORDER_BYTES) != READY:
                     return None
             self.ready, self._failed = True, 0
         async with asyncio.timeout(_FORK_S):
             socket.send_fds(link, [msgspec.msgpack.encode(order)], theirs)
-            data = await self._loop.sock_recv(link, _ANSWER_BYTES)
-        return msgspec.msgpack.decode(data, type=forker.Answer) if data else None
+            data = await self._loop.sock_recv(link, ORDER_BYTES)
+        return msgspec.msgpack.decode(data, type=Answer) if data else None
 
     def close(self) -> None:
-        """End it."""
+        """End it. Within the loop that it was attached to, or without one."""
         if self._again is not None:
             self._again.cancel()
         self._drop()
@@ -161,7 +170,7 @@ class Forker:
         """Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = self._by_fork(ours, theirs) if forker.is_loaded() else self._by_exec(theirs)
+            self._process = self._by_fork(ours, theirs) if _is_loaded() else self._by_exec(theirs)
         self._orphans.own.add(self._process.pid)
         ours.setblocking(False)
         self._link, self.ready = ours, False
@@ -174,7 +183,7 @@ class Forker:
             ours.close()
             die_with_parent(agent)
             os.setsid()
-            forker.live(theirs, self._node)
+            _lives[-1](theirs, self._node)
         return Forked(pid)
 
     def _by_exec(self, theirs: socket.socket) -> Process:
@@ -227,20 +236,22 @@ class Forker:
             self._pidfd = -1
         if link is not None and self._loop is not None:
             self._loop.call_soon(link.close)  # after whoever waits at it has gone
+        elif link is not None:
+            link.close()
         if process is not None:
             process.send_signal(signal.SIGKILL)
             process.wait()
             self._orphans.own.discard(process.pid)
 
 
-async def begin(device: str, setting: Setting, forker_of_agent: Forker | None) -> Child:
+async def begin(device: str, setting: Setting, forker: Forker | None) -> Child:
     """Start the process of ``device``, or a spare (""), the fastest way there is. From the main thread. Raises OSError."""
-    if forker_of_agent is None:
+    if forker is None:
         return start(device, setting)
     ties = Ties()
     process = None
     try:
-        process = await forker_of_agent.fork(words_of(device, setting), ties.theirs)
+        process = await forker.fork(words_of(device, setting), ties.theirs)
     finally:
         if process is None:
             ties.cut()

@@ -17,7 +17,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -65,8 +65,8 @@ _device_up = msgspec.msgpack.Decoder(DeviceUp)
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
     """What the command line says. ``notice_s``: what SIGTERM leaves before the end (0: leave at once); ``notices``: who else tells of it.
-    ``read_keys``: the keys as they are in their files by now; None where there are none, or they cannot be read. ``forker``: of the devices; None:
-    they are started by exec.
+    ``read_keys``: the keys as they are in their files by now; None where there are none, or they cannot be read. ``fork``: whether devices are to be
+    forks.
     """
 
     node: str
@@ -79,8 +79,7 @@ class AgentConfig:
     zone: str = ""
     notice_s: float = 0.0
     notices: Source | None = None
-    forker: Forker | None = None
-    orphans: Orphans = field(default_factory=Orphans)
+    fork: bool = True
 
 
 @dataclass(slots=True)
@@ -97,8 +96,8 @@ class _Device:
 class Agent:
     """One agent; ``run`` is its whole life. Everything happens in the loop of the main thread."""
 
-    def __init__(self, config: AgentConfig) -> None:
-        self._config = config
+    def __init__(self, config: AgentConfig, forker: Forker | None, orphans: Orphans) -> None:
+        self._config, self._forker, self._orphans = config, forker, orphans
         self._loop = asyncio.get_running_loop()
         self._names = [f"{config.node}/{index}" for index in range(config.num_devices)]
         self._devices: dict[str, _Device] = {}
@@ -118,7 +117,7 @@ class Agent:
         self._poller = Poller(config.notices, self._notice_in_thread) if config.notices is not None else None
         self._watch = Watch(self._on_exit_in_thread)
         self._burials = Burials()
-        self._begin = partial(begin, setting=config.setting, forker_of_agent=config.forker)
+        self._begin = partial(begin, setting=config.setting, forker=forker)
         self._spare = SpareKeeper(
             self._loop, partial(self._begin, ""), self._watch, self._burials, on_change=self._hello
         )
@@ -148,9 +147,9 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal, number)
         self._loop.add_signal_handler(signal.SIGHUP, self._rekey)
-        self._loop.add_signal_handler(signal.SIGCHLD, self._config.orphans.reap)
-        if self._config.forker is not None:
-            self._config.forker.attach(self._loop)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._orphans.reap)
+        if self._forker is not None:
+            self._forker.attach(self._loop)
         try:
             self._uplink.connect()
             self._in_task(self._start_devices())
@@ -445,7 +444,7 @@ class Agent:
         await self._end_devices()
         await self._spare.close()
         await self._burials.done()
-        if self._config.forker is not None:
-            self._config.forker.close()
+        if self._forker is not None:
+            self._forker.close()
         self._watch.close()
         self._uplink.close()

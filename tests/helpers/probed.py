@@ -23,6 +23,7 @@ from worker import forker
 from worker.children import Child, Setting, die_with_parent
 from worker.forking import Forker, begin
 from worker.lifeline import hold
+from worker.orders import num_threads
 from worker.orphans import Orphans
 
 PROGRAM = (sys.executable, "-m", "tests.helpers.probed")
@@ -65,7 +66,7 @@ def fork() -> None:
     die_with_parent(int(words["parent"]))
     hold(int(sys.argv[at + 1]), int(sys.argv[at + 2]))
     used_s = time.process_time()
-    opened, threads = fds(), forker.num_threads()
+    opened, threads = fds(), num_threads()
     import numpy as np
     import torch
 
