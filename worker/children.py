@@ -28,6 +28,7 @@ from typing import Protocol
 from oobleckd.protocol.urgency import as_urgent, hurries
 from oobleckd.standing import ENVIRONMENT
 from worker.lifeline import Lifeline
+from worker.orphans import Orphans
 from worker.pulse import PulseReader
 from worker.watchdog import Watchdog
 
@@ -82,7 +83,7 @@ class Process(Protocol):
 class Child:
     """A running device process and the agent's end of its socket. ``device`` is "" for a spare."""
 
-    __slots__ = ("device", "lifeline", "link", "pidfd", "process", "watchdog")
+    __slots__ = ("_orphans", "device", "lifeline", "link", "pidfd", "process", "watchdog")
 
     def __init__(
         self,
@@ -91,6 +92,7 @@ class Child:
         link: socket.socket,
         lifeline: Lifeline,
         pulse: PulseReader,
+        orphans: Orphans | None = None,
     ) -> None:
         self.device = device
         self.process = process
@@ -98,6 +100,9 @@ class Child:
         self.lifeline = lifeline
         self.pidfd = os.pidfd_open(process.pid)
         self.watchdog = Watchdog(process.pid, pulse)
+        self._orphans = orphans
+        if orphans is not None:
+            orphans.own.add(process.pid)
 
     @property
     def is_fork(self) -> bool:
@@ -130,6 +135,8 @@ class Child:
     def close(self) -> None:
         """Reap the process (it must have ended or been killed) and close what belongs to it."""
         self.process.wait()
+        if self._orphans is not None:
+            self._orphans.own.discard(self.process.pid)
         self.link.close()
         self.lifeline.close()
         self.watchdog.close()
@@ -152,10 +159,10 @@ class Ties:
             self._pulse.fd,
         )
 
-    def child(self, device: str, process: Process) -> Child:
-        """The process has been started with them."""
+    def child(self, device: str, process: Process, orphans: Orphans | None) -> Child:
+        """The process has been started with them. It is none of ``orphans``."""
         self._theirs.close()
-        return Child(device, process, self._ours, self._lifeline, self._pulse)
+        return Child(device, process, self._ours, self._lifeline, self._pulse, orphans)
 
     def cut(self) -> None:
         """There is no such process, or it is to end."""
@@ -184,7 +191,7 @@ def words_of_ties(theirs: Sequence[int]) -> tuple[str, ...]:
     return (f"--fd={link}", "--lifeline", str(lifeline), str(held), f"--pulse={pulse}")
 
 
-def start(device: str, setting: Setting) -> Child:
+def start(device: str, setting: Setting, orphans: Orphans | None = None) -> Child:
     """Start the process of ``device``, or a spare (""), by exec; ``forking`` knows a faster way.
 
     Call it from the main thread: the child dies with the calling one.
@@ -203,7 +210,7 @@ def start(device: str, setting: Setting) -> Child:
     except OSError:
         ties.cut()
         raise
-    return ties.child(device, process)
+    return ties.child(device, process, orphans)
 
 
 async def ended(child: Child, timeout_s: float | None) -> None:

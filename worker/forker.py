@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from worker.title import set_title
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _PID_BYTES = 32
+_PATIENCE = 1000  # ms
 Run = Callable[[], object]
 
 
@@ -56,6 +58,10 @@ def load() -> None:
     """Import what a device needs. What runs on more threads later is told so by the device (``torch.set_num_threads``)."""
     with one_thread():
         process.import_for_good(process.HEAVY)
+    for _ in range(_PATIENCE):
+        if num_threads() == 1:
+            break
+        time.sleep(0.001)  # the thread that imported has ended for Python, and soon for the kernel
 
 
 def serve(agent: socket.socket) -> tuple[tuple[str, ...], list[int]] | None:

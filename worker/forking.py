@@ -244,10 +244,10 @@ class Forker:
             self._orphans.own.discard(process.pid)
 
 
-async def begin(device: str, setting: Setting, forker: Forker | None) -> Child:
+async def begin(device: str, setting: Setting, forker: Forker | None, orphans: Orphans) -> Child:
     """Start the process of ``device``, or a spare (""), the fastest way there is. From the main thread. Raises OSError."""
     if forker is None:
-        return start(device, setting)
+        return start(device, setting, orphans)
     ties = Ties()
     process = None
     try:
@@ -255,4 +255,6 @@ async def begin(device: str, setting: Setting, forker: Forker | None) -> Child:
     finally:
         if process is None:
             ties.cut()
-    return ties.child(device, process) if process is not None else start(device, setting)
+    if process is None:
+        return start(device, setting, orphans)
+    return ties.child(device, process, orphans)

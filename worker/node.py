@@ -117,7 +117,7 @@ class Agent:
         self._poller = Poller(config.notices, self._notice_in_thread) if config.notices is not None else None
         self._watch = Watch(self._on_exit_in_thread)
         self._burials = Burials()
-        self._begin = partial(begin, setting=config.setting, forker=forker)
+        self._begin = partial(begin, setting=config.setting, forker=forker, orphans=orphans)
         self._spare = SpareKeeper(
             self._loop, partial(self._begin, ""), self._watch, self._burials, on_change=self._hello
         )

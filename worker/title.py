@@ -6,6 +6,7 @@ for room when it is started (``ROOM``), so nothing behind it, the environment ab
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,11 @@ _NAME_BYTES = 15
 
 def set_title(words: Sequence[str], name: str = "") -> None:
     """Show ``words`` as the command line of this process, as far as there is room; and ``name`` as its short name."""
+    with contextlib.suppress(OSError, ValueError):  # what is shown is never worth a process
+        _show(words, name)
+
+
+def _show(words: Sequence[str], name: str) -> None:
     stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
     fields = stat.rpartition(")")[2].split()
     start, stop = int(fields[_ARG_START]), int(fields[_ARG_END])

@@ -70,8 +70,8 @@ class Base:
     ) -> Process | None:
         """As ``processes.start``, by a fork; None where it has to be done without."""
         wanted = {**os.environ, **environ}
-        birth = Birth(tuple(command), wanted, str(Path.cwd()), standing(wanted))
         try:
+            birth = Birth(tuple(command), wanted, str(Path.cwd()), standing(wanted))
             self.begin(environ)
             with self._connect() as base, processes.undisturbed():
                 logs.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class Base:
                 process = processes.identify(born.pid) or Process(born.pid, -1, "")
                 processes.remember(name, process, run)
                 return process
-        except (OSError, EOFError, msgspec.MsgspecError) as error:
+        except (OSError, EOFError, ValueError) as error:
             note(f"{name} is started by exec: {error}")
             return None
 

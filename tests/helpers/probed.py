@@ -91,7 +91,7 @@ async def agent(number: int, program: tuple[str, ...] | None) -> None:
         parent.attach(asyncio.get_running_loop())
         resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     setting = Setting("cpu", Path("/tmp/{0}"), "127.0.0.1", "h", PROGRAM)
-    children = [await begin(f"n/{index}", setting, parent) for index in range(number)]
+    children = [await begin(f"n/{index}", setting, parent, orphans) for index in range(number)]
     pids = {"agent": os.getpid(), "forker": parent.pid if parent is not None else 0}
     told = [json.loads(child.link.makefile("rb").readline()) for child in children]
     print(json.dumps(pids | {"sockets": _sockets(pids["forker"])}))
