@@ -88,7 +88,7 @@ def _fork(order: Order) -> Answer | None:
             problem=f"the forker has {threads} threads: what they hold at a fork is held for ever in it"
         )
     told, tell = os.pipe()
-    with os.fdopen(told, "rb") as pipe, os.fdopen(tell, "wb", buffering=0) as say:
+    with os.fdopen(told, "rb", buffering=0) as pipe, os.fdopen(tell, "wb", buffering=0) as say:
         try:
             middle = os.fork()
         except OSError as error:
@@ -173,9 +173,15 @@ def sow() -> None:
 def main(load: Callable[[], None] = load, run: Run = process.main, program: str = "worker.process") -> None:
     """The program: ``python -m worker.forker FD PARENT NODE ROOM``."""
     fd, parent, node, *_ = sys.argv[1:]
+    _leave_sigterm_to_the_agent()
     die_with_parent(int(parent))
     load()
     live(socket.socket(fileno=int(fd)), node, run, program)
+
+
+def _leave_sigterm_to_the_agent() -> None:
+    """A batch system tells all processes of a node."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def live(
@@ -184,8 +190,7 @@ def live(
     """Be the forker of ``node``, or a fork of it, to the end of the process."""
     code = 0
     try:
-        # The agent's to hear: a batch system tells all processes of a node.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _leave_sigterm_to_the_agent()
         set_title([sys.executable, "-m", "worker.forker", f"--node={node}"], "oobleck-forker")
         forked = serve(agent)
         if forked is not None:
