@@ -246,8 +246,11 @@ def test_devices_start_without_a_forker(daemon: StubDaemon, launch: Launch) -> N
     with pytest.raises(StopIteration):
         forker_of(agent.pid)
     os.kill(device_pids(old)[0], signal.SIGKILL)
-    daemon.expect(DeviceLost)
+    assert daemon.expect(DeviceLost).evidence in {EXITING, "signal 9"}
     assert not {*device_pids(daemon.ready())} & {*device_pids(old)}
+    agent.terminate()
+    _, stderr = agent.communicate(timeout=TIMEOUT_S)
+    assert f"n1/0 (pid {device_pids(old)[0]}): signal 9" in stderr, "somebody else reaped it"
 
 
 def test_what_the_daemon_did_not_acknowledge_is_said_again(daemon: StubDaemon, launch: Launch) -> None:
