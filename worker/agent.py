@@ -27,8 +27,10 @@ from oobleckd.protocol import urgency
 from oobleckd.protocol.program import ConfiguredProgram
 from oobleckd.protocol.z85 import why_none
 from worker.children import Setting
+from worker.forking import Forker
 from worker.node import Agent, AgentConfig
 from worker.notices import NONE, Source, UnknownSource, find_source
+from worker.orphans import Orphans
 from worker.uplink import CurveKeys
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -128,6 +130,12 @@ class AgentError(Exception):
     help="Who else tells of the end: aws, gcp, azure, or an entry point of oobleckd.notices.",
 )
 @click.option(
+    "--fork/--no-fork",
+    default=True,
+    show_default=True,
+    help="Start devices as forks of a process that has torch loaded; else each loads it anew.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -150,6 +158,7 @@ def main(
     zone: str,
     notice_s: float,
     notices: str,
+    fork: bool,
     log_level: str,
 ) -> None:
     """Run the devices of this machine for an oobleck daemon.
@@ -175,6 +184,7 @@ def main(
             zone,
             notice_s,
             notice_source(notices),
+            fork,
         )
         code = run_agent(config)
     except AgentError as error:
@@ -186,8 +196,11 @@ def main(
 def run_agent(config: AgentConfig) -> int:
     """Run an agent until it is told to end; its exit code. Raises AgentError."""
     with _only_one(config):
+        orphans = Orphans()
+        # Before there are a loop and threads: a fork wants one thread.
+        forker = start_forker(config.node, orphans) if config.fork else None
         try:
-            return asyncio.run(_run(config))
+            return asyncio.run(_run(config, forker, orphans))
         except zmq.ZMQError as error:
             raise AgentError(
                 f"{config.daemon!r} is no endpoint: {error}", "write it as tcp://host:port"
@@ -198,10 +211,22 @@ def run_agent(config: AgentConfig) -> int:
                 "see the message above and the limits of this service (ulimit -a)",
                 EXIT_FAILED,
             ) from error
+        finally:
+            if forker is not None:
+                forker.close()
 
 
-async def _run(config: AgentConfig) -> int:
-    return await Agent(config).run()
+def start_forker(node: str, orphans: Orphans) -> Forker | None:
+    """The forker of this agent; None where the kernel has no way for it, or no room."""
+    try:
+        return Forker(node, orphans) if orphans.adopt() else None
+    except OSError as error:
+        _log.warning("devices are started by exec: %s", error)
+        return None
+
+
+async def _run(config: AgentConfig, forker: Forker | None, orphans: Orphans) -> int:
+    return await Agent(config, forker, orphans).run()
 
 
 def num_devices(text: str, kind: str) -> int:

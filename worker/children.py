@@ -23,9 +23,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from oobleckd.protocol.urgency import as_urgent, hurries
+from oobleckd.standing import ENVIRONMENT
 from worker.lifeline import Lifeline
+from worker.orphans import Orphans
 from worker.pulse import PulseReader
 from worker.watchdog import Watchdog
 
@@ -33,16 +36,6 @@ EXITING = "the process is exiting"
 """Evidence of an end whose cause the kernel does not tell yet."""
 
 _PR_SET_PDEATHSIG = 1
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    # What a micro-batch freed is kept for the next one, in large pages; else its pages are cleared by the
-    # kernel again and again, a twentieth of a CPU device's time. Given back when the job ends (``device``).
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824"
-    ":glibc.malloc.trim_threshold=1073741824"
-    # One heap: threads that read sums make the totals, others free them, and a heap for each thread would keep the most that it ever had.
-    ":glibc.malloc.arena_max=1",
-}
-"""Of every device process, where the agent's own environment does not say otherwise."""
 _log = logging.getLogger(__name__)
 
 
@@ -70,18 +63,36 @@ class Setting:
     program: tuple[str, ...] = (sys.executable, "-m", "worker.process")
 
 
+class Process(Protocol):
+    """What was started, by exec (``subprocess.Popen``) or by a fork."""
+
+    @property
+    def pid(self) -> int:
+        """Its number, which is its own until it is reaped."""
+
+    def poll(self) -> int | None:
+        """None while it runs; then its exit code, or the negative number of the signal that ended it."""
+
+    def wait(self) -> int:
+        """Wait for that."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless it has ended."""
+
+
 class Child:
     """A running device process and the agent's end of its socket. ``device`` is "" for a spare."""
 
-    __slots__ = ("device", "lifeline", "link", "pidfd", "process", "watchdog")
+    __slots__ = ("_orphans", "device", "lifeline", "link", "pidfd", "process", "watchdog")
 
     def __init__(
         self,
         device: str,
-        process: subprocess.Popen[bytes],
+        process: Process,
         link: socket.socket,
         lifeline: Lifeline,
         pulse: PulseReader,
+        orphans: Orphans | None = None,
     ) -> None:
         self.device = device
         self.process = process
@@ -89,6 +100,14 @@ class Child:
         self.lifeline = lifeline
         self.pidfd = os.pidfd_open(process.pid)
         self.watchdog = Watchdog(process.pid, pulse)
+        self._orphans = orphans
+        if orphans is not None:
+            orphans.own.add(process.pid)
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether it had torch loaded when it was born."""
+        return not isinstance(self.process, subprocess.Popen)
 
     def ending(self) -> str:
         """How the process ended, such as "signal 9" or "exit code 1"; "running" while it has not."""
@@ -121,42 +140,82 @@ class Child:
     def close(self) -> None:
         """Reap the process (it must have ended or been killed) and close what belongs to it."""
         self.process.wait()
+        if self._orphans is not None:
+            self._orphans.own.discard(self.process.pid)
         self.link.close()
         self.lifeline.close()
         self.watchdog.close()
         os.close(self.pidfd)
 
 
-def start(device: str, setting: Setting) -> Child:
-    """Start the process of ``device``, or a spare ("").
+NUM_TIES = 4
+
+
+class Ties:
+    """What holds a device process and its agent together: a socket, a life line and a pulse. ``theirs`` are the descriptors for the process."""
+
+    def __init__(self) -> None:
+        self._lifeline, self._pulse = Lifeline(), PulseReader()
+        self._ours, self._theirs = socket.socketpair()
+        self.theirs = (
+            self._theirs.fileno(),
+            self._lifeline.fd,
+            self._lifeline.held_fd,
+            self._pulse.fd,
+        )
+
+    def child(self, device: str, process: Process, orphans: Orphans | None) -> Child:
+        """The process has been started with them. It is none of ``orphans``."""
+        self._theirs.close()
+        return Child(device, process, self._ours, self._lifeline, self._pulse, orphans)
+
+    def cut(self) -> None:
+        """There is no such process, or it is to end."""
+        self._theirs.close()
+        self._ours.close()
+        self._lifeline.close()
+        self._pulse.close()
+
+
+def words_of(device: str, setting: Setting) -> tuple[str, ...]:
+    """The command line of the process of ``device``, or of a spare (""), but for the program and the ties."""
+    return (
+        f"--device={device}",
+        f"--kind={setting.kind}",
+        f"--run-dir={setting.run_dir}",
+        f"--bind={setting.bind}",
+        f"--host={setting.host}",
+        f"--parent={os.getpid()}",
+        *(["--urgent"] if hurries() else []),
+    )
+
+
+def words_of_ties(theirs: Sequence[int]) -> tuple[str, ...]:
+    """The rest of it: where the process finds its ties."""
+    link, lifeline, held, pulse = theirs
+    return (f"--fd={link}", "--lifeline", str(lifeline), str(held), f"--pulse={pulse}")
+
+
+def start(device: str, setting: Setting, orphans: Orphans | None = None) -> Child:
+    """Start the process of ``device``, or a spare (""), by exec; ``forking`` knows a faster way.
 
     Call it from the main thread: the child dies with the calling one.
 
     It gets a session of its own, so that a Ctrl-C meant for the agent does not reach it. Raises OSError.
     """
-    lifeline, pulse = Lifeline(), PulseReader()
-    ours, theirs = socket.socketpair()
-    with theirs:
+    ties = Ties()
+    try:
         process = subprocess.Popen(
-            [
-                *setting.program,
-                f"--device={device}",
-                f"--kind={setting.kind}",
-                f"--fd={theirs.fileno()}",
-                f"--run-dir={setting.run_dir}",
-                f"--bind={setting.bind}",
-                f"--host={setting.host}",
-                f"--parent={os.getpid()}",
-                *("--lifeline", str(lifeline.fd), str(lifeline.held_fd)),
-                f"--pulse={pulse.fd}",
-                *(["--urgent"] if hurries() else []),
-            ],
+            [*setting.program, *words_of(device, setting), *words_of_ties(ties.theirs)],
             stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno(), lifeline.fd, lifeline.held_fd, pulse.fd],
+            pass_fds=ties.theirs,
             start_new_session=True,
-            env={**_ENVIRONMENT, **os.environ},
+            env={**ENVIRONMENT, **os.environ},
         )
-    return Child(device, process, ours, lifeline, pulse)
+    except OSError:
+        ties.cut()
+        raise
+    return ties.child(device, process, orphans)
 
 
 async def ended(child: Child, timeout_s: float | None) -> None:

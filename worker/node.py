@@ -3,9 +3,9 @@
 Owns the life of the node's device processes, the connection to the daemon and what goes between the
 two. Knows nothing of training and never imports torch: it must answer in time whatever torch does.
 
-When a device process ends, the node's warm spare (``spare``) takes its place; the others do not notice. When
-there is none that is ready, the node fails as one: the others are ended too, and all start anew under a new
-incarnation. When the agent ends, the kernel ends its devices and the spare.
+Devices are forks of a process of the agent's that has torch loaded (``forking``), or started by exec. When a device process ends, the
+node's warm spare (``spare``) takes its place; the others do not notice. When there is none that is ready, the node fails as
+one: the others are ended too, and all start anew under a new incarnation. When the agent ends, the kernel ends its devices and the spare.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -44,12 +45,14 @@ from oobleckd.protocol.messages import (
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.protocol.versions import OLDEST
 from worker.beacon import Beacon
-from worker.children import Burials, Child, Setting, Watch, bury, start
+from worker.children import Burials, Child, Setting, Watch, bury
 from worker.departure import Departure
 from worker.devicelink import AgentSide
 from worker.endings import Endings
+from worker.forking import Forker, begin
 from worker.injection import inject
 from worker.notices import Poller, Source
+from worker.orphans import Orphans
 from worker.outbox import Head, Outbox, peek
 from worker.spare import SpareKeeper
 from worker.stopped import Stops, wake
@@ -70,7 +73,8 @@ _last_words = msgspec.msgpack.Decoder(LastWords)
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
     """What the command line says. ``notice_s``: what SIGTERM leaves before the end (0: leave at once); ``notices``: who else tells of it.
-    ``read_keys``: the keys as they are in their files by now; None where there are none, or they cannot be read.
+    ``read_keys``: the keys as they are in their files by now; None where there are none, or they cannot be read. ``fork``: whether devices are to be
+    forks.
     """
 
     node: str
@@ -83,6 +87,7 @@ class AgentConfig:
     zone: str = ""
     notice_s: float = 0.0
     notices: Source | None = None
+    fork: bool = True
 
 
 @dataclass(slots=True)
@@ -100,8 +105,8 @@ class _Device:
 class Agent:
     """One agent; ``run`` is its whole life. Everything happens in the loop of the main thread."""
 
-    def __init__(self, config: AgentConfig) -> None:
-        self._config = config
+    def __init__(self, config: AgentConfig, forker: Forker | None, orphans: Orphans) -> None:
+        self._config, self._forker, self._orphans = config, forker, orphans
         self._loop = asyncio.get_running_loop()
         self._names = [f"{config.node}/{index}" for index in range(config.num_devices)]
         self._devices: dict[str, _Device] = {}
@@ -123,8 +128,9 @@ class Agent:
         self._watch = Watch(self._on_exit_in_thread)
         self._burials = Burials()
         self._endings = Endings()
+        self._begin = partial(begin, setting=config.setting, forker=forker, orphans=orphans)
         self._spare = SpareKeeper(
-            self._loop, config.setting, self._watch, self._burials, on_change=self._hello
+            self._loop, partial(self._begin, ""), self._watch, self._burials, on_change=self._hello
         )
         self._uplink = Uplink(
             self._loop,
@@ -152,9 +158,12 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal, number)
         self._loop.add_signal_handler(signal.SIGHUP, self._rekey)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._orphans.reap)
+        if self._forker is not None:
+            self._forker.attach(self._loop)
         try:
             self._uplink.connect()
-            self._start_devices()
+            self._in_task(self._start_devices())
             self._look_after_devices()
             self._unit.start()
             return await self._done
@@ -163,11 +172,20 @@ class Agent:
 
     # ------------------------------------------------------------------ devices
 
-    def _start_devices(self) -> None:
+    def _in_task(self, change: Coroutine[None, None, None]) -> None:
+        """Make a ``change`` to the devices, which are looked after when it is done."""
+        self._renewing = self._loop.create_task(change)
+        self._renewing.add_done_callback(self._renewed)
+
+    async def _start_devices(self) -> None:
         for name in self._names:
-            child = start(name, self._config.setting)
-            self._place(name, child)
-            self._watch.add(child)
+            starting = self._loop.create_task(self._begin(name))
+            either: list[asyncio.Future[Any]] = [starting, self._done]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                starting.cancel()
+                return
+            self._place(name, starting.result())
 
     def _place(self, name: str, child: Child) -> _Device:
         """``child`` is device ``name`` from now on, in a life of its own."""
@@ -204,8 +222,7 @@ class Agent:
             self._finish(EXIT_HOPELESS)
             return
         self._failed_starts = 0 if self._all_up() else self._failed_starts + 1
-        self._renewing = self._loop.create_task(self._renew())
-        self._renewing.add_done_callback(self._renewed)
+        self._in_task(self._renew())
 
     def _look_after_devices(self) -> None:
         """End devices that hang, again and again; of those that are stopped the daemon is told, where it knows them."""
@@ -246,6 +263,8 @@ class Agent:
         device = self._place(name, heir)
         device.link.send(codec.encode(TakePlace(name)))
         self._loop.call_later(_PLACE_S, self._check_place, device)
+        if heir.is_fork:
+            self._spare.keep()  # the next one costs nothing to speak of
 
     @staticmethod
     def _check_place(device: _Device) -> None:
@@ -266,10 +285,12 @@ class Agent:
             _log.error("a device ended before it was up (what it printed is above); again in %.1f s", delay_s)
             await asyncio.wait([self._done], timeout=delay_s)
         if not self._done.done():
-            self._start_devices()
+            await self._start_devices()
 
     def _renewed(self, task: asyncio.Task[None]) -> None:
         self._renewing = None
+        for device in self._devices.values():
+            self._watch.add(device.child)
         error = task.exception()
         if error is not None and not self._done.done():
             self._done.set_exception(error)
@@ -296,6 +317,7 @@ class Agent:
             return
         if head.type == "DeviceUp":
             self._device_up(name, data)
+        if head.type in {"DeviceUp", "SpareUp"}:  # the latter of one that was taken before it said so
             return
         if head.type == "LastWords":
             self._devices[name].said = _last_words.decode(data).death
@@ -469,8 +491,10 @@ class Agent:
         if self._renewing is not None:
             await asyncio.wait([self._renewing])
         await self._end_devices()
-        self._spare.close()
+        await self._spare.close()
         await self._burials.done()
+        if self._forker is not None:
+            self._forker.close()
         self._watch.close()
         self._endings.close()
         self._uplink.close()

@@ -35,7 +35,8 @@ _NICER_BY = 5
 """A third of a training process's share: on cores that train without a pause, less would take minutes."""
 _SWITCH_S = 0.0003
 """How long a thread that has something to say waits for the interpreter, where one that computes takes it again and again."""
-_HEAVY = ("worker.device",)  # and with it torch, transformers and the engine
+HEAVY = ("worker.device",)
+"""And with it torch, transformers and the engine."""
 
 
 @click.command()
@@ -69,7 +70,7 @@ def main(
     hold(*lifeline)
     at_the_end(partial(tell_agent, fd))
     with ends_the_process("start"):
-        import_for_good(_HEAVY)
+        import_for_good(HEAVY)
         device = device or wait_for_place(fd)
         from worker.device import DeviceProcess
         from worker.place import Place
@@ -94,6 +95,8 @@ def import_for_good(modules: Sequence[str]) -> None:
 
     Looking through them as they become more takes about a tenth of the import's time, and later 0.1 s in the middle of a step.
     """
+    if all(module in sys.modules for module in modules):
+        return  # this is a fork of a process that has them (``forker``)
     gc.disable()
     import_gently(modules)
     gc.freeze()

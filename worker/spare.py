@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 from oobleckd.protocol import codec
 from oobleckd.protocol.parts import Spare
-from worker.children import Burials, Child, Setting, Watch, start
+from worker.children import Burials, Child, Watch
 from worker.devicelink import AgentSide
 from worker.outbox import peek
 
@@ -21,19 +21,20 @@ _log = logging.getLogger(__name__)
 
 
 class SpareKeeper:
-    """At most one spare. ``on_change`` is called when there is something new to say of it."""
+    """At most one spare, a process that ``begin`` starts. ``on_change`` is called when there is something new to say of it."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        setting: Setting,
+        begin: Callable[[], Coroutine[None, None, Child]],
         watch: Watch,
         burials: Burials,
         *,
         on_change: Callable[[], None],
     ) -> None:
         self._loop = loop
-        self._setting = setting
+        self._begin = begin
+        self._starting: asyncio.Task[Child] | None = None
         self._watch = watch
         self._burials = burials
         self._on_change = on_change
@@ -49,17 +50,28 @@ class SpareKeeper:
         return self._ready or (Spare(self._child.process.pid) if self._child is not None else None)
 
     def keep(self) -> None:
-        """See to it that there is a spare, now or in a while. Raises OSError."""
-        if self._child is not None or self._again is not None:
+        """See to it that there is a spare, now or in a while."""
+        if self._child is not None or self._again is not None or self._starting is not None:
             return
-        child = self._child = start("", self._setting)
+        self._starting = self._loop.create_task(self._begin())
+        self._starting.add_done_callback(self._started)
+
+    def _started(self, starting: asyncio.Task[Child]) -> None:
+        self._starting = None
+        if starting.cancelled():
+            return
+        if (error := starting.exception()) is not None:
+            _log.error("no spare can be started: %s", error)
+            self._try_again()
+            return
+        child = self._child = starting.result()
         self._link = AgentSide(self._loop, child.link, on_frame=self._heard, on_end=child.kill)
         self._watch.add(child)
 
     def take(self, device: str) -> Child | None:
-        """The spare, for the place of ``device``; None when there is none that is ready."""
+        """The spare, for the place of ``device``; None when there is none that is ready, or as good as that: a fork has all it needs."""
         child, link = self._child, self._link
-        if child is None or link is None or self._ready is None:
+        if child is None or link is None or (self._ready is None and not child.is_fork):
             return None
         link.close()
         self._child = self._link = self._ready = None
@@ -71,17 +83,25 @@ class SpareKeeper:
         if child is not self._child:
             return False
         _log.warning("the spare (pid %d) ended: %s", child.process.pid, evidence)
-        self._failed_starts = 0 if self._ready is not None else self._failed_starts + 1
+        if self._ready is not None:
+            self._failed_starts = -1
         self._drop()
-        delay_s = min(_AGAIN_S[0] * 2**self._failed_starts, _AGAIN_S[1])
-        self._again = self._loop.call_later(delay_s, self._start_again)
+        self._try_again()
         self._on_change()
         return True
 
-    def close(self) -> None:
+    def _try_again(self) -> None:
+        self._failed_starts += 1
+        delay_s = min(_AGAIN_S[0] * 2**self._failed_starts, _AGAIN_S[1])
+        self._again = self._loop.call_later(delay_s, self._start_again)
+
+    async def close(self) -> None:
         """End the spare."""
         if self._again is not None:
             self._again.cancel()
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
         if self._child is not None:
             self._watch.discard([self._child])
             self._child.kill()

@@ -104,6 +104,7 @@ def up(
 def _start_all(home: Home, cluster: Cluster, timeout_s: float, *, adopt: bool) -> None:
     make_keys(home.keys, cluster.nodes)
     home.save(cluster)
+    home.begin_base()
     daemon = home.start_daemon(cluster, adopt=adopt)
     client = Client(home.socket)
     _await(home, {DAEMON: daemon}, lambda: _answers(client), timeout_s, "the daemon does not answer")
@@ -216,7 +217,7 @@ def _end_all(home: Home, grace_s: float) -> tuple[list[str], int]:
     alive = home.alive()
     daemon = [alive[DAEMON]] if DAEMON in alive else []
     nodes = [process for name, process in alive.items() if name != DAEMON]
-    killed = processes.end(nodes, grace_s) + processes.end(daemon, grace_s)
+    killed = processes.end(nodes, grace_s) + processes.end(daemon, grace_s) + home.base.end(grace_s)
     for name in processes.recall(home.run):
         processes.forget(name, home.run)
     return sorted(alive), killed

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from oobleckd.client import socket_of
-from oobleckd.ctl import processes
+from oobleckd.ctl import base, processes
+from oobleckd.ctl.base import Base
 from oobleckd.ctl.output import FAILED, USAGE, fail
 from oobleckd.ctl.processes import Process
 from oobleckd.protocol.durable import write_whole
 from oobleckd.protocol.unreadable import UNREADABLE
 
 DAEMON = "oobleckd"
+_END_S = 5.0
 _SOCKET_PATH_MOST = 100  # the kernel's limit is 108, with the terminating zero
 _PROCESS_BYTES = 400 * 2**20  # a device process without layers: Python, torch and transformers, measured
+_FORK_BYTES = 40 * 2**20  # one that shares them with the base, and its share of agent and forker
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
 
@@ -62,6 +66,11 @@ class Home:
     def socket(self) -> Path:
         """The daemon's socket."""
         return socket_of(self.state)
+
+    @property
+    def base(self) -> Base:
+        """What forks the nodes' agents."""
+        return Base(self.run / base.NAME)
 
     def log(self, name: str) -> Path:
         """The log of the daemon or of a node."""
@@ -115,7 +124,18 @@ class Home:
             "--devices", str(cluster.devices), "--kind", cluster.kind,
             "--spare" if cluster.spares else "--no-spare", "--run-dir", str(self.run / node),
         ]  # fmt: skip
+        if base.is_wanted():
+            started = self.base.start(node, command, self.run, self.logs, _ONE_THREAD)
+            if started is not None:
+                return started
         return self._start(node, command)
+
+    def begin_base(self) -> None:
+        """Have a new base, with this environment and this code, in a while."""
+        self.base.end(_END_S)
+        if base.is_wanted():
+            with suppress(OSError):  # whoever wants an agent of it says so
+                self.base.begin(_ONE_THREAD)
 
     def _start(self, name: str, command: list[str]) -> Process:
         try:
@@ -147,4 +167,5 @@ def free_memory_bytes() -> int:
 
 def spares_fit(num_nodes: int, devices: int, free_bytes: int) -> bool:
     """Whether a spare for each node fits into half of what the device processes leave, before any layers."""
-    return num_nodes * _PROCESS_BYTES <= (free_bytes - num_nodes * devices * _PROCESS_BYTES) / 2
+    each, shared = (_FORK_BYTES, _PROCESS_BYTES) if base.is_wanted() else (_PROCESS_BYTES, 0)
+    return num_nodes * each <= (free_bytes - shared - num_nodes * devices * each) / 2

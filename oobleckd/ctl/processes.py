@@ -66,7 +66,7 @@ def start(name: str, command: Sequence[str], run: Path, logs: Path, environ: Map
     Raises OSError when it cannot be started.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    with _undisturbed(), (logs / f"{name}.log").open("ab") as log:
+    with undisturbed(), (logs / f"{name}.log").open("ab") as log:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -84,7 +84,7 @@ def start(name: str, command: Sequence[str], run: Path, logs: Path, environ: Map
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Between the start of a process and its pid file no Ctrl-C: nobody would know the process. It comes after."""
     if threading.current_thread() is not threading.main_thread():
         yield

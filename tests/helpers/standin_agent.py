@@ -6,7 +6,9 @@ import sys
 from dataclasses import replace
 
 from worker import agent
+from worker.forking import Forker
 from worker.node import AgentConfig
+from worker.orphans import Orphans
 
 
 def main() -> None:
@@ -17,7 +19,12 @@ def main() -> None:
     def with_standins(config: AgentConfig) -> int:
         return run(replace(config, setting=replace(config.setting, program=program)))
 
+    def forker_of_standins(node: str, orphans: Orphans) -> Forker | None:
+        program = (sys.executable, "-m", "tests.helpers.standin_forker")
+        return Forker(node, orphans, program) if orphans.adopt() else None
+
     agent.run_agent = with_standins
+    agent.start_forker = forker_of_standins
     agent.main()
 
 

@@ -20,7 +20,7 @@ from tests.helpers.switch import Switch
 from tests.helpers.unitcluster import CHECKOUT, HOME, installation
 
 WORKERS = 4
-STEPS = 150
+STEPS = 300
 PEOPLE = "/home/kim"
 STATE = f"{PEOPLE}/state"
 SETTINGS = f"""\

@@ -160,8 +160,22 @@ def test_the_spare_takes_a_killed_device_s_place(daemon: StubDaemon, launch: Lau
     assert again.spare.pid != old.spare.pid
 
 
+def test_a_spare_is_at_hand_again_when_its_heir_dies_at_once(daemon: StubDaemon, launch: Launch) -> None:
+    """A forked one; see the next test for what takes its time."""
+    launch(daemon.endpoint, devices=1, spare=True)
+    first = with_spare(daemon)
+    victim = first.devices[0].pid
+    for _ in range(3):
+        os.kill(victim, signal.SIGKILL)
+        assert daemon.expect(DeviceLost).spare
+        while (hello := daemon.ready()).spare is None:  # ready or not
+            pass
+        assert hello.incarnation == first.incarnation
+        victim = hello.devices[0].pid
+
+
 def test_two_deaths_in_quick_succession_have_one_spare(daemon: StubDaemon, launch: Launch) -> None:
-    agent = launch(daemon.endpoint, spare=True)
+    agent = launch(daemon.endpoint, spare=True, OOBLECK_FORK="0")
     old = with_spare(daemon)
     ends = Pids(*device_pids(old))
     # Both deaths are there when the agent looks: else the spare may be in its place before the second one.
@@ -198,6 +212,51 @@ def test_a_spare_that_ends_is_replaced_and_no_device_notices(daemon: StubDaemon,
     assert daemon.expect(Hello).spare is None
     new = with_spare(daemon)
     assert (new.incarnation, new.devices) == (old.incarnation, old.devices)
+
+
+def forker_of(agent: int) -> int:
+    """The child of ``agent`` that forks its devices."""
+    found = Path(f"/proc/{agent}/task/{agent}/children").read_text(encoding="ascii").split()
+    return next(
+        int(pid) for pid in found if Path(f"/proc/{pid}/comm").read_text().startswith("oobleck-forker")
+    )
+
+
+def test_a_forker_that_ends_is_replaced_and_no_device_notices(daemon: StubDaemon, launch: Launch) -> None:
+    agent = launch(daemon.endpoint, spare=True)
+    old = with_spare(daemon)
+    forker = forker_of(agent.pid)
+    ends = Pids(forker)
+    os.kill(forker, signal.SIGKILL)
+    ends.assert_end()
+    os.kill(old.devices[0].pid, signal.SIGKILL)
+    assert daemon.expect(DeviceLost).spare
+    new = with_spare(daemon)  # another one, of another forker
+    assert new.incarnation == old.incarnation
+    assert new.devices[1] == old.devices[1]
+    assert forker_of(agent.pid) != forker
+
+
+def test_an_agent_that_is_killed_takes_its_forker_along(daemon: StubDaemon, launch: Launch) -> None:
+    agent = launch(daemon.endpoint, spare=True)
+    hello = with_spare(daemon)
+    assert hello.spare is not None
+    ends = Pids(*device_pids(hello), hello.spare.pid, forker_of(agent.pid))
+    agent.kill()
+    ends.assert_end()
+
+
+def test_devices_start_without_a_forker(daemon: StubDaemon, launch: Launch) -> None:
+    agent = launch(daemon.endpoint, OOBLECK_FORK="0")
+    old = daemon.ready()
+    with pytest.raises(StopIteration):
+        forker_of(agent.pid)
+    os.kill(device_pids(old)[0], signal.SIGKILL)
+    assert daemon.expect(DeviceLost).evidence in {EXITING, "signal 9"}
+    assert not {*device_pids(daemon.ready())} & {*device_pids(old)}
+    agent.terminate()
+    _, stderr = agent.communicate(timeout=TIMEOUT_S)
+    assert f"n1/0 (pid {device_pids(old)[0]}): signal 9" in stderr, "somebody else reaped it"
 
 
 def test_what_the_daemon_did_not_acknowledge_is_said_again(daemon: StubDaemon, launch: Launch) -> None:

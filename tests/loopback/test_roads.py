@@ -11,7 +11,7 @@ from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.matrix import survivable
 
 NODES = 4
-STEPS = 24
+STEPS = 60
 
 
 class Logs:

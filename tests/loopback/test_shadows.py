@@ -27,7 +27,7 @@ def test_one_pipeline_alone_survives_a_kill(
     job = cluster.client.submit(
         tiny_job(
             f"alone-{place}-{backward}",
-            train={"steps": 24},
+            train={"steps": 40},
             fault_tolerance={"policy": "bamboo", "f": 0},
             schedule={"backward": backward, "shadow_memory": "16MiB"},
             resources={"device_memory": 0, "min_pipeline_nodes": 4},

@@ -48,7 +48,10 @@ def test_up_where_nothing_can_be_written() -> None:
     assert "cannot be made" in result.stderr
 
 
-def test_spares_are_kept_where_they_leave_room_for_layers() -> None:
+def test_spares_are_kept_where_they_leave_room_for_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert spares_fit(64, 1, 8 * 2**30)
+    assert not spares_fit(64, 1, 5 * 2**30)
+    monkeypatch.setenv("OOBLECK_FORK", "0")
     assert spares_fit(4, 2, 16 * 2**30)
     assert not spares_fit(4, 2, 5 * 2**30)
     assert not spares_fit(4, 2, 2**30)

@@ -1,0 +1,121 @@
+"""The base of a local cluster (``worker.base``): started with it, asked for agents, ended with it.
+
+Owns that conversation, and where there is no base to be had: the caller starts the agent by exec then, which takes longer and is
+otherwise the same. ``OOBLECK_FORK=0`` does without.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from oobleckd.ctl import processes
+from oobleckd.ctl.output import note
+from oobleckd.ctl.processes import Process
+from oobleckd.standing import ENVIRONMENT, Birth, Born, standing
+
+NAME = "base"
+_ROOM = "--room=" + "." * 1500  # for the command lines of its forks (``worker.title``)
+_LOAD_S, _ANSWER_S = 60.0, 20.0
+_LOOK_EVERY_S = 0.02
+_LENGTH = struct.Struct("<I")
+
+
+def is_wanted() -> bool:
+    """Whether programs are to be started by fork."""
+    try:
+        return bool(click.BOOL.convert(os.environ.get("OOBLECK_FORK") or "1", None, None))
+    except click.BadParameter:
+        return False  # the worker says what is wrong with it
+
+
+class Base:
+    """The base whose files lie in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._socket = folder, folder / "base.sock"
+
+    def begin(self, environ: Mapping[str, str]) -> None:
+        """Start it, without waiting for it, unless it runs. Raises OSError."""
+        if self.process() is None:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._socket.unlink(missing_ok=True)
+            command = [sys.executable, "-m", "worker.base", str(self._socket), _ROOM]
+            processes.start(
+                NAME, command, self._folder, self._folder, {**ENVIRONMENT, **os.environ, **environ}
+            )
+
+    def process(self) -> Process | None:
+        """It, if it runs."""
+        process = processes.recall(self._folder).get(NAME)
+        return process if process is not None and processes.is_alive(process) else None
+
+    def end(self, grace_s: float) -> int:
+        """End it; how many had to be killed. Agents live on."""
+        process = self.process()
+        killed = processes.end([process], grace_s) if process is not None else 0
+        processes.forget(NAME, self._folder)
+        return killed
+
+    def start(
+        self, name: str, command: Sequence[str], run: Path, logs: Path, environ: Mapping[str, str]
+    ) -> Process | None:
+        """As ``processes.start``, by a fork; None where it has to be done without."""
+        wanted = {**os.environ, **environ}
+        try:
+            birth = Birth(tuple(command), wanted, str(Path.cwd()), standing(wanted))
+            self.begin(environ)
+            with self._connect() as base, processes.undisturbed():
+                logs.mkdir(parents=True, exist_ok=True)
+                with (logs / f"{name}.log").open("ab") as log:
+                    born = _ask(base, birth, log.fileno())
+                if not born.pid:
+                    note(f"{name} is started by exec: {born.problem}")
+                    return None
+                process = processes.identify(born.pid) or Process(born.pid, -1, "")
+                processes.remember(name, process, run)
+                return process
+        except (OSError, EOFError, ValueError) as error:
+            note(f"{name} is started by exec: {error}")
+            return None
+
+    def _connect(self) -> socket.socket:
+        """A connection, once it has loaded what it is for. Raises OSError."""
+        deadline = time.monotonic() + _LOAD_S
+        while self.process() is not None and time.monotonic() < deadline:
+            base = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                base.connect(str(self._socket))
+            except (FileNotFoundError, ConnectionRefusedError):
+                base.close()
+                time.sleep(_LOOK_EVERY_S)
+            else:
+                base.settimeout(_ANSWER_S)
+                return base
+        raise OSError(f"the base of the agents does not answer; its log: {self._folder / NAME}.log")
+
+
+def _ask(base: socket.socket, birth: Birth, log: int) -> Born:
+    data = msgspec.json.encode(birth)
+    socket.send_fds(base, [_LENGTH.pack(len(data))], [log])
+    base.sendall(data)
+    (length,) = _LENGTH.unpack(_read(base, _LENGTH.size))
+    return msgspec.json.decode(_read(base, length), type=Born)
+
+
+def _read(base: socket.socket, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        more = base.recv(num_bytes - len(data))
+        if not more:
+            raise EOFError("the base of the agents ended")
+        data += more
+    return data
