@@ -122,12 +122,15 @@ class Child:
         return f"signal {-code}{why}" if code < 0 else f"exit code {code}"
 
     def own_bytes(self) -> int:
-        """Memory that the process shares with no other; 0 where the kernel does not tell."""
+        """Memory that the process wrote to and shares with no other; 0 where the kernel does not tell. What it alone has read of files is
+        the kernel's to drop.
+        """
         try:
             rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text(encoding="ascii")
         except OSError:
             return 0
-        return 1024 * sum(int(kib) for kib in re.findall(r"^Private_\w+: +(\d+) kB$", rollup, re.MULTILINE))
+        written = re.findall(r"^Private_(?:Dirty|Hugetlb): +(\d+) kB$", rollup, re.MULTILINE)
+        return 1024 * sum(int(kib) for kib in written)
 
     def signal(self, number: int) -> None:
         """Send a signal, unless the process is gone."""
