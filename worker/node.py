@@ -63,6 +63,7 @@ from worker.watchdog import LOOK_EVERY_S
 EXIT_HOPELESS, EXIT_REFUSED = 1, 5
 _HELLO_AGAIN_S = 2.0  # until the daemon has said Welcome
 _PLACE_S = 10.0  # what a spare gets to be up in its place: it has little to do
+_MOST_HEIRS = 3  # that are killed one after the other
 _BACKOFF_S = (0.1, 5.0)  # between starts of devices that end before they are up
 _OURS = frozenset({"Welcome", "Refused", "Dismiss", "Ack", "Inject", "EndStopped", "Wake"})
 _log = logging.getLogger(__name__)
@@ -92,7 +93,9 @@ class AgentConfig:
 
 @dataclass(slots=True)
 class _Device:
-    """A device process, in its ``life``. ``info`` is None until it is up; ``verdict``: why the agent ended it; ``said``: its last words."""
+    """A device process, in its ``life``. ``info`` is None until it is up; ``verdict``: why the agent ended it; ``said``: its last words. ``heirs``: how
+    many took the place of one that was up, this one included, and none of them was.
+    """
 
     child: Child
     link: AgentSide
@@ -100,6 +103,7 @@ class _Device:
     info: DeviceInfo | None = None
     verdict: str = ""
     said: Death | None = None
+    heirs: int = 0
 
 
 class Agent:
@@ -130,8 +134,9 @@ class Agent:
         self._endings = Endings()
         self._begin = partial(begin, setting=config.setting, forker=forker, orphans=orphans)
         self._spare = SpareKeeper(
-            self._loop, partial(self._begin, ""), self._watch, self._burials, on_change=self._hello
-        )
+            self._loop, partial(self._begin, ""), lambda: forker is not None and forker.ready, self._watch, self._burials,
+            on_change=self._hello, on_heir=self._inherit,
+        )  # fmt: skip
         self._uplink = Uplink(
             self._loop,
             config.daemon,
@@ -210,11 +215,14 @@ class Agent:
         _log.error("device %s (pid %d) ended: %s", child.device, child.process.pid, evidence)
         if device.info is not None:
             heir = self._spare.take(child.device)
-            spare = heir is not None
+            spare = heir is not None or (self._config.spare and self._spare.promise(child.device))
             self._say(DeviceLost(self.incarnation, child.device, evidence, spare=spare, death=death))
-            if heir is not None:
-                self._replace(device, heir)
+            if spare:
+                self._pass_to(device, heir)
                 return
+        elif death is None and 0 < device.heirs < _MOST_HEIRS and self._spare.promise(child.device):
+            self._pass_to(device, None)  # killed before it was up; the daemon knows that somebody is to come
+            return
         elif self._endings.hopeless(death, others_up=any(each.info for each in self._devices.values())):
             assert death is not None
             print(f"error: {child.device} cannot start: {death.error}", file=sys.stderr)
@@ -253,6 +261,24 @@ class Agent:
         else:
             self._end(device, stop.evidence)
 
+    def _pass_to(self, device: _Device, heir: Child | None) -> None:
+        """The place of ``device``, which has ended, goes to ``heir``, or to the one that is promised."""
+        device.info, device.life = None, ""
+        if heir is not None:
+            self._replace(device, heir)
+
+    def _inherit(self, name: str, heir: Child | None) -> bool:
+        """The place ``name`` was promised ``heir``."""
+        device = self._devices.get(name)
+        if self._done.done() or self._renewing is not None or device is None or device.life:
+            return False
+        if heir is None:
+            self._in_task(self._renew())
+            return False
+        heir.device = name
+        self._replace(device, heir)
+        return True
+
     def _replace(self, old: _Device, heir: Child) -> None:
         """The spare takes the place of a device that has ended."""
         name = heir.device
@@ -261,6 +287,7 @@ class Agent:
         self._burials.add(old.child)
         self._outbox.forget(name)
         device = self._place(name, heir)
+        device.heirs = old.heirs + 1
         device.link.send(codec.encode(TakePlace(name)))
         self._loop.call_later(_PLACE_S, self._check_place, device)
         if heir.is_fork:
@@ -297,6 +324,7 @@ class Agent:
 
     async def _end_devices(self) -> None:
         """Kill all device processes and reap them: what they hold is on disk, elsewhere, or lost to whatever ended the node."""
+        self._spare.forget_promises()
         devices, self._devices = list(self._devices.values()), {}
         children = [device.child for device in devices]
         self._watch.discard(children)
@@ -329,7 +357,7 @@ class Agent:
         was_up, device = self._all_up(), self._devices[name]
         if device.info is None:
             self._endings.up(device.child)
-        device.info = msgspec.structs.replace(_device_up.decode(data).info, life=device.life)
+        device.info, device.heirs = msgspec.structs.replace(_device_up.decode(data).info, life=device.life), 0
         if self._all_up() and not was_up:
             self._endings.all_up()
             if self._config.spare:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 
 from oobleckd.protocol import codec
@@ -17,27 +18,33 @@ from worker.devicelink import AgentSide
 from worker.outbox import peek
 
 _AGAIN_S = (1.0, 60.0)  # between starts of spares that end before they are ready
+_FORK_BYTES = 40 * 2**20  # of a fork's own, until it is measured
 _log = logging.getLogger(__name__)
 
 
 class SpareKeeper:
-    """At most one spare, a process that ``begin`` starts. ``on_change`` is called when there is something new to say of it."""
+    """At most one spare, a process that ``begin`` starts. ``on_change`` is called when there is something new to say of it, and ``on_heir`` with the
+    place that was promised one and the process, None where there is none after all; the place may not want it any more (False).
+    """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         begin: Callable[[], Coroutine[None, None, Child]],
+        is_quick: Callable[[], bool],
         watch: Watch,
         burials: Burials,
         *,
         on_change: Callable[[], None],
+        on_heir: Callable[[str, Child | None], bool],
     ) -> None:
         self._loop = loop
-        self._begin = begin
+        self._begin, self._is_quick = begin, is_quick
         self._starting: asyncio.Task[Child] | None = None
         self._watch = watch
         self._burials = burials
-        self._on_change = on_change
+        self._on_change, self._on_heir = on_change, on_heir
+        self._promised: deque[str] = deque()  # places
         self._child: Child | None = None
         self._link: AgentSide | None = None
         self._ready: Spare | None = None
@@ -47,7 +54,9 @@ class SpareKeeper:
     @property
     def state(self) -> Spare | None:
         """What there is to say of the spare; None while there is none."""
-        return self._ready or (Spare(self._child.process.pid) if self._child is not None else None)
+        if self._ready is not None or self._child is None:
+            return self._ready
+        return Spare(self._child.process.pid, memory_bytes=_FORK_BYTES if self._child.is_fork else 0)
 
     def keep(self) -> None:
         """See to it that there is a spare, now or in a while."""
@@ -62,21 +71,47 @@ class SpareKeeper:
             return
         if (error := starting.exception()) is not None:
             _log.error("no spare can be started: %s", error)
+            while self._promised:
+                self._on_heir(self._promised.popleft(), None)
             self._try_again()
             return
-        child = self._child = starting.result()
-        self._link = AgentSide(self._loop, child.link, on_frame=self._heard, on_end=child.kill)
+        child = starting.result()
         self._watch.add(child)
+        while self._promised:
+            if self._on_heir(self._promised.popleft(), child):
+                self.keep()
+                return
+        self._child = child
+        self._link = AgentSide(self._loop, child.link, on_frame=self._heard, on_end=child.kill)
 
     def take(self, device: str) -> Child | None:
         """The spare, for the place of ``device``; None when there is none that is ready, or as good as that: a fork has all it needs."""
         child, link = self._child, self._link
         if child is None or link is None or (self._ready is None and not child.is_fork):
             return None
+        if child.process.poll() is not None:  # it was killed with the device, and we have not been told yet
+            self._watch.discard([child])
+            self._drop()
+            return None
         link.close()
         self._child = self._link = self._ready = None
         child.device = device
         return child
+
+    def promise(self, device: str) -> bool:
+        """Whether the next fork is to take the place of ``device``: milliseconds, where a spare that is started by exec takes seconds."""
+        if self._child is not None or not self._is_quick():
+            return False
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        self.keep()
+        self._promised.append(device)
+        return True
+
+    def forget_promises(self) -> None:
+        """No place is waiting any more."""
+        self._promised.clear()
 
     def ended(self, child: Child, evidence: str) -> bool:
         """Whether ``child``, which has ended, was the spare; another one is then started in a while."""

@@ -174,6 +174,31 @@ def test_a_spare_is_at_hand_again_when_its_heir_dies_at_once(daemon: StubDaemon,
         victim = hello.devices[0].pid
 
 
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("spare", ["lives", "dies, too"])
+def test_forked_spares_are_never_used_up(
+    daemon: StubDaemon, launch: Launch, devices: int, spare: str
+) -> None:
+    """All devices at once, and the spare: each place has an heir within the same life of the node."""
+    agent = launch(daemon.endpoint, devices=devices, spare=True)
+    old = with_spare(daemon)
+    assert old.spare is not None
+    victims = [*device_pids(old), *([old.spare.pid] if spare == "dies, too" else [])]
+    ends = Pids(*victims)
+    agent.send_signal(signal.SIGSTOP)
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    ends.assert_end()
+    agent.send_signal(signal.SIGCONT)
+    for _ in old.devices:
+        while not isinstance(lost := daemon.hear(), DeviceLost):
+            assert isinstance(lost, Hello | Beat)  # of the spare
+        assert lost.spare
+    new = with_spare(daemon)
+    assert new.incarnation == old.incarnation
+    assert not {info.life for info in new.devices} & {info.life for info in old.devices}
+
+
 def test_two_deaths_in_quick_succession_have_one_spare(daemon: StubDaemon, launch: Launch) -> None:
     agent = launch(daemon.endpoint, spare=True, OOBLECK_FORK="0")
     old = with_spare(daemon)
