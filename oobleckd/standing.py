@@ -37,12 +37,21 @@ _CODE = ("oobleckd", "planner", "worker")
 
 
 class Birth(msgspec.Struct, frozen=True):
-    """A program to start by fork: its command line, environment and folder, and the standing of who asks."""
+    """A program to start by fork: its module, of ``PROGRAMS``, its command line, environment and folder, and the standing of who asks.
+
+    Its output goes where the one or two descriptors lead that come along. ``attended``: who asks waits for its end, and ends it by going away.
+    """
 
     words: tuple[str, ...]
     environ: dict[str, str]
     folder: str
     standing: dict[str, str]
+    module: str = "worker.agent"
+    attended: bool = False
+
+
+PROGRAMS = frozenset({"worker.agent", "worker.export", "worker.look", "worker.twin"})
+"""What may be started so."""
 
 
 class Born(msgspec.Struct, frozen=True):
@@ -50,6 +59,12 @@ class Born(msgspec.Struct, frozen=True):
 
     pid: int = 0
     problem: str = ""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """An attended program has ended: its exit code, or the negative number of the signal that ended it."""
+
+    code: int
 
 
 def standing(environ: Mapping[str, str]) -> dict[str, str]:

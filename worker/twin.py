@@ -166,6 +166,7 @@ class Recorder:
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 def main(job_file: Path, out: Path) -> None:
     """Train a job in this one process; leaves OUT/step-…/, OUT/steps.jsonl, and what decides its bits: OUT/bits, in short, and OUT/traits.json."""
+    torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
     (out / "bits").write_text(bits_of(device_model(PLACE), arithmetic(PLACE)), encoding="utf-8")
     (out / "traits.json").write_bytes(msgspec.json.encode(traits(PLACE)))
@@ -181,5 +182,4 @@ def main(job_file: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main()

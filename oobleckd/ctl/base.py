@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -20,7 +22,7 @@ import msgspec
 from oobleckd.ctl import processes
 from oobleckd.ctl.output import note
 from oobleckd.ctl.processes import Process
-from oobleckd.standing import ENVIRONMENT, Birth, Born, standing
+from oobleckd.standing import ENVIRONMENT, Birth, Born, Ended, standing
 
 NAME = "base"
 _ROOM = "--room=" + "." * 1500  # for the command lines of its forks (``worker.title``)
@@ -35,6 +37,14 @@ def is_wanted() -> bool:
         return bool(click.BOOL.convert(os.environ.get("OOBLECK_FORK") or "1", None, None))
     except click.BadParameter:
         return False  # the worker says what is wrong with it
+
+
+class Done(NamedTuple):
+    """What came of a program: its exit code and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 class Base:
@@ -70,13 +80,13 @@ class Base:
     ) -> Process | None:
         """As ``processes.start``, by a fork; None where it has to be done without."""
         wanted = {**os.environ, **environ}
+        birth = Birth(tuple(command), wanted, str(Path.cwd()), standing(wanted))
         try:
-            birth = Birth(tuple(command), wanted, str(Path.cwd()), standing(wanted))
             self.begin(environ)
             with self._connect() as base, processes.undisturbed():
                 logs.mkdir(parents=True, exist_ok=True)
                 with (logs / f"{name}.log").open("ab") as log:
-                    born = _ask(base, birth, log.fileno())
+                    born = _ask(base, birth, [log.fileno()])
                 if not born.pid:
                     note(f"{name} is started by exec: {born.problem}")
                     return None
@@ -85,6 +95,26 @@ class Base:
                 return process
         except (OSError, EOFError, ValueError) as error:
             note(f"{name} is started by exec: {error}")
+            return None
+
+    def run(self, module: str, words: Sequence[str], environ: Mapping[str, str]) -> Done | None:
+        """Run a program of ``PROGRAMS`` to its end; None where it has to be done without, or was cut short by the base's end."""
+        if not is_wanted() or self.process() is None:
+            return None
+        wanted = {**os.environ, **environ}
+        birth = Birth(
+            ("-m", module, *words), wanted, str(Path.cwd()), standing(wanted), module, attended=True
+        )
+        try:
+            with self._connect() as base, TemporaryFile() as out, TemporaryFile() as err:
+                if not _ask(base, birth, [out.fileno(), err.fileno()]).pid:
+                    return None
+                base.settimeout(None)
+                code = msgspec.json.decode(_frame(base), type=Ended).code
+                out.seek(0)
+                err.seek(0)
+                return Done(code, out.read().decode(), err.read().decode())
+        except (OSError, EOFError, ValueError):
             return None
 
     def _connect(self) -> socket.socket:
@@ -103,12 +133,16 @@ class Base:
         raise OSError(f"the base of the agents does not answer; its log: {self._folder / NAME}.log")
 
 
-def _ask(base: socket.socket, birth: Birth, log: int) -> Born:
+def _ask(base: socket.socket, birth: Birth, outputs: Sequence[int]) -> Born:
     data = msgspec.json.encode(birth)
-    socket.send_fds(base, [_LENGTH.pack(len(data))], [log])
+    socket.send_fds(base, [_LENGTH.pack(len(data))], outputs)
     base.sendall(data)
+    return msgspec.json.decode(_frame(base), type=Born)
+
+
+def _frame(base: socket.socket) -> bytes:
     (length,) = _LENGTH.unpack(_read(base, _LENGTH.size))
-    return msgspec.json.decode(_read(base, length), type=Born)
+    return _read(base, length)
 
 
 def _read(base: socket.socket, num_bytes: int) -> bytes:

@@ -27,7 +27,7 @@ _END_S = 5.0
 _SOCKET_PATH_MOST = 100  # the kernel's limit is 108, with the terminating zero
 _PROCESS_BYTES = 400 * 2**20  # a device process without layers: Python, torch and transformers, measured
 _FORK_BYTES = 40 * 2**20  # one that shares them with the base, and its share of agent and forker
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -125,7 +125,7 @@ class Home:
             "--spare" if cluster.spares else "--no-spare", "--run-dir", str(self.run / node),
         ]  # fmt: skip
         if base.is_wanted():
-            started = self.base.start(node, command, self.run, self.logs, _ONE_THREAD)
+            started = self.base.start(node, command, self.run, self.logs, ONE_THREAD)
             if started is not None:
                 return started
         return self._start(node, command)
@@ -135,11 +135,11 @@ class Home:
         self.base.end(_END_S)
         if base.is_wanted():
             with suppress(OSError):  # whoever wants an agent of it says so
-                self.base.begin(_ONE_THREAD)
+                self.base.begin(ONE_THREAD)
 
     def _start(self, name: str, command: list[str]) -> Process:
         try:
-            return processes.start(name, command, self.run, self.logs, _ONE_THREAD)
+            return processes.start(name, command, self.run, self.logs, ONE_THREAD)
         except OSError as error:
             fail(f"{name} cannot be started: {error}", "is the installation complete? `make setup`", FAILED)
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from oobleckd.client import state_dir
+from oobleckd.ctl.local import ONE_THREAD, Home
 from oobleckd.ctl.output import CAUSES, FAILED, Failure
 
 
 def run_worker(module: str, *words: str) -> str:
-    """What ``python -m MODULE WORDS…`` prints. Raises Failure with the program's own ``error:`` and ``hint:``."""
-    ended = subprocess.run(
+    """What ``python -m MODULE WORDS…`` prints. Raises Failure with the program's own ``error:`` and ``hint:``.
+
+    Where a local cluster runs, it is a fork of that cluster's base, which has torch loaded.
+    """
+    home = Home(state_dir())
+    ended = home.base.run(module, words, ONE_THREAD) or subprocess.run(
         [sys.executable, "-m", module, *words],
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -6,14 +6,31 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from oobleckd.ctl import processes
-from tests.helpers.cluster import Cluster
+from oobleckd.ctl.base import Base
+from oobleckd.ctl.local import ONE_THREAD
+from oobleckd.ctl.twin import to_toml
+from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.family import members
+
+WAITING = """
+import sys
+from pathlib import Path
+from oobleckd.ctl.base import Base
+from oobleckd.ctl.local import ONE_THREAD
+
+Base(Path(sys.argv[1])).run("worker.twin", sys.argv[2:], ONE_THREAD)
+"""
 
 NODES, KILLS = 2, 6
 
@@ -94,3 +111,50 @@ def test_devices_outlive_whoever_forked_them(cluster: Cluster) -> None:
     assert len(family) >= 1 + 1 + NODES * 4  # daemon, base; an agent, a forker, a device and a spare each
     cluster.ctl("down")
     assert not processes.outlive(family, 10.0)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Iterator[Base]:
+    base = Base(tmp_path / "base")
+    base.begin(ONE_THREAD)
+    yield base
+    base.end(10.0)
+
+
+def test_programs_of_a_verb_are_forks_that_end_with_whoever_waits(base: Base, tmp_path: Path) -> None:
+    """Their exit code and output are those of exec. The base is killed at last: then there is nothing to tell."""
+    file = tmp_path / "job.toml"
+    assert base.run("shutil", [], ONE_THREAD) is None
+    done = base.run("worker.look", ["--job", str(file)], ONE_THREAD)
+    assert done is not None
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {file}")
+
+    job = tiny_job("long", train={"steps": 100_000})
+    file.write_text(to_toml(msgspec.to_builtins(job)), encoding="utf-8")
+    assert base.run("worker.look", ["--job", str(file)], ONE_THREAD) == (0, "[]\n", "")
+    process = base.process()
+    assert process is not None
+    words = ["--job", str(file), "--out", str(tmp_path)]
+    with subprocess.Popen([sys.executable, "-c", WAITING, tmp_path / "base", *words]) as waiting:
+        twin = child_of(process.pid)
+        waiting.kill()
+    assert not processes.outlive([twin], 10.0)
+    with ThreadPoolExecutor(1) as pool:
+        never = pool.submit(base.run, "worker.twin", words, ONE_THREAD)
+        twin = child_of(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        assert never.result(10.0) is None
+    assert not processes.outlive([twin], 10.0)
+
+
+def child_of(pid: int) -> processes.Process:
+    """The one child of a process, once there is one."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    deadline = time.monotonic() + 20.0
+    while time.monotonic() < deadline:
+        for child in children.read_text(encoding="ascii").split():
+            if (process := processes.identify(int(child))) is not None:
+                return process
+        os.sched_yield()
+    raise AssertionError(f"{pid} has no child")
