@@ -20,6 +20,7 @@ from oobleckd.ctl import processes
 from oobleckd.ctl.base import Base
 from oobleckd.ctl.local import ONE_THREAD
 from oobleckd.ctl.twin import to_toml
+from oobleckd.protocol.api import NodeView
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.family import members
 
@@ -32,7 +33,7 @@ from oobleckd.ctl.local import ONE_THREAD
 Base(Path(sys.argv[1])).run("worker.twin", sys.argv[2:], ONE_THREAD)
 """
 
-NODES, KILLS = 2, 6
+NODES, KILLS, MANY_KILLS = 2, 6, 60
 
 
 @pytest.fixture
@@ -109,6 +110,47 @@ def test_devices_outlive_whoever_forked_them(cluster: Cluster) -> None:
 
     family |= members(cluster.state)
     assert len(family) >= 1 + 1 + NODES * 4  # daemon, base; an agent, a forker, a device and a spare each
+    cluster.ctl("down")
+    assert not processes.outlive(family, 10.0)
+
+
+@pytest.mark.slow
+def test_kills_at_random_end_nobody_else(cluster: Cluster) -> None:
+    """Of agents, too, which take their own along; at the end nothing is left."""
+    rng = random.Random(40)
+    family = members(cluster.state)
+
+    def at_hand() -> list[NodeView] | None:
+        nodes = cluster.client.nodes()
+        whole = all(node.state == "standby" and node.spare == "ready" for node in nodes)
+        return list(nodes) if whole and len(nodes) == NODES else None
+
+    for _ in range(MANY_KILLS):
+        nodes = cluster.until(at_hand, "all nodes and their spares")
+        before, node = devices(cluster), rng.choice(nodes)
+        agent = cluster.home.alive()[node.name].pid
+        whom = rng.choice(["spare", "forker", "base", "device", "agent", "device and spare"])
+        base = cluster.home.base.process()
+        victims = {
+            "spare": [node.spare_pid], "forker": [forker_of(agent)], "base": [base.pid if base else None], "device": [node.pids[0]],
+            "agent": [agent], "device and spare": [node.pids[0], node.spare_pid],
+        }[whom]  # fmt: skip
+        for victim in victims:
+            if victim is not None:
+                os.kill(victim, signal.SIGKILL)
+        if whom == "agent":
+            cluster.ctl("start-node", node.name)
+        if "device" in whom:
+            cluster.until(
+                lambda name=node.name, old=node.pids: devices(cluster)[name][1] != old or None, "an heir"
+            )
+        cluster.until(at_hand, f"all nodes and their spares after the end of {whom} of {node.name}")
+        after = devices(cluster)
+        touched = {node.name} if whom == "agent" or "device" in whom else set()
+        assert {name for name in after if after[name] != before[name]} == touched, whom
+        if "device" in whom:
+            assert after[node.name][0] == before[node.name][0], "the node's life went on"
+        family |= members(cluster.state)
     cluster.ctl("down")
     assert not processes.outlive(family, 10.0)
 
