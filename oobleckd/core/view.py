@@ -183,6 +183,7 @@ def _node_view(core: Core, node: Node, held: _Held | None, use: _Use, *, inside:
         bits=tuple(d.decides_bits for d in node.devices),
         traits=tuple(d.all_traits for d in node.devices),
         kept_out="data-changed" if core.run is not None and node.name in core.run.kept_out else "",
+        lease_s=node.lease.length_s,
     )
 
 

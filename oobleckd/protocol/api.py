@@ -203,6 +203,7 @@ class NodeView(msgspec.Struct, frozen=True):
     (0: not known yet). ``layers`` are those that its devices compute, ``shadows`` those that they hold for others. ``zone``: what
     it fails together with, where that is known. ``bits``: of each device what decides the bits of its results, in short; ``traits``:
     all that does, by name. ``kept_out``: why no plan of the active job uses it, where a program should know ("data-changed": it would read another text).
+    ``lease_s``: how long its silence is forgiven at present; what its first beats teach makes that shorter.
     """
 
     name: str
@@ -223,6 +224,7 @@ class NodeView(msgspec.Struct, frozen=True):
     bits: tuple[str, ...] = ()
     traits: tuple[dict[str, str], ...] = ()
     kept_out: FailureCause = ""
+    lease_s: float = 0.0
 
 
 class CadenceView(msgspec.Struct, frozen=True):

@@ -50,7 +50,7 @@ class Hosts:
         self.switch.heal()
         self.cluster.usable(NUM_HOSTS)
         spec = tiny_job(
-            name, train={"steps": steps, "global_batch": 8}, checkpoint={"dir": f"{SHARED}/{name}"}
+            name, train={"steps": steps, "global_batch": 4}, checkpoint={"dir": f"{SHARED}/{name}"}
         )
         job = self.cluster.client.submit(spec).id
         assert len(self.cluster.at_step(job, 4).nodes) == NUM_HOSTS

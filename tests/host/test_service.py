@@ -51,7 +51,7 @@ def test_nothing_runs_as_root(services: UnitCluster) -> None:
             assert services.box.run("ps", "-o", "user=", "-p", str(pid)).stdout.strip() == "oobleck"
 
 
-_ACTS_EVERY = 25
+_ACTS_EVERY = 6
 """Questions: some eight acts a second, of twenty that the daemon takes of anybody."""
 
 
@@ -68,7 +68,7 @@ class Asker(threading.Thread):
 
     def run(self) -> None:
         for number in itertools.count():
-            if self._enough.wait(0.005):
+            if self._enough.wait(0.02):
                 return
             self._ask(self._client.status)
             if number % _ACTS_EVERY == 0:
@@ -105,7 +105,7 @@ def impatient(services: UnitCluster) -> Iterator[UnitCluster]:
 
 def trains_on(services: UnitCluster, name: str, act: Callable[[str], None], times: int) -> None:
     """``act`` upon the daemon (its pid) again and again while a job is trained: nothing of that shows in workers or results."""
-    job = services.client.submit(tiny_job(name, train={"steps": STEPS, "global_batch": 6})).id
+    job = services.client.submit(tiny_job(name, train={"steps": STEPS, "global_batch": 4})).id
     services.at_step(job, 4)
     workers, before = services.pids(), len(services.client.incidents())
     status = f"{job} running"  # told every few seconds
@@ -171,7 +171,7 @@ def test_who_asks_a_daemon_that_is_stopped_starts_it(services: UnitCluster) -> N
 
 
 def test_stopping_a_worker_costs_no_work(services: UnitCluster) -> None:
-    job = services.client.submit(tiny_job("stopped", train={"steps": 120, "global_batch": 6})).id
+    job = services.client.submit(tiny_job("stopped", train={"steps": 80, "global_batch": 4})).id
     services.at_step(job, 4)
     before = len(services.client.incidents())
     services.systemctl("stop", WORKERS[1])
@@ -186,7 +186,7 @@ def test_stopping_a_worker_costs_no_work(services: UnitCluster) -> None:
 
 
 def test_the_journal_tells_the_story_of_an_incident(services: UnitCluster) -> None:
-    job = services.client.submit(tiny_job("story", train={"steps": 120, "global_batch": 6})).id
+    job = services.client.submit(tiny_job("story", train={"steps": 80, "global_batch": 4})).id
     victim = services.at_step(job, 4).nodes[0]
     before = {incident.id for incident in services.client.incidents()}
     services.box.run("kill", "-KILL", str(services.pids()[victim][0]))

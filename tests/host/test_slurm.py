@@ -155,7 +155,7 @@ def ready(box: BootBox) -> bool | None:
 
 
 def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm) -> None:
-    number = slurm.submit(tiny_job("batch", train={"steps": STEPS}))
+    number = slurm.submit(tiny_job("batch", train={"steps": STEPS, "global_batch": 4}))
 
     def trained() -> int | None:
         found = slurm.seen(number, "jobs")

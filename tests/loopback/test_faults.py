@@ -20,6 +20,7 @@ from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 4
 TRAIN = {"steps": 80, "global_batch": 6}
+STOPPED_S = 4.0
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +55,20 @@ def in_state(cluster: Cluster, node: str, *states: str) -> NodeView:
     return cluster.until(check, f"{node} in {states}")
 
 
+def knows_the_beats_of(cluster: Cluster, node: str) -> None:
+    """Wait until what is to come cannot be taken for the silence of an agent that nobody knows yet."""
+
+    def known() -> bool | None:
+        return next(view.lease_s for view in cluster.client.nodes() if view.name == node) < STOPPED_S or None
+
+    cluster.until(known, f"the lease of {node}")
+
+
 def test_a_stopped_node_is_lost_and_joins_anew_when_it_goes_on(cluster: Cluster) -> None:
     job, node = begin(cluster, "stopped")
     before = next(view for view in cluster.client.nodes() if view.name == node)
-    cluster.client.kill(node, "sigstop", seconds=4.0)
+    knows_the_beats_of(cluster, node)
+    cluster.client.kill(node, "sigstop", seconds=STOPPED_S)
     in_state(cluster, node, "disconnected", "lost")
     in_state(cluster, node, "lost")
     after = in_state(cluster, node, "standby", "active")
@@ -93,7 +104,8 @@ def test_a_stopped_device_with_the_last_copy_is_woken(cluster: Cluster) -> None:
 
 def test_a_node_without_a_network(cluster: Cluster) -> None:
     job, node = begin(cluster, "net-drop")
-    cluster.client.kill(node, "net-drop", seconds=4.0)
+    knows_the_beats_of(cluster, node)
+    cluster.client.kill(node, "net-drop", seconds=STOPPED_S)
     in_state(cluster, node, "lost")
     in_state(cluster, node, "standby", "active")
     finish(cluster, job, node, "no sign of life for")
