@@ -12,11 +12,13 @@ import hashlib
 import os
 import sysconfig
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -25,7 +27,7 @@ from torch import Tensor
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Job
 from worker.errors import UserError
-from worker.inputs import Opened, Signature, joined, opened_while, signature_at
+from worker.inputs import Opened, Signature, joined, opened_while, signature_at, signature_of
 from worker.masking import Masking
 from worker.models import MASKED, Batch, load_config
 from worker.tokenfile import Tokens as _Tokens
@@ -34,6 +36,7 @@ from worker.tokenfile import check_vocabulary, read_tokens
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _NUM_FEISTEL_ROUNDS = 6
 _MASK64 = (1 << 64) - 1
+_TICK_NS = 3_000_000_000  # more than of any file system, FAT's 2 s included
 NOTHING = Opened(Input("data", "", 0, 0))
 """Of a corpus that was not read from files."""
 
@@ -210,20 +213,35 @@ def _mapped(path: Path) -> _Tokens:
 
 
 def _stdlib_files() -> list[Path]:
-    root = Path(sysconfig.get_path("stdlib"))
-    found: list[Path] = []
+    root = sysconfig.get_path("stdlib")
+    found: list[str] = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in _NOT_STDLIB]
-        found += [Path(folder, name) for name in names if name.endswith(".py")]
-    return sorted(found, key=lambda file: file.relative_to(root).as_posix())
+        found += [f"{folder}/{name}" for name in names if name.endswith(".py")]
+    return [Path(file) for file in sorted(found, key=lambda file: file[len(root) + 1 :])]
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """What came of files whose stats have the digest ``seen``: their identity, and the cache file as it was when it was compared with them."""
+
+    seen: str
+    part: Input
+    digest: str
+    cache: Signature
 
 
 def _joined(listed: Callable[[], Sequence[Path]], name: str, root: Path) -> tuple[Opened, _Tokens]:
     """All bytes of the ``listed`` files, from a cache file that the device processes of a host share in memory. That is what is mapped: whoever writes into
-    the files changes it for those who open them later.
+    the files changes it for those who open them later. They are read once, and again when a stat tells of another file or of a change.
     """
     files = listed()
     seen = _seen(lambda: files)
+    try:
+        known = _recall(root, seen)
+        if known is not None:
+            return _of_cache(known, name, lambda: _seen(listed) == seen)
+    except OSError:
+        pass  # it is just being written anew, or nobody may read it
     try:
         contents = [file.read_bytes() for file in files]
     except OSError as error:
@@ -232,17 +250,59 @@ def _joined(listed: Callable[[], Sequence[Path]], name: str, root: Path) -> tupl
     digest = hashlib.sha256(data.data).hexdigest()
     named = [file.relative_to(root).as_posix() for file in files]
     part = joined(name, named, contents, f"{len(data)}-{digest}")
-    path = _cache_dir() / f"{digest}.bytes"
+    path = _cached(digest)
     try:
         if not _holds(path, data):
-            _write_atomically(path, data)
-        if not data.size:
-            return Opened(part, fresh=lambda: _seen(listed) == seen), data
-        held, tokens = opened_while(path, name, lambda: np.memmap(path, np.uint8, mode="r"), part)
+            _write_atomically(path, data.data)
+        if data.size:
+            known = _Known(_digest_of(seen), part, digest, signature_of(path.stat()))
+            held = _of_cache(known, name, lambda: _seen(listed) == seen)
+            _remember(root, seen, known)
+            return held
     except OSError:  # no cache that can be written: every process keeps a copy of its own
-        return Opened(part, fresh=lambda: _seen(listed) == seen), data
-    held.watched, held.fresh = False, lambda: _seen(listed) == seen
+        pass
+    return Opened(part, fresh=lambda: _seen(listed) == seen), data
+
+
+def _of_cache(known: _Known, name: str, fresh: Callable[[], bool]) -> tuple[Opened, _Tokens]:
+    """Raises OSError where it is another file by now."""
+    path = _cached(known.digest)
+    held, tokens = opened_while(path, name, lambda: np.memmap(path, np.uint8, mode="r"), known.part)
+    if held.stat() != (known.cache,):
+        held.close()
+        raise OSError(f"{path} was changed")
+    held.watched, held.fresh = False, fresh
     return held, tokens
+
+
+def _recall(root: Path, seen: Mapping[Path, Signature | None]) -> _Known | None:
+    """What is known of the files under ``root`` if they are as ``seen``; None where nothing is. Raises OSError."""
+    try:
+        known = msgspec.json.decode(_note_of(root).read_bytes(), type=_Known)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+    return known if seen and known.seen == _digest_of(seen) else None
+
+
+def _remember(root: Path, seen: Mapping[Path, Signature | None], known: _Known) -> None:
+    """Note it, unless a file changed so lately that it may change again within the same tick of its file system's clock. Raises OSError."""
+    newest = max((max(each[3:]) if each else 2**63 for each in seen.values()), default=2**63)
+    if newest < time.time_ns() - _TICK_NS:
+        _write_atomically(_note_of(root), msgspec.json.encode(known))
+
+
+def _note_of(root: Path) -> Path:
+    return _cache_dir() / f"{hashlib.sha256(os.fsencode(root)).hexdigest()}.known"
+
+
+def _cached(digest: str) -> Path:
+    return _cache_dir() / f"{digest}.bytes"
+
+
+def _digest_of(seen: Mapping[Path, Signature | None]) -> str:
+    return hashlib.sha256(
+        repr([(str(path), each and tuple(each)) for path, each in seen.items()]).encode()
+    ).hexdigest()
 
 
 def _seen(listed: Callable[[], Sequence[Path]]) -> dict[Path, Signature | None]:
@@ -269,8 +329,8 @@ def _cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oobleck"
 
 
-def _write_atomically(path: Path, data: npt.NDArray[np.uint8]) -> None:
+def _write_atomically(path: Path, data: bytes | memoryview) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(data.data)
+        file.write(data)
     Path(file.name).replace(path)

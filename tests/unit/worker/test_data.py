@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from pathlib import Path
 
@@ -120,6 +121,93 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.read_bytes() for path in cached] == [b"A" * 9 + b"B" * 9]
     cached[0].write_bytes(b"C" * 18)
     assert open_corpus(text_job(folder)).digest == corpus.digest
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two files of a folder that were written some time ago, and the cache for them."""
+    monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
+    monkeypatch.setattr("worker.data.time.time_ns", lambda: 2**62)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"A" * 9)
+    (folder / "b").write_bytes(b"B" * 9)
+    return folder
+
+
+def reads_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
+    """Which files of the folder are read to open it, and the digest of what was opened."""
+    read, real = [], Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path.parent == folder:
+            read.append(path.name)
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", read_bytes)
+        return read, open_corpus(text_job(folder)).digest
+
+
+def digest_of(data: bytes) -> str:
+    return f"{len(data)}-{hashlib.sha256(data).hexdigest()}"
+
+
+def test_a_folder_is_read_once_and_then_known_by_its_stats(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, digest = reads_of(folder, monkeypatch)
+    again, same = reads_of(folder, monkeypatch)
+    assert (first, again) == (["a", "b"], [])
+    assert digest == same == digest_of(b"A" * 9 + b"B" * 9)
+
+
+@pytest.mark.parametrize(
+    "change", ["in place, with its time put back", "another file", "one more", "one less"]
+)
+def test_a_folder_that_changed_is_read_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    reads_of(folder, monkeypatch)
+    file, data = folder / "b", b"A" * 9 + b"C" * 9
+    match change:
+        case "another file":
+            (folder.parent / "new").write_bytes(b"C" * 9)
+            (folder.parent / "new").replace(file)
+        case "one more":
+            (folder / "c").write_bytes(b"C" * 9)
+            data = b"A" * 9 + b"B" * 9 + b"C" * 9
+        case "one less":
+            file.unlink()
+            data = b"A" * 9
+        case _:
+            before = file.stat()
+            with file.open("r+b") as there:
+                there.write(b"C" * 9)
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    read, digest = reads_of(folder, monkeypatch)
+    assert read
+    assert digest == digest_of(data)
+
+
+@pytest.mark.parametrize("damage", ["*.bytes", "*.known"])
+def test_a_damaged_cache_is_made_anew(folder: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    _, digest = reads_of(folder, monkeypatch)
+    (file,) = (folder.parent / "cache").glob(damage)
+    with file.open("r+b") as there:
+        there.write(b"#")
+    assert reads_of(folder, monkeypatch) == (["a", "b"], digest)
+    assert reads_of(folder, monkeypatch) == ([], digest)
+
+
+def test_a_folder_that_has_just_been_written_is_not_known(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may change again within one tick of the file system's clock."""
+    monkeypatch.setattr("worker.data.time.time_ns", lambda: (folder / "b").stat().st_ctime_ns + 10**9)
+    first, _ = reads_of(folder, monkeypatch)
+    again, _ = reads_of(folder, monkeypatch)
+    assert first == again == ["a", "b"]
 
 
 def test_no_writable_cache_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
