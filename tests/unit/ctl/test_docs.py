@@ -15,7 +15,12 @@ from oobleckd.protocol.job import Job, load_job, parse_job
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
-    [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("tests/*/*.md")]
+    [
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+        *ROOT.glob("tests/*/*.md"),
+    ]
 )
 
 
