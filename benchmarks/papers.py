@@ -204,10 +204,12 @@ def ratio_of(claim: Claim, setting: Setting, price: Price) -> float | None:
 
 
 _ABOUT = """\
-Made by `benchmarks/papers.py` from `benchmarks/papers.json` (the claims) and `benchmarks/papers-results.json` (runs of the [simulator](simulator.md)).
-Both systems of a ratio are simulated with the same failures, one run a setting, each with its own schedule. *As published* are the costs of that name: the mechanism of
-the paper, and **seconds that we assume**, so a ratio that comes out proves no paper right, and one that does not proves none wrong. *Our costs*: both on
-our engine. The claims are as others quote them; where in a paper they stand, and for which model and cluster, was not looked up."""
+`benchmarks/papers.py` makes this page from `benchmarks/papers.json` (the claims) and
+`benchmarks/papers-results.json` (runs of the [simulator](simulator.md)). Both systems of a ratio are simulated
+with the same failures, one run a setting, each with its own schedule. *As published* is the mechanism of the
+paper with **seconds that we assume**: a ratio that comes out proves no paper right, and one that does not
+proves none wrong. *Our costs* has both on our engine. The claims are as others quote them. We did not look up
+where in a paper they stand, nor for which model and cluster."""
 
 
 def page(claims: Sequence[Claim], results: Results) -> str:
@@ -231,14 +233,14 @@ def _section(place: int, claim: Claim, results: Results) -> str:
 def _verdict(claim: Claim, known: dict[str, float]) -> str:
     """The setting nearest to the claim, and the one that is farthest below."""
     if not known:
-        return "In no setting can both run."
+        return "No setting can run both."
     near = min(known, key=lambda name: abs(log(max(known[name], 1e-9) / claim.ratio)))
     least, most = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
     if known[most] >= claim.ratio * (1 - NEAR):
-        said = f"It comes out: {_shown(known[near])} with {near}."
+        said = f"A setting reaches it: {_shown(known[near])} with {near}."
     else:
-        said = f"It comes out in none of these settings: at most {_shown(known[most])}, with {most}."
-    return f"{said} The least is {_shown(known[least])}, with {least}."
+        said = f"No setting reaches it: the highest ratio is {_shown(known[most])}, with {most}."
+    return f"{said} The lowest is {_shown(known[least])}, with {least}."
 
 
 def _turned(claim: Claim, turned: Sequence[Dialled]) -> str:
@@ -248,8 +250,8 @@ def _turned(claim: Claim, turned: Sequence[Dialled]) -> str:
         for dial in turned
     ]
     about = (
-        f"It hangs on `{claim.dial}` of {claim.below}, which we take to be {turned[0].assumed_s:g} s. Turned up, with {DIALLED.name} as published, the ratio "
-        "comes out at:"
+        f"The ratio depends on `{claim.dial}` of {claim.below}, which we assume to be {turned[0].assumed_s:g} s.\n"
+        f"Raising it, with {DIALLED.name} as published, gives:"
     )
     return "\n".join([about, "", f"| failures | `{claim.dial}` | ratio |", "|---|---|---|", *rows])
 

@@ -25,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from oobleckd.client import Client, socket_of
 from oobleckd.protocol.api import JobView
+from oobleckd.protocol.job import load_job
 
 JOB = Path(__file__).with_name("gpt2-stdlib.toml")
 NUM_NODES = 7
@@ -51,6 +52,7 @@ class Demo:
     revived: set[str] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
     said_step: int = 0
+    killed_at: list[tuple[int, int]] = field(default_factory=list)  # at which step how many nodes
 
     @property
     def client(self) -> Client:
@@ -78,7 +80,7 @@ class Demo:
     def kill_two(self, view: JobView) -> None:
         """Two nodes of different pipelines at once: what f = 2 promises to survive."""
         first, last = view.pipelines[0], view.pipelines[-1]
-        self._kill(first.nodes[0], last.nodes[-1])
+        self._kill(view, first.nodes[0], last.nodes[-1])
 
     def bring_one_back(self, _view: JobView) -> None:
         """One of the dead starts again and is taken in at a step's boundary."""
@@ -90,12 +92,13 @@ class Demo:
     def kill_another(self, view: JobView) -> None:
         """One more, of the deepest pipeline, and not the one that has just come back."""
         deepest = max(view.pipelines, key=lambda pipeline: len(pipeline.nodes))
-        self._kill(next(node for node in deepest.nodes if node not in self.revived))
+        self._kill(view, next(node for node in deepest.nodes if node not in self.revived))
 
-    def _kill(self, *nodes: str) -> None:
+    def _kill(self, view: JobView, *nodes: str) -> None:
         console.print(f"\n[red]{' and '.join(nodes)} will be killed[/red]")
         self.ctl("kill-node", *nodes)
         self.dead += nodes
+        self.killed_at.append((view.step, len(nodes)))
 
     def heal(self) -> None:
         """Start the dead again, for the run without failures."""
@@ -141,9 +144,20 @@ class Demo:
             raise DemoFailed(f"the job is {view.state}: {view.reason}")
         if acts or len(self.told) < 2:
             raise DemoFailed("the job was over before everything had happened to it")
-        console.print(
-            f"\ndone: {view.step} steps, {view.incidents} incidents, {view.steps_lost} steps lost\n"
-        )
+        console.print(f"\n{summary(self.killed_at, view)}\n", soft_wrap=True)
+
+
+def summary(killed_at: list[tuple[int, int]], view: JobView) -> str:
+    """What happened, for somebody who sees it for the first time, and what a restart from the checkpoints would have cost."""
+    deaths = " and ".join(f"{num} at step {step}" for step, num in killed_at)
+    every = load_job(JOB).checkpoint.every
+    assert isinstance(every, int)
+    again = sum(step % every for step, _ in killed_at)
+    return (
+        f"done: {view.step} steps. Nodes killed: {deaths}. Steps lost: {view.steps_lost}.\n"
+        f"A restart from the last checkpoint (every {every} steps) would have computed some {again} steps again.\n"
+        "Next, the same job trains without failures, and every loss and weight of the two runs is compared."
+    )
 
 
 def _said(output: str) -> str:

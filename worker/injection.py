@@ -1,6 +1,6 @@
 """Failures on demand, at the agent: each is the real thing, brought about from inside the node.
 
-Owns what every ``how`` does (docs/recovery.md, "Faults on demand"). Whether it is allowed at all was decided
+Owns what every ``how`` does (docs/drills.md). Whether it is allowed at all was decided
 by the daemon. Where a device has to do it (a fault point, a hang), the message is passed on.
 """
 

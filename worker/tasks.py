@@ -8,7 +8,7 @@ better, and that takes foresight. There the planner's order leads, for as long a
 because somebody has, once the daemon has deployed an order for what is left. Attempts that
 repair a failure are not capped: their number is small.
 
-Standing routes may cross (docs/recovery.md, "Re-routed"), so that a device is the second hop of one and the
+Standing routes may cross (docs/mechanisms/rerouted.md), so that a device is the second hop of one and the
 third of another, and a route may come back to a device (docs/schedules.md, "Two chunks"), which is then two of its
 hops. A cap over all in flight could then wait for itself. What counts against a hop's cap is only
 what is as near to the end of its route or nearer: fewer or as many hops remain. Nobody then waits for ever.

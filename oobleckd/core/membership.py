@@ -4,7 +4,7 @@ Owns the judgement whether a node's present life goes on, and within it the life
 a loss means for a job (``recovery``), nor how long a lease is (``lease``). A node's life is over at: the agent's
 word that a device exited or hangs and no spare takes its place, a closed link that a peer's broken link confirms,
 a missed lease, a goodbye, a newer life. A closed link alone is no death, and silence is none while it may be
-ours (docs/recovery.md, "Detection"). A device's life ends with its node's, and at the agent's word that it exited,
+ours (docs/mechanisms/detection.md). A device's life ends with its node's, and at the agent's word that it exited,
 its place being taken by the node's spare: such a node is *mending* until the spare is up.
 """
 

@@ -1,4 +1,4 @@
-"""Copies beforehand: state on its way to where a plan that is to come wants it, while training goes on (docs/recovery.md).
+"""Copies beforehand: state on its way to where a plan that is to come wants it, while training goes on (docs/mechanisms/precopy.md).
 
 Owns when they begin, for how long they are waited for, and when they are given up. They are nothing but a faster transfer: no layout, journal or
 decision knows of them, a daemon that restarts has forgotten them, and what is not there at the ``Deploy`` is copied then. Whether

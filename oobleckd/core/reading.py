@@ -1,4 +1,4 @@
-"""What follows from what devices say of the text that they read (docs/recovery.md, "The text").
+"""What follows from what devices say of the text that they read (docs/mechanisms/data.md).
 
 The first deployment fixes what the job reads; who has something else is kept out of the plan. Where what devices have mapped was written to,
 everything since the last checkpoint that is known to be good is given back. Owns these reactions; the facts are ``inputs``'s.

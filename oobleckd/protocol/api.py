@@ -231,7 +231,7 @@ class CadenceView(msgspec.Struct, frozen=True):
     """How often a job writes checkpoints with ``checkpoint.every = "auto"``: after so many ``steps``, which are ``interval_s`` seconds.
 
     ``cost_s``: what one costs training (``measured``, or modelled until then); ``mtbf_s``: mean time between losses that need one;
-    ``write_s``: the longest that one of the last took to be written. Why these make the interval: docs/recovery.md.
+    ``write_s``: the longest that one of the last took to be written. Why these make the interval: docs/mechanisms/checkpoints.md.
     """
 
     steps: int

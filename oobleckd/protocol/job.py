@@ -172,7 +172,7 @@ class FaultTolerance(_Table, frozen=True):
         Meta(
             description="What happens when a device takes twice as long for its work as its peers, or more, over eight steps. report: it is said. "
             "drain: its node is kept out of plans until somebody lets it back (`oobleckctl undrain`), if the others keep f + 1 copies of every "
-            "layer (docs/recovery.md)."
+            "layer (docs/corruption.md)."
         ),
     ] = "report"
 
@@ -298,7 +298,7 @@ class Checkpoint(_Table, frozen=True):
         Annotated[int, Meta(ge=0)] | Literal["auto"],
         Meta(
             description="Steps between checkpoints; 0: only at the end and on demand. auto: as often as pays, by what one costs and how often "
-            "one is needed in this job (docs/recovery.md); every half hour at least."
+            "one is needed in this job (docs/mechanisms/checkpoints.md); every half hour at least."
         ),
     ] = "auto"
     keep: Annotated[Positive, Meta(description="Newest checkpoints to keep.")] = 2

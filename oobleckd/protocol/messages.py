@@ -471,7 +471,7 @@ class Identify(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Copy the state of layers beforehand, while training goes on, for a plan that is to come (docs/recovery.md, "Copied beforehand").
+    """Copy the state of layers beforehand, while training goes on, for a plan that is to come (docs/mechanisms/precopy.md).
 
     ``number`` names the preparation, and is higher than that of the one before, whose place it takes; without ``transfers`` there is none any more. A source sends
     targets the state of the last boundary, and then, for so many ``rounds``, what every update is made from. ``peers`` are
@@ -589,7 +589,7 @@ class Inject(Message, frozen=True):
     ``how``: sigkill (agent and devices), sigterm (an orderly leave), sigstop (agent and devices), hang (a
     device process, its interpreter locked), net-drop (nothing of the node leaves or arrives), agent-only and
     device (SIGKILL of one process), host (sigkill, told to every node of a host). ``at`` names a fault point
-    of the device process instead of "now" (docs/recovery.md lists them), optionally at a given ``round``.
+    of the device process instead of "now" (docs/drills.md lists them), optionally at a given ``round``.
     flip-weight, flip-moment and flip-sum: one bit of a weight, an optimizer moment or a gradient sum of a device changes.
     slow: a device takes ``times`` as long for every layer. ``seconds``: sigstop, net-drop and slow end after so long (0: never).
     """

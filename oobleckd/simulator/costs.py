@@ -75,7 +75,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 # Ours. Measured: from a loss to the decision 2 to 3 ms (`benchmarks/recovery.py`, a process killed; CHANGELOG.md), which is detect_s and report_s together, so
-# each of them is on the safe side. silence_s: the lease of a quiet node (docs/recovery.md, "Detection"). start_s: a device process from nothing until its
+# each of them is on the safe side. silence_s: the lease of a quiet node (docs/mechanisms/detection.md). start_s: a device process from nothing until its
 # Hello, nearly all of it the import of torch. plan_s, plan_node_s: the policies in the pool's process on 8 to 1,024 nodes (`benchmarks/planner.py`; plans that
 # are searched for an order take longer, docs/simulator.md).
 # Assumed: deploy_s, since on one machine a deployment that copies nothing is a few messages between two steps, and on many hosts connections are made; init_s,

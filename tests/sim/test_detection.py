@@ -1,4 +1,4 @@
-"""Who is given up and who is not: late beats, deaf daemons, starved agents, stopped nodes (docs/recovery.md, Detection)."""
+"""Who is given up and who is not: late beats, deaf daemons, starved agents, stopped nodes (docs/mechanisms/detection.md)."""
 
 import random
 

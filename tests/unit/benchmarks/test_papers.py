@@ -42,13 +42,13 @@ def test_it_says_where_a_ratio_comes_out_and_where_not() -> None:
     text = page([UP_TO], Results(Price(2.0, 1.0, "by hand"), settings))
     assert "## Oobleck: up to 20 times the samples of varuna" in text
     assert (
-        "It comes out: 20 with 350M, as published, a loss every 1 h. The least is 1.2, with 350M, our costs"
+        "A setting reaches it: 20 with 350M, as published, a loss every 1 h. The lowest is 1.2, with 350M, our costs"
         in text
     )
     assert "| 350M, our costs, a loss every 3 h | one of the two cannot run |" in text
     text = page([UP_TO], Results(Price(2.0, 1.0, "by hand"), settings[1:2]))
-    assert "It comes out in none of these settings: at most 1.2," in text
-    assert "In no setting can both run." in page([UP_TO], Results(Price(2.0, 1.0, "by hand"), settings[2:]))
+    assert "No setting reaches it: the highest ratio is 1.2," in text
+    assert "No setting can run both." in page([UP_TO], Results(Price(2.0, 1.0, "by hand"), settings[2:]))
 
 
 def test_it_says_what_a_dial_must_be_for_a_ratio_to_come_out() -> None:
@@ -59,7 +59,7 @@ def test_it_says_what_a_dial_must_be_for_a_ratio_to_come_out() -> None:
     )
     claim = msgspec.structs.replace(UP_TO, dial="restart_s")
     text = page([claim], Results(Price(2.0, 1.0, "by hand"), (setting(oobleck=60, varuna=50),), dials))
-    assert "It hangs on `restart_s` of varuna, which we take to be 60 s." in text
+    assert "The ratio depends on `restart_s` of varuna, which we assume to be 60 s." in text
     assert "| a loss every 90 s | 255 s | 33.2 |" in text
     assert "| a loss every 1 h | 15360 s | 5.5, the most that was tried |" in text
 

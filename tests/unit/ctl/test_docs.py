@@ -15,7 +15,12 @@ from oobleckd.protocol.job import Job, load_job, parse_job
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
-    [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("tests/*/*.md")]
+    [
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+        *ROOT.glob("tests/*/*.md"),
+    ]
 )
 
 
@@ -84,3 +89,19 @@ def test_references_are_defined(file: Path) -> None:
     used = set(re.findall(r"\]\[([^]\s]+)\]", text))
     assert used - defined == set() or not defined
     assert defined <= used
+
+
+DECISIONS = sorted(ROOT.glob("docs/decisions/*.md"))
+
+
+@pytest.mark.parametrize("file", DECISIONS, ids=lambda file: file.stem)
+def test_decisions_have_ids_in_a_row_and_a_status(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    ids = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert ids == [f"D-{file.stem}-{number:03d}" for number in range(1, len(ids) + 1)]
+    assert len(re.findall(r"^20\d\d-\d\d-\d\d, (?:in force|superseded)", text, re.MULTILINE)) == len(ids)
+
+
+def test_every_topic_of_decisions_is_in_the_index() -> None:
+    index = (ROOT / "docs/decisions.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"\]\(decisions/(\w+)\.md\)", index)) == [file.stem for file in DECISIONS]
