@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from oobleckd.protocol.api import Change, Request, Response
+from oobleckd.protocol.api import Request, Response
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.messages import FromWorker, ToWorker
 from planner.plan import Template
 from planner.policy import Proposal, Setup, Situation

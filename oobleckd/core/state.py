@@ -12,7 +12,8 @@ import msgspec
 from oobleckd.core.blame import Dispute
 from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
-from oobleckd.protocol.api import Change, IncidentView, JobState, LostRecords
+from oobleckd.protocol.api import IncidentView, JobState, LostRecords
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job

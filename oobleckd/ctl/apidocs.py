@@ -15,7 +15,8 @@ import msgspec
 
 from oobleckd.ctl.docs import default, explain, structs_in
 from oobleckd.daemon.openapi import OPERATIONS, Operation
-from oobleckd.protocol.api import Change, Problem
+from oobleckd.protocol.api import Problem
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.job import Job
 
 _HEAD = """\

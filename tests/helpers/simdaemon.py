@@ -32,7 +32,8 @@ from oobleckd.core.events import (
 )
 from oobleckd.core.invariants import Past
 from oobleckd.core.machine import Machine
-from oobleckd.protocol.api import Change, Response
+from oobleckd.protocol.api import Response
+from oobleckd.protocol.changes import Change
 from planner import policies
 from planner.plan import Template
 from planner.policy import PlanError, Proposal, Situation

@@ -37,7 +37,8 @@ from oobleckd.daemon.history import History
 from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.loop import Loop, Stopped
 from oobleckd.protocol import checkpoint
-from oobleckd.protocol.api import Accepted, Change, Drain
+from oobleckd.protocol.api import Accepted, Drain
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.messages import Ack, Beat, Release
 from planner.policy import Setup
 from planner.profile import Profile
