@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 
-import msgspec
-
 from oobleckd.core import cadence, inputs, room
 from oobleckd.core.context import Core
 from oobleckd.core.entries import CheckpointWritten, FolderTaken
@@ -58,9 +56,7 @@ def on_part(core: Core, message: CheckpointPart) -> None:
         keep = job.spec.checkpoint.keep
         run.completing.add(message.directory)
         spared = _spared(core, job)
-        core.outbox.append(
-            WriteManifest(message.directory, msgspec.to_builtins(manifest), keep, spared, job.id)
-        )
+        core.outbox.append(WriteManifest(message.directory, manifest, keep, spared, job.id))
 
 
 def _spared(core: Core, job: JobRecord) -> tuple[str, ...]:

@@ -149,7 +149,7 @@ class Daemon:
             return
         mixed = {state[::2] for state in states.values()}
         assert len(mixed) == 1, f"a checkpoint of mixed states: {mixed}"
-        assert len(command.manifest["buckets"]) == len(self.world.buckets)
+        assert len(command.manifest.buckets) == len(self.world.buckets)
         final = command.directory.removesuffix(".partial")
         self.world.complete[final] = dict(states)
         del self.world.partial[command.directory]
