@@ -219,17 +219,7 @@ def decision(run: Run, device: str) -> Decide:
     """The present decision for ``device``: with all detours in force, as it may have missed those before."""
     found = run.decision
     assert found is not None
-    return Decide(
-        device,
-        run.job.epoch,
-        found.round,
-        found.commit,
-        found.routes,
-        found.donors,
-        found.hold,
-        found.hold_now,
-        run.job.detours,
-    )
+    return found.told(device, run.job.epoch, run.job.detours)
 
 
 def go_back(core: Core, run: Run, why: str, kept: Kept | None = None) -> None:
