@@ -392,7 +392,7 @@ class Change(msgspec.Struct, frozen=True):
     level: Level
     text: str
     story: tuple[str, ...]
-    data: Carried = NO_DATA
+    data: Carried = msgspec.field(default_factory=lambda: NO_DATA)
 
     def __post_init__(self) -> None:
         if isinstance(self.data, msgspec.Raw):
