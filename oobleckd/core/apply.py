@@ -127,8 +127,10 @@ def _node(state: State, entry: NodeDrained | NodeJoined | NodeOver | NodeForgott
     match entry:
         case NodeDrained(undo=True):
             state.drained.pop(name, None)
+            state.quarantined.discard(name)
         case NodeDrained():
             state.drained[name] = entry.reason
+            (state.quarantined.add if entry.quarantines else state.quarantined.discard)(name)
         case NodeJoined():
             state.nodes[name] = Expected(entry.host, entry.zone, entry.at)
         case NodeOver(left=False) if name in state.nodes:
@@ -138,6 +140,7 @@ def _node(state: State, entry: NodeDrained | NodeJoined | NodeOver | NodeForgott
         case NodeForgotten():
             state.nodes.pop(name, None)
             state.drained.pop(name, None)
+            state.quarantined.discard(name)
         case _:
             assert_never(entry)
 

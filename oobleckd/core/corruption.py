@@ -22,9 +22,6 @@ from oobleckd.protocol.messages import Corrupted, StepDone
 from oobleckd.protocol.parts import Counters
 from planner.plan import node_of
 
-QUARANTINED = "quarantined: "
-"""How the reason of a drain begins that nobody but an operator should undo."""
-
 
 class Finding(msgspec.Struct, frozen=True):
     """Bits are wrong: ``cause`` says what and whose, for people, ``nodes`` may have them, and ``target`` can be trusted."""
@@ -98,9 +95,10 @@ def trusted(job: JobRecord, step: int) -> Kept:
 def quarantine(core: Core, device: str, why: str) -> None:
     """Keep the node of ``device`` out of all plans until somebody has looked at it."""
     node = node_of(device)
-    if core.state.drained.get(node, "").startswith(QUARANTINED):
+    if node in core.state.quarantined:
         return
-    core.record(NodeDrained(node, f"{QUARANTINED}{device}: {why}", undo=False, at=core.now))
+    reason = f"quarantined: {device}: {why}"
+    core.record(NodeDrained(node, reason, undo=False, at=core.now, cause="corruption"))
     text = (
         f"{device} computes or keeps wrong bits: {why}; {node} is quarantined "
         f"(test its memory; `oobleckctl undrain {node}` lets it back)"

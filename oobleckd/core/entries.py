@@ -23,6 +23,8 @@ from planner.plan import Detours, Layout, Plan, Template
 from planner.policy import Setup
 from planner.profile import Profile
 
+DrainCause = Literal["", "operator", "evicted", "slow", "corruption"]
+
 
 class Entry(msgspec.Struct, frozen=True, tag=True):
     """Base of everything in the journal. ``at`` is POSIX seconds."""
@@ -208,12 +210,20 @@ class IncidentClosed(Entry, frozen=True):
 
 
 class NodeDrained(Entry, frozen=True):
-    """A node is (``undo``: no longer) kept out of plans."""
+    """A node is (``undo``: no longer) kept out of plans. ``cause``: for programs ("": not said, as in entries of earlier versions)."""
 
     node: str
     reason: str
     undo: bool
     at: float
+    cause: DrainCause = ""
+
+    @property
+    def quarantines(self) -> bool:
+        """Whether it is for wrong bits, and nobody but an operator should undo it."""
+        if self.cause:
+            return self.cause == "corruption"
+        return self.reason.startswith("quarantined: ")  # an earlier version said so in the reason alone
 
 
 class NodeJoined(Entry, frozen=True):

@@ -261,7 +261,7 @@ class Machine:
 
     def _evict_node(self, name: str, cause: str) -> None:
         core = self.core
-        core.record(NodeDrained(name, f"evicted: {cause}", undo=False, at=core.now))
+        core.record(NodeDrained(name, f"evicted: {cause}", undo=False, at=core.now, cause="evicted"))
         core.members.evict(name, cause, core.now)
         self._drop_state(name)
 

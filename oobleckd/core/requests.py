@@ -221,7 +221,7 @@ def _drain(core: Core, request: Drain) -> Response:
         problem = "is not drained" if request.undo else "is drained already"
         return Denied("conflict", f"{name} {problem}", "`oobleckctl get nodes` shows the state of each")
     act = "undrain" if request.undo else "drain"
-    core.record(NodeDrained(name, request.reason, request.undo, core.now))
+    core.record(NodeDrained(name, request.reason, request.undo, core.now, "operator"))
     _audit(core, request.who, f"{act} {name} {request.reason}".strip(), f"node:{name}")
     if request.undo:
         core.joined_at = core.now

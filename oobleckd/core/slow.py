@@ -25,7 +25,7 @@ def tell(core: Core, run: Run, news: dict[str, str]) -> None:
         for device, factor in sorted(run.paces.slow.items()):
             if _may_go(core, run, node_of(device)):
                 reason = f"{device} is slow: {factor:.1f} times its peers"
-                core.record(NodeDrained(node_of(device), reason, undo=False, at=core.now))
+                core.record(NodeDrained(node_of(device), reason, undo=False, at=core.now, cause="slow"))
 
 
 def _fate(core: Core, run: Run, node: str) -> str:

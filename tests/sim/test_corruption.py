@@ -51,8 +51,7 @@ def finish(world: World) -> None:
 
 
 def quarantined(world: World) -> list[str]:
-    drained = world.machine.core.state.drained
-    return sorted(name for name, reason in drained.items() if reason.startswith("quarantined: "))
+    return sorted(world.machine.core.state.quarantined)
 
 
 @pytest.mark.thin(3)
