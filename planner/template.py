@@ -177,12 +177,12 @@ class _Model:
             f"layer {first} ({profile.layers[first].name})" if first == last else f"layers {first} to {last}"
         )
         devices = f"each of {costs.num_devices} devices" if costs.num_devices > 1 else "a device"
-        memory = f"raise resources.device_memory to at least {sizes[worst]:,} bytes"
+        raised = f"raise resources.device_memory to at least {sizes[worst]:,} bytes"
         return PlanError(
             f"{problem}: with {num_stages} stages, the split that needs least, {where} "
             f"needs {sizes[worst]:,} bytes of {devices} and the limit is {limit:,}",
-            f"{memory}, or lower train.micro_batch or train.sequence",
-            memory,
+            f"{raised}, or lower train.micro_batch or train.sequence",
+            raised,
         )
 
 
