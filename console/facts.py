@@ -8,7 +8,6 @@ from __future__ import annotations
 import msgspec
 
 from oobleckd.protocol.api import (
-    Change,
     IncidentView,
     JobView,
     NodeView,
@@ -17,6 +16,7 @@ from oobleckd.protocol.api import (
     StepView,
     TemplateView,
 )
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import BlastView, GoodputView, LayerView, SampledSteps, ScheduleView
 
 

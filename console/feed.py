@@ -16,7 +16,8 @@ from console.asked import Asked, is_of_one_question
 from console.facts import AnyFact, Away, Fetched, Heard, History, Refused, Wants
 from console.model import STEPS_KEPT, identity, is_other_history, shown_job
 from oobleckd.client import Client, Events
-from oobleckd.protocol.api import Change, JobView
+from oobleckd.protocol.api import JobView
+from oobleckd.protocol.changes import Change
 from oobleckd.unixhttp import ApiProblem, BadAnswer, ClientError, Unreachable
 
 # How old an answer may get while no event touches it, in seconds; what grows with the cluster less often. Incidents are fetched all at once,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change
 
 EVENTS_KEPT = 4000
 LEAST_OF_LEVEL = 1000

@@ -12,25 +12,17 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable
 from itertools import takewhile
 from operator import attrgetter
-from typing import Any, Literal, TypeVar, assert_never
+from typing import Any, Literal, assert_never
 
 import msgspec
 
 from console.facts import AnyFact, Away, Fetched, Heard, History, Refused, Rewound, Unshown, Watched
 from console.kept import kept
-from oobleckd.protocol.api import (
-    Change,
-    IncidentView,
-    JobView,
-    NodeView,
-    PipelineView,
-    Status,
-    TemplateView,
-)
+from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, Status, TemplateView
+from oobleckd.protocol.changes import Change, IncidentBegan, IncidentOver, NodeLost, StepCommitted
 from oobleckd.protocol.watch import BlastView, GoodputView, LayerView, SampledSteps, ScheduleView
 
 Link = Literal["waiting", "live", "stale", "replay"]
-Shape = TypeVar("Shape")
 
 STEPS_KEPT = 600
 BLASTS_KEPT = 8
@@ -239,20 +231,13 @@ def _died_since(view: View, change: Change) -> View:
     return _died(view, change) if change.at > view.heard_at else view
 
 
-class _NodeData(msgspec.Struct):
-    """``data`` of a change of kind node."""
-
-    node: str
-
-
 def _died(view: View, change: Change) -> View:
-    """Between two lists of the nodes: who died is known from the words of the change alone."""
-    data = _data(change, _NodeData) if change.kind == "node" and change.level == "warn" else None
-    if data is None or not change.text.startswith(f"{data.node} lost: "):
+    """Between two lists of the nodes: who died is known from the change alone."""
+    lost = change.data
+    if not isinstance(lost, NodeLost):
         return view
-    cause = change.text.removeprefix(f"{data.node} lost: ")
     nodes = tuple(
-        msgspec.structs.replace(node, state="lost", reason=cause) if node.name == data.node else node
+        msgspec.structs.replace(node, state="lost", reason=lost.cause) if node.name == lost.node else node
         for node in view.nodes
     )
     return msgspec.structs.replace(view, nodes=nodes)
@@ -294,11 +279,15 @@ def _heard(view: View, change: Change) -> View:
     if change.seq < view.seq or (change.seq == view.seq and _was_told(view.events, change)):
         return view
     view = msgspec.structs.replace(view, seq=change.seq, events=kept(view.events, change))
-    if change.kind == "step":
-        return _step(view, change)
-    if change.kind == "incident":
-        return _incident(view, change)
-    return view
+    match change.data:
+        case StepCommitted():
+            return _step(view, change.at, change.data)
+        case IncidentOver():
+            return _recovered(view, change.data.view)
+        case IncidentBegan() if view.link == "replay":  # else it is fetched
+            return _opened(view, change.at, change.data)
+        case _:
+            return view
 
 
 def _was_told(events: tuple[Change, ...], change: Change) -> bool:
@@ -306,37 +295,12 @@ def _was_told(events: tuple[Change, ...], change: Change) -> bool:
     return change in takewhile(lambda each: each.seq >= change.seq, reversed(events))
 
 
-class _StepData(msgspec.Struct):
-    """``data`` of a change of kind step. JSON has no NaN: it arrives as null."""
-
-    job: str
-    step: int
-    loss: float | None
-    outcome: str
-    epoch: int
-
-
-class _IncidentData(msgspec.Struct):
-    """``data`` of the change that closes an incident."""
-
-    view: IncidentView
-
-
-class _OpenedData(msgspec.Struct):
-    """``data`` of the change that opens one."""
-
-    incident: str
-    nodes: tuple[str, ...]
-    epoch: int
-
-
 _number = attrgetter("step")  # by which points are in order
 
 
-def _step(view: View, change: Change) -> View:
-    data = _data(change, _StepData)
+def _step(view: View, at_s: float, data: StepCommitted) -> View:
     job = view.job
-    if data is None or job is None or data.job != job.id or data.outcome == "repeated":
+    if job is None or data.job != job.id or data.outcome == "repeated":
         return view
     loss = math.nan if data.loss is None else data.loss
     at = bisect_left(view.points, data.step, key=_number)
@@ -352,35 +316,30 @@ def _step(view: View, change: Change) -> View:
         job = msgspec.structs.replace(
             job, step=data.step, loss=loss, epoch=data.epoch, steps_skipped=total, skipped_in_row=skipped
         )
-    point = Point(data.step, change.at, loss, data.outcome == "skipped")
+    point = Point(data.step, at_s, loss, data.outcome == "skipped")
     points = (*before, point, *after)[-STEPS_KEPT:]
     return msgspec.structs.replace(view, job=job, points=points)
 
 
-def _incident(view: View, change: Change) -> View:
-    """A closed incident comes with its whole view; an opened one is fetched, where there is somebody to ask."""
-    data = _data(change, _IncidentData)
-    if data is None:
-        return _opened(view, change) if view.link == "replay" else view
-    others = tuple(incident for incident in view.incidents if incident.id != data.view.id)
+def _recovered(view: View, over: IncidentView) -> View:
+    """A closed incident comes with its whole view."""
+    others = tuple(incident for incident in view.incidents if incident.id != over.id)
     known = len(others) < len(view.incidents)
-    incidents = tuple(data.view if i.id == data.view.id else i for i in view.incidents)
-    return msgspec.structs.replace(view, incidents=incidents if known else (*others, data.view))
+    incidents = tuple(over if i.id == over.id else i for i in view.incidents)
+    return msgspec.structs.replace(view, incidents=incidents if known else (*others, over))
 
 
-def _opened(view: View, change: Change) -> View:
-    data = _data(change, _OpenedData)
-    if data is None or any(incident.id == data.incident for incident in view.incidents):
+def _opened(view: View, at_s: float, began: IncidentBegan) -> View:
+    if any(incident.id == began.incident for incident in view.incidents):
         return view
     job, step = (view.job.id, view.job.step + 1) if view.job is not None else ("", 0)
-    cause = change.text.removeprefix(f"{data.incident}: ")
     incident = IncidentView(
-        data.incident,
+        began.incident,
         job,
-        cause,
-        data.nodes,
-        change.at,
-        data.epoch,
+        began.cause,
+        began.nodes,
+        at_s,
+        began.epoch,
         step,
         open=True,
         phases=(),
@@ -388,11 +347,3 @@ def _opened(view: View, change: Change) -> View:
         reason="",
     )
     return msgspec.structs.replace(view, incidents=(*view.incidents, incident))
-
-
-def _data(change: Change, shape: type[Shape]) -> Shape | None:
-    """``data`` of a change; None for changes of the same kind that carry something else."""
-    try:
-        return msgspec.json.decode(msgspec.json.encode(change.data), type=shape)
-    except msgspec.ValidationError:
-        return None

@@ -20,7 +20,6 @@ import msgspec
 
 from oobleckd.protocol.api import (
     Accepted,
-    Change,
     IncidentView,
     Items,
     JobView,
@@ -30,6 +29,7 @@ from oobleckd.protocol.api import (
     StepView,
     TemplateView,
 )
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import How
 from oobleckd.protocol.watch import (

@@ -68,9 +68,11 @@ def instantiate(
 
 def too_few(num_nodes: int, n0: int) -> PlanError:
     """The error for fewer nodes than one pipeline needs."""
+    memory = "raise resources.device_memory"
     return PlanError(
         f"{num_nodes} usable nodes, and the model needs {n0}",
-        f"add {n0 - num_nodes} or more nodes, or raise resources.device_memory",
+        f"add {n0 - num_nodes} or more nodes, or {memory}",
+        memory,
     )
 
 

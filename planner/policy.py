@@ -28,12 +28,15 @@ SHADOWING = frozenset({"bamboo"})
 
 
 class PlanError(ValueError):
-    """No plan exists; the message says why and ``hint`` what the user can change."""
+    """No plan exists; the message says why and ``hint`` what the user can change. ``memory``: the part of the hint that is to let devices have more
+    memory, which is no way out where the limit is the device's own.
+    """
 
-    def __init__(self, problem: str, hint: str = "") -> None:
+    def __init__(self, problem: str, hint: str = "", memory: str = "") -> None:
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
+        self.memory = memory
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -92,7 +95,8 @@ class Proposal(msgspec.Struct, frozen=True):
 
     ``ops``: device -> its schedule, as text. ``beforehand_s``: seconds until the copies are made while training goes on, before the stop; 0: nobody waits
     for that, as nobody does where the caller cannot; negative: the policy has not weighed it. ``at_once``: copies begin in the step under way, even so;
-    what is left of them is made in the stop.
+    what is left of them is made in the stop. ``cases``: of the reason what becomes of the pipelines, without sizes, copies and what can be lost
+    ("": it is all of it).
     """
 
     plan: Plan
@@ -103,6 +107,7 @@ class Proposal(msgspec.Struct, frozen=True):
     ops: dict[str, str] = {}
     beforehand_s: float = -1.0
     at_once: bool = False
+    cases: str = ""
 
     @property
     def begins(self) -> bool:

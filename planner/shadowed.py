@@ -210,11 +210,12 @@ def _nothing_fits(setup: Setup) -> PlanError:
         middle = (low + high) // 2
         low, high = (low, middle) if _fitting(setup, middle) else (middle, high)
     nodes = _fitting(setup, high)[0]
+    memory = f"raise resources.device_memory to at least {high:,} bytes"
     return PlanError(
         "with every device holding its successor's layers too the model fits no number of nodes: on "
         f"{nodes}, which need least, a device needs {high:,} bytes and the limit is {setup.device_memory_bytes:,}",
-        f"raise resources.device_memory to at least {high:,} bytes, lower schedule.shadow_memory, train.micro_batch or "
-        "train.sequence, or choose another fault_tolerance.policy",
+        f"{memory}, lower schedule.shadow_memory, train.micro_batch or train.sequence, or choose another fault_tolerance.policy",
+        memory,
     )
 
 

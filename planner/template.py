@@ -177,11 +177,12 @@ class _Model:
             f"layer {first} ({profile.layers[first].name})" if first == last else f"layers {first} to {last}"
         )
         devices = f"each of {costs.num_devices} devices" if costs.num_devices > 1 else "a device"
+        raised = f"raise resources.device_memory to at least {sizes[worst]:,} bytes"
         return PlanError(
             f"{problem}: with {num_stages} stages, the split that needs least, {where} "
             f"needs {sizes[worst]:,} bytes of {devices} and the limit is {limit:,}",
-            f"raise resources.device_memory to at least {sizes[worst]:,} bytes, or lower "
-            "train.micro_batch or train.sequence",
+            f"{raised}, or lower train.micro_batch or train.sequence",
+            raised,
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from oobleckd.protocol import corruption
 from oobleckd.protocol.corruption import Odd
-from oobleckd.protocol.parts import Flags, Outcome, Vote
+from oobleckd.protocol.parts import Outcome, Vote
 
 
 class ReplicasDisagree(RuntimeError):
@@ -22,27 +22,6 @@ class ReplicasDisagree(RuntimeError):
         what = ", ".join(f"{odd.what} of bucket {odd.bucket}" for odd in odds)
         super().__init__(f"replicas disagree: {what}")
         self.odds = odds
-
-
-def union(votes: Iterable[Vote]) -> Vote:
-    """All that several votes of one round say together. Where replicas disagree the first word stands: whoever has all votes looks
-    (``Commit.committed``).
-    """
-    norms: dict[int, tuple[float, ...]] = {}
-    losses: dict[int, float] = {}
-    digests: dict[int, int] = {}
-    nan = overflow = False
-    flags = Flags()
-    for vote in votes:
-        for bucket, values in vote.norms.items():
-            norms.setdefault(bucket, values)
-        for bucket, digest in vote.digests.items():
-            digests.setdefault(bucket, digest)
-        losses.update(vote.losses)
-        nan |= vote.nan
-        overflow |= vote.overflow
-        flags |= vote.flags
-    return Vote(norms, losses, nan, overflow, flags, digests)
 
 
 def outcome_of(vote: Vote) -> Outcome:
@@ -108,7 +87,7 @@ class Commit:
         votes = {device: self.votes[device] for device in sorted(self.live)}
         if not corruption.agree(votes):
             raise ReplicasDisagree(corruption.odds(votes))
-        return union(votes.values())
+        return Vote.union(votes.values())
 
     def disagreements(self) -> tuple[Odd, ...]:
         """What the votes heard so far do not agree on."""
@@ -118,7 +97,7 @@ class Commit:
         """For ``Progress``: the union of what is known if this device is REDUCED."""
         if self.own is None:
             return None
-        return union([self.own, *(self.votes[device] for device in sorted(self.votes))])
+        return Vote.union([self.own, *(self.votes[device] for device in sorted(self.votes))])
 
     def advance(self, vote: Vote) -> None:
         """The present round committed with ``vote``; the next begins."""

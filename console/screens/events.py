@@ -17,7 +17,7 @@ from console.widgets.listing import clamped
 from console.widgets.log import Look
 from console.widgets.panel import Panel
 from oobleckd.draw.lines import Line, clipped, wrapped
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change
 
 # The nearest to what one looks at comes first.
 _STORIES = ("incident", "node", "job")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from console.model import View
 from oobleckd.draw.lines import Line, Role, clipped, clock
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change
 
 _MARKS: dict[str, tuple[str, Role]] = {
     "debug": (" ", "dim"),

@@ -12,7 +12,7 @@ from console.model import View
 from console.widgets.events import row
 from console.widgets.listing import clamped, counted, matches, rows
 from oobleckd.draw.lines import Line, clipped
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change
 
 Level = Literal["all", "warn", "error"]
 LEVELS: tuple[Level, ...] = ("all", "warn", "error")

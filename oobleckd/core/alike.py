@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import msgspec
-
 from oobleckd.core.context import Core
 from oobleckd.core.entries import KindTrained
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
+from oobleckd.protocol.changes import DevicesDiffer
 from oobleckd.protocol.traits import Difference, differences, nodes_of
 
 
@@ -39,6 +38,5 @@ def deployed(core: Core, run: Run) -> None:
         what = "; ".join(map(str, found))
         text = f"{job.id}: its devices do not come to the same bits: {what}; so replicas are not compared, and neither are results"
         story = [f"job:{job.id}", *(f"node:{node}" for node in nodes_of(found))]
-        said = msgspec.to_builtins(found)
-        core.announce("plan", text, story, level="warn", job=job.id, differences=said)
+        core.announce(text, DevicesDiffer(job.id, found), story, level="warn")
     run.told_of = found

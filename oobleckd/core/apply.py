@@ -42,6 +42,7 @@ from oobleckd.core.entries import (
     RolledBack,
     StepEntry,
     TemplatesMade,
+    noted,
 )
 from oobleckd.core.state import (
     LEAST_KEPT,
@@ -55,7 +56,7 @@ from oobleckd.core.state import (
     Written,
 )
 from oobleckd.core.states import FINAL
-from oobleckd.protocol.api import Change, LostRecords
+from oobleckd.protocol.api import LostRecords
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters
 
@@ -85,9 +86,7 @@ def apply(state: State, entry: AnyEntry) -> None:
             _incident(state, entry)
         case Noted():
             state.seq = max(state.seq, entry.seq)
-            data = {key: msgspec.Raw(raw) for key, raw in entry.data.items()}
-            change = Change(entry.seq, entry.at, entry.kind, entry.level, entry.text, entry.story, data)
-            state.history.append(change)
+            state.history.append(noted(entry))
         case EpochRaised():
             state.epoch = max(state.epoch, entry.epoch)
             state.jobs[entry.job].epoch = entry.epoch
@@ -128,8 +127,10 @@ def _node(state: State, entry: NodeDrained | NodeJoined | NodeOver | NodeForgott
     match entry:
         case NodeDrained(undo=True):
             state.drained.pop(name, None)
+            state.quarantined.discard(name)
         case NodeDrained():
             state.drained[name] = entry.reason
+            (state.quarantined.add if entry.quarantines else state.quarantined.discard)(name)
         case NodeJoined():
             state.nodes[name] = Expected(entry.host, entry.zone, entry.at)
         case NodeOver(left=False) if name in state.nodes:
@@ -139,6 +140,7 @@ def _node(state: State, entry: NodeDrained | NodeJoined | NodeOver | NodeForgott
         case NodeForgotten():
             state.nodes.pop(name, None)
             state.drained.pop(name, None)
+            state.quarantined.discard(name)
         case _:
             assert_never(entry)
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sys
 
-import msgspec
-
 from oobleckd.core import cadence, inputs, room
 from oobleckd.core.context import Core
 from oobleckd.core.entries import CheckpointWritten, FolderTaken
 from oobleckd.core.events import FolderFound, ManifestWritten, SetAside, WriteManifest
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
+from oobleckd.protocol.changes import CheckpointComplete, CheckpointDamaged, CheckpointFolder, CheckpointSaid
 from oobleckd.protocol.checkpoint import DAMAGED, manifest_of
 from oobleckd.protocol.messages import Ack, CheckpointFailed, CheckpointPart, DeviceFailed
 from oobleckd.protocol.parts import Counters
@@ -57,9 +56,7 @@ def on_part(core: Core, message: CheckpointPart) -> None:
         keep = job.spec.checkpoint.keep
         run.completing.add(message.directory)
         spared = _spared(core, job)
-        core.outbox.append(
-            WriteManifest(message.directory, msgspec.to_builtins(manifest), keep, spared, job.id)
-        )
+        core.outbox.append(WriteManifest(message.directory, manifest, keep, spared, job.id))
 
 
 def _spared(core: Core, job: JobRecord) -> tuple[str, ...]:
@@ -86,7 +83,7 @@ def on_folder(core: Core, event: FolderFound) -> None:
         text = (
             f"{job.id}: {event.why}; from its next plan on its checkpoints go into {event.folder} beside it"
         )
-        core.announce("checkpoint", text, (f"job:{job.id}",), level="warn", job=job.id, folder=event.folder)
+        core.announce(text, CheckpointFolder(job.id, event.folder), (f"job:{job.id}",), level="warn")
 
 
 def on_manifest(core: Core, event: ManifestWritten) -> None:
@@ -111,7 +108,7 @@ def _give_up(core: Core, run: Run, event: ManifestWritten) -> None:
     run.begun = None
     room.lost_files(core, run)
     text = f"{run.job.id}: the checkpoint in {event.directory} cannot be completed: {event.error}"
-    core.announce("checkpoint", text, (f"job:{run.job.id}",), level="error", job=run.job.id)
+    core.announce(text, CheckpointSaid(run.job.id), (f"job:{run.job.id}",), level="error")
 
 
 def _completed(core: Core, run: Run, directory: str, counters: Counters) -> None:
@@ -126,7 +123,7 @@ def _completed(core: Core, run: Run, directory: str, counters: Counters) -> None
     if counters.step >= run.want_checkpoint:
         run.want_checkpoint = -1
     text = f"{job.id}: checkpoint of step {counters.step} in {final}"
-    core.announce("checkpoint", text, (f"job:{job.id}",), job=job.id, step=counters.step, directory=final)
+    core.announce(text, CheckpointComplete(job.id, counters.step, final), (f"job:{job.id}",))
     for node in sorted(job.surviving_nodes()):
         ack(core, job, node)
 
@@ -153,7 +150,7 @@ def _abandon_older(core: Core, run: Run, counters: Counters) -> None:
             f"{run.job.id}: the checkpoint of step {part.counters.step} in {directory} stays incomplete: "
             f"{len(parts)} of {part.num_buckets} parts were written"
         )
-        core.announce("checkpoint", text, (f"job:{run.job.id}",), level="warn", job=run.job.id)
+        core.announce(text, CheckpointSaid(run.job.id), (f"job:{run.job.id}",), level="warn")
 
 
 def wanted(core: Core, run: Run) -> bool:
@@ -179,7 +176,7 @@ def skipped(core: Core, run: Run, counters: Counters) -> None:
         f"{run.job.id}: no checkpoint of step {counters.step}: that of step {run.begun.step} is still being written "
         "(checkpoint.every is shorter than that takes)"
     )
-    core.announce("checkpoint", text, (f"job:{run.job.id}",), level="warn", job=run.job.id)
+    core.announce(text, CheckpointSaid(run.job.id), (f"job:{run.job.id}",), level="warn")
 
 
 def saving(run: Run) -> bool:
@@ -206,7 +203,7 @@ def damaged(core: Core, job: JobRecord, message: DeviceFailed) -> Kept | None:
         f"what is left of it is kept as {directory}{DAMAGED}"
     )
     story = (f"job:{job.id}", f"node:{node_of(message.device)}")
-    core.announce("checkpoint", text, story, level="error", job=job.id, step=step, directory=directory)
+    core.announce(text, CheckpointDamaged(job.id, step, directory, message.device), story, level="error")
     return whole[-1] if whole else Kept(job.origin, job.start)
 
 

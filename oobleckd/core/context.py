@@ -7,10 +7,9 @@ Owns how facts, messages and changes leave the machine, and nothing about when. 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Literal
 
 import msgspec
 
@@ -24,14 +23,12 @@ from oobleckd.core.samples import Samples
 from oobleckd.core.state import JobRecord, State
 from oobleckd.core.states import Trigger, after
 from oobleckd.core.usable import Terms, Usable
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import AnyPayload, Change, JobMoved, Level
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, Release, ToWorker
 from oobleckd.protocol.parts import FailureCause, Peer
 from planner.plan import node_of
 from planner.policy import Setup, Situation
-
-Level = Literal["debug", "info", "warn", "error"]
 
 
 @dataclass(slots=True)
@@ -84,19 +81,12 @@ class Core:
         return self.tickets
 
     def announce(
-        self, kind: str, text: str, story: Iterable[str] = (), *, level: Level = "info", **data: object
+        self, text: str, data: AnyPayload, story: Iterable[str] = (), *, level: Level = "info"
     ) -> None:
         """Publish a change, and keep it for ``story``."""
-        change = self.change(kind, text, story, level, data)
+        change = Change(self.state.seq + 1, self.now, data.kind, level, text, tuple(story), data)
         self.record(note(change))
         self.outbox.append(Announce(change))
-
-    def change(
-        self, kind: str, text: str, story: Iterable[str], level: Level, data: Mapping[str, object]
-    ) -> Change:
-        """The next change of the event stream."""
-        raw = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in data.items()}
-        return Change(self.state.seq + 1, self.now, kind, level, text, tuple(story), raw)
 
     # ------------------------------------------------------------------ small common acts
 
@@ -110,8 +100,7 @@ class Core:
         if changed:
             text = f"{job.id} is {state}" + (f": {reason}" if reason else "")
             level: Level = "error" if state == "failed" else "warn" if state == "done" and reason else "info"
-            said = {"cause": cause} if cause else {}
-            self.announce("job", text, (f"job:{job.id}",), level=level, job=job.id, state=state, **said)
+            self.announce(text, JobMoved(job.id, state, reason, cause), (f"job:{job.id}",), level=level)
 
     def explain(self, job: JobRecord, reason: str) -> None:
         """Say with a job's state, which stays, why it does not go on ("": it does)."""

@@ -16,13 +16,11 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import CorruptionFound, CorruptionSettled, NodeDrained
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
+from oobleckd.protocol.changes import JobSaid, NodeQuarantined
 from oobleckd.protocol.corruption import Fingerprints, Odd, differing
 from oobleckd.protocol.messages import Corrupted, StepDone
 from oobleckd.protocol.parts import Counters
 from planner.plan import node_of
-
-QUARANTINED = "quarantined: "
-"""How the reason of a drain begins that nobody but an operator should undo."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -97,14 +95,15 @@ def trusted(job: JobRecord, step: int) -> Kept:
 def quarantine(core: Core, device: str, why: str) -> None:
     """Keep the node of ``device`` out of all plans until somebody has looked at it."""
     node = node_of(device)
-    if core.state.drained.get(node, "").startswith(QUARANTINED):
+    if node in core.state.quarantined:
         return
-    core.record(NodeDrained(node, f"{QUARANTINED}{device}: {why}", undo=False, at=core.now))
+    reason = f"quarantined: {device}: {why}"
+    core.record(NodeDrained(node, reason, undo=False, at=core.now, cause="corruption"))
     text = (
         f"{device} computes or keeps wrong bits: {why}; {node} is quarantined "
         f"(test its memory; `oobleckctl undrain {node}` lets it back)"
     )
-    core.announce("node", text, (f"node:{node}",), level="error", node=node, device=device)
+    core.announce(text, NodeQuarantined(node, device, why), (f"node:{node}",), level="error")
 
 
 def settle(core: Core, job: JobRecord, message: StepDone) -> None:
@@ -125,7 +124,7 @@ def _settle(core: Core, job: JobRecord, step: int, truth: Fingerprints) -> None:
         if not named:
             who = " nor ".join(sorted(dispute.devices()))
             text = f"{job.id}: whose {what} were wrong in step {number} cannot be told: neither {who} had what came out now"
-            core.announce("job", text, (f"job:{job.id}",), level="warn", job=job.id)
+            core.announce(text, JobSaid(job.id), (f"job:{job.id}",), level="warn")
 
 
 def to_recheck(job: JobRecord) -> int:

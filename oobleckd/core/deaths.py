@@ -14,6 +14,7 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import DeviceDied
 from oobleckd.core.run import Run
 from oobleckd.core.state import Died, JobRecord
+from oobleckd.protocol.changes import DeviceEnded
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, account_of, ways_out
 from oobleckd.protocol.messages import DeviceLost
 from planner.plan import Plan, node_of
@@ -93,7 +94,7 @@ def _before(job: JobRecord, death: Death) -> Died | None:
 def _first(core: Core, job: JobRecord, found: Died) -> None:
     text = f"{job.id}: {words(found)}; a second time like this fails the job"
     story = (f"job:{job.id}", f"node:{node_of(found.device)}")
-    core.announce("job", text, story, level="warn", job=job.id, device=found.device, died_of=found.death.kind)
+    core.announce(text, DeviceEnded(job.id, found.device, found.death.kind), story, level="warn")
 
 
 def _does_not_fit(core: Core, run: Run, before: Died, found: Died) -> None:

@@ -8,14 +8,14 @@ where the job goes on without its dead ("Re-routed"). Does not own who is dead (
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from oobleckd.protocol import corruption
 from oobleckd.protocol.corruption import Odd
-from oobleckd.protocol.messages import Progress
-from oobleckd.protocol.parts import Counters, Flags, Vote
+from oobleckd.protocol.messages import Decide, Progress
+from oobleckd.protocol.parts import Counters, Vote
 from planner.plan import NOTHING, Detours, HopState, Layout, Route, standing_routes
 from planner.reroute import Rerouting, detour
 from planner.splice import spliced
@@ -37,6 +37,20 @@ class Decision(msgspec.Struct, frozen=True):
     hold: bool = False
     hold_now: bool = False
     detours: Detours | None = None
+
+    def told(self, device: str, epoch: int, detours: Detours | None) -> Decide:
+        """It for ``device``, with all ``detours`` in force, as the device may have missed those before."""
+        return Decide(
+            device=device,
+            epoch=epoch,
+            round=self.round,
+            commit=self.commit,
+            routes=self.routes,
+            donors=self.donors,
+            hold=self.hold,
+            hold_now=self.hold_now,
+            detours=detours,
+        )
 
 
 class Disagreement(msgspec.Struct, frozen=True):
@@ -87,14 +101,14 @@ def decide(
     here = {device: progress[device] for device in sorted(progress)}
     case = _Case(epoch, layout, frozenset(dead), buckets, standing)
     if ahead:
-        commit = _union(answer.last for answer in ahead.values())
+        commit = Vote.union(_known(answer.last) for answer in ahead.values())
         stop = any(answer.holding for answer in ahead.values())
         return case.decision(lowest + 1, commit, ahead, stop=stop)
     if all(answer.vote is not None for answer in here.values()):
         votes = _own_votes(here, layout, buckets)
         if not corruption.agree(votes):
             return Disagreement(next(iter(here.values())).counters, corruption.odds(votes))
-        commit = _union(answer.vote for answer in here.values())
+        commit = Vote.union(_known(answer.vote) for answer in here.values())
         return case.decision(lowest + 1, commit, {}, stop=not standing.go_on or commit.flags.hold)
     return case.decision(lowest, None, here, stop=_stays_held(here, case.fresh))
 
@@ -205,27 +219,6 @@ def _untouched(route: Route, inside: Collection[str]) -> dict[tuple[str, int], H
     }
 
 
-def _union(votes: Iterable[Vote | None]) -> Vote:
-    """All that votes of one round say together; replicas agree, so the first word stands."""
-    norms: dict[int, tuple[float, ...]] = {}
-    losses: dict[int, float] = {}
-    nan = overflow = False
-    flags = Flags()
-    digests: dict[int, int] = {}
-    for vote in votes:
-        assert vote is not None, "a device past a round knows the votes that it committed with"
-        for bucket, values in vote.norms.items():
-            norms.setdefault(bucket, values)
-        for bucket, digest in vote.digests.items():
-            digests.setdefault(bucket, digest)
-        for micro_batch, loss in vote.losses.items():
-            losses.setdefault(micro_batch, loss)
-        nan |= vote.nan
-        overflow |= vote.overflow
-        flags |= vote.flags
-    norms, losses, digests = (
-        dict(sorted(norms.items())),
-        dict(sorted(losses.items())),
-        dict(sorted(digests.items())),
-    )
-    return Vote(norms, losses, nan, overflow, flags, digests)
+def _known(vote: Vote | None) -> Vote:
+    assert vote is not None, "a device past a round knows the votes that it committed with"
+    return vote

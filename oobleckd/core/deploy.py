@@ -5,11 +5,15 @@ Owns the road from a proposal to ``Resume``. A failure on the way is ``recovery`
 
 from __future__ import annotations
 
+import msgspec
+
 from oobleckd.core import alike, corruption, incidents, prepare, samples
 from oobleckd.core.context import Core
 from oobleckd.core.entries import EpochRaised, FolderNoted, LayoutDeployed
+from oobleckd.core.incident import beforehand
 from oobleckd.core.run import Candidate, Run
 from oobleckd.core.state import JobRecord
+from oobleckd.protocol.changes import ModelSaid, PlanDeployed
 from oobleckd.protocol.messages import Deploy, Ready, Resume
 from oobleckd.protocol.modelnotes import words
 from planner.policy import Proposal, Situation
@@ -88,16 +92,14 @@ def _say_of_folder(core: Core, job: JobRecord, candidate: Candidate) -> None:
     for note in notes:
         text = f"{job.id}: {job.spec.model.checkpoint}: {words(note)}"
         story = (f"job:{job.id}",)
-        core.announce(
-            "model", text, story, level="warn", job=job.id, what=note.kind, count=note.count, names=note.names
-        )
+        said = ModelSaid(job.id, note.kind, note.count, note.names)
+        core.announce(text, said, story, level="warn")
 
 
 def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
     job = run.job
     copied = sum(ready.copied_bytes for ready in candidate.ready.values())
     staged = sum(ready.staged_bytes for ready in candidate.ready.values())
-    beforehand = f"; {prepare.size_of(staged)} had been copied beforehand" if staged else ""
     lives = {device: candidate.lives[device] for device in candidate.layout.holdings}
     core.record(
         LayoutDeployed(
@@ -114,25 +116,17 @@ def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
         run.incident.copied_bytes += copied
         for copy in next(iter(candidate.deploys.values())).transfers:  # all are told of all
             run.incident.sent_bytes[copy.source] += copy.num_bytes
-        run.incident.reason += beforehand
+        parts = run.incident.parts
+        run.incident.parts = msgspec.structs.replace(parts, staged_bytes=parts.staged_bytes + staged)
     alike.deployed(core, run)
     run.satisfied = None
     run.stumbled.clear()
     incidents.enter(core, run, "resume")
     core.move(job, "deployed")
-    pipelines = [list(pipeline.nodes) for pipeline in candidate.plan.pipelines]
+    pipelines = tuple(pipeline.nodes for pipeline in candidate.plan.pipelines)
     names = ", ".join("+".join(nodes) for nodes in pipelines)
-    text = f"{job.id}: epoch {candidate.epoch}, {names}{beforehand}"
-    core.announce(
-        "plan",
-        text,
-        (f"job:{job.id}",),
-        job=job.id,
-        epoch=candidate.epoch,
-        pipelines=pipelines,
-        copied_bytes=copied,
-        staged_bytes=staged,
-    )
+    text = f"{job.id}: epoch {candidate.epoch}, {names}{beforehand(staged)}"
+    core.announce(text, PlanDeployed(job.id, candidate.epoch, pipelines, copied, staged), (f"job:{job.id}",))
     resume(core, run, tuple(candidate.deploys))
 
 

@@ -12,7 +12,8 @@ import msgspec
 from oobleckd.core.state import (
     Died,
 )
-from oobleckd.protocol.api import Change, IncidentView, JobState
+from oobleckd.protocol.api import IncidentView, JobState
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
@@ -21,6 +22,8 @@ from oobleckd.protocol.parts import Counters, FailureCause, Outcome
 from planner.plan import Detours, Layout, Plan, Template
 from planner.policy import Setup
 from planner.profile import Profile
+
+DrainCause = Literal["", "operator", "evicted", "slow", "corruption"]
 
 
 class Entry(msgspec.Struct, frozen=True, tag=True):
@@ -207,12 +210,20 @@ class IncidentClosed(Entry, frozen=True):
 
 
 class NodeDrained(Entry, frozen=True):
-    """A node is (``undo``: no longer) kept out of plans."""
+    """A node is (``undo``: no longer) kept out of plans. ``cause``: for programs ("": not said, as in entries of earlier versions)."""
 
     node: str
     reason: str
     undo: bool
     at: float
+    cause: DrainCause = ""
+
+    @property
+    def quarantines(self) -> bool:
+        """Whether it is for wrong bits, and nobody but an operator should undo it."""
+        if self.cause:
+            return self.cause == "corruption"
+        return self.reason.startswith("quarantined: ")  # an earlier version said so in the reason alone
 
 
 class NodeJoined(Entry, frozen=True):
@@ -296,10 +307,21 @@ class Noted(Entry, frozen=True):
     data: dict[str, bytes]
 
 
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
 def note(change: Change) -> Noted:
     """The entry of an announced change."""
-    data = {key: bytes(raw) for key, raw in change.data.items()}
+    fields = _fields(msgspec.json.encode(change.data))
+    data = {key: bytes(raw) for key, raw in fields.items()}
     return Noted(change.seq, change.at, change.kind, change.level, change.text, change.story, data)
+
+
+def noted(entry: Noted) -> Change:
+    """The change that ``entry`` keeps."""
+    fields = b",".join(b'"%s":%s' % (key.encode(), value) for key, value in entry.data.items())
+    data = msgspec.Raw(b"{%s}" % fields)
+    return Change(entry.seq, entry.at, entry.kind, entry.level, entry.text, entry.story, data)
 
 
 AnyEntry = (

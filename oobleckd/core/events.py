@@ -7,11 +7,11 @@ thousands of messages a second and a frozen dataclass takes ten times as long.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from oobleckd.protocol.api import Change, Request, Response
+from oobleckd.protocol.api import Request, Response
+from oobleckd.protocol.changes import Change
+from oobleckd.protocol.checkpoint import Manifest
 from oobleckd.protocol.messages import FromWorker, ToWorker
 from planner.plan import Template
 from planner.policy import Proposal, Setup, Situation
@@ -129,7 +129,7 @@ class WriteManifest(msgspec.Struct, frozen=True):
     """
 
     directory: str
-    manifest: dict[str, Any]
+    manifest: Manifest
     keep: int
     spared: tuple[str, ...] = ()
     job: str = ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from oobleckd.protocol.api import IncidentView, Phase, PhaseView, RejectedView, SourceView
+from oobleckd.protocol.api import IncidentView, Phase, PhaseView, ReasonView, RejectedView, SourceView
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Incident:
     round: int
     step_layer_gradients: int
     marks: list[tuple[Phase, float]] = field(default_factory=list)
-    reason: str = ""
+    parts: ReasonView = field(default_factory=ReasonView)
     steps_lost: int = 0
     copied_bytes: int = 0
     layer_gradients: int = 0
@@ -69,7 +69,7 @@ class Incident:
             open=still_open,
             phases=phases,
             total_s=now - self.at,
-            reason=self.reason,
+            reason=sentence(self.parts),
             steps_lost=self.steps_lost,
             copied_bytes=self.copied_bytes,
             layer_gradients=self.layer_gradients,
@@ -79,10 +79,28 @@ class Incident:
             cost_s=self.cost_s,
             rejected=self.rejected,
             sources=tuple(SourceView(device, sent) for device, sent in self._most_first()),
+            parts=self.parts,
         )
 
     def _most_first(self) -> list[tuple[str, int]]:
         return sorted(self.sent_bytes.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def sentence(parts: ReasonView) -> str:
+    """The reason of an incident, for people."""
+    rerouted = f"micro-batches of {', '.join(parts.rerouted)} go to other holders of their layers"
+    ways = (parts.back, parts.plan, rerouted if parts.rerouted else "")
+    return "; then ".join(filter(None, ways)) + beforehand(parts.staged_bytes)
+
+
+def beforehand(staged_bytes: int) -> str:
+    """What is added to a sentence where so much had been copied before the stop."""
+    return f"; {size_of(staged_bytes)} had been copied beforehand" if staged_bytes else ""
+
+
+def size_of(num_bytes: int) -> str:
+    """Bytes for a sentence."""
+    return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"
 
 
 def reopened(view: IncidentView, round_: int, now: float) -> Incident:
@@ -99,7 +117,7 @@ def reopened(view: IncidentView, round_: int, now: float) -> Incident:
         round_,
         view.step_layer_gradients,
         [("detect", began)],
-        view.reason,
+        view.parts if view.parts != ReasonView() else ReasonView(plan=view.reason),
         cost_s=view.cost_s,
         rejected=view.rejected,
     )

@@ -8,7 +8,8 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import IncidentClosed, IncidentOpened
 from oobleckd.core.incident import Incident
 from oobleckd.core.run import Run
-from oobleckd.protocol.api import Phase, RejectedView
+from oobleckd.protocol.api import Phase, ReasonView, RejectedView
+from oobleckd.protocol.changes import IncidentBegan, IncidentOver, PlanChosen
 from planner.policy import Proposal
 
 
@@ -37,10 +38,8 @@ def loss(core: Core, run: Run, nodes: Sequence[str], cause: str, evidence_at: fl
         incident.decided, incident.last_round = False, -1
         incident.enter("detect", core.now)
     story = (f"job:{job.id}", f"incident:{incident.id}", *(f"node:{node}" for node in nodes))
-    core.announce(
-        "incident", f"{incident.id}: {cause}", story, level="warn", incident=incident.id, nodes=list(nodes),
-        epoch=epoch,
-    )  # fmt: skip
+    began = IncidentBegan(incident.id, tuple(nodes), epoch, cause)
+    core.announce(f"{incident.id}: {cause}", began, story, level="warn")
 
 
 def enter(core: Core, run: Run, phase: Phase) -> None:
@@ -54,26 +53,25 @@ def explain(core: Core, run: Run, proposal: Proposal) -> None:
     incident = run.incident
     story = [f"job:{run.job.id}"]
     if incident is not None:
-        back = f"{incident.reason.partition('; then ')[0]}; then " if incident.steps_lost else ""
-        incident.reason = f"{back}{proposal.reason}"
+        back = incident.parts.back if incident.steps_lost else ""
+        incident.parts = ReasonView(back, proposal.reason)
         incident.cost_s = proposal.cost_s
-        incident.rejected = tuple(RejectedView(r.what, r.cost_s, r.why) for r in proposal.rejected)
+        incident.rejected = _rejected(proposal)
         story.append(f"incident:{incident.id}")
-    _chosen(core, run, proposal, story, proposal.reason)
+    said = PlanChosen(run.job.id, proposal.cost_s, _rejected(proposal), proposal.reason)
+    core.announce(f"{run.job.id}: {proposal.reason}", said, story)
 
 
 def stays(core: Core, run: Run, proposal: Proposal, occasion: str, nodes: Iterable[str]) -> None:
     """Say why the plan in force stays upon ``occasion``, what happened to ``nodes``, and what would have been the best in its stead: no incident tells."""
     story = [f"job:{run.job.id}", *(f"node:{node}" for node in nodes)]
     best = f"; not {other.what}: {other.why}" if (other := next(iter(proposal.rejected), None)) else ""
-    _chosen(core, run, proposal, story, f"{occasion}{proposal.reason}{best}")
+    said = PlanChosen(run.job.id, proposal.cost_s, _rejected(proposal), proposal.reason, stays=True)
+    core.announce(f"{run.job.id}: {occasion}{proposal.reason}{best}", said, story)
 
 
-def _chosen(core: Core, run: Run, proposal: Proposal, story: Iterable[str], text: str) -> None:
-    rejected = [{"what": r.what, "cost_s": r.cost_s, "why": r.why} for r in proposal.rejected]
-    core.announce(
-        "plan", f"{run.job.id}: {text}", story, job=run.job.id, cost_s=proposal.cost_s, rejected=rejected
-    )
+def _rejected(proposal: Proposal) -> tuple[RejectedView, ...]:
+    return tuple(RejectedView(r.what, r.cost_s, r.why) for r in proposal.rejected)
 
 
 def committed(core: Core, run: Run) -> None:
@@ -116,6 +114,4 @@ def close(core: Core, run: Run) -> None:
     core.record(IncidentClosed(view))
     story = (f"job:{view.job}", f"incident:{view.id}", *(f"node:{node}" for node in view.nodes))
     lost = f", {view.steps_lost} steps lost" if view.steps_lost else ""
-    core.announce(
-        "incident", f"{view.id}: recovered in {view.total_s:.3f} s{lost}", story, incident=view.id, view=view
-    )
+    core.announce(f"{view.id}: recovered in {view.total_s:.3f} s{lost}", IncidentOver(view.id, view), story)

@@ -13,6 +13,7 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import CheckpointChecked
 from oobleckd.core.run import KeptOut, Run
 from oobleckd.core.state import JobRecord, Kept
+from oobleckd.protocol.changes import NodeKeptOut, NodeSaid
 from oobleckd.protocol.inputs import Inputs, difference, same
 from oobleckd.protocol.messages import Identify
 from oobleckd.protocol.parts import Counters
@@ -41,9 +42,7 @@ def keep_out(core: Core, run: Run, device: str, why: str) -> None:
     kept.wrong[device], kept.asked_at = why, core.now
     text = f"{name} is kept out of the plan of {run.job.id}: {why}"
     story = (f"job:{run.job.id}", f"node:{name}")
-    core.announce(
-        "node", text, story, level="warn", node=name, device=device, job=run.job.id, cause="data-changed"
-    )
+    core.announce(text, NodeKeptOut(name, device, run.job.id, "data-changed", why), story, level="warn")
 
 
 def let_in(core: Core, run: Run, device: str) -> None:
@@ -55,7 +54,7 @@ def let_in(core: Core, run: Run, device: str) -> None:
     del run.kept_out[name]
     core.joined_at = core.now
     text = f"{name} has the text of {run.job.id} and may be used again"
-    core.announce("node", text, (f"job:{run.job.id}", f"node:{name}"), node=name, job=run.job.id)
+    core.announce(text, NodeSaid(name, job=run.job.id), (f"job:{run.job.id}", f"node:{name}"))
 
 
 def begin_anew(core: Core, name: str) -> None:

@@ -17,6 +17,7 @@ from oobleckd.core.events import Discard
 from oobleckd.core.memory import held_besides, least_device_bytes
 from oobleckd.core.run import Asked, Run
 from oobleckd.core.state import JobRecord
+from oobleckd.protocol.changes import TemplatesReady
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Measure, Measured
 from oobleckd.protocol.parts import DeviceInfo, FailureCause
@@ -141,9 +142,9 @@ def on_measured(core: Core, message: Measured) -> None:
 def on_templates(core: Core, run: Run, setup: Setup, templates: tuple[Template, ...]) -> None:
     """The policy has prepared the job."""
     core.record(TemplatesMade(run.job.id, setup, templates))
-    sizes = [template.num_nodes for template in templates]
+    sizes = tuple(template.num_nodes for template in templates)
     text = f"{run.job.id}: templates for {sizes[0]} to {sizes[-1]} nodes"
-    core.announce("plan", text, (f"job:{run.job.id}",), job=run.job.id, sizes=sizes)
+    core.announce(text, TemplatesReady(run.job.id, sizes), (f"job:{run.job.id}",))
 
 
 def release(core: Core, run: Run) -> None:

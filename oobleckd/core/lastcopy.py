@@ -17,6 +17,8 @@ from oobleckd.core import failures, incidents, recovery
 from oobleckd.core.context import Core
 from oobleckd.core.run import Run, Wait
 from oobleckd.core.state import JobRecord
+from oobleckd.protocol.api import ReasonView
+from oobleckd.protocol.changes import LastCopyAwaited, NodeSaid
 from oobleckd.protocol.messages import DeviceAwake, DeviceStopped, EndStopped, Wake
 from planner.plan import node_of
 from planner.policy import ROLLING_BACK
@@ -188,10 +190,8 @@ def _begin(core: Core, run: Run, name: str, wait: Wait, how: str, act: str, budg
     story = [f"job:{job.id}", f"node:{node}"]
     if run.incident is not None:
         story.append(f"incident:{run.incident.id}")
-    core.announce(
-        "node", text, story, level="warn", node=node, job=job.id, layers=list(wait.layers), wait_s=budget_s,
-        steps=steps,
-    )  # fmt: skip
+    said = LastCopyAwaited(node, job.id, tuple(wait.layers), budget_s, steps)
+    core.announce(text, said, story, level="warn")
     core.explain(job, f"waits for {name}, which {how} and holds {what}")
 
 
@@ -199,11 +199,11 @@ def _goes_on(core: Core, run: Run, name: str, after_s: float) -> None:
     wait, incident = run.waits.pop(name), run.incident
     node = node_of(name) or name
     text = f"{name} goes on after {after_s:.1f} s: no step is lost"
-    core.announce("node", text, (f"job:{run.job.id}", f"node:{node}"), node=node, job=run.job.id)
+    core.announce(text, NodeSaid(node, job=run.job.id), (f"job:{run.job.id}", f"node:{node}"))
     if not run.waits:
         core.explain(run.job, "")
     if incident is not None and incident.id == wait.incident and incident.phase == "detect" and not run.waits:
-        incident.reason = text
+        incident.parts = ReasonView(plan=text)
         incidents.close(core, run)
 
 
@@ -211,9 +211,8 @@ def _in_vain(core: Core, run: Run, name: str) -> None:
     del run.waits[name]
     node = node_of(name) or name
     text = f"{name} was waited for in vain"
-    core.announce(
-        "node", text, (f"job:{run.job.id}", f"node:{node}"), level="warn", node=node, job=run.job.id
-    )
+    story = (f"job:{run.job.id}", f"node:{node}")
+    core.announce(text, NodeSaid(node, job=run.job.id), story, level="warn")
 
 
 # ---------------------------------------------------------------------- what an end would cost

@@ -26,7 +26,7 @@ from oobleckd.core import (
 )
 from oobleckd.core.apply import apply
 from oobleckd.core.config import Config
-from oobleckd.core.context import Core, Level
+from oobleckd.core.context import Core
 from oobleckd.core.entries import AnyEntry, NodeDrained, NodeJoined, NodeOver, Restarted
 from oobleckd.core.events import (
     Asked,
@@ -45,6 +45,7 @@ from oobleckd.core.membership import ROUNDING_S, Membership
 from oobleckd.core.run import Run
 from oobleckd.core.state import State
 from oobleckd.protocol import versions
+from oobleckd.protocol.changes import DeviceReplaced, NodeEnding, NodeHere, NodeLeft, NodeLost, NodeSaid
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Beat,
@@ -260,7 +261,7 @@ class Machine:
 
     def _evict_node(self, name: str, cause: str) -> None:
         core = self.core
-        core.record(NodeDrained(name, f"evicted: {cause}", undo=False, at=core.now))
+        core.record(NodeDrained(name, f"evicted: {cause}", undo=False, at=core.now, cause="evicted"))
         core.members.evict(name, cause, core.now)
         self._drop_state(name)
 
@@ -274,9 +275,7 @@ class Machine:
             elif node.connected and not node.dismissed and not self._needed(name):
                 node.dismissed = True
                 core.tell(name, Dismiss())
-                core.announce(
-                    "node", f"{name} may leave: nothing of it is needed", (f"node:{name}",), node=name
-                )
+                core.announce(f"{name} may leave: nothing of it is needed", NodeSaid(name), (f"node:{name}",))
 
     def _needed(self, name: str) -> bool:
         return self.core.needs(name) or inputs.vouches(self.core, name)
@@ -289,9 +288,11 @@ class Machine:
             if not node.alive:
                 # Who said that it would be ended is not expected back, as if it had left.
                 core.record(NodeOver(name, node.cause, node.left or bool(node.notice), core.now))
-            text = node.cause if node.left else f"lost: {node.cause}"
-            level: Level = "info" if node.left else "warn"
-            core.announce("node", f"{name} {text}", (f"node:{name}",), level=level, node=name)
+            if node.left:
+                core.announce(f"{name} {node.cause}", NodeLeft(name, node.cause), (f"node:{name}",))
+            else:
+                said = NodeLost(name, node.cause)
+                core.announce(f"{name} lost: {node.cause}", said, (f"node:{name}",), level="warn")
 
     # ------------------------------------------------------------------ agents
 
@@ -374,14 +375,15 @@ class Machine:
             inputs.begin_anew(core, message.node)
         if change != "same":
             text = f"{message.node} is {'here' if change == 'new' else 'back'} on {message.host}"
-            core.announce("node", text, (f"node:{message.node}",), node=message.node)
+            here = NodeHere(message.node, message.host, back=change != "new")
+            core.announce(text, here, (f"node:{message.node}",))
         if message.notice is not None and message.notice.reason != noticed:
             text = f"{message.node} is to end in {message.notice.left_s:.0f} s: {message.notice.reason}"
-            core.announce("node", text, (f"node:{message.node}",), level="warn", node=message.node)
+            ending = NodeEnding(message.node, message.notice.reason, message.notice.left_s)
+            core.announce(text, ending, (f"node:{message.node}",), level="warn")
         if message.spare is not None and message.spare.ready and not had_spare:
-            core.announce(
-                "node", f"{message.node} has a spare ready", (f"node:{message.node}",), node=message.node
-            )
+            text = f"{message.node} has a spare ready"
+            core.announce(text, NodeSaid(message.node), (f"node:{message.node}",))
         for info in message.devices:
             if core.run is not None:
                 recovery.remind(core, core.run, info.device, back=change != "same")
@@ -403,7 +405,8 @@ class Machine:
             if core.run is not None and measuring == device:
                 core.run.measuring = ""  # the answer died with it
             text = f"{device} lost: {message.evidence}; the spare of {name} takes its place"
-            core.announce("node", text, (f"node:{name}",), level="warn", node=name, device=device)
+            said = DeviceReplaced(name, device, message.evidence)
+            core.announce(text, said, (f"node:{name}",), level="warn")
         if known:
             deaths.died(core, message, measuring)
 
@@ -411,7 +414,7 @@ class Machine:
         core = self.core
         core.members.link_lost(name, core.now)
         if name in core.members.nodes:
-            core.announce("node", f"the link to {name} closed", (f"node:{name}",), level="warn", node=name)
+            core.announce(f"the link to {name} closed", NodeSaid(name), (f"node:{name}",), level="warn")
 
     def _link_down(self, message: LinkDown) -> None:
         """Believed only of links between two lives that are in the layout, or in the one being deployed."""
@@ -438,7 +441,8 @@ class Machine:
             return
         run.stumbled.add(joining)
         why = f"{message.device} lost its link to {message.peer} during a deployment: {message.why}"
-        core.announce("node", f"{why}; once more", (f"node:{node_of(joining)}",), level="warn")
+        node = node_of(joining)
+        core.announce(f"{why}; once more", NodeSaid(node, joining), (f"node:{node}",), level="warn")
         recovery.restart_deployment(core, run, joining, why)
 
     def _device_failed(self, message: DeviceFailed) -> None:
@@ -460,10 +464,10 @@ class Machine:
         core.joined_at = core.now
         self._expect(name)
         if core.run is not None and core.run.phase == "adrift":
-            core.announce("node", f"{name} is back", (f"node:{name}",), node=name)
+            core.announce(f"{name} is back", NodeSaid(name), (f"node:{name}",))
             return
         text = f"{name} is back after it was declared lost; it drops what it holds and joins anew"
-        core.announce("node", text, (f"node:{name}",), node=name)
+        core.announce(text, NodeSaid(name), (f"node:{name}",))
         self._drop_state(name)
 
     def _drop_state(self, name: str) -> None:

@@ -12,7 +12,9 @@ from collections.abc import Collection
 
 from oobleckd.core import failures
 from oobleckd.core.context import Core
+from oobleckd.core.incident import size_of
 from oobleckd.core.run import Preparation, Run
+from oobleckd.protocol.changes import CopiesBegun
 from oobleckd.protocol.messages import Prepare, Prepared
 from planner.policy import Proposal
 
@@ -57,7 +59,7 @@ def _begin(core: Core, run: Run, proposal: Proposal, lives: dict[str, str]) -> N
     steps = max(LEAST_STEPS, math.ceil(wait_s / step_s)) if step_s > 0 else LEAST_STEPS
     num_bytes = sum(copy.num_bytes for copy in proposal.transfers)
     text = f"{job.id}: {size_of(num_bytes)} are copied beforehand, training goes on: {proposal.reason}"
-    core.announce("plan", text, (f"job:{job.id}",), job=job.id, copied_bytes=num_bytes)
+    core.announce(text, CopiesBegun(job.id, num_bytes), (f"job:{job.id}",))
     targets = frozenset(copy.target for copy in proposal.transfers)
     # Of all that was ever announced the number is known to the journal, so no daemon uses it twice.
     run.preparation = Preparation(
@@ -112,8 +114,3 @@ def forget(core: Core, run: Run, *, besides: Collection[str] = ()) -> None:
         if device not in besides and core.members.living(device, life):
             none = Prepare(device, found.number, run.job.id, spec, (), 0, {}, "")
             core.tell(device, none)
-
-
-def size_of(num_bytes: int) -> str:
-    """Bytes for a sentence."""
-    return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"

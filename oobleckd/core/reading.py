@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import assert_never
 
 from oobleckd.core import deploy, inputs, jobs, recovery
-from oobleckd.core.context import Core, Level
+from oobleckd.core.context import Core
 from oobleckd.core.corruption import Finding
 from oobleckd.core.entries import InputsFixed
 from oobleckd.core.events import SetAside
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
+from oobleckd.protocol.changes import FileMoved, Level
 from oobleckd.protocol.inputs import Inputs, completed, difference
 from oobleckd.protocol.messages import (
     DeviceFailed,
@@ -286,7 +287,7 @@ def on_moved(core: Core, message: InputsMoved) -> None:
     level: Level = "info" if message.now == "back" else "warn"
     text = f"{run.job.id}: {message.path} {words[message.now]}"
     story = (f"job:{run.job.id}", f"node:{node_of(message.device)}")
-    core.announce("job", text, story, level=level, job=run.job.id, path=message.path, now=message.now)
+    core.announce(text, FileMoved(run.job.id, message.path, message.now), story, level=level)
 
 
 # ---------------------------------------------------------------------- too few have it

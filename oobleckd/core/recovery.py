@@ -18,6 +18,8 @@ from oobleckd.core.entries import Detoured, EpochRaised, RolledBack
 from oobleckd.core.incident import reopened
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
+from oobleckd.protocol.api import ReasonView
+from oobleckd.protocol.changes import JobWentBack
 from oobleckd.protocol.messages import Corrupted, Decide, DeviceFailed, Progress, Report
 from planner.plan import Detours, node_of
 from planner.policy import REROUTING, ROLLING_BACK
@@ -200,7 +202,7 @@ def _detour(core: Core, run: Run, detours: Detours) -> None:
     core.record(Detoured(job.id, job.epoch, detours, core.now))
     run.satisfied, run.refused, run.proposal = None, None, None
     if run.incident is not None and not run.incident.steps_lost:
-        run.incident.reason = f"micro-batches of {', '.join(job.dead)} go to other holders of their layers"
+        run.incident.parts = ReasonView(rerouted=tuple(job.dead))
 
 
 def _goes_on(core: Core, job: JobRecord) -> bool:
@@ -217,17 +219,7 @@ def decision(run: Run, device: str) -> Decide:
     """The present decision for ``device``: with all detours in force, as it may have missed those before."""
     found = run.decision
     assert found is not None
-    return Decide(
-        device,
-        run.job.epoch,
-        found.round,
-        found.commit,
-        found.routes,
-        found.donors,
-        found.hold,
-        found.hold_now,
-        run.job.detours,
-    )
+    return found.told(device, run.job.epoch, run.job.detours)
 
 
 def go_back(core: Core, run: Run, why: str, kept: Kept | None = None) -> None:
@@ -269,9 +261,9 @@ def go_back(core: Core, run: Run, why: str, kept: Kept | None = None) -> None:
     story = [f"job:{job.id}"]
     if run.incident is not None:
         run.incident.steps_lost += steps_lost
-        run.incident.reason = text
+        run.incident.parts = ReasonView(back=text)
         story.append(f"incident:{run.incident.id}")
-    core.announce("job", text, story, level="warn", job=job.id, steps_lost=steps_lost, step=target.step)
+    core.announce(text, JobWentBack(job.id, steps_lost, target.step, why), story, level="warn")
     incidents.enter(core, run, "reconfigure")
 
 

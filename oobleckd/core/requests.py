@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import assert_never, get_args
 
 from oobleckd.core import jobs, lastcopy, room, view
-from oobleckd.core.context import Core, Level
+from oobleckd.core.context import Core
 from oobleckd.core.entries import (
     InputsFixed,
     JobStateChanged,
@@ -31,6 +31,7 @@ from oobleckd.protocol.api import (
     Response,
     Submit,
 )
+from oobleckd.protocol.changes import Audited, Level
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import JobError, check_job, same_data
 from oobleckd.protocol.messages import Inject
@@ -62,7 +63,7 @@ def _answer(core: Core, request: Request) -> Response:
 
 
 def _audit(core: Core, who: str, text: str, *story: str, level: Level = "info") -> None:
-    core.announce("audit", f"{who or 'someone'}: {text}", story, level=level, who=who)
+    core.announce(f"{who or 'someone'}: {text}", Audited(who), story, level=level)
 
 
 # ---------------------------------------------------------------------- jobs
@@ -220,7 +221,7 @@ def _drain(core: Core, request: Drain) -> Response:
         problem = "is not drained" if request.undo else "is drained already"
         return Denied("conflict", f"{name} {problem}", "`oobleckctl get nodes` shows the state of each")
     act = "undrain" if request.undo else "drain"
-    core.record(NodeDrained(name, request.reason, request.undo, core.now))
+    core.record(NodeDrained(name, request.reason, request.undo, core.now, "operator"))
     _audit(core, request.who, f"{act} {name} {request.reason}".strip(), f"node:{name}")
     if request.undo:
         core.joined_at = core.now

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from oobleckd.core.context import Core, Level
+from oobleckd.core.context import Core
 from oobleckd.core.events import Discard, LookAtRoom, RoomSeen
-from oobleckd.core.prepare import size_of
+from oobleckd.core.incident import size_of
 from oobleckd.core.run import Run, Trouble
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.api import TroubleView
+from oobleckd.protocol.changes import CheckpointRoom, Level
 from oobleckd.protocol.messages import CheckpointFailed, CheckpointPart
 from planner.plan import node_of
 
@@ -233,7 +234,5 @@ def _of(needed_bytes: int, free_bytes: int) -> str:
 def _say(core: Core, run: Run, text: str, level: Level, node: str = "") -> None:
     job, trouble = run.job, run.trouble
     story = (f"job:{job.id}", *((f"node:{node}",) if node else ()))
-    core.announce(
-        "checkpoint", f"{job.id}: {text}", story, level=level, job=job.id,
-        needed_bytes=trouble.needed_bytes, free_bytes=trouble.free_bytes,
-    )  # fmt: skip
+    said = CheckpointRoom(job.id, trouble.needed_bytes, trouble.free_bytes)
+    core.announce(f"{job.id}: {text}", said, story, level=level)

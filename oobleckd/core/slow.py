@@ -6,9 +6,10 @@ every step up to k times as long; without its node, of N, all others have N / (N
 
 from __future__ import annotations
 
-from oobleckd.core.context import Core, Level
+from oobleckd.core.context import Core
 from oobleckd.core.entries import NodeDrained
 from oobleckd.core.run import Run
+from oobleckd.protocol.changes import DevicePace, Level
 from planner.plan import node_of
 
 
@@ -18,14 +19,13 @@ def tell(core: Core, run: Run, news: dict[str, str]) -> None:
         node, is_slow = node_of(device), device in run.paces.slow
         what = f"; {_fate(core, run, node)}" if is_slow else ""
         level: Level = "warn" if is_slow else "info"
-        core.announce(
-            "node", f"{device} {words}{what}", (f"node:{node}",), level=level, node=node, device=device
-        )
+        said = DevicePace(node, device, is_slow)
+        core.announce(f"{device} {words}{what}", said, (f"node:{node}",), level=level)
     if run.job.spec.fault_tolerance.slow == "drain":
         for device, factor in sorted(run.paces.slow.items()):
             if _may_go(core, run, node_of(device)):
                 reason = f"{device} is slow: {factor:.1f} times its peers"
-                core.record(NodeDrained(node_of(device), reason, undo=False, at=core.now))
+                core.record(NodeDrained(node_of(device), reason, undo=False, at=core.now, cause="slow"))
 
 
 def _fate(core: Core, run: Run, node: str) -> str:

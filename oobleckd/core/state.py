@@ -12,7 +12,8 @@ import msgspec
 from oobleckd.core.blame import Dispute
 from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
-from oobleckd.protocol.api import Change, IncidentView, JobState, LostRecords
+from oobleckd.protocol.api import IncidentView, JobState, LostRecords
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
@@ -208,11 +209,12 @@ class JobRecord:
 
 @dataclass(slots=True)
 class State:
-    """Everything durable. ``jobs`` in order of submission; ``drained``: node -> reason; ``nodes``: those that should be here, by name."""
+    """Everything durable. ``jobs`` in order of submission; ``drained``: node -> reason; ``quarantined``: those of them that have had wrong bits; ``nodes``: those that should be here, by name."""
 
     jobs: dict[str, JobRecord] = field(default_factory=dict)
     profiles: dict[str, Profile] = field(default_factory=dict)
     drained: dict[str, str] = field(default_factory=dict)
+    quarantined: set[str] = field(default_factory=set)
     nodes: dict[str, Expected] = field(default_factory=dict)
     lost_records: list[LostRecords] = field(default_factory=list)
     incidents: dict[str, IncidentView] = field(default_factory=dict)

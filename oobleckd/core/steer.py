@@ -29,6 +29,7 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import Released
 from oobleckd.core.events import Planned
 from oobleckd.core.run import Asked, Run
+from oobleckd.protocol.changes import PlanRefused
 from oobleckd.protocol.messages import Flag
 from oobleckd.protocol.parts import Flags
 from planner.policy import ROLLING_BACK, Proposal, Situation
@@ -420,4 +421,5 @@ def _refused(core: Core, run: Run, asked: Situation, event: Planned) -> None:
     if run.phase == "off" or (run.job.unsettled and run.all_held()):
         core.move(run.job, "starve", reason)
     else:
-        core.announce("plan", f"{run.job.id}: no new plan: {reason}", (f"job:{run.job.id}",), level="warn")
+        text = f"{run.job.id}: no new plan: {reason}"
+        core.announce(text, PlanRefused(run.job.id, reason), (f"job:{run.job.id}",), level="warn")

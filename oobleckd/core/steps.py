@@ -6,17 +6,19 @@ others must agree with it to the bit.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from oobleckd.core import checkpoints, corruption, deploy, incidents, slow
-from oobleckd.core.context import Core, Level
+from oobleckd.core.context import Core
 from oobleckd.core.entries import StepEntry
 from oobleckd.core.events import Announce
 from oobleckd.core.pace import Paces
 from oobleckd.core.run import Run
 from oobleckd.core.samples import Sample
 from oobleckd.core.state import JobRecord
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change, Level, LossDisputed, StepCommitted
 from oobleckd.protocol.messages import Ack, Held, OpTimes, StepDone
 from planner.plan import node_of, standing_routes
 
@@ -117,17 +119,11 @@ def _record(core: Core, job: JobRecord, message: StepDone) -> None:
 def change_of(entry: StepEntry) -> Change:
     """What announces a committed round, now or in a later life of the daemon."""
     step = entry.counters.step + 1
-    data = {
-        "job": entry.job,
-        "step": step,
-        "loss": entry.loss,
-        "outcome": entry.outcome,
-        "epoch": entry.epoch,
-    }
-    raw = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in data.items()}
+    loss = entry.loss if math.isfinite(entry.loss) else None
+    data = StepCommitted(entry.job, step, loss, entry.outcome, entry.epoch)
     text = f"{entry.job}: step {step} {entry.outcome}, loss {entry.loss:.6g}"
     level: Level = "info" if entry.outcome == "applied" else "warn"
-    return Change(entry.seq, entry.at, "step", level, text, (), raw)
+    return Change(entry.seq, entry.at, data.kind, level, text, (), data)
 
 
 def _conflict(core: Core, job: JobRecord, message: StepDone, known: float) -> None:
@@ -136,7 +132,7 @@ def _conflict(core: Core, job: JobRecord, message: StepDone, known: float) -> No
         f"{message.counters.round}, another device said {known!r}; the first is kept"
     )
     story = (f"job:{job.id}", f"node:{node_of(message.device)}")
-    core.announce("step", text, story, level="error", device=message.device)
+    core.announce(text, LossDisputed(message.device, job.id), story, level="error")
 
 
 def on_held(core: Core, message: Held) -> None:

@@ -18,7 +18,6 @@ from oobleckd.core.membership import Node
 from oobleckd.core.run import Run
 from oobleckd.core.state import Expected, JobRecord, Step
 from oobleckd.protocol.api import (
-    Change,
     DeathView,
     IncidentView,
     JobView,
@@ -31,6 +30,7 @@ from oobleckd.protocol.api import (
     StepView,
     TemplateView,
 )
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Spare
 from planner.plan import Layers, node_of

@@ -15,7 +15,8 @@ import msgspec
 
 from oobleckd.ctl.docs import default, explain, structs_in
 from oobleckd.daemon.openapi import OPERATIONS, Operation
-from oobleckd.protocol.api import Change, Problem
+from oobleckd.protocol.api import Problem
+from oobleckd.protocol.changes import PAYLOADS, Change, Payload
 from oobleckd.protocol.job import Job
 
 _HEAD = """\
@@ -36,6 +37,7 @@ curl --cacert cert.pem -H "Authorization: Bearer $TOKEN" https://HOST:PORT/v1/no
 - An act is answered once it is durable. Answered by 503 it may still happen: look before asking again.
 - `/v1/events` is a stream of server-sent events: `event` is a change's `kind`, `data` a `Change`, `id` its `seq`. `since`, or the header `Last-Event-ID`, goes on after a number; `follow=0` ends with the newest.
   A gap in `seq` means that the daemon no longer has what lies between: fetch a snapshot. Notices of kind `daemon` have no id.
+- What a change says in words (`text`) its `data` says in fields. Which ones depends on `type` in it: `"node-lost"` has those of [NodeLost](#nodelost), and so on. More types may come, and a change may have none.
 
 ## Operations
 
@@ -80,6 +82,7 @@ def _structs() -> Iterator[str]:
 def _reached() -> set[type[msgspec.Struct]]:
     """What operations name, and what is in those."""
     waiting = [each for op in OPERATIONS for each in (op.answer, op.body) if isinstance(each, type)]
+    waiting += PAYLOADS
     found: set[type[msgspec.Struct]] = {Problem, Change}
     while waiting:
         struct = waiting.pop()
@@ -101,6 +104,8 @@ def _meaning(struct: type[msgspec.Struct]) -> str:
 def _fields(struct: type[msgspec.Struct]) -> str:
     hints = _hints(struct)
     lines = ["| Field | Type | Default |", "|---|---|---|"]
+    if issubclass(struct, Payload):
+        lines.append(f'| `type` | `"{struct.__struct_config__.tag}"` |  |')
     for field in msgspec.structs.fields(struct):
         name, bounds, _ = explain(hints[field.name])
         kind = " ".join(filter(None, [name, f"({bounds})" if bounds else ""]))

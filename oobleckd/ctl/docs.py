@@ -113,7 +113,7 @@ def _bounds(meta: Meta) -> str:
     return ", ".join([*words, *([f"matches `{meta.pattern}`"] if meta.pattern else [])])
 
 
-_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", msgspec.Raw: "anything"}
+_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", msgspec.Raw: "table"}
 
 
 def _name(kind: Any) -> str:

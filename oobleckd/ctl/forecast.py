@@ -168,6 +168,7 @@ class _Teller:
             considered=loss.considered,
             reason=loss.reason,
             rolls_back=self.world.rolls_back,
+            cases=loss.cases,
         )
 
     def guarantee(self, plan: Plan) -> GuaranteeForecast:

@@ -6,7 +6,6 @@ numpy, so they are imported when there is something to plan.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
     from oobleckd.protocol.job import Job
 
 _DEFAULT = "cpu"
-# What the planner's hints say of a job with a cap; without one the limit is the device's own.
-_CAP = re.compile(r"raise resources\.device_memory( to at least [\d,]+ bytes)?")
-_NO_CAP = "plan for a --device of more memory"
+_NO_CAP = "plan for a --device of more memory"  # of a job without a cap, where the limit is the device's own
 
 
 def _devices(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -79,7 +76,8 @@ def plan(
     try:
         answer = forecast(question)
     except PlanError as error:
-        hint = error.hint if job.resources.device_memory_bytes else _CAP.sub(_NO_CAP, error.hint)
+        capped = job.resources.device_memory_bytes or not error.memory
+        hint = error.hint if capped else error.hint.replace(error.memory, _NO_CAP)
         raise Failure(f"{file}: {error.problem}", hint, FAILED) from error
     if wants_json():
         emit_item("Forecast", answer)

@@ -251,16 +251,10 @@ def _questions(
     except CostsError as error:
         raise Failure(error.problem, error.hint, USAGE) from error
     return [
-        Question(job, name, found, limit, devices_per_node, trace, costs[name], costs_name, _seed(trace))
+        Question(job, name, found, limit, devices_per_node, trace, costs[name], costs_name, trace.seed)
         for name in policies
         for trace in traces
     ]
-
-
-def _seed(trace: Trace) -> int:
-    """That of a trace that was drawn; 0 of one that was read."""
-    digits = trace.name.removeprefix("seed ")
-    return int(digits) if digits.isdecimal() else 0
 
 
 def _price(

@@ -9,7 +9,7 @@ from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.output import NOT_FOUND, emit_item, fail, note
 from oobleckd.draw.lines import clock
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change
 
 _COLOURS = {"debug": "bright_black", "info": None, "warn": "yellow", "error": "red"}
 

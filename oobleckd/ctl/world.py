@@ -25,7 +25,7 @@ CONSIDERED = 512  # beyond, over the pipelines that were hit and others of about
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """``nodes`` have died: the plan that follows (None: too few are left), what it copies, and why it is so.
+    """``nodes`` have died: the plan that follows (None: too few are left), what it copies, and why it is so; ``cases`` as in a ``Proposal``.
 
     ``considered``: pipelines that could take part in it.
     """
@@ -37,6 +37,7 @@ class Loss(msgspec.Struct, frozen=True):
     copy_s: float
     considered: int
     reason: str
+    cases: str = ""
 
 
 def node_names(num_nodes: int) -> tuple[str, ...]:
@@ -133,7 +134,16 @@ class World:
             step_s = max(after.step_s, proposal.plan.step_s)
             after = msgspec.structs.replace(after, vacant=vacant, step_s=step_s)
         took_s = copy_s(proposal.transfers, self.setup.profile)
-        return Loss(named, after, missing, proposal.transfers, took_s, len(touched), proposal.reason)
+        return Loss(
+            named,
+            after,
+            missing,
+            proposal.transfers,
+            took_s,
+            len(touched),
+            proposal.reason,
+            proposal.cases,
+        )
 
     def after(self, loss: Loss) -> Plan:
         """The plan that follows ``loss``. Raises PlanError where there is none."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change
 
 Listener = Callable[[Change], None]
 

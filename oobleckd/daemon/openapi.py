@@ -14,7 +14,7 @@ import msgspec
 from oobleckd import __version__
 from oobleckd.daemon.bodies import DrainBody, KillBody, SubmitBody
 from oobleckd.daemon.watchapi import MOST_SPAN_S
-from oobleckd.protocol import api, watch
+from oobleckd.protocol import api, changes, watch
 from oobleckd.protocol.api import API_VERSION, Problem
 from oobleckd.protocol.job import Job
 
@@ -72,7 +72,7 @@ OPERATIONS = (
     Operation("get", "/v1/pipelines", "Pipelines of a job.", api.PipelineView, many=True, query=_JOB),
     Operation("get", "/v1/templates", "Templates of a job.", api.TemplateView, many=True, query=_JOB),
     Operation("get", "/v1/layers", "Who holds each layer.", watch.LayerView, many=True, query=_JOB),
-    Operation("get", "/v1/story", "What concerns a key.", api.Change, many=True, query={"key": _SOME_TEXT}, needs=("key",)),
+    Operation("get", "/v1/story", "What concerns a key.", changes.Change, many=True, query={"key": _SOME_TEXT}, needs=("key",)),
     Operation("get", "/v1/events", "Changes as server-sent events.", "text/event-stream", query={"since": _NUMBER, "follow": _FLAG}),
     Operation("get", "/v1/schedules", "Steps whose ops are known.", watch.SampledSteps, query=_JOB),
     Operation(
@@ -89,11 +89,12 @@ OPERATIONS = (
 def document() -> bytes:
     """The document, as JSON."""
     structs = {each for op in OPERATIONS for each in (op.answer, op.body) if isinstance(each, type)}
-    types = [Problem, Job, *sorted(structs, key=lambda each: each.__name__)]
+    types = [Problem, Job, *sorted({*structs, *changes.PAYLOADS}, key=lambda each: each.__name__)]
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schemas["SubmitBody"]["properties"]["job"] = _ref(
         Job
     )  # read by ``protocol.job``, which says what is wrong in a person's words
+    schemas["Change"]["properties"]["data"] = _payload()
     paths: dict[str, dict[str, Any]] = {}
     for op in OPERATIONS:
         paths.setdefault(op.path, {})[op.method] = _described(op)
@@ -112,6 +113,11 @@ def document() -> bytes:
         "security": [{}, {"token": []}],
     }
     return msgspec.json.encode(whole)
+
+
+def _payload() -> dict[str, Any]:
+    """One of those that are known, or anything: of a newer version, or nothing."""
+    return {"type": "object", "anyOf": [*map(_ref, changes.PAYLOADS), {"type": "object"}], "default": {}}
 
 
 def _described(op: Operation) -> dict[str, Any]:

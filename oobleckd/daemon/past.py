@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.protocol.watch import Past, ScheduleView, Snapshot
 

@@ -16,7 +16,8 @@ from oobleckd.core.context import Core
 from oobleckd.core.samples import Sample
 from oobleckd.core.schedules import sampled_view
 from oobleckd.daemon.past import Batch, PastStore
-from oobleckd.protocol.api import Change, Status
+from oobleckd.protocol.api import Status
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import Past, ScheduleView, Snapshot
 
 SNAPSHOT_EVERY_S = 30.0

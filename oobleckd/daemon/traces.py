@@ -12,10 +12,9 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from oobleckd import __version__
-from oobleckd.protocol.api import Change, IncidentView
+from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.changes import Change, IncidentOver
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -43,8 +42,8 @@ class Traces:
 
     def listen(self, change: Change) -> None:
         """A change was published: that of a recovery that is over becomes a trace."""
-        if change.kind == "incident" and "view" in change.data:
-            self.trace(msgspec.json.decode(change.data["view"], type=IncidentView))
+        if isinstance(change.data, IncidentOver):
+            self.trace(change.data.view)
 
     def trace(self, incident: IncidentView) -> None:
         """Send the recovery. Its times are the daemon's clock, in nanoseconds since the epoch."""

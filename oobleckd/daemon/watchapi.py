@@ -21,7 +21,8 @@ from oobleckd.daemon.past import PastError
 from oobleckd.daemon.planning import LOST
 from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.service import Service
-from oobleckd.protocol.api import Change, IncidentView, StepView
+from oobleckd.protocol.api import IncidentView, StepView
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import BUNDLE_VERSION, Bundle, Past, SampledSteps, ScheduleView, Snapshot
 from planner.policy import PlanError
 from planner.schedule import ScheduleError

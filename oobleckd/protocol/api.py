@@ -165,13 +165,25 @@ class SourceView(msgspec.Struct, frozen=True):
     num_bytes: int
 
 
+class ReasonView(msgspec.Struct, frozen=True):
+    """The reason of an incident in parts. ``back``: why the job went back, and how far ("": it did not). ``plan``: what became of the plan, and
+    why. ``rerouted``: until there is another plan, the micro-batches of these devices go to other holders of their layers. ``staged_bytes``
+    of the copies were made before the stop.
+    """
+
+    back: str = ""
+    plan: str = ""
+    rerouted: tuple[str, ...] = ()
+    staged_bytes: int = 0
+
+
 class IncidentView(msgspec.Struct, frozen=True):
     """One recovery from evidence to resumed step. ``step`` is the one that was interrupted, numbered from 1.
 
     ``steps_lost`` is 0 unless a layer's last copy died and the job went back to a checkpoint.
     ``layer_gradients`` were computed again, of ``step_layer_gradients`` that one step has, and ``layer_forwards``, of as many.
     ``cost_s``: what was modelled of the way taken, until the next loss is expected (0: there was no choice); ``rejected``: the others.
-    ``sources``: who the copies came from, most bytes first; some may have been copied beforehand.
+    ``sources``: who the copies came from, most bytes first; some may have been copied beforehand. ``reason`` is a sentence, ``parts`` what it is made of.
     """
 
     id: str
@@ -194,6 +206,7 @@ class IncidentView(msgspec.Struct, frozen=True):
     cost_s: float = 0.0
     rejected: tuple[RejectedView, ...] = ()
     sources: tuple[SourceView, ...] = ()
+    parts: ReasonView = ReasonView()
 
 
 class NodeView(msgspec.Struct, frozen=True):
@@ -372,22 +385,6 @@ class Status(msgspec.Struct, frozen=True):
     expected: int = 0
     lost: int = 0
     lost_records: tuple[LostRecords, ...] = ()
-
-
-class Change(msgspec.Struct, frozen=True):
-    """One entry of the event stream. ``seq`` grows by one; a gap means: fetch a snapshot.
-
-    ``kind`` is a word such as node, job, step, incident, plan, checkpoint, audit; ``story`` are the keys
-    (``node:n3``, ``incident:inc-2``, ``job:…``) under which ``story`` finds it. ``data`` depends on kind.
-    """
-
-    seq: int
-    at: float
-    kind: str
-    level: Literal["debug", "info", "warn", "error"]
-    text: str
-    story: tuple[str, ...]
-    data: dict[str, msgspec.Raw] = {}
 
 
 Item = TypeVar("Item")

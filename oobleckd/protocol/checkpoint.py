@@ -11,9 +11,8 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -87,9 +86,7 @@ def manifest_of(job: Job, parts: Sequence[CheckpointPart], inputs: Inputs = ()) 
     return Manifest(FORMAT, model_digest(job), parts[0].counters, tuple(files), job, corpus, inputs)
 
 
-def complete(
-    directory: Path, manifest: Manifest | Mapping[str, Any], keep: int, spared: Collection[str] = ()
-) -> Path:
+def complete(directory: Path, manifest: Manifest, keep: int, spared: Collection[str] = ()) -> Path:
     """Make the ``.partial`` folder ``directory`` a checkpoint, then remove all but the newest ``keep``, those ``spared``, and those held.
 
     One of a state that skipped steps led to removes none: it has the weights of the last one before them, and it is that one whose gradients
@@ -98,8 +95,6 @@ def complete(
     Durable when it returns, and done once however often it is called. Returns the final folder. Raises
     OSError when the disk refuses; the folder is then still partial. Raises ValueError where a file that was written is gone. That the folder it lies in is the caller's to write is not asked here.
     """
-    if not isinstance(manifest, Manifest):
-        manifest = msgspec.convert(manifest, Manifest)
     final = directory.with_name(directory.name.removesuffix(PARTIAL))
     if directory != final and directory.exists():
         _check_whole(directory, manifest)

@@ -63,7 +63,8 @@ class LossForecast(msgspec.Struct, frozen=True):
     ``plan`` is None where too few nodes are left: the job waits. ``lost_layers`` have no copy left and come
     from the last checkpoint. ``copied_bytes`` of state travel, ``copy_s`` on the busiest link.
     ``considered``: pipelines that could take part in the change; fewer than there are where there are very
-    many. ``rolls_back``: whatever is lost, the job goes back to its last checkpoint.
+    many. ``rolls_back``: whatever is lost, the job goes back to its last checkpoint. ``cases``: of the reason what becomes of the pipelines, where
+    it says more than that.
     """
 
     nodes: tuple[str, ...]
@@ -75,6 +76,7 @@ class LossForecast(msgspec.Struct, frozen=True):
     considered: int
     reason: str
     rolls_back: bool = False
+    cases: str = ""
 
 
 class GuaranteeForecast(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -176,6 +177,23 @@ class Vote(msgspec.Struct, frozen=True):
     flags: Flags = Flags()
     digests: dict[int, int] = {}
     compared: bool = True
+
+    @staticmethod
+    def union(votes: Iterable[Vote]) -> Vote:
+        """All that votes of one round say together. Where replicas disagree the first word stands: whoever has all votes looks."""
+        norms: dict[int, tuple[float, ...]] = {}
+        losses: dict[int, float] = {}
+        digests: dict[int, int] = {}
+        nan = overflow = False
+        flags = Flags()
+        for vote in votes:
+            norms, losses = vote.norms | norms, vote.losses | losses
+            digests = vote.digests | digests
+            nan |= vote.nan
+            overflow |= vote.overflow
+            flags |= vote.flags
+        norms, losses = dict(sorted(norms.items())), dict(sorted(losses.items()))
+        return Vote(norms, losses, nan, overflow, flags, dict(sorted(digests.items())))
 
 
 class Peer(msgspec.Struct, frozen=True):

@@ -11,7 +11,6 @@ import msgspec
 
 from oobleckd.protocol.api import (
     API_VERSION,
-    Change,
     IncidentView,
     JobView,
     LayerRange,
@@ -22,6 +21,7 @@ from oobleckd.protocol.api import (
     StepView,
     TemplateView,
 )
+from oobleckd.protocol.changes import Change
 
 OpKind = Literal["F", "B", "I", "W", "U", "S"]
 """Forward, backward, input gradients, weight gradients, update, a forward pass run ahead for another device."""

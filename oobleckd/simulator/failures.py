@@ -47,4 +47,4 @@ def memoryless(
         if now >= duration_s:
             break
         events.append(event)
-    return Trace(name or f"seed {seed}", nodes, tuple(events), duration_s)
+    return Trace(name or f"seed {seed}", nodes, tuple(events), duration_s, seed=seed)

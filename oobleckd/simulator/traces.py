@@ -42,13 +42,16 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """``nodes`` are there at 0; ``events`` in order of time, until ``duration_s``. ``zones``: node -> what it fails together with, where that is known."""
+    """``nodes`` are there at 0; ``events`` in order of time, until ``duration_s``. ``zones``: node -> what it fails together with, where that is known.
+    ``seed``: by which it was drawn; 0 of one that was read.
+    """
 
     name: str
     nodes: tuple[str, ...]
     events: tuple[Event, ...]
     duration_s: float
     zones: dict[str, str] = {}
+    seed: int = 0
 
     @property
     def most_nodes(self) -> int:

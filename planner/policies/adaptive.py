@@ -32,13 +32,14 @@ STOP_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """``proposal`` under its name; ``cost_s`` until the next loss, of which ``risk_s`` for what that may take along."""
+    """``proposal`` under its name; ``cost_s`` until the next loss, of which ``risk_s`` for what that may take along. ``anew``: it re-instantiates."""
 
     what: str
     proposal: Proposal
     cost_s: float
     risk_s: float
     tolerance: int
+    anew: bool = False
 
     def rank(self, f: int) -> tuple[int, float]:
         """Less is better: the promise first; then the cost, to the nanosecond. The first of equals is the one that does least."""
@@ -53,7 +54,8 @@ class Adaptive(Staying):
     def choose(self, situation: Situation, grid: Grid, anew: Proposal) -> Proposal:
         """The way of least modelled cost until the next loss is expected; the others with their costs, as rejected."""
         f, now = grid.setup.f, at_work(grid, situation)
-        again = _begun(_way("re-instantiate", grid.setup, situation, anew, stops=True), now, situation)
+        whole = _way("re-instantiate", grid.setup, situation, anew, stops=True)
+        again = _begun(replace(whole, anew=True), now, situation)
         ways, dearer = [], []
         for what, stays, stops in _staying(situation, grid, now):
             if _is_dearer(stays, again, f):
@@ -132,7 +134,7 @@ def _beforehand(way: _Way, now: Grid, situation: Situation) -> _Way | None:
         return None
     cost_s = way.cost_s - saved_s + lost_s(wait_s, step_s, new_s)
     proposal = msgspec.structs.replace(way.proposal, beforehand_s=wait_s)
-    return _Way(f"copy beforehand, then {way.what}", proposal, cost_s, way.risk_s, way.tolerance)
+    return replace(way, what=f"copy beforehand, then {way.what}", proposal=proposal, cost_s=cost_s)
 
 
 def _way(what: str, setup: Setup, situation: Situation, proposal: Proposal, *, stops: bool) -> _Way:
@@ -176,6 +178,7 @@ def _proposal(chosen: _Way, situation: Situation, rejected: list[Rejected]) -> P
         reason=reason,
         rejected=tuple(rejected),
         beforehand_s=max(0.0, chosen.proposal.beforehand_s),
+        cases=f"{chosen.what}: {chosen.proposal.cases}" if chosen.proposal.cases else "",
     )
 
 
@@ -199,11 +202,7 @@ def _rejected(way: _Way, chosen: _Way, situation: Situation, f: int) -> Rejected
         parts.append(f"{way.risk_s:.3g} s of it for a last copy that the next loss may take")
     if min(way.tolerance, f) < min(chosen.tolerance, f):
         parts.append(f"could lose {way.tolerance}, and f = {f}")
-    what = (
-        f"{way.what}: pipelines of {sizes_of(plan)} nodes"
-        if way.what.endswith("re-instantiate")
-        else way.what
-    )
+    what = f"{way.what}: pipelines of {sizes_of(plan)} nodes" if way.anew else way.what
     return Rejected(what, way.cost_s, "; ".join(parts))
 
 

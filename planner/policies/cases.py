@@ -22,10 +22,11 @@ def name_cases(
         return ("start",)
     alive = frozenset(usable)
     hit = [nodes for nodes in running if not alive.issuperset(nodes)]
-    phrases = list(dict.fromkeys(_name_hit(nodes, running, planned, alive) for nodes in hit))
+    cases = list(dict.fromkeys(_name_hit(nodes, running, planned, alive) for nodes in hit))
+    phrases = [f"{case}: {what}" for case, what in cases]
     before = frozenset(node for nodes in running for node in nodes)
     joining = [node for nodes in planned for node in nodes if node not in before]
-    if joining and not any(phrase.startswith("replace") for phrase in phrases):
+    if joining and not any(case == "replace" for case, _ in cases):
         phrases.append(f"join: {listed(joining)}")
     if not phrases:
         same = {frozenset(nodes) for nodes in running} == {frozenset(nodes) for nodes in planned}
@@ -33,24 +34,26 @@ def name_cases(
     return tuple(phrases)
 
 
-def _name_hit(nodes: Nodes, running: Sequence[Nodes], planned: Sequence[Nodes], alive: frozenset[str]) -> str:
-    """What became of the survivors of a pipeline that was hit."""
+def _name_hit(
+    nodes: Nodes, running: Sequence[Nodes], planned: Sequence[Nodes], alive: frozenset[str]
+) -> tuple[str, str]:
+    """What became of the survivors of a pipeline that was hit: the case, and who is in it."""
     survivors = frozenset(nodes) & alive
     if not survivors:
-        return f"drop: {listed(nodes)} {'are' if len(nodes) > 1 else 'is'} gone"
+        return "drop", f"{listed(nodes)} {'are' if len(nodes) > 1 else 'is'} gone"
     left = listed(sorted(survivors))
     hosts = [frozenset(pipeline) for pipeline in planned if survivors.intersection(pipeline)]
     if hosts == [survivors]:
-        return f"shrink: {left} {'go' if len(survivors) > 1 else 'goes'} on without the others"
+        return "shrink", f"{left} {'go' if len(survivors) > 1 else 'goes'} on without the others"
     if len(hosts) != 1 or not survivors <= hosts[0]:
-        return f"reshape: {left} {'are' if len(survivors) > 1 else 'is'} placed anew"
+        return "reshape", f"{left} {'are' if len(survivors) > 1 else 'is'} placed anew"
     guests = hosts[0] - survivors
     donors = [frozenset(other) & alive for other in running if other != nodes and guests.intersection(other)]
     if not donors:
-        return f"replace: {listed(sorted(guests))} for what {left} lost"
+        return "replace", f"{listed(sorted(guests))} for what {left} lost"
     if all(donor <= hosts[0] for donor in donors):
-        return f"merge: {listed(sorted(hosts[0]))} become one pipeline"
-    return f"borrow: {listed(sorted(guests))} from another pipeline for {left}"
+        return "merge", f"{listed(sorted(hosts[0]))} become one pipeline"
+    return "borrow", f"{listed(sorted(guests))} from another pipeline for {left}"
 
 
 def listed(nodes: Sequence[str]) -> str:

@@ -188,7 +188,9 @@ def pipelines_of(
 
 
 def _proposal(moment: _Moment, chosen: _Candidate, other: _Candidate | None) -> Proposal:
-    reason = _reason(moment, chosen)
+    planned = [pipeline.nodes for pipeline in chosen.plan.pipelines]
+    cases = "; ".join(name_cases(moment.situation.running, planned, moment.nodes))
+    reason = f"{cases}; {_reason(moment, chosen)}"
     rejected: tuple[Rejected, ...] = ()
     if other is not None:
         extra_s = round(other.cost_s - chosen.cost_s, 9)
@@ -197,15 +199,13 @@ def _proposal(moment: _Moment, chosen: _Candidate, other: _Candidate | None) -> 
         why += f": copies {size_of(other.copies)}, step {other.plan.step_s:.3g} s"
         rejected = (Rejected(f"{other.what}: {other.sizes}", other.cost_s, why),)
     plan = msgspec.structs.replace(chosen.plan, reason=reason)
-    return Proposal(plan, chosen.copies, chosen.cost_s, reason, rejected)
+    return Proposal(plan, chosen.copies, chosen.cost_s, reason, rejected, cases=cases)
 
 
 def _reason(moment: _Moment, chosen: _Candidate) -> str:
-    """One sentence: what happens to the pipelines, what is copied, what can still be lost."""
+    """Which pipelines there are, what is copied, what can still be lost."""
     plan = chosen.plan
-    planned = [pipeline.nodes for pipeline in plan.pipelines]
-    parts = [*name_cases(moment.situation.running, planned, moment.nodes)]
-    parts.append(f"pipelines of {chosen.sizes} nodes, step {plan.step_s:.3g} s as modelled")
+    parts = [f"pipelines of {chosen.sizes} nodes, step {plan.step_s:.3g} s as modelled"]
     if chosen.copies:
         parts.append(f"copies {size_of(chosen.copies)}")
     parts.append(f"can lose {losses_survived(plan.copies())}")

@@ -22,7 +22,6 @@ import msgspec
 
 from oobleckd.protocol.api import (
     Accepted,
-    Change,
     IncidentView,
     JobView,
     NodeView,
@@ -32,6 +31,7 @@ from oobleckd.protocol.api import (
     StepView,
     TemplateView,
 )
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.protocol.watch import LayerView
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from oobleckd import __version__
-from oobleckd.protocol.api import Change, JobView
+from oobleckd.protocol.api import JobView
+from oobleckd.protocol.changes import Change, NodeSaid, StepCommitted
 from oobleckd.protocol.watch import BlastView, SampledSteps
 from tests.helpers.api_server import Api, serving, status_view
 from tests.helpers.fleet import JOB, Fleet, of_nodes
@@ -95,15 +96,11 @@ class BusyApi(Api):
         now = time.time()
         if number % 10 < _STEPS_IN_TEN:
             step = self.step
-            data = {"job": JOB, "step": step, "loss": self.fleet.loss(step), "outcome": "applied", "epoch": 3}
-            return Change(number, now, "step", "info", f"{JOB}: step {step} applied", (), _raw(data))
+            data = StepCommitted(JOB, step, self.fleet.loss(step), "applied", 3)
+            return Change(number, now, "step", "info", f"{JOB}: step {step} applied", (), data)
         name = self.fleet.names[number * 7 % self.fleet.num_nodes]
         said, level = (("is silent", "warn"), ("is back", "info"), ("joined", "info"))[number % 3]
-        return Change(number, now, "node", level, f"{name} {said}", (f"node:{name}",), _raw({"node": name}))  # type: ignore[arg-type]
-
-
-def _raw(data: dict[str, object]) -> dict[str, msgspec.Raw]:
-    return {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in data.items()}
+        return Change(number, now, "node", level, f"{name} {said}", (f"node:{name}",), NodeSaid(name))  # type: ignore[arg-type]
 
 
 def main() -> None:

@@ -294,11 +294,7 @@ class World:
             self.detours, self.settled = pack(verdict.detours), self.dead
             known = verdict.detours
         for name in live:
-            message = Decide(
-                name, self.epoch, verdict.round, verdict.commit, verdict.routes, verdict.donors,
-                verdict.hold, verdict.hold_now, known,
-            )  # fmt: skip
-            self.post(f"daemon {self.epoch}", name, ("D", pack(message)))
+            self.post(f"daemon {self.epoch}", name, ("D", pack(verdict.told(name, self.epoch, known))))
 
     def decide(self, name: str, message: Decide) -> None:
         """Commit if told to, take the new attempts, go on under the new epoch."""

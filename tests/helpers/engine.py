@@ -19,7 +19,7 @@ from torch import Tensor
 
 from oobleckd.core.decide import LostLayers, Standing, decide
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import Decide, Deploy, FromWorker, Held, Progress, StepDone
+from oobleckd.protocol.messages import Deploy, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags
 from planner.decoupled import decoupled
 from planner.dispatch import RULES, dispatch
@@ -355,10 +355,7 @@ class World:
         if verdict.detours is not None:
             self.detours, self.settled = verdict.detours, set(self.dead)
         for device in self.random.sample(self.live(), len(self.live())):
-            message = Decide(
-                device, self.epoch, verdict.round, verdict.commit, verdict.routes, verdict.donors,
-                verdict.hold, verdict.hold_now, self.detours,
-            )  # fmt: skip
+            message = verdict.told(device, self.epoch, self.detours)
             self.controls.append((device, lambda e, message=message: e.decide(message)))
 
     # ------------------------------------------------------------------ results

@@ -32,7 +32,8 @@ from oobleckd.core.events import (
 )
 from oobleckd.core.invariants import Past
 from oobleckd.core.machine import Machine
-from oobleckd.protocol.api import Change, Response
+from oobleckd.protocol.api import Response
+from oobleckd.protocol.changes import Change
 from planner import policies
 from planner.plan import Template
 from planner.policy import PlanError, Proposal, Situation
@@ -148,7 +149,7 @@ class Daemon:
             return
         mixed = {state[::2] for state in states.values()}
         assert len(mixed) == 1, f"a checkpoint of mixed states: {mixed}"
-        assert len(command.manifest["buckets"]) == len(self.world.buckets)
+        assert len(command.manifest.buckets) == len(self.world.buckets)
         final = command.directory.removesuffix(".partial")
         self.world.complete[final] = dict(states)
         del self.world.partial[command.directory]

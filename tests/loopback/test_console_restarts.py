@@ -17,7 +17,8 @@ import pytest
 from console.facts import AnyFact, Heard
 from console.feed import Feed
 from console.model import View, fold
-from oobleckd.protocol.api import Change, Status
+from oobleckd.protocol.api import Status
+from oobleckd.protocol.changes import Change
 from tests.helpers.cluster import BIN, Cluster, tiny_job
 from tests.helpers.terminal import Terminal
 

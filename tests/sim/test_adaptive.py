@@ -6,6 +6,7 @@ import pytest
 from oobleckd.core import failures
 from oobleckd.core.entries import LayoutDeployed
 from oobleckd.core.machine import Machine
+from oobleckd.protocol.changes import PlanChosen
 from tests.helpers.simjobs import make_job, profile
 from tests.helpers.world import World
 from tests.sim.test_detours import until_closed, written
@@ -58,13 +59,14 @@ def test_a_join_that_is_not_worth_a_switch_is_told_with_what_was_rejected():
     assert len(written(world, LayoutDeployed)) == before
     history = world.machine.core.state.history
     said = [change for change in history if change.kind == "plan" and "node:n09" in change.story]
-    assert [change.text.partition(": stay: ")[0] for change in said] == [
-        "job-1: n09 can be used now, and the plan stays"
-    ]
-    assert "; not re-instantiate: pipelines of " in said[0].text
+    (chosen,) = [change.data for change in said]
+    assert isinstance(chosen, PlanChosen)
+    assert (chosen.job, chosen.stays) == ("job-1", True)
     assert said[0].story == ("job:job-1", "node:n09")
-    rejected = msgspec.json.decode(said[0].data["rejected"])
-    assert [way["what"].partition(":")[0] for way in rejected] == ["re-instantiate", "back to the checkpoint"]
+    assert [way.what.partition(":")[0] for way in chosen.rejected] == [
+        "re-instantiate",
+        "back to the checkpoint",
+    ]
     world.add("n10")
     world.run(lambda: "n10" in world.machine.core.run.satisfied)
     world.kill("n09")

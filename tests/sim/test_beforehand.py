@@ -13,6 +13,7 @@ from oobleckd.core import prepare
 from oobleckd.core.entries import LayoutDeployed
 from oobleckd.core.events import Tell
 from oobleckd.protocol.api import Control, Drain
+from oobleckd.protocol.changes import PlanDeployed
 from oobleckd.protocol.job import Schedule
 from oobleckd.protocol.messages import Deploy, Prepare
 from planner import policies
@@ -78,12 +79,8 @@ def finish(world: World) -> None:
 
 def deployments(world: World) -> list[tuple[int, int]]:
     """Layers that were copied in the stop, and before it, of every deployment after the first."""
-    plans = [change for change in world.daemon.changes if "staged_bytes" in change.data]
-    numbers = [
-        tuple(msgspec.json.decode(change.data[key]) for key in ("copied_bytes", "staged_bytes"))
-        for change in plans
-    ]
-    return [(copied, staged) for copied, staged in numbers][1:]
+    plans = [change.data for change in world.daemon.changes if isinstance(change.data, PlanDeployed)]
+    return [(plan.copied_bytes, plan.staged_bytes) for plan in plans][1:]
 
 
 @pytest.mark.thin(3)

@@ -6,6 +6,7 @@ import pytest
 
 from oobleckd.core.entries import CorruptionFound, CorruptionSettled, RolledBack
 from oobleckd.protocol.api import Drain
+from oobleckd.protocol.changes import DevicesDiffer
 from oobleckd.protocol.job import Schedule
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
@@ -50,8 +51,7 @@ def finish(world: World) -> None:
 
 
 def quarantined(world: World) -> list[str]:
-    drained = world.machine.core.state.drained
-    return sorted(name for name, reason in drained.items() if reason.startswith("quarantined: "))
+    return sorted(world.machine.core.state.quarantined)
 
 
 @pytest.mark.thin(3)
@@ -218,7 +218,7 @@ def test_a_quarantined_node_comes_back_when_an_operator_says_so() -> None:
 
 
 def told_of_differences(world: World) -> list:
-    return [change for change in world.machine.core.state.history if "differences" in change.data]
+    return [change for change in world.machine.core.state.history if isinstance(change.data, DevicesDiffer)]
 
 
 def test_people_hear_once_who_differs_and_in_what() -> None:

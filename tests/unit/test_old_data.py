@@ -14,11 +14,12 @@ from console.bundle import read
 from console.once import past
 from oobleckd.client import Client
 from oobleckd.core.config import Config
-from oobleckd.core.entries import AnyEntry
+from oobleckd.core.entries import AnyEntry, NodeDrained
 from oobleckd.core.machine import Machine
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.service import step_row
+from oobleckd.protocol.changes import IncidentBegan, NodeLost
 from oobleckd.protocol.job import load_job
 from tests.helpers.old_data import DATA, DIGESTS, PORTABLE, digest_of, inputs, job_text, state_folder
 from worker.checkpoint import read_bucket, read_manifest
@@ -92,6 +93,19 @@ def test_a_bundle_is_shown(tmp_path: Path) -> None:
     file = DATA / "incident.json"
     assert read(file).incident.steps_lost == 0
     assert "node-2" in past(Client(tmp_path / "nobody"), None, file, 100)
+
+
+def test_changes_that_had_some_of_it_in_words_alone_are_read_as_data() -> None:
+    told = [change.data for change in read(DATA / "incident.json").past.changes]
+    (lost,) = [data for data in told if isinstance(data, NodeLost)]
+    (began,) = [data for data in told if isinstance(data, IncidentBegan)]
+    assert lost == NodeLost("node-2", "its link closed and node-1/0 lost it too")
+    assert (began.nodes, began.cause) == (("node-2",), f"node-2: {lost.cause}")
+
+
+def test_a_quarantine_that_only_the_reason_of_a_drain_told_of_is_one() -> None:
+    assert NodeDrained("n", "quarantined: n/0: its weights differ", undo=False, at=_NOW).quarantines
+    assert not NodeDrained("n", "quarantined: by hand", undo=False, at=_NOW, cause="operator").quarantines
 
 
 def restored(folder: Path) -> Machine:

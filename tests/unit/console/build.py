@@ -9,7 +9,6 @@ import msgspec
 
 from console.facts import Fetched, Heard, History
 from oobleckd.protocol.api import (
-    Change,
     IncidentView,
     JobView,
     LayerRange,
@@ -19,6 +18,7 @@ from oobleckd.protocol.api import (
     StepView,
     TemplateView,
 )
+from oobleckd.protocol.changes import Change
 from tests.helpers.api_server import job_spec, job_view, node_view, status_view
 
 NOW = 1_000_000.0
@@ -83,7 +83,7 @@ def step(number: int, *, loss: float = 2.5, at: float | None = None) -> StepView
 
 
 def change(seq: int, kind: str, text: str, *, level: str = "info", **data: object) -> Change:
-    raw = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in data.items()}
+    raw = msgspec.Raw(msgspec.json.encode(data))
     return Change(seq, NOW - 5.0 + seq / 100, kind, level, text, (), raw)  # type: ignore[arg-type]
 
 

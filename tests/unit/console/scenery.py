@@ -17,7 +17,6 @@ from console.model import View, fold
 from console.widgets.blast import candidates
 from oobleckd import __version__
 from oobleckd.protocol.api import (
-    Change,
     IncidentView,
     LayerRange,
     NodeState,
@@ -30,6 +29,7 @@ from oobleckd.protocol.api import (
     Status,
     TemplateView,
 )
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import BlastView, LayerView, SampledSteps, ScheduleView
 from tests.helpers.api_server import status_view
 from tests.helpers.fleet import JOB, Fleet
@@ -50,7 +50,7 @@ def change(
     seq: int, ago_s: float, kind: str, text: str, *keys: str, level: str = "info", **data: object
 ) -> Change:
     """One that was ``ago_s`` seconds ago; ``keys`` of its story."""
-    raw = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in data.items()}
+    raw = msgspec.Raw(msgspec.json.encode(data))
     return Change(seq, NOW - ago_s, kind, level, text, keys, raw)  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from console.facts import AnyFact, Away, Fetched
 from console.past import Walk
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import Past, Snapshot
 from tests.helpers.fleet import JOB, Fleet, thousand
 from tests.unit.console import scenery

@@ -15,7 +15,7 @@ from console.facts import AnyFact, Away, Fetched, Heard, History
 from console.feed import ALL, NODES_AT_FULL_RATE, OPEN_INCIDENT_S, PERIODS_S, TOUCHES, Feed, fetch_once
 from console.model import View, fold
 from oobleckd.client import Client
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change
 from tests.helpers.api_server import Api, node_view, serving, status_view
 from tests.unit.console import build
 

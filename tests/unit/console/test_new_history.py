@@ -11,7 +11,7 @@ from console.facts import AnyFact, Away, Fetched, Heard, History, Wants
 from console.feed import Feed
 from console.model import View, fold
 from oobleckd.client import Client
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change
 from tests.helpers.api_server import serving
 from tests.unit.console import build, watching
 from tests.unit.console.build import NOW, change, fetched, heard, step_change

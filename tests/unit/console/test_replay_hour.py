@@ -19,7 +19,7 @@ from console.past import Walk
 from console.replay import SPAN_S
 from console.widgets import events, grid, incidents, log, nodetable, pipelines, templatetable
 from oobleckd.daemon.past import Batch, PastStore
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change, StepCommitted
 from oobleckd.protocol.watch import Past, Snapshot
 from tests.helpers.fleet import JOB, thousand
 from tests.unit.console.scenery import NOW, status
@@ -36,9 +36,8 @@ def happened(second: int) -> Iterator[Change]:
     for number in range(_A_SECOND):
         seq, at = second * _A_SECOND + number + 1, NOW + second + number / _A_SECOND
         if number == 0:
-            data = {"job": JOB, "step": step, "loss": FLEET.loss(step), "outcome": "applied", "epoch": 3}
-            raw = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in data.items()}
-            yield Change(seq, at, "step", "info", f"{JOB}: step {step} applied", (), raw)
+            data = StepCommitted(JOB, step, FLEET.loss(step), "applied", 3)
+            yield Change(seq, at, "step", "info", f"{JOB}: step {step} applied", (), data)
         else:
             name = FLEET.names[seq * 7 % FLEET.num_nodes]
             yield Change(seq, at, "node", "info", f"{name} is back", (f"node:{name}",))

@@ -7,6 +7,7 @@ import msgspec
 from oobleckd.core import view
 from oobleckd.core.entries import ProfileMeasured
 from oobleckd.core.machine import Machine
+from oobleckd.protocol.changes import ModelSaid
 from oobleckd.protocol.job import Job, Model
 from oobleckd.protocol.modelnotes import FolderNote
 from tests.helpers.simjobs import make_job
@@ -52,8 +53,15 @@ def test_a_change_is_data_too() -> None:
     world.folder_notes = NOTES
     with_folder(world)
     first = next(change for change in view.story(world.machine.core, "job:job-1") if change.kind == "model")
-    data = {key: msgspec.json.decode(raw) for key, raw in first.data.items()}
-    assert data == {"job": "job-1", "what": "fresh", "count": 1, "names": ["lm_head.weight"]}
+    assert first.data == ModelSaid("job-1", "fresh", 1, ("lm_head.weight",))
+    fields = msgspec.json.decode(msgspec.json.encode(first))["data"]
+    assert fields == {
+        "type": "model-said",
+        "job": "job-1",
+        "what": "fresh",
+        "count": 1,
+        "names": ["lm_head.weight"],
+    }
     assert first.level == "warn"
 
 

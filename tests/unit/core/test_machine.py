@@ -266,7 +266,7 @@ def test_the_journal_rebuilds_the_state(world):
     ours, theirs = world.machine.core.state, again.core.state
     assert theirs.jobs == ours.jobs
     assert theirs.incidents == ours.incidents
-    assert (theirs.seq, theirs.drained) == (ours.seq, ours.drained)
+    assert (theirs.seq, theirs.drained, theirs.quarantined) == (ours.seq, ours.drained, ours.quarantined)
     assert theirs.epoch == ours.epoch + 1, "one may have been told that is not in the journal"
     assert list(theirs.history) == list(ours.history)
     assert theirs.nodes == ours.nodes

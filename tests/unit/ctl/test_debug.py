@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import DebugView
 from tests.helpers.api_server import job_view, node_view
 from tests.unit.ctl.conftest import Ctl

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from oobleckd.protocol.api import Change, LayerRange, PipelineView, TemplateView
+from oobleckd.protocol.api import LayerRange, PipelineView, TemplateView
+from oobleckd.protocol.changes import Change
 from tests.helpers.api_server import Api, job_view, node_view, serving, status_view
 from tests.unit.ctl.conftest import Ctl
 from tests.unit.ctl.test_verbs import INCIDENT
@@ -37,7 +38,7 @@ def filled(api: Api) -> None:
     api.templates = [TemplateView(2, ((0, 4), (4, 5)), 0.02, 0.01, (1 << 20, 1 << 21), 1)]
     api.incidents = [INCIDENT]
     api.changes = [
-        Change(1, 100.0, "node", "info", "node-1 joined", ("node:node-1",), {"pid": msgspec.Raw(b"7")})
+        Change(1, 100.0, "node", "info", "node-1 joined", ("node:node-1",), msgspec.Raw(b'{"pid":7}'))
     ]
 
 

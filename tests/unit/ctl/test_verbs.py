@@ -16,7 +16,6 @@ from oobleckd.ctl.main import VERBS, Verbs, main
 from oobleckd.protocol.api import (
     API_VERSION,
     Accepted,
-    Change,
     IncidentView,
     LayerRange,
     PhaseView,
@@ -25,6 +24,7 @@ from oobleckd.protocol.api import (
     TemplateView,
     TroubleView,
 )
+from oobleckd.protocol.changes import Change
 from tests.helpers.api_server import job_view, node_view
 from tests.unit.ctl.conftest import Ctl
 
@@ -121,7 +121,7 @@ def test_describe(ctl: Ctl) -> None:
 def test_events_and_story(ctl: Ctl) -> None:
     ctl.api.nodes = [node_view("node-1")]
     ctl.api.changes = [
-        Change(1, 100.0, "node", "info", "node-1 joined", ("node:node-1",), {"pid": msgspec.Raw(b"7")}),
+        Change(1, 100.0, "node", "info", "node-1 joined", ("node:node-1",), msgspec.Raw(b'{"pid":7}')),
         Change(2, 101.0, "incident", "error", "node-1 is lost", ("node:node-1", "incident:inc-1")),
         Change(3, 102.0, "step", "info", "step 8", ("job:job-1",)),
     ]

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oobleckd.protocol.api import Change, LayerRange, PipelineView, RejectedView
+from oobleckd.protocol.api import LayerRange, PipelineView, RejectedView
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import (
     BlastView,
     Bundle,

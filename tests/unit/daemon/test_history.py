@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from oobleckd.daemon.history import Cursor, History
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change
 
 
 def change(seq: int) -> Change:

@@ -37,13 +37,18 @@ from oobleckd.daemon.history import History
 from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.loop import Loop, Stopped
 from oobleckd.protocol import checkpoint
-from oobleckd.protocol.api import Accepted, Change, Drain
+from oobleckd.protocol.api import Accepted, Drain
+from oobleckd.protocol.changes import Change
+from oobleckd.protocol.checkpoint import Manifest
+from oobleckd.protocol.job import Job, Train
 from oobleckd.protocol.messages import Ack, Beat, Release
+from oobleckd.protocol.parts import Counters
 from planner.policy import Setup
 from planner.profile import Profile
 
 WAIT_S = 120.0
 REQUEST = Drain("node-1")
+MANIFEST = Manifest(checkpoint.FORMAT, "", Counters(), (), Job("j", Train(1, 1, 1, 1)))
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True):
@@ -196,7 +201,7 @@ async def test_a_fault_of_the_core_ends_the_loop_and_leaves_no_question_open(
 @pytest.mark.asyncio
 async def test_a_checkpoint_that_cannot_be_completed_is_told_and_stops_nothing(tmp_path: Path) -> None:
     def answer(event: Event) -> Sequence[Command]:
-        return [WriteManifest(str(tmp_path / "step-00000001.partial"), {}, 1), Tell("n", Ack("j", 1))]
+        return [WriteManifest(str(tmp_path / "step-00000001.partial"), MANIFEST, 1), Tell("n", Ack("j", 1))]
 
     async with World(tmp_path / "state", answer) as world:
         cursor = world.history.cursor(None)
@@ -225,7 +230,7 @@ async def test_a_disk_that_refuses_a_manifest_holds_up_no_other_one(
         if isinstance(event, ManifestWritten):
             heard.put_nowait(event)
             return []
-        return [WriteManifest(full, {}, 1), WriteManifest(other, {}, 1)]
+        return [WriteManifest(full, MANIFEST, 1), WriteManifest(other, MANIFEST, 1)]
 
     monkeypatch.setattr(checkpoint, "complete", complete)
     async with World(tmp_path / "state", answer) as world:

@@ -15,7 +15,7 @@ import pytest
 
 from oobleckd.daemon import past
 from oobleckd.daemon.past import Batch, PastError, PastStore
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import LaneView, OpView, ScheduleView, Snapshot
 from tests.helpers.api_server import job_view, node_view, status_view
 from tests.helpers.troubles import Troubles
@@ -49,7 +49,7 @@ def full_disk(limit_bytes: int) -> Iterator[None]:
 
 def change(seq: int, at: float, kind: str = "step", text: str = "") -> Change:
     return Change(
-        seq, at, kind, "info", text or f"change {seq}", ("job:j",), {"seq": msgspec.Raw(b"%d" % seq)}
+        seq, at, kind, "info", text or f"change {seq}", ("job:j",), msgspec.Raw(b'{"seq":%d}' % seq)
     )
 
 
@@ -84,7 +84,7 @@ def test_any_moment_has_the_snapshot_before_it_and_what_came_since(tmp_path: Pat
         assert found.snapshot == snapshot(1030.0, 30)
         assert [each.seq for each in found.changes] == list(range(31, 58))
         assert found.until == 1057.0
-        assert found.changes[0].data["seq"] == msgspec.Raw(b"31")
+        assert found.changes[0].data == msgspec.Raw(b'{"seq":31}'), "what nobody knows is kept"
         assert [each.at for each in found.schedules] == [1000.0, 1030.0], "and the last one before"
         assert store.read(1060.0, 0.0).snapshot.seq == 60
     with store_in(tmp_path) as again:

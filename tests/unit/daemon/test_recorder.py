@@ -12,7 +12,7 @@ import pytest
 from oobleckd.core import view
 from oobleckd.daemon.past import Batch, PastStore
 from oobleckd.daemon.recorder import Recorder, snapshot
-from oobleckd.protocol.api import Change
+from oobleckd.protocol.changes import Change
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

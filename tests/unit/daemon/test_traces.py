@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-import msgspec
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from oobleckd.daemon.traces import Traces, TracesMissing, open_traces
-from oobleckd.protocol.api import Change, IncidentView, PhaseView
+from oobleckd.protocol.api import IncidentView, PhaseView
+from oobleckd.protocol.changes import AnyPayload, Change, IncidentBegan, IncidentOver
 
 AT = 1_900_000_000.25
 NS = 1_000_000_000
@@ -32,15 +32,14 @@ def spans() -> Iterator[tuple[Traces, InMemorySpanExporter]]:
     traces.close()
 
 
-def said(**data: object) -> Change:
-    raw = {key: msgspec.Raw(msgspec.json.encode(each)) for key, each in data.items()}
-    return Change(7, AT, "incident", "info", "recovered", (), raw)
+def said(data: AnyPayload) -> Change:
+    return Change(7, AT, data.kind, "info", "recovered", (), data)
 
 
 def test_a_recovery_is_a_span_with_one_for_each_phase(spans: tuple[Traces, InMemorySpanExporter]) -> None:
     traces, exporter = spans
-    traces.listen(said(incident="inc-3", nodes=["n2"]))  # it has just begun
-    traces.listen(said(incident="inc-3", view=INCIDENT))
+    traces.listen(said(IncidentBegan("inc-3", ("n2",), 5, "n2: signal 9")))  # it has just begun
+    traces.listen(said(IncidentOver("inc-3", INCIDENT)))
     *phases, whole = exporter.get_finished_spans()
     assert (whole.name, whole.parent) == ("recovery", None)
     assert (whole.start_time, whole.end_time) == (int(AT * NS), int((AT + 1.75) * NS))

@@ -1,0 +1,451 @@
+"""What happened, as the event stream tells it: a ``Change`` is a number, a time, a sentence for people, and typed ``data`` for programs.
+
+Owns the kinds of data, how they are read, and the upgrade of what earlier versions wrote: the only place where a sentence of ours is taken apart.
+Who tells what, and in which words, is the core's.
+
+``data`` is a JSON object whose ``type`` says which of the structs below it is. A reader keeps what it does not know, of a newer version, as it came.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+
+import msgspec
+
+from oobleckd.protocol.api import IncidentView, JobState, RejectedView
+from oobleckd.protocol.parts import FailureCause
+from oobleckd.protocol.traits import Difference
+
+Level = Literal["debug", "info", "warn", "error"]
+
+
+def _tag(name: str) -> str:
+    """``NodeLost`` is ``"node-lost"``."""
+    return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("-")
+
+
+class Payload(msgspec.Struct, frozen=True, tag_field="type", tag=_tag, omit_defaults=True):
+    """Base of what a change carries. ``kind`` is that of the change."""
+
+    kind: ClassVar[str]
+
+
+# --------------------------------------------------------------------------- jobs
+
+
+class JobMoved(Payload, frozen=True):
+    """A job is in another ``state``, for a ``reason`` that people read, and of a ``cause`` where a program should know it."""
+
+    kind: ClassVar[str] = "job"
+    job: str
+    state: JobState
+    reason: str = ""
+    cause: FailureCause = ""
+
+
+class JobWentBack(Payload, frozen=True):
+    """A job goes on from the state of ``step``, ``steps_lost`` before where it was. ``why`` is for people."""
+
+    kind: ClassVar[str] = "job"
+    job: str
+    steps_lost: int
+    step: int
+    why: str = ""
+
+
+class JobSaid(Payload, frozen=True):
+    """Something about a job of which only the text says more."""
+
+    kind: ClassVar[str] = "job"
+    job: str
+
+
+class FileMoved(Payload, frozen=True):
+    """At ``path``, which a job reads, lies another file ``now``, none, or the right one again."""
+
+    kind: ClassVar[str] = "job"
+    job: str
+    path: str
+    now: Literal["other", "gone", "back"]
+
+
+class DeviceEnded(Payload, frozen=True):
+    """A device of a job knew what it ``died_of``, and it was the first time."""
+
+    kind: ClassVar[str] = "job"
+    job: str
+    device: str
+    died_of: str
+
+
+class ModelSaid(Payload, frozen=True):
+    """Something of the folder that a job's model starts from is not used, or lacks (``what``)."""
+
+    kind: ClassVar[str] = "model"
+    job: str
+    what: str
+    count: int = 0
+    names: tuple[str, ...] = ()
+
+
+# --------------------------------------------------------------------------- nodes
+
+
+class NodeHere(Payload, frozen=True):
+    """A node said hello on ``host``; ``back``: it was known before."""
+
+    kind: ClassVar[str] = "node"
+    node: str
+    host: str = ""
+    back: bool = False
+
+
+class NodeLost(Payload, frozen=True):
+    """A node is lost, of what ``cause`` says."""
+
+    kind: ClassVar[str] = "node"
+    node: str
+    cause: str
+
+
+class NodeLeft(Payload, frozen=True):
+    """A node left in order."""
+
+    kind: ClassVar[str] = "node"
+    node: str
+    cause: str
+
+
+class NodeEnding(Payload, frozen=True):
+    """A node has notice that it will be ended in ``left_s`` seconds."""
+
+    kind: ClassVar[str] = "node"
+    node: str
+    reason: str
+    left_s: float
+
+
+class NodeSaid(Payload, frozen=True):
+    """Something about a node, or a ``device`` of it, of which only the text says more."""
+
+    kind: ClassVar[str] = "node"
+    node: str
+    device: str = ""
+    job: str = ""
+
+
+class DeviceReplaced(Payload, frozen=True):
+    """A device of a node died, as ``evidence`` shows, and the spare takes its place."""
+
+    kind: ClassVar[str] = "node"
+    node: str
+    device: str
+    evidence: str
+
+
+class DevicePace(Payload, frozen=True):
+    """A device is ``slow`` compared with its peers, or is so no more."""
+
+    kind: ClassVar[str] = "node"
+    node: str
+    device: str
+    slow: bool
+
+
+class NodeQuarantined(Payload, frozen=True):
+    """A device of a node computes or keeps wrong bits: no plan uses the node until somebody lets it back."""
+
+    kind: ClassVar[str] = "node"
+    node: str
+    device: str
+    why: str
+
+
+class NodeKeptOut(Payload, frozen=True):
+    """No plan of ``job`` uses a node, for what a device of it would read."""
+
+    kind: ClassVar[str] = "node"
+    node: str
+    device: str
+    job: str
+    cause: FailureCause
+    why: str
+
+
+class LastCopyAwaited(Payload, frozen=True):
+    """A silent node, or a device of it, has the last copy of ``layers``: it is waited for up to ``wait_s``, as going back costs ``steps``."""
+
+    kind: ClassVar[str] = "node"
+    node: str
+    job: str
+    layers: tuple[int, ...]
+    wait_s: float
+    steps: int
+
+
+# --------------------------------------------------------------------------- plans
+
+
+class TemplatesReady(Payload, frozen=True):
+    """There are templates of so many nodes."""
+
+    kind: ClassVar[str] = "plan"
+    job: str
+    sizes: tuple[int, ...]
+
+
+class PlanChosen(Payload, frozen=True):
+    """A plan was chosen, or the one in force stays (``stays``), at a modelled cost, before those ``rejected``."""
+
+    kind: ClassVar[str] = "plan"
+    job: str
+    cost_s: float
+    rejected: tuple[RejectedView, ...]
+    reason: str = ""
+    stays: bool = False
+
+
+class PlanRefused(Payload, frozen=True):
+    """There is no new plan."""
+
+    kind: ClassVar[str] = "plan"
+    job: str
+    reason: str
+
+
+class CopiesBegun(Payload, frozen=True):
+    """So many bytes are copied for the next plan while training goes on."""
+
+    kind: ClassVar[str] = "plan"
+    job: str
+    copied_bytes: int
+
+
+class PlanDeployed(Payload, frozen=True):
+    """A layout is in force: its ``pipelines`` as nodes, and what was copied for it, in the stop and before it (``staged_bytes``)."""
+
+    kind: ClassVar[str] = "plan"
+    job: str
+    epoch: int
+    pipelines: tuple[tuple[str, ...], ...]
+    copied_bytes: int
+    staged_bytes: int
+
+
+class DevicesDiffer(Payload, frozen=True):
+    """The devices of a job do not come to the same bits."""
+
+    kind: ClassVar[str] = "plan"
+    job: str
+    differences: tuple[Difference, ...]
+
+
+# --------------------------------------------------------------------------- steps and incidents
+
+
+class StepCommitted(Payload, frozen=True):
+    """A step (the first is 1) was committed. ``loss`` is null where it is no finite number. ``outcome``: applied, skipped, or repeated."""
+
+    kind: ClassVar[str] = "step"
+    job: str
+    step: int
+    loss: float | None
+    outcome: str
+    epoch: int
+
+
+class LossDisputed(Payload, frozen=True):
+    """A device tells another loss of a step than the one before it did."""
+
+    kind: ClassVar[str] = "step"
+    device: str
+    job: str = ""
+
+
+class IncidentBegan(Payload, frozen=True):
+    """``nodes`` are lost, which begins an incident or adds to it."""
+
+    kind: ClassVar[str] = "incident"
+    incident: str
+    nodes: tuple[str, ...]
+    epoch: int
+    cause: str
+
+
+class IncidentOver(Payload, frozen=True):
+    """The recovery is over; ``view`` is all of it."""
+
+    kind: ClassVar[str] = "incident"
+    incident: str
+    view: IncidentView
+
+
+# --------------------------------------------------------------------------- checkpoints
+
+
+class CheckpointComplete(Payload, frozen=True):
+    """The checkpoint of ``step`` is on disk."""
+
+    kind: ClassVar[str] = "checkpoint"
+    job: str
+    step: int
+    directory: str
+
+
+class CheckpointDamaged(Payload, frozen=True):
+    """A checkpoint is not what was written, as ``device`` found; ``step`` is the job's."""
+
+    kind: ClassVar[str] = "checkpoint"
+    job: str
+    step: int
+    directory: str
+    device: str
+
+
+class CheckpointFolder(Payload, frozen=True):
+    """From the next plan on the checkpoints of a job go into ``folder``."""
+
+    kind: ClassVar[str] = "checkpoint"
+    job: str
+    folder: str
+
+
+class CheckpointRoom(Payload, frozen=True):
+    """Whether the next checkpoint can be written: it takes ``needed_bytes``, and so many are free (-1: not known)."""
+
+    kind: ClassVar[str] = "checkpoint"
+    job: str
+    needed_bytes: int
+    free_bytes: int
+
+
+class CheckpointSaid(Payload, frozen=True):
+    """Something about the checkpoints of a job of which only the text says more."""
+
+    kind: ClassVar[str] = "checkpoint"
+    job: str
+
+
+class Audited(Payload, frozen=True):
+    """Somebody asked for something."""
+
+    kind: ClassVar[str] = "audit"
+    who: str
+
+
+AnyPayload = (
+    JobMoved
+    | JobWentBack
+    | JobSaid
+    | FileMoved
+    | DeviceEnded
+    | ModelSaid
+    | NodeHere
+    | NodeLost
+    | NodeLeft
+    | NodeEnding
+    | NodeSaid
+    | DeviceReplaced
+    | DevicePace
+    | NodeQuarantined
+    | NodeKeptOut
+    | LastCopyAwaited
+    | TemplatesReady
+    | PlanChosen
+    | PlanRefused
+    | CopiesBegun
+    | PlanDeployed
+    | DevicesDiffer
+    | StepCommitted
+    | LossDisputed
+    | IncidentBegan
+    | IncidentOver
+    | CheckpointComplete
+    | CheckpointDamaged
+    | CheckpointFolder
+    | CheckpointRoom
+    | CheckpointSaid
+    | Audited
+)
+PAYLOADS: tuple[type[Payload], ...] = get_args(AnyPayload)
+
+if TYPE_CHECKING:
+    Carried = AnyPayload | msgspec.Raw
+else:
+    Carried = (
+        msgspec.Raw
+    )  # else a whole answer would be refused for data that a newer version has: ``_read`` keeps it
+
+NO_DATA = msgspec.Raw(b"{}")
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One entry of the event stream. ``seq`` grows by one; a gap means: fetch a snapshot.
+
+    ``kind`` is a word such as node, job, step, incident, plan, checkpoint, audit; ``story`` are the keys
+    (``node:n3``, ``incident:inc-2``, ``job:…``) under which ``story`` finds it. ``data`` says in fields what ``text`` says in words: its ``type`` which fields.
+    """
+
+    seq: int
+    at: float
+    kind: str
+    level: Level
+    text: str
+    story: tuple[str, ...]
+    data: Carried = msgspec.field(default_factory=lambda: NO_DATA)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.data, msgspec.Raw):
+            msgspec.structs.force_setattr(self, "data", _read(self.kind, self.text, self.data))
+
+
+_decode = msgspec.json.Decoder(AnyPayload).decode
+
+
+class _Earlier(msgspec.Struct):
+    """What data of earlier versions, which had no ``type``, may have."""
+
+    type: str = ""
+    node: str = ""
+    incident: str = ""
+    view: IncidentView | None = None
+    nodes: tuple[str, ...] = ()
+    epoch: int = 0
+    job: str = ""
+    step: int = 0
+    loss: float | None = None
+    outcome: str = ""
+
+
+_decode_old = msgspec.json.Decoder(_Earlier).decode
+
+
+def _read(kind: str, text: str, raw: msgspec.Raw) -> AnyPayload | msgspec.Raw:
+    """``raw`` as a payload; itself where it is none that is known."""
+    if bytes(raw) == bytes(NO_DATA):
+        return raw
+    try:
+        known: AnyPayload = _decode(raw)
+    except msgspec.ValidationError:
+        return _upgraded(kind, text, raw)
+    return known
+
+
+def _upgraded(kind: str, text: str, raw: msgspec.Raw) -> AnyPayload | msgspec.Raw:
+    """The payload of a change that an earlier version made, which had no ``type``, and some of it in the text alone. Where nobody goes by
+    it, and of a newer version, ``raw`` stays what it is.
+    """
+    try:
+        old = _decode_old(raw)
+    except msgspec.ValidationError:
+        old = _Earlier()
+    match kind if not old.type else "newer":
+        case "step" if old.outcome:
+            return StepCommitted(old.job, old.step, old.loss, old.outcome, old.epoch)
+        case "incident" if old.view is not None:
+            return IncidentOver(old.view.id, old.view)
+        case "incident" if old.incident:
+            return IncidentBegan(old.incident, old.nodes, old.epoch, text.removeprefix(f"{old.incident}: "))
+        case "node" if old.node and text.startswith(lost := f"{old.node} lost: "):
+            return NodeLost(old.node, text.removeprefix(lost))
+    return raw
