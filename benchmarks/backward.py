@@ -28,9 +28,9 @@ from benchmarks.ratios import median_interval
 from benchmarks.tables import table
 from oobleckd.protocol.job import Job, parse_job
 from worker import sums
-from worker.measure import measure
+from worker.device.measure import measure
 from worker.models import Layer, gradients, input_gradients, load_spec
-from worker.store import Store
+from worker.state.store import Store
 
 MOST_TIME, MOST_HELD = 1.05, 0.8
 WIDTH, HEADS, SEQUENCE, MICRO_BATCH = 256, 8, 256, 2

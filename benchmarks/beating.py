@@ -1,5 +1,5 @@
 """Many agents that do nothing but live: they join the daemon, and beat as often as it tells them, as idle agents do: by UDP where answers come
-(``worker.beacon``), over ZeroMQ else. All of a process share one UDP socket.
+(``worker.agent.heartbeat``), over ZeroMQ else. All of a process share one UDP socket.
 
     python -m benchmarks.beating [--starting] ENDPOINT KEYS NODE...
 
@@ -26,7 +26,7 @@ from oobleckd.protocol import codec, tcp
 from oobleckd.protocol.datagrams import ACK_BYTES, Sender, address_of, short_session_of
 from oobleckd.protocol.messages import PROTOCOL, Beat, Hello, Welcome
 from oobleckd.protocol.parts import DeviceInfo
-from worker import uplink
+from worker.agent import daemon_link
 
 _JOINING = 50  # at a time: a handshake is some milliseconds of the daemon's
 _LIFE = "beating.1"
@@ -96,8 +96,11 @@ class Agents:
         pair = keys.load_pair(keys.node_secret_path(self._folder, node))
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
-        socket.reconnect_ivl, socket.reconnect_ivl_max = uplink.RECONNECT_MS, uplink.RECONNECT_MAX_MS
-        socket.handshake_ivl = uplink.HANDSHAKE_MS
+        socket.reconnect_ivl, socket.reconnect_ivl_max = (
+            daemon_link.RECONNECT_MS,
+            daemon_link.RECONNECT_MAX_MS,
+        )
+        socket.handshake_ivl = daemon_link.HANDSHAKE_MS
         tcp.drop_dead(socket)
         socket.curve_publickey, socket.curve_secretkey = pair.public, pair.secret
         socket.curve_serverkey = self._server

@@ -32,7 +32,7 @@ from oobleckd.simulator.outcome import Question
 from oobleckd.simulator.report import PolicyLine, lines_of, percent
 from oobleckd.simulator.runs import Answer, Told, apart, run_all
 from oobleckd.simulator.traces import Trace, TraceError, read_trace
-from planner.devices import SHEETS
+from planner.costs.devices import SHEETS
 
 NUM_NODES = 32
 DEVICE = "a40"

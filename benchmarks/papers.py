@@ -31,7 +31,7 @@ from oobleckd.simulator.outcome import Outcome, Question
 from oobleckd.simulator.prices import Price, price_of
 from oobleckd.simulator.runs import apart, run_all
 from oobleckd.simulator.traces import Trace
-from planner.devices import SHEETS
+from planner.costs.devices import SHEETS
 
 HERE = Path(__file__).resolve().parent
 CLAIMS, RESULTS = HERE / "papers.json", HERE / "papers-results.json"

@@ -28,11 +28,11 @@ import numpy as np
 from benchmarks import reference
 from benchmarks.referee import sizes_mismatch, split_mismatch
 from benchmarks.tables import table
-from planner.catalogue import Catalogue, entries
-from planner.instantiate import instantiate
 from planner.plan import Template
 from planner.policy import Setup
-from planner.template import templates_for
+from planner.sizing.catalogue import Catalogue, entries
+from planner.sizing.instantiate import instantiate
+from planner.templates.template import templates_for
 
 OWN_REFERENCE = Path(__file__).parent / "planner_reference.json"
 OWN_ROWS = 24

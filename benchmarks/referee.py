@@ -8,10 +8,10 @@ import random
 import msgspec
 
 from benchmarks.brute import best_split_s, best_step_s, random_sizes_case, random_split_case, stages_time_s
-from planner.instantiate import instantiate
 from planner.plan import Template
 from planner.policy import PlanError
-from planner.template import node_stages, templates_for
+from planner.sizing.instantiate import instantiate
+from planner.templates.template import node_stages, templates_for
 
 CLOSE = 1e-9  # of the time: both round
 

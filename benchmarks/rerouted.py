@@ -36,9 +36,9 @@ from benchmarks.tables import table
 from planner.plan import Pipeline, Plan, Range, Segment
 from planner.policy import Setup
 from planner.profile import LayerCost, Profile
-from planner.reroute import layout_of
-from planner.routed import crossing, least_s, ready_first_s
-from planner.shop import shop_of
+from planner.reroute.reroute import layout_of
+from planner.schedules.jobshop import shop_of
+from planner.schedules.routed import crossing, least_s, ready_first_s
 
 LOST, WITHIN, LIVE_WITHIN = 0.01, 0.03, 0.05
 KINDS = {"fused": (False, False), "decoupled": (True, False), "staggered": (True, True)}

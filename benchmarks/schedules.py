@@ -26,19 +26,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.optimum import shortest
 from benchmarks.tables import table
-from planner.decoupled import decoupled
-from planner.orders import least_makespan_s
-from planner.pipe import Pipe
+from planner.costs.work import DeviceWork, StageWork, stage_works
+from planner.placement.transfer import place, segments_on, transfers
 from planner.plan import Pipeline, Plan, Range, Template, holdings_of, node_of
 from planner.policy import Setup
 from planner.profile import LayerCost, Profile
-from planner.refine import refined
 from planner.schedule import Op, one_f_one_b
-from planner.template import templates, templates_for
-from planner.timeline import Timeline, dry_run_works
-from planner.transfer import place, segments_on, transfers
-from planner.validator import validate
-from planner.work import DeviceWork, StageWork, stage_works
+from planner.schedules.decoupled import decoupled
+from planner.schedules.orders import least_makespan_s
+from planner.schedules.pipe import Pipe
+from planner.schedules.timeline import Timeline, dry_run_works
+from planner.schedules.validator import validate
+from planner.templates.refine import refined
+from planner.templates.template import templates, templates_for
 
 WITHIN = 0.02
 """How far a decoupled schedule may be from the optimum."""

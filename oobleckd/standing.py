@@ -1,6 +1,6 @@
 """What a program has from whoever starts it, as far as a fork of another process cannot take it on or be given it.
 
-A leaf for what starts programs by fork (``oobleckctl up``, ``worker.base``): libraries read some of the environment when they are loaded, and
+A leaf for what starts programs by fork (``oobleckctl up``, ``worker.fork.base``): libraries read some of the environment when they are loaded, and
 limits, control group, scheduling and the rest are of the process that is forked. Who asks for a fork and finds another standing there
 than its own uses exec.
 """
@@ -18,7 +18,7 @@ import msgspec
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     # What a micro-batch freed is kept for the next one, in large pages; else its pages are cleared by the
-    # kernel again and again, a twentieth of a CPU device's time. Given back when the job ends (``worker.device``).
+    # kernel again and again, a twentieth of a CPU device's time. Given back when the job ends (``worker.device.device``).
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824"
     ":glibc.malloc.trim_threshold=1073741824"
     # One heap: threads that read sums make the totals, others free them, and a heap for each thread would keep the most that it ever had.
@@ -46,11 +46,13 @@ class Birth(msgspec.Struct, frozen=True):
     environ: dict[str, str]
     folder: str
     standing: dict[str, str]
-    module: str = "worker.agent"
+    module: str = "worker.agent.main"
     attended: bool = False
 
 
-PROGRAMS = frozenset({"worker.agent", "worker.export", "worker.look", "worker.twin"})
+PROGRAMS = frozenset(
+    {"worker.agent.main", "worker.tools.export", "worker.tools.look", "worker.tools.reference"}
+)
 """What may be started so."""
 
 

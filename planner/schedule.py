@@ -4,7 +4,7 @@ Owns ops; what they cost is ``work``'s, when they run ``timeline``'s, whether th
 the worker it is kept to until somebody dies; a whole backward in a pipeline of its own has 1F1B as priorities instead.
 
 Text form, one op a word (stage first, micro-batch last, as in torch.distributed.pipelining); where a device has two stages
-(``pipe``), what one of them hands to the other is sent and received like the rest. Where routes cross (``shop``) the stage is the hop of
+(``pipe``), what one of them hands to the other is sent and received like the rest. Where routes cross (``jobshop``) the stage is the hop of
 that micro-batch's route:
 
     2F0 forward          2B0 backward         2I0 input gradient    2W0 weight gradient

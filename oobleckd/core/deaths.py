@@ -4,7 +4,7 @@ A device that says why it died (or of which the kernel says so) dies of a kind, 
 second one of the same kind in the same phase fails the job: it would die again wherever it is tried, and the nodes are as good as
 before. Nobody is drained, and who was killed from outside never counts.
 
-Owns that rule, and what people are told of it. Where the words come from: ``worker.deaths``.
+Owns that rule, and what people are told of it. Where the words come from: ``worker.runtime.deaths``.
 """
 
 from __future__ import annotations

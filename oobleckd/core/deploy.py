@@ -17,7 +17,7 @@ from oobleckd.protocol.changes import ModelSaid, PlanDeployed
 from oobleckd.protocol.messages import Deploy, Ready, Resume
 from oobleckd.protocol.modelnotes import words
 from planner.policy import Proposal, Situation
-from planner.reroute import layout_of
+from planner.reroute.reroute import layout_of
 
 
 def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> None:

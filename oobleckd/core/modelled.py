@@ -13,16 +13,16 @@ from oobleckd.core.questions import StepQuestion
 from oobleckd.core.schedules import lanes
 from oobleckd.protocol.parts import OpTime
 from oobleckd.protocol.watch import ScheduleView
-from planner.dispatch import READY_FIRST, dispatch
+from planner.costs.work import plan_works
 from planner.plan import Layers, Layout, Route, Segment, standing_routes
 from planner.policies import schedules_of
 from planner.policy import PlanError, Setup
-from planner.reroute import detour
-from planner.routed import MOST_HOPS, layout_crossing
+from planner.reroute.reroute import detour
 from planner.schedule import Op, schedules
-from planner.shop import cost_of, step_ops
-from planner.timeline import Timeline, dry_run
-from planner.work import plan_works
+from planner.schedules.dispatch import READY_FIRST, dispatch
+from planner.schedules.jobshop import cost_of, step_ops
+from planner.schedules.routed import MOST_HOPS, layout_crossing
+from planner.schedules.timeline import Timeline, dry_run
 
 _SHOWN = frozenset({"F", "B", "I", "W", "U"})
 

@@ -23,7 +23,7 @@ from oobleckd.protocol.changes import JobWentBack
 from oobleckd.protocol.messages import Corrupted, Decide, DeviceFailed, Progress, Report
 from planner.plan import Detours, node_of
 from planner.policy import REROUTING, ROLLING_BACK
-from planner.shadow import takes_over
+from planner.reroute.shadow import takes_over
 
 
 def check_lives(core: Core, run: Run) -> None:

@@ -2,7 +2,7 @@
 
 Owns what people are told, and when another one is begun. Nothing fails while all state is alive: one that cannot be written is given up (``Discard``
 gives its room back), the last good one stays the way back, and the next is begun when there is room, else a while later, twice as
-long each time. The last one of a job is its result: its devices keep it in memory and try again by themselves (``worker.writer``).
+long each time. The last one of a job is its result: its devices keep it in memory and try again by themselves (``worker.checkpointing.writer``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The base of a local cluster (``worker.base``): started with it, asked for agents, ended with it.
+"""The base of a local cluster (``worker.fork.base``): started with it, asked for agents, ended with it.
 
 Owns that conversation, and where there is no base to be had: the caller starts the agent by exec then, which takes longer and is
 otherwise the same. ``OOBLECK_FORK=0`` does without.
@@ -25,7 +25,7 @@ from oobleckd.ctl.processes import Process
 from oobleckd.standing import ENVIRONMENT, Birth, Born, Ended, standing
 
 NAME = "base"
-_ROOM = "--room=" + "." * 1500  # for the command lines of its forks (``worker.title``)
+_ROOM = "--room=" + "." * 1500  # for the command lines of its forks (``worker.processes.title``)
 _LOAD_S, _ANSWER_S = 60.0, 20.0
 _LOOK_EVERY_S = 0.02
 _LENGTH = struct.Struct("<I")
@@ -58,7 +58,7 @@ class Base:
         if self.process() is None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._socket.unlink(missing_ok=True)
-            command = [sys.executable, "-m", "worker.base", str(self._socket), _ROOM]
+            command = [sys.executable, "-m", "worker.fork.base", str(self._socket), _ROOM]
             processes.start(
                 NAME, command, self._folder, self._folder, {**ENVIRONMENT, **os.environ, **environ}
             )

@@ -28,17 +28,17 @@ from oobleckd.protocol.forecast import (
     TemplateForecast,
 )
 from oobleckd.protocol.job import Job
-from planner.guarantee import guarantee, losses_survived
-from planner.instantiate import why_idle
-from planner.makespan import busy_s, one_f_one_b_s
+from planner.costs.makespan import busy_s, one_f_one_b_s
+from planner.costs.work import stage_works
 from planner.plan import Pipeline, Plan
 from planner.profile import Profile
-from planner.reroute import layout_of
-from planner.routed import device_s
+from planner.reroute.reroute import layout_of
 from planner.schedule import schedules
-from planner.shadowed import decoupled_within
-from planner.timeline import dry_run_plan
-from planner.work import stage_works
+from planner.schedules.routed import device_s
+from planner.schedules.timeline import dry_run_plan
+from planner.sizing.instantiate import why_idle
+from planner.templates.guarantee import guarantee, losses_survived
+from planner.templates.shadowed import decoupled_within
 
 PIPELINES_LISTED = 64
 EVERY_NODE = 16  # in a plan of so many nodes the loss of each is looked at, else one of each kind of pipeline

@@ -27,7 +27,7 @@ _NO_CAP = "plan for a --device of more memory"  # of a job without a cap, where 
 
 def _devices(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Known devices, and else a file."""
-    from planner.devices import SHEETS
+    from planner.costs.devices import SHEETS
 
     known = [
         CompletionItem(key, help=each.name) for key, each in SHEETS.items() if key.startswith(incomplete)

@@ -23,8 +23,8 @@ from oobleckd.protocol.job import Job, JobError
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.protocol.units import parse_size
 from oobleckd.protocol.unreadable import UNREADABLE
-from planner.analytic import Workload, analytic_profile
-from planner.devices import SHEETS, DeviceSheet
+from planner.costs.analytic import Workload, analytic_profile
+from planner.costs.devices import SHEETS, DeviceSheet
 from planner.profile import Profile, state_bytes_per_param
 
 _SQLITE = b"SQLite format 3\0"

@@ -1,7 +1,7 @@
 """Writes docs/settings.md from the programs' settings: ``python -m oobleckd.ctl.settingsdocs [FILE]``.
 
 Owns the page's words around the tables. [ctl] and [daemon] come from ``CtlConfig`` and ``Config``, [worker] from
-``python -m worker.docs``, for nothing here may import a worker.
+``python -m worker.tools.docs``, for nothing here may import a worker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RELOADED = ("log_level",)
 _HEAD = """\
 # Settings
 
-Generated from `oobleckd/ctl/connect.py`, `oobleckd/daemon/config.py` and `worker/agent.py` by `make docs`; do not edit.
+Generated from `oobleckd/ctl/connect.py`, `oobleckd/daemon/config.py` and `worker/agent/main.py` by `make docs`; do not edit.
 
 What programs do is set here; what a job does is in [job.toml](job-toml.md).
 
@@ -162,7 +162,7 @@ def _variable(key: str) -> str:
 def main() -> None:
     """Write the page to the file named, or to docs/settings.md of the current folder."""
     target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/settings.md")
-    rows = msgspec.json.decode(run_worker("worker.docs"), type=list[Row])
+    rows = msgspec.json.decode(run_worker("worker.tools.docs"), type=list[Row])
     target.write_text(page(rows), encoding="utf-8")
     print(target)
 

@@ -12,13 +12,13 @@ import msgspec
 
 from oobleckd.core.memory import held_besides
 from oobleckd.protocol.job import Job
-from planner.guarantee import lost_layers, most_pipelines
-from planner.instantiate import instantiate, slowest_s, split_micro_batches, too_few
+from planner.placement.transfer import copy_s, segments_on, shadows_on
 from planner.plan import Pipeline, Plan, Transfer, node_of
 from planner.policies import adapt, prepare
 from planner.policy import ROLLING_BACK, Setup, Situation
 from planner.profile import Profile
-from planner.transfer import copy_s, segments_on, shadows_on
+from planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few
+from planner.templates.guarantee import lost_layers, most_pipelines
 
 NODES_AT_ONCE = 1024  # a change is planned over all nodes as long as there are so many at most
 CONSIDERED = 512  # beyond, over the pipelines that were hit and others of about so many nodes, of all sizes

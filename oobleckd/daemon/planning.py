@@ -28,9 +28,9 @@ from oobleckd.daemon import poolwork
 from oobleckd.orphans import end_with_parent
 from oobleckd.protocol import urgency
 from oobleckd.protocol.watch import BlastView, ScheduleView
-from planner.catalogue import Catalogue
 from planner.plan import Template
 from planner.policy import ROLLING_BACK, PlanError, Setup
+from planner.sizing.catalogue import Catalogue
 
 _MOST_PREPARED = 16
 _AHEAD = 32  # numbers of nodes a call: some 0.1 s

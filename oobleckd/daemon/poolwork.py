@@ -16,9 +16,9 @@ import msgspec
 
 from oobleckd.core.questions import LossQuestion, StepQuestion
 from oobleckd.protocol.watch import BlastView, ScheduleView
-from planner.catalogue import Entry
 from planner.plan import Template
 from planner.policy import Proposal, Setup, Situation
+from planner.sizing.catalogue import Entry
 
 _setup_of = lru_cache(4)(msgspec.msgpack.Decoder(Setup).decode)
 templates_of = lru_cache(4)(msgspec.msgpack.Decoder(tuple[Template, ...]).decode)
@@ -34,7 +34,8 @@ pack = msgspec.msgpack.encode
 def load() -> None:
     """Import everything that the others need."""
     from oobleckd.core import blast, modelled
-    from planner import catalogue, policies
+    from planner import policies
+    from planner.sizing import catalogue
 
     assert all((blast, modelled, catalogue, policies))
 
@@ -56,7 +57,7 @@ def adapt(policy: str, setup: bytes, templates: bytes, situation: bytes, sizes: 
 
 def ahead(templates: bytes, numbers: Sequence[int], f: int, num_micro_batches: int) -> tuple[Entry, ...]:
     """Entries of the catalogue."""
-    from planner import catalogue
+    from planner.sizing import catalogue
 
     return catalogue.entries(templates_of(templates), numbers, f, num_micro_batches)
 

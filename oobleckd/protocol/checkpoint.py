@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: what makes a folder of bucket files one, shared by daemon and worker.
 
 Owns the manifest's shape, the folder's name, and the steps that turn a finished ``.partial`` folder into a
-checkpoint, and a damaged checkpoint into none. Devices write the bucket files (worker/checkpoint.py); the daemon knows when all have arrived.
+checkpoint, and a damaged checkpoint into none. Devices write the bucket files (worker/state/bucket_files.py); the daemon knows when all have arrived.
 A folder without ``.partial`` in its name is complete: the rename is the last thing that happens.
 """
 

@@ -1,4 +1,4 @@
-"""What decides the bits of a device's results, by name, and in what devices differ. Pure; a device finds out about itself (``worker.traits``)."""
+"""What decides the bits of a device's results, by name, and in what devices differ. Pure; a device finds out about itself (``worker.device.traits``)."""
 
 from __future__ import annotations
 

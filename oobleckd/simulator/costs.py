@@ -81,7 +81,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 # Assumed: deploy_s, since on one machine a deployment that copies nothing is a few messages between two steps, and on many hosts connections are made; init_s,
 # which is paid once; load and write at 1 GB/s a node, a local NVMe disk or a share of a common one; the copy for a checkpoint at 10 GB/s, a GPU's way to
 # its host; manifest_s, a small file.
-# commit_s, sums_bytes_per_s: nothing, as the planner's timelines have it (planner/timeline.py), so that both say the same of a step: on links that carry a stage's
+# commit_s, sums_bytes_per_s: nothing, as the planner's timelines have it (planner/schedules/timeline.py), so that both say the same of a step: on links that carry a stage's
 # sums to all its replicas while a pass takes its time, that is near the truth, on others it is not. begin_s is in deploy_s.
 OURS = Costs()
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from oobleckd.core.events import MakePlan, Planned
-from planner.instantiate import instantiate
 from planner.plan import Template
 from planner.policies import policy, proposed
 from planner.policy import PlanError, Setup
+from planner.sizing.instantiate import instantiate
 
 Key = tuple[str, Setup]
 

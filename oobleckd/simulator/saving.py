@@ -9,7 +9,7 @@ from oobleckd.protocol.checkpoint import PARTIAL, step_name
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
 from oobleckd.simulator.costs import Costs
-from planner.costs import copy_bytes
+from planner.costs.model import copy_bytes
 from planner.plan import Layout, node_of
 from planner.profile import Profile
 

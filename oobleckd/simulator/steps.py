@@ -1,7 +1,7 @@
 """How long a step takes: by the planner's own timelines, of the layout in force and of the routes that stand beside it.
 
 Owns what is remembered of shapes, what a step takes besides the passes and updates of a timeline, and the time in which an interrupted round is mended. A
-plan's step is as the planner modelled it, in the order in which it would be run; where devices go around the dead they do whatever is ready (``planner.routed``).
+plan's step is as the planner modelled it, in the order in which it would be run; where devices go around the dead they do whatever is ready (``planner.schedules.routed``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from oobleckd.simulator.sums import sums_bytes
 from planner.plan import BACKWARD, FORWARD, Detours, Layers, Layout, Plan, Route, standing_routes
 from planner.policy import Setup
 from planner.profile import Profile
-from planner.routed import MOST_HOPS, device_s, ready_first_s
-from planner.shop import shop_of
+from planner.schedules.jobshop import shop_of
+from planner.schedules.routed import MOST_HOPS, device_s, ready_first_s
 
 Shape = tuple[tuple[tuple[int, int, int], ...], ...]
 NO_LAYERS = Layers()

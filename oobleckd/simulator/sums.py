@@ -1,6 +1,6 @@
 """Copies of gradient sums in a simulated cluster: what of a dead device's work its peers have, and what copies take of links.
 
-Owns when copies leave and arrive, after the rule of ``worker.copies``, who keeps them, and by how much they make a step longer. When a device has
+Owns when copies leave and arrive, after the rule of ``worker.round.sum_copies``, who keeps them, and by how much they make a step longer. When a device has
 what of its gradients is ``progress``'s estimate.
 """
 

@@ -33,7 +33,7 @@ from oobleckd.simulator.costs import Costs
 from oobleckd.simulator.progress import Moment, answers
 from oobleckd.simulator.steps import mended_at
 from oobleckd.simulator.sums import Sums
-from planner.costs import copy_bytes
+from planner.costs.model import copy_bytes
 from planner.plan import Detours, Layout, Route, node_of, standing_routes
 from planner.profile import Profile
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.beforehand import beforehand_s, lost_s, pays, still_share
+from planner.placement.precopy import beforehand_s, lost_s, pays, still_share
+from planner.placement.transfer import copy_s
 from planner.plan import Plan, Template
 from planner.policies.adaptive import Adaptive
 from planner.policies.bamboo import Bamboo
@@ -13,12 +14,11 @@ from planner.policies.oobleck import Oobleck
 from planner.policies.slipstream import SlipStream
 from planner.policies.varuna import Varuna
 from planner.policy import PlanError, Policy, Proposal, Setup, Situation
-from planner.reroute import layout_of
-from planner.routed import MOST_HOPS, better
+from planner.reroute.reroute import layout_of
 from planner.schedule import Op, format_ops
-from planner.shadowed import decoupled_within
-from planner.shop import orders_of, shop_of, step_ops
-from planner.transfer import copy_s
+from planner.schedules.jobshop import orders_of, shop_of, step_ops
+from planner.schedules.routed import MOST_HOPS, better
+from planner.templates.shadowed import decoupled_within
 
 _POLICIES: dict[str, Policy] = {
     one.name: one for one in (Adaptive(), Oobleck(), SlipStream(), Bamboo(), Varuna())

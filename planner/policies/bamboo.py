@@ -16,8 +16,8 @@ from planner.policies.filling import filled, waiting_for
 from planner.policies.grid import Grid
 from planner.policies.staying import Staying, costs, proposal_of, rejected_anew
 from planner.policy import Proposal, Rejected, Setup, Situation
-from planner.shadow import heir
-from planner.shadowed import shadowed_templates
+from planner.reroute.shadow import heir
+from planner.templates.shadowed import shadowed_templates
 
 
 class Bamboo(Staying):

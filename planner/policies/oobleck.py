@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planner.fold import folded
-from planner.guarantee import losses_survived, most_pipelines
-from planner.instantiate import instantiate, slowest_s, split_micro_batches, too_few, why_idle
+from planner.placement.transfer import copy_s, holds, place, segments_on, shadows_on, transfers
+from planner.placement.zones import apart
 from planner.plan import Pipeline, Plan, Template, Transfer
 from planner.policies.cases import Nodes, name_cases
 from planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
-from planner.refine import refined
-from planner.template import expected_share
-from planner.template import templates as make_templates
-from planner.transfer import copy_s, holds, place, segments_on, shadows_on, transfers
-from planner.zones import apart
+from planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few, why_idle
+from planner.templates.fold import folded
+from planner.templates.guarantee import losses_survived, most_pipelines
+from planner.templates.refine import refined
+from planner.templates.template import expected_share
+from planner.templates.template import templates as make_templates
 
 SIZES_SHOWN = 12
 

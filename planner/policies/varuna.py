@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planner.costs import copy_bytes
-from planner.instantiate import split_micro_batches, too_few
+from planner.costs.model import copy_bytes
 from planner.plan import Plan, Template
 from planner.policies.cases import Nodes, listed
 from planner.policies.oobleck import Oobleck, pipelines_of
 from planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
+from planner.sizing.instantiate import split_micro_batches, too_few
 
 SHAPES_SHOWN = 2
 

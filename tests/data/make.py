@@ -121,7 +121,7 @@ def digests(made: Made) -> None:
         twin = [
             str(made.bin / "python"),
             "-m",
-            "worker.twin",
+            "worker.tools.reference",
             "--job",
             str(DATA / "jobs" / f"{name}.toml"),
             "--out",

@@ -11,10 +11,10 @@ from oobleckd.protocol.parts import Counters
 from planner.plan import Layout, Range, Segment, holdings_of
 from tests.helpers import gpu
 from tests.helpers.models import small_job
+from worker.checkpointing.snapshot import take_share
+from worker.device.context import Place, torch_device
 from worker.models import load_spec
-from worker.place import Place, torch_device
-from worker.snapshot import take_share
-from worker.store import Store
+from worker.state.store import Store
 
 pytestmark = pytest.mark.gpu
 UPDATES = 20

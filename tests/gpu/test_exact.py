@@ -16,14 +16,14 @@ from oobleckd.protocol.job import Job
 from tests.helpers import gpu
 from tests.helpers.models import small_job
 from worker import sums
-from worker.gather import Intake
+from worker.device.context import Place, torch_device
 from worker.groups.plane import Plane
-from worker.mailbox import Mailbox
 from worker.models import Batch, load_spec, seed_layer
-from worker.moments import moments_of
-from worker.place import Place, torch_device
-from worker.post import TransportPost
-from worker.transport import Transport
+from worker.round.gather import Intake
+from worker.round.messenger import TransportPost
+from worker.runtime.timing import moments_of
+from worker.transport.mailbox import Mailbox
+from worker.transport.transport import Transport
 
 pytestmark = pytest.mark.gpu
 TIMEOUT_S = 60.0

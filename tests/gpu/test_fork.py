@@ -13,7 +13,7 @@ from tests.helpers import gpu
 pytestmark = pytest.mark.gpu
 CODE = """
 import json, os, sys
-from worker import forker
+from worker.fork import forker
 forker.load()
 told, tell = os.pipe()
 if os.fork() == 0:

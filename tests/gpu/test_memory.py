@@ -9,9 +9,9 @@ import torch
 
 from oobleckd.protocol.deaths import OUT_OF_MEMORY
 from tests.helpers import gpu
-from worker.deaths import death_in_full, is_out_of_memory
-from worker.place import Place, device_memory_bytes, torch_device
-from worker.traits import UNKNOWN, traits
+from worker.device.context import Place, device_memory_bytes, torch_device
+from worker.device.traits import UNKNOWN, traits
+from worker.runtime.deaths import death_in_full, is_out_of_memory
 
 pytestmark = pytest.mark.gpu
 

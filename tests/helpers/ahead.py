@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 
 from tests.helpers.engine import LocalPost, World
-from worker.ahead import Ahead
-from worker.hosted import Hosted, States, Then
-from worker.mailbox import Letter
-from worker.staging import Staging
-from worker.store import BucketState, Store
+from worker.reconfigure.precopy_source import Ahead
+from worker.reconfigure.precopy_target import Staging
+from worker.state.host_copy import Hosted, States, Then
+from worker.state.store import BucketState, Store
+from worker.transport.mailbox import Letter
 
 TARGET = "t/0"
 NUMBER = 7

@@ -28,7 +28,7 @@ from tests.helpers.commit_states import (
     State,
     Topology,
 )
-from worker.commit import Commit
+from worker.round.commit import Commit
 
 
 class Violation(AssertionError):

@@ -21,24 +21,24 @@ from oobleckd.core.decide import LostLayers, Standing, decide
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags
-from planner.decoupled import decoupled
-from planner.dispatch import RULES, dispatch
+from planner.costs.work import StageWork
 from planner.plan import Detours, Layers, Layout, Pipeline, Range, Route, Segment, holdings_of
 from planner.policy import Setup
 from planner.profile import LayerCost, Profile
-from planner.reroute import reroute
+from planner.reroute.reroute import reroute
 from planner.schedule import format_ops
-from planner.shop import shop_of, step_ops
-from planner.work import StageWork
-from worker.data import Corpus, open_corpus
-from worker.deploy import Deployment
-from worker.executor import Executor
-from worker.faults import Faults
-from worker.gather import Gathering
-from worker.mailbox import Key, Letter
+from planner.schedules.decoupled import decoupled
+from planner.schedules.dispatch import RULES, dispatch
+from planner.schedules.jobshop import shop_of, step_ops
+from worker.data.corpus import Corpus, open_corpus
+from worker.device.executor import Executor
 from worker.models import ModelSpec, load_spec
-from worker.store import Store
-from worker.tasks import Order, order_of
+from worker.reconfigure.deploy import Deployment
+from worker.round.gather import Gathering
+from worker.round.tasks import Order, order_of
+from worker.runtime.faults import Faults
+from worker.state.store import Store
+from worker.transport.mailbox import Key, Letter
 
 Cuts = Sequence[tuple[int, ...]]
 """(first layer, the one behind the last) of each hop of a pipeline, and the number of its device where that is not the hop's."""
@@ -299,7 +299,7 @@ class World:
 
     @contextmanager
     def _aside(self, device: str) -> Iterator[None]:
-        """``device`` computes a layer; a report may reach it meanwhile, as the real one's link answers (``worker.device``)."""
+        """``device`` computes a layer; a report may reach it meanwhile, as the real one's link answers (``worker.device.device``)."""
         yield
         executor = self.nodes[device].executor
         mine = [control for control in self.controls if control[0] == device]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oobleckd.protocol.job import Job, Schedule, parse_job
 from tests.helpers.engine import World
-from worker.faults import POINTS
+from worker.runtime.faults import POINTS
 
 Reference = tuple[Job, dict[int, float], dict[str, Tensor]]
 """A job, its losses by step, and its weights in the end."""

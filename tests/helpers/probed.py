@@ -19,12 +19,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from worker import forker
-from worker.children import Child, Setting, die_with_parent
-from worker.forking import Forker, begin
-from worker.lifeline import hold
-from worker.orders import num_threads
-from worker.orphans import Orphans
+from worker.fork import forker
+from worker.fork.forking import Forker, begin
+from worker.fork.orders import num_threads
+from worker.processes.children import Child, Setting, die_with_parent
+from worker.processes.orphans import Orphans
+from worker.runtime.lifeline import hold
 
 PROGRAM = (sys.executable, "-m", "tests.helpers.probed")
 FILES = 512  # limit of the agent, set after its forker was started

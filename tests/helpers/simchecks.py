@@ -21,7 +21,7 @@ from tests.helpers.simpasses import loss_of
 from tests.helpers.simstore import trail_of
 from tests.helpers.simtext import SimCorpus
 from worker import sums
-from worker.snapshot import ledger_digest
+from worker.checkpointing.snapshot import ledger_digest
 
 if TYPE_CHECKING:
     from tests.helpers.world import World

@@ -33,21 +33,21 @@ from tests.helpers.simpasses import SimPasses
 from tests.helpers.simstore import CPU, SimReducer, SimStore, updated
 from tests.helpers.simtext import SimReading
 from tests.helpers.simtransport import Link, SimPlane, SimTransport
-from worker.commit import Commit, ReplicasDisagree
-from worker.device import DeviceProcess
-from worker.executor import Executor
-from worker.faults import Faults
-from worker.gather import Intake
-from worker.guard import SumsChanged
-from worker.mailbox import Letter, Mailbox
-from worker.moments import Moments
-from worker.passes import Passes
-from worker.place import Place
-from worker.post import TransportPost
-from worker.pulse import Pulse
-from worker.round import Given
-from worker.snapshot import Share
-from worker.tasks import Order, Step
+from worker.checkpointing.snapshot import Share
+from worker.device.context import Place
+from worker.device.device import DeviceProcess
+from worker.device.executor import Executor
+from worker.round.commit import Commit, ReplicasDisagree
+from worker.round.gather import Intake
+from worker.round.messenger import TransportPost
+from worker.round.passes import Passes
+from worker.round.round import Given
+from worker.round.tasks import Order, Step
+from worker.runtime.activity import Pulse
+from worker.runtime.faults import Faults
+from worker.runtime.timing import Moments
+from worker.sums.guard import SumsChanged
+from worker.transport.mailbox import Letter, Mailbox
 
 if TYPE_CHECKING:
     from tests.helpers.simagent import SimNode
@@ -283,7 +283,7 @@ class SimDevice(DeviceProcess):
 
 
 class SimWriter:
-    """In place of ``worker.writer.Beside``: writes beside training, each bucket in a while of virtual time, ``slow`` times as long."""
+    """In place of ``worker.checkpointing.writer.Beside``: writes beside training, each bucket in a while of virtual time, ``slow`` times as long."""
 
     slow = 1.0
 

@@ -26,7 +26,7 @@ from oobleckd.protocol.codec import decode_from_worker, decode_to_worker, encode
 from oobleckd.protocol.messages import Hello, OpTimes
 from tests.helpers.simagent import SimNode
 from tests.helpers.simtransport import Link, Waiting
-from worker.mailbox import Letter
+from worker.transport.mailbox import Letter
 
 if TYPE_CHECKING:
     from tests.helpers.world import World

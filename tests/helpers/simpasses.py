@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from planner.plan import BACKWARD, FORWARD
 from tests.helpers.simstore import CPU, Gradient
-from worker.passes import Passes
-from worker.reduce import Reducer
-from worker.round import Given, Means, Pieces, Work
-from worker.tasks import Task
+from worker.round.passes import Passes
+from worker.round.reduce import Reducer
+from worker.round.round import Given, Means, Pieces, Work
+from worker.round.tasks import Task
 
 if TYPE_CHECKING:
     import torch

@@ -17,11 +17,11 @@ import torch
 
 from planner.plan import Layers
 from worker import sums
-from worker.checkpoint import DamagedCheckpoint
-from worker.guard import SumsChanged
-from worker.optimizer import clip_scale
-from worker.reduce import Contribution, Reduced, Reducer
-from worker.store import BucketState, Store
+from worker.round.reduce import Contribution, Reduced, Reducer
+from worker.state.bucket_files import DamagedCheckpoint
+from worker.state.optimizer import clip_scale
+from worker.state.store import BucketState, Store
+from worker.sums.guard import SumsChanged
 
 if TYPE_CHECKING:
     from tests.helpers.world import World

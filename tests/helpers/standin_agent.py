@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from worker import agent
-from worker.forking import Forker
-from worker.node import AgentConfig
-from worker.orphans import Orphans
+from worker.agent import main as agent
+from worker.agent.node import AgentConfig
+from worker.fork.forking import Forker
+from worker.processes.orphans import Orphans
 
 
 def main() -> None:

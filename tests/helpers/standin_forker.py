@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.helpers import standin_device
-from worker import forker
+from worker.fork import forker
 
 
 def main() -> None:

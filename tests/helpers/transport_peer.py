@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from oobleckd.protocol.parts import Peer
-from worker.mailbox import Mailbox
-from worker.transport import Transport
+from worker.transport.mailbox import Mailbox
+from worker.transport.transport import Transport
 
 
 class Setup(msgspec.Struct):

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from worker import sockets
-from worker.gather import Intake
-from worker.mailbox import Key, Letter, Mailbox
-from worker.transport import Transport
+from worker.round.gather import Intake
+from worker.transport import sockets
+from worker.transport.mailbox import Key, Letter, Mailbox
+from worker.transport.transport import Transport
 
 SECRET = bytes(range(32))
 TIMEOUT_S = 30.0

@@ -38,7 +38,7 @@ from oobleckd.protocol.messages import (
 from oobleckd.protocol.parts import Counters
 from tests.helpers.standin_device import HUNGRY
 from tests.helpers.stub_daemon import TIMEOUT_S, StubDaemon
-from worker.children import EXITING
+from worker.processes.children import EXITING
 
 Launch = Callable[..., subprocess.Popen[str]]
 

@@ -28,7 +28,7 @@ from oobleckd.protocol.parts import Counters
 from tests.helpers.agents import Agent, hello
 from tests.helpers.daemons import Daemon
 from tests.helpers.tls import make_certificate, remote_daemon
-from worker.uplink import CurveKeys, Uplink
+from worker.agent.daemon_link import CurveKeys, Uplink
 
 WAIT_S = 120.0
 

@@ -14,8 +14,8 @@ import torch
 
 from oobleckd.protocol.parts import Peer
 from tests.helpers.transport_peer import Setup
-from worker.mailbox import Mailbox
-from worker.transport import Transport
+from worker.transport.mailbox import Mailbox
+from worker.transport.transport import Transport
 
 TIMEOUT_S = 60.0
 

@@ -250,7 +250,7 @@ def test_a_pause_does_not_wait_for_copies() -> None:
 
 def test_a_target_that_never_says_that_it_keeps_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "LEAST_S", 0.0)
-    monkeypatch.setattr("worker.device.DeviceProcess._stage", lambda _: False)
+    monkeypatch.setattr("worker.device.device.DeviceProcess._stage", lambda _: False)
     world = joining(steps=200)
     world.run(lambda: "n02" in world.view().nodes)
     assert deployments(world)[-1] == (0, 3)  # what had arrived is replayed in the stop

@@ -25,12 +25,12 @@ from oobleckd.daemon.waiting import Told, Waiting
 from oobleckd.protocol.messages import Emptied, Progress, Release, StepDone
 from planner.plan import node_of
 from tests.helpers import weather
-from worker.commit import Commit
-from worker.device import DeviceProcess
-from worker.executor import Executor
-from worker.outbox import Outbox
-from worker.reduce import Contribution, Reducer
-from worker.tasks import Board
+from worker.agent.outbox import Outbox
+from worker.device.device import DeviceProcess
+from worker.device.executor import Executor
+from worker.round.commit import Commit
+from worker.round.reduce import Contribution, Reducer
+from worker.round.tasks import Board
 
 SEEDS = 200
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -42,4 +42,4 @@ def test_the_pure_packages_load_no_sockets_and_no_torch() -> None:
 
 
 def test_the_agent_loads_no_torch() -> None:
-    assert loaded_by("worker.agent").isdisjoint({"torch", "transformers", "numpy", "safetensors"})
+    assert loaded_by("worker.agent.main").isdisjoint({"torch", "transformers", "numpy", "safetensors"})

@@ -16,7 +16,7 @@ from typing import assert_never
 from worker.groups import payload, words
 from worker.groups.backend import Backend
 from worker.groups.lanes import End, Outbound, ReceiverEnd, SenderEnd, Surroundings
-from worker.mailbox import Letter
+from worker.transport.mailbox import Letter
 
 ABORT_S = 20.0  # above NCCL's own limit for an init that is under way
 _AGAIN_S = 0.05

@@ -17,7 +17,7 @@ from worker.groups import payload, words
 from worker.groups.backend import RECEIVER, SENDER, Backend, Lane
 from worker.groups.ledger import Received, Sent
 from worker.groups.store import LaneOver, LaneStore
-from worker.mailbox import Key, Letter
+from worker.transport.mailbox import Key, Letter
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Models as layers: any proven Hugging Face language model, cut into embedding, blocks and head.
 
 Owns configuration, structure, fresh weights and the layers that compute. Does not own training state:
-the tensors that layers compute with belong to the caller (``worker.store``).
+the tensors that layers compute with belong to the caller (``worker.state.store``).
 """
 
 # Before anything imports transformers.

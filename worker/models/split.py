@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from worker.errors import UserError
 from worker.models import light
 from worker.models.config import MASKED
 from worker.models.strict import WholeSums
+from worker.runtime.errors import UserError
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.guard import Guard
 from worker.sums.arithmetic import BASE, NO_TIES, chunk_of, cut, limit_of, pieces_of
+from worker.sums.guard import Guard
 from worker.sums.sum import Sum
 
 _SMALL = 1 << 14

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.guard import Guard
 from worker.sums.arithmetic import BASE, NO_TIES, limit_of
+from worker.sums.guard import Guard
 from worker.sums.sum import Sum
 
 _ALIGNED = 32

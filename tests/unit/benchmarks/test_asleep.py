@@ -18,7 +18,7 @@ _PROGRAM = """
 import json, msgspec, sys, torch
 from benchmarks.sleeping import job_of
 from oobleckd.protocol.job import Schedule
-from worker.measure import measure
+from worker.device.measure import measure
 from worker.models import load_spec
 
 job = msgspec.structs.replace(job_of("oobleck"), schedule=Schedule(backward=sys.argv[1]))

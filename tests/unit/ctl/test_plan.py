@@ -27,9 +27,9 @@ from oobleckd.daemon.journal import Journal
 from oobleckd.protocol.forecast import Forecast
 from oobleckd.protocol.job import load_job
 from oobleckd.protocol.parts import DeviceInfo
-from planner.devices import SHEETS
+from planner.costs.devices import SHEETS
 from planner.profile import Profile
-from planner.timeline import dry_run_plan
+from planner.schedules.timeline import dry_run_plan
 from tests.unit.planner.build import even_profile
 from tests.unit.test_imports import ROOT
 

@@ -13,10 +13,10 @@ from planner.plan import Layers, Plan, node_of
 from planner.policies import adapt, policy, prepare
 from planner.policy import PlanError, Proposal, Setup, Situation
 from planner.profile import Held
-from planner.reroute import covers, layout_of
+from planner.reroute.reroute import covers, layout_of
 from planner.schedule import parse_ops
-from planner.shop import shop_of
-from planner.validator import validate_shop
+from planner.schedules.jobshop import shop_of
+from planner.schedules.validator import validate_shop
 from tests.unit.planner.build import even_profile, setup_of
 
 

@@ -2,8 +2,8 @@
 
 import pickle
 
-from planner.catalogue import Catalogue, Entry, entries
-from planner.instantiate import instantiate
+from planner.sizing.catalogue import Catalogue, Entry, entries
+from planner.sizing.instantiate import instantiate
 from tests.unit.planner.build import bare_template
 
 MADE = [bare_template(size, 1.0 + size / 7, 1.3 / size) for size in (5, 6, 7)]

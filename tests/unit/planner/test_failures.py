@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from planner.costs import copy_bytes
-from planner.guarantee import can_replan, lost_layers, most_pipelines
+from planner.costs.model import copy_bytes
 from planner.plan import Layers, Plan, Template, device_name, node_of
 from planner.policies import adapt, prepare
 from planner.policy import PlanError, Proposal, Setup, Situation
+from planner.templates.guarantee import can_replan, lost_layers, most_pipelines
 from tests.unit.planner.build import profile_of, setup_of
 
 QUICK, MANY = 100, 1500

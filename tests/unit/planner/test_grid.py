@@ -4,17 +4,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.instantiate import slowest_s
+from planner.placement.transfer import copy_s
 from planner.policies import adapt, prepare
 from planner.policies.adaptive import stop_s
 from planner.policies.grid import Grid
 from planner.policy import Setup, Situation
-from planner.reroute import layout_of
-from planner.rounds import period
-from planner.routed import busiest_s, ready_first_s
+from planner.reroute.reroute import layout_of
 from planner.schedule import parse_ops
-from planner.shop import orders_of, shop_of
-from planner.transfer import copy_s
+from planner.schedules.evaluate import period
+from planner.schedules.jobshop import orders_of, shop_of
+from planner.schedules.routed import busiest_s, ready_first_s
+from planner.sizing.instantiate import slowest_s
 from tests.unit.planner.build import even_profile, setup_of
 from tests.unit.planner.test_oobleck import alive, n0_of_2
 from tests.unit.planner.test_slipstream import places, started

@@ -12,7 +12,7 @@ from planner.plan import (
     node_of,
     tolerance,
 )
-from planner.reroute import layout_of
+from planner.reroute.reroute import layout_of
 
 FIRST = (Segment("a/0", Range(0, 2)), Segment("b/0", Range(2, 3)))
 SECOND = (Segment("c/0", Range(0, 3)),)

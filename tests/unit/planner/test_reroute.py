@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.pipe import homes
 from planner.plan import (
     Detours,
     Layers,
@@ -21,8 +20,9 @@ from planner.plan import (
     standing_routes,
 )
 from planner.policy import PlanError
-from planner.reroute import covers, detour, layout_of, reroute
-from planner.ways import HOP_COST
+from planner.reroute.reroute import covers, detour, layout_of, reroute
+from planner.reroute.ways import HOP_COST
+from planner.schedules.pipe import homes
 
 
 def layout_with(splits: list[list[int]], num_layers: int, num_micro_batches: int) -> Layout:

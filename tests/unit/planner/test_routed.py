@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import tabu
-from planner.dispatch import READY_FIRST, RULES, RULES_FUSED, RULES_SHUFFLED, dispatch, mirrored
-from planner.makespan import one_f_one_b_s
+from planner.costs.makespan import one_f_one_b_s
+from planner.costs.work import stage_works
 from planner.plan import Layers, Layout, Range, Route, Segment, holdings_of
 from planner.policy import Setup
 from planner.profile import LayerCost, Profile
-from planner.reroute import detour
-from planner.rounds import makespan_s, period, reduced_s, run
-from planner.routed import WORTH, better, busiest_s, crossing, least_s, ready_first_s
+from planner.reroute.reroute import detour
 from planner.schedule import Op, ScheduleError
-from planner.shop import Shop, cost_of, orders_of, shop_of, step_ops
-from planner.tabu import LOOKED, _Flushed, _moves, improve, moved
-from planner.timeline import dry_run
-from planner.validator import validate_shop
-from planner.work import stage_works
+from planner.schedules import tabu
+from planner.schedules.dispatch import READY_FIRST, RULES, RULES_FUSED, RULES_SHUFFLED, dispatch, mirrored
+from planner.schedules.evaluate import makespan_s, period, reduced_s, run
+from planner.schedules.jobshop import Shop, cost_of, orders_of, shop_of, step_ops
+from planner.schedules.routed import WORTH, better, busiest_s, crossing, least_s, ready_first_s
+from planner.schedules.tabu import LOOKED, _Flushed, _moves, improve, moved
+from planner.schedules.timeline import dry_run
+from planner.schedules.validator import validate_shop
 from tests.unit.planner.build import even_profile, profile_of, profiles, setup_of
 from tests.unit.planner.test_reroute import layout_with
 

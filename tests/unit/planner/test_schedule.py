@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.costs.work import StageWork, most_in_flight
 from planner.plan import Pipeline, Plan, Range, Segment
 from planner.schedule import (
     Op,
@@ -15,9 +16,8 @@ from planner.schedule import (
     parse_ops,
     schedules,
 )
-from planner.timeline import dry_run
-from planner.validator import validate
-from planner.work import StageWork, most_in_flight
+from planner.schedules.timeline import dry_run
+from planner.schedules.validator import validate
 
 
 def test_text_of_the_middle_stage_of_three():

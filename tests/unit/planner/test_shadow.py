@@ -21,9 +21,9 @@ from planner.plan import (
     holdings_of,
 )
 from planner.profile import Held
-from planner.reroute import Rerouting, covers, detour, reroute
-from planner.shadow import ahead, graphs_of, heir
-from planner.splice import spliced
+from planner.reroute.reroute import Rerouting, covers, detour, reroute
+from planner.reroute.shadow import ahead, graphs_of, heir
+from planner.reroute.splice import spliced
 from tests.unit.planner.build import even_profile, setup_of
 
 LAYERS = 6

@@ -13,8 +13,8 @@ from planner.plan import Layers, Range
 from planner.policies import policy, prepare
 from planner.policy import PlanError, Setup
 from planner.profile import Held
-from planner.shadowed import Room, shadowed_templates
-from planner.template import expected_share
+from planner.templates.shadowed import Room, shadowed_templates
+from planner.templates.template import expected_share
 from tests.unit.planner.build import even_profile, profiles, setup_of
 
 

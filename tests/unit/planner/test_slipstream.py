@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oobleckd.protocol.job import PolicyName
+from planner.placement.transfer import copy_s
 from planner.plan import Layers, Layout, Plan, Range, Template, node_of
 from planner.policies import adapt, policy, prepare
 from planner.policy import HORIZON_STEPS, REROUTING, PlanError, Proposal, Setup, Situation
-from planner.reroute import covers, layout_of
-from planner.rounds import period
-from planner.routed import WORTH, busiest_s, ready_first_s
+from planner.reroute.reroute import covers, layout_of
 from planner.schedule import parse_ops
-from planner.shop import cost_of, orders_of, shop_of
-from planner.timeline import dry_run
-from planner.transfer import copy_s
-from planner.validator import validate_shop
+from planner.schedules.evaluate import period
+from planner.schedules.jobshop import cost_of, orders_of, shop_of
+from planner.schedules.routed import WORTH, busiest_s, ready_first_s
+from planner.schedules.timeline import dry_run
+from planner.schedules.validator import validate_shop
 from tests.unit.planner.build import even_profile, setup_of
 from tests.unit.planner.test_oobleck import alive, n0_of_2
 

@@ -22,8 +22,8 @@ from planner.plan import (
     Segment,
     holdings_of,
 )
-from planner.reroute import Rerouting, covers
-from planner.splice import spliced
+from planner.reroute.reroute import Rerouting, covers
+from planner.reroute.splice import spliced
 
 LAYERS = 6
 

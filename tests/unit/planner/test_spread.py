@@ -6,8 +6,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.placement.spread import Copy, spread
 from planner.plan import node_of
-from planner.spread import Copy, spread
 
 
 def copy_to(target: str, num_bytes: int, *holders: str) -> Copy:

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.costs.work import StageWork
+from planner.placement.transfer import segments_on
 from planner.plan import Pipeline, Plan
 from planner.profile import Profile
 from planner.schedule import Op, one_f_one_b, parse_ops
-from planner.template import templates
-from planner.timeline import Deadlock, dry_run, dry_run_plan, dry_run_works
-from planner.transfer import segments_on
-from planner.work import StageWork
+from planner.schedules.timeline import Deadlock, dry_run, dry_run_plan, dry_run_works
+from planner.templates.template import templates
 from tests.unit.planner.build import profiles, setup_of
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from planner.plan import Layers, Range, Segment
-from planner.ways import HOP_COST, Ways
+from planner.reroute.ways import HOP_COST, Ways
 
 
 @pytest.mark.parametrize("seed", range(60))

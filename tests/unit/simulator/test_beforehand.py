@@ -19,7 +19,7 @@ from oobleckd.simulator.clock import Clock
 from oobleckd.simulator.outcome import Outcome
 from oobleckd.simulator.traces import Event
 from oobleckd.simulator.world import simulate
-from planner import beforehand
+from planner.placement import precopy
 from planner.plan import Layout, Transfer
 from planner.policy import Proposal
 from tests.unit.simulator.build import even_profile, job_of, question, trace_of
@@ -42,7 +42,7 @@ def test_a_join_costs_the_copy_of_the_last_update(monkeypatch: pytest.MonkeyPatc
     assert ahead.plans == 2
     whole_s = 6 * 180 / LINK_BYTES_PER_S
     assert ahead.lost_device_s["copy"] == pytest.approx(whole_s / 3)
-    monkeypatch.setattr(beforehand, "MOST_STEPS", 0.0)
+    monkeypatch.setattr(precopy, "MOST_STEPS", 0.0)
     stopped = run(*JOINS)
     assert stopped.plans == 2
     assert stopped.lost_device_s["copy"] == pytest.approx(whole_s)

@@ -13,10 +13,10 @@ from oobleckd.protocol.corruption import Fingerprints
 from oobleckd.protocol.messages import Corrupted, FromWorker, StepDone
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check, scheduled
-from worker.commit import ReplicasDisagree
-from worker.executor import Executor
-from worker.flip import flip
-from worker.guard import SumsChanged
+from worker.device.executor import Executor
+from worker.device.flip import flip
+from worker.round.commit import ReplicasDisagree
+from worker.sums.guard import SumsChanged
 
 THREE = {**STAGES, "c": [(0, 4)]}
 FLIP_AT = 2

@@ -13,12 +13,12 @@ from planner.plan import Layers, Layout, Range, Transfer
 from tests.helpers.ahead import NUMBER, TARGET, Aside
 from tests.helpers.engine import RaisingFaults, World
 from tests.helpers.engine_jobs import STAGES
-from worker.ahead import STATE as AHEAD
-from worker.ahead import UPDATE, Ahead
-from worker.deploy import SENT, STATE, WANTED, Deployment, expected, outgoing
-from worker.errors import UserError
-from worker.staging import Staging
-from worker.store import Store
+from worker.reconfigure.deploy import SENT, STATE, WANTED, Deployment, expected, outgoing
+from worker.reconfigure.precopy_source import STATE as AHEAD
+from worker.reconfigure.precopy_source import UPDATE, Ahead
+from worker.reconfigure.precopy_target import Staging
+from worker.runtime.errors import UserError
+from worker.state.store import Store
 
 SOURCE = "b1/0"
 LAYERS = Layers((Range(1, 3),))

@@ -39,15 +39,15 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags
 from planner.plan import Layers, Layout, Range, Route, Segment
-from worker import device, reading
-from worker.data import Corpus, open_corpus
-from worker.framing import read_frame, write_frame
-from worker.link import DeviceLink
+from worker.agent.outbox import peek
+from worker.data.corpus import Corpus, open_corpus
+from worker.device import device, reading
+from worker.device.agent_link import DeviceLink
+from worker.device.context import Place
 from worker.models import Layer
-from worker.outbox import peek
-from worker.place import Place
-from worker.pulse import Pulse
-from worker.turn import Turn
+from worker.runtime.activity import Pulse
+from worker.runtime.framing import read_frame, write_frame
+from worker.runtime.turn import Turn
 
 TIMEOUT_S = 60.0
 ME = "n/0"

@@ -32,12 +32,12 @@ from oobleckd.protocol.messages import (
 from oobleckd.protocol.parts import Counters, Flags, Peer
 from planner.plan import Layers, Layout, Range, Route, Segment, Transfer
 from tests.unit.worker.test_device import TIMEOUT_S, Agent, job
-from worker import device
-from worker.framing import read_frame
-from worker.link import DeviceLink
-from worker.outbox import peek
-from worker.place import Place
-from worker.pulse import Pulse
+from worker.agent.outbox import peek
+from worker.device import device
+from worker.device.agent_link import DeviceLink
+from worker.device.context import Place
+from worker.runtime.activity import Pulse
+from worker.runtime.framing import read_frame
 
 SOURCE, TARGET = "n/0", "m/0"
 EVERY = Range(0, 4)

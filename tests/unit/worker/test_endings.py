@@ -11,11 +11,11 @@ import pytest
 
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death
 from oobleckd.protocol.parts import DeviceInfo
-from worker.children import EXITING, Child
-from worker.endings import Endings
-from worker.hostmemory import OomKills
-from worker.lifeline import Lifeline
-from worker.pulse import Pulse, PulseReader
+from worker.agent.endings import Endings
+from worker.processes.children import EXITING, Child
+from worker.runtime.activity import Pulse, PulseReader
+from worker.runtime.host_memory import OomKills
+from worker.runtime.lifeline import Lifeline
 
 INFO = DeviceInfo("a/0", "cpu", "cpu", 0, "", "", 1, job="job-1", epoch=4)
 

@@ -26,11 +26,12 @@ from tests.helpers.engine_jobs import (
     scheduled,
     survivable,
 )
-from worker import sums, twin
-from worker.faults import POINTS
-from worker.gather import Contribution
-from worker.kept import Kept
-from worker.reduce import Reduced, Reducer
+from worker import sums
+from worker.round.boundary_cache import Kept
+from worker.round.gather import Contribution
+from worker.round.reduce import Reduced, Reducer
+from worker.runtime.faults import POINTS
+from worker.tools import reference as twin
 
 
 def test_training_learns(reference) -> None:

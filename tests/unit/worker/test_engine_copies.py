@@ -12,9 +12,9 @@ import pytest
 from oobleckd.protocol.job import Schedule
 from tests.helpers.engine import Died, World
 from tests.helpers.engine_jobs import STAGES, Reference, check, job, random_deaths, stays_re_routed
-from worker.copies import Copies
-from worker.mailbox import Letter
-from worker.reduce import Reducer, SumCopy
+from worker.round.reduce import Reducer, SumCopy
+from worker.round.sum_copies import Copies
+from worker.transport.mailbox import Letter
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "fused": {},

@@ -15,9 +15,9 @@ from tests.helpers.engine import World
 from tests.helpers.engine_jobs import (
     check,
 )
-from worker.passes import Passes
-from worker.reduce import Reducer
-from worker.round import Work
+from worker.round.passes import Passes
+from worker.round.reduce import Reducer
+from worker.round.round import Work
 
 STAGES_DEEP = {"a": [(0, 3), (3, 6)], "b": [(0, 2), (2, 6)]}
 

@@ -20,7 +20,7 @@ from tests.helpers.engine_jobs import (
     stays_re_routed,
 )
 from worker import sums
-from worker.faults import POINTS
+from worker.runtime.faults import POINTS
 
 VICTIMS = ["a0/0", "a1/0", "b0/0", "b1/0", "b2/0"]
 SCHEDULES: list[dict[str, Any]] = [

@@ -20,10 +20,10 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
 from tests.helpers.models import all_params, small_job, some_batch, undivided
-from worker import export
-from worker.checkpoint import step_name, write_bucket
-from worker.errors import UserError
 from worker.models import FAMILIES, MASKED, ModelSpec, load_spec
+from worker.runtime.errors import UserError
+from worker.state.bucket_files import step_name, write_bucket
+from worker.tools import export
 
 GPT2 = small_job("gpt2")
 LARGE = 10**9

@@ -20,7 +20,7 @@ from tests.helpers.models import (
 )
 from worker.models import FAMILIES, Layer, ModelSpec, load_spec, seed_layer
 from worker.models.config import TIED
-from worker.store import Store
+from worker.state.store import Store
 
 STAGES = (Range(0, 2), Range(2, 3), Range(3, 5))
 

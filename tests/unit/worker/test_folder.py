@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedM
 from oobleckd.ctl.twin import to_toml
 from oobleckd.protocol.modelnotes import FolderNote, words
 from tests.helpers.models import all_params, small_config, small_job
-from worker import look
-from worker.errors import UserError
 from worker.models import MASKED, ModelSpec, load_spec, names
+from worker.runtime.errors import UserError
+from worker.tools import look
 
 Change = Callable[[dict[str, Tensor]], Any]
 

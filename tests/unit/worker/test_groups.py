@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.helpers.lanes import TIMEOUT_S, Yard, YardBackend
-from worker import wire
-from worker.errors import UserError
 from worker.groups import gloo, payload, words
 from worker.groups.choose import choose
 from worker.groups.gloo import GlooBackend
@@ -26,7 +24,9 @@ from worker.groups.ledger import Received, Sent
 from worker.groups.nccl import shares_gpus
 from worker.groups.plane import Plane
 from worker.groups.store import LaneOver, LaneStore
-from worker.mailbox import Key, Letter, Mailbox
+from worker.runtime.errors import UserError
+from worker.transport import wire
+from worker.transport.mailbox import Key, Letter, Mailbox
 
 # ---------------------------------------------------------------------- ledger
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from worker import sums
-from worker.guard import SumsChanged
 from worker.sums import Chunked, Sum, Whole
+from worker.sums.guard import SumsChanged
 
 CPU = torch.device("cpu")
 KINDS = (Chunked, Whole)

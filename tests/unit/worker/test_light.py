@@ -11,11 +11,11 @@ from worker.models.light import _without_a_look_at_all_families
 
 _SPLIT = """
 import sys
-import worker.device
+import worker.device.device
 from planner.plan import Layers, Range
 from tests.helpers.models import CPU, layered_step, small_job, some_batch
 from worker.models import load_spec
-from worker.store import Store
+from worker.state.store import Store
 spec = load_spec(small_job(sys.argv[1]))
 whole, store = Layers.of(Range(0, spec.num_layers)), Store(spec, CPU)
 store.adopt(whole, {bucket: store.fresh(bucket) for bucket in store.needed(whole)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from worker.mailbox import Letter, Mailbox
+from worker.transport.mailbox import Letter, Mailbox
 
 
 def letter(*key: str | int, source: str = "a/0") -> Letter:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.helpers.models import small_config, small_job
-from worker.data import Corpus, open_corpus
-from worker.errors import UserError
-from worker.masking import NOT_ASKED, Masking
+from worker.data.corpus import Corpus, open_corpus
+from worker.data.masking import NOT_ASKED, Masking
+from worker.runtime.errors import UserError
 
 MASK, VOCAB = 999, 1000
 TOKENS = torch.arange(64 * 100).reshape(64, 100) % 500

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.helpers.models import CPU, GPT2, NO_DROPOUT, small_config, small_job
-from worker.errors import UserError
-from worker.measure import measure, profile_key, state_bytes
+from worker.device.measure import measure, profile_key, state_bytes
 from worker.models import load_spec
+from worker.runtime.errors import UserError
 from worker.sums import Chunked
 
 
@@ -76,7 +76,7 @@ def test_what_checks_cost_is_part_of_it(every: int, digests: int, monkeypatch: p
         plain(self, *args, **kwargs)
 
     monkeypatch.setattr(Chunked, "__init__", init)
-    monkeypatch.setattr("worker.measure.digest", lambda tensors, _: taken.append(len(tensors)) or 0)
+    monkeypatch.setattr("worker.device.measure.digest", lambda tensors, _: taken.append(len(tensors)) or 0)
     job = small_job("gpt2", fault_tolerance={"check_every": every})
     measure(load_spec(job), job, CPU)
     assert bool(taken) == bool(digests)

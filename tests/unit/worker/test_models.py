@@ -23,8 +23,8 @@ from tests.helpers.models import (
     some_batch,
     undivided,
 )
-from worker.errors import UserError
 from worker.models import ModelSpec, load_spec, seed_layer
+from worker.runtime.errors import UserError
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

@@ -13,10 +13,10 @@ from threading import Thread
 
 import pytest
 
-from worker import notices
-from worker.clouds import Aws, Azure, End, GoogleCloud
-from worker.departure import Departure
-from worker.notices import Poller, UnknownSource, find_source
+from worker.agent import notices
+from worker.agent.clouds import Aws, Azure, End, GoogleCloud
+from worker.agent.departure import Departure
+from worker.agent.notices import Poller, UnknownSource, find_source
 
 SOON = 1_900_000_000.0  # 2030-03-17T17:46:40Z
 

@@ -15,10 +15,10 @@ from oobleckd.protocol.parts import Counters, OpTime
 from planner.plan import BACKWARD, FORWARD, Range, Route, Segment
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check
-from worker import optimes
-from worker.moments import Moments
-from worker.optimes import Piece, Round, sampled, told
-from worker.tasks import Task
+from worker.round import op_times
+from worker.round.op_times import Piece, Round, sampled, told
+from worker.round.tasks import Task
+from worker.runtime.timing import Moments
 
 ROUND = Round("a/0", "job", 2, 1, Counters(3, 3, 3))
 HOPS = (Segment("a/0", Range(0, 2)), Segment("b/0", Range(2, 4)))
@@ -139,7 +139,7 @@ def test_layers_of_a_forward_pass_ahead_are_one_piece() -> None:
 
 
 def test_too_many_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimes, "MOST_OPS", 3)
+    monkeypatch.setattr(op_times, "MOST_OPS", 3)
     pieces = [Piece("F", task(), float(i), i + 1.0) for i in range(4)]
     assert told(ROUND, pieces, Moments(lambda: 5.0), repaired=False) is None
     assert told(ROUND, pieces[1:], Moments(lambda: 5.0), repaired=False) is not None

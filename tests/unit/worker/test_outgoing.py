@@ -13,8 +13,8 @@ import torch
 
 from oobleckd.protocol.parts import Peer
 from tests.helpers.transports import TIMEOUT_S, MakeDevice, introduce
-from worker import sockets, wire
-from worker.outgoing import Outgoing
+from worker.transport import sockets, wire
+from worker.transport.outgoing import Outgoing
 
 _LATE_S = 0.2
 

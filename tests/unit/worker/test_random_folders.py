@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedM
 
 from tests.helpers.folders import Folder, make
 from tests.helpers.models import all_layers, all_params, layered_step, small_job, some_batch
-from worker.errors import UserError
 from worker.models import MASKED, ModelSpec, load_spec
+from worker.runtime.errors import UserError
 
 FOLDERS = 200
 AGAIN = "test_a_folder_gives_the_bits_of_transformers_or_is_refused"

@@ -24,8 +24,8 @@ from tests.helpers.models import (
     small_job,
     some_batch,
 )
-from worker.errors import UserError
 from worker.models import FAMILIES, load_config, load_spec
+from worker.runtime.errors import UserError
 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

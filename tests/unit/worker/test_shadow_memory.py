@@ -13,14 +13,14 @@ from torch import Tensor
 from oobleckd.core.memory import held_besides
 from oobleckd.protocol.job import Checkpoint, FaultTolerance, Model, Schedule
 from planner.policy import Setup
-from planner.shadow import graphs_of
-from planner.shop import base_bytes
+from planner.reroute.shadow import graphs_of
+from planner.schedules.jobshop import base_bytes
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import job, ran_ahead
-from worker.executor import Executor
-from worker.measure import measure
+from worker.device.executor import Executor
+from worker.device.measure import measure
 from worker.models import load_spec
-from worker.round import Graph
+from worker.round.round import Graph
 from worker.sums import Chunked, Sum
 
 STAGES = {"a": [(0, 2), (2, 4), (4, 6)]}

@@ -1,4 +1,4 @@
-"""Nothing that a family computes is refused by torch's strict mode on CUDA (``worker.place``), as far as a CPU can tell.
+"""Nothing that a family computes is refused by torch's strict mode on CUDA (``worker.device.context``), as far as a CPU can tell.
 
 The list is of what torch says in ``use_deterministic_algorithms``, by the names of its operators.
 """

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.dispatch import READY_FIRST, RULES, RULES_FUSED, dispatch
 from planner.plan import Layers, Layout, Range, Route, Segment
 from planner.policy import Setup
 from planner.profile import LayerCost, Profile
 from planner.schedule import format_ops
-from planner.shop import Shop, shop_of, step_ops
-from worker.tasks import Board, Order, Step, Task, order_of
+from planner.schedules.dispatch import READY_FIRST, RULES, RULES_FUSED, dispatch
+from planner.schedules.jobshop import Shop, shop_of, step_ops
+from worker.round.tasks import Board, Order, Step, Task, order_of
 
 
 def chain(micro_batch: int, devices: str, mask: tuple[int, ...] | None = None) -> Route:

@@ -13,7 +13,7 @@ import transformers
 import worker
 from oobleckd.protocol.traits import between
 from tests.helpers.cards import CUDA, Card
-from worker.traits import UNKNOWN, code_of, cpu_field, driver_version, traits
+from worker.device.traits import UNKNOWN, code_of, cpu_field, driver_version, traits
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oobleckd.protocol.parts import Peer
 from tests.helpers.transports import SECRET, TIMEOUT_S, MakeDevice, dial, introduce
-from worker import handshake, outgoing, wire
+from worker.transport import handshake, outgoing, wire
 
 
 def payloads() -> list[Tensor]:

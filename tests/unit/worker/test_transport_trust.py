@@ -12,8 +12,8 @@ import pytest
 
 from oobleckd.protocol.messages import PROTOCOL
 from tests.helpers.transports import SECRET, TIMEOUT_S, Device, MakeDevice, dial
-from worker import handshake
-from worker.framing import frame, read_frame, write_frame
+from worker.runtime.framing import frame, read_frame, write_frame
+from worker.transport import handshake
 
 
 def greet(sock: socket.socket, secret: bytes, target: str = "b/0") -> None:

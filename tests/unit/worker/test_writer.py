@@ -18,14 +18,14 @@ from oobleckd.protocol.messages import CheckpointFailed, CheckpointPart
 from oobleckd.protocol.parts import Counters, Flags, Vote
 from planner.plan import Layout, Range, Segment, holdings_of
 from tests.helpers.models import CPU, small_config, small_job
-from worker import checkpoint
-from worker.checkpoint import CannotWrite
-from worker.commit import outcome_of
-from worker.faults import Faults
+from worker.checkpointing.snapshot import Due, Share, due_after, take_share
+from worker.checkpointing.writer import Beside, Inline
 from worker.models import load_spec
-from worker.snapshot import Due, Share, due_after, take_share
-from worker.store import Store
-from worker.writer import Beside, Inline
+from worker.round.commit import outcome_of
+from worker.runtime.faults import Faults
+from worker.state import bucket_files
+from worker.state.bucket_files import CannotWrite
+from worker.state.store import Store
 
 JOB = small_job("llama", small_config("llama"), checkpoint={"every": 2})
 TIMEOUT_S = 60.0
@@ -179,7 +179,7 @@ def test_a_disk_that_refuses_is_told_and_the_next_one_is_written(store: Store, t
 def test_a_disk_without_room_or_inodes_is_not_filled_to_its_brim(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr("worker.snapshot.room", lambda _directory: free)
+    monkeypatch.setattr("worker.checkpointing.snapshot.room", lambda _directory: free)
     told: list[Any] = []
     woken = threading.Event()
     writer = Beside(told.append, Faults("n/0", tmp_path), woken.set)
@@ -194,11 +194,11 @@ def test_the_last_one_is_tried_again_until_there_is_room(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is there already is not written again, unless somebody removed it to make room; people are told once."""
-    monkeypatch.setattr("worker.writer._AGAIN_S", (0.0,))
+    monkeypatch.setattr("worker.checkpointing.writer._AGAIN_S", (0.0,))
     told: list[Any] = []
     woken = threading.Event()
     share = share_of(store, tmp_path, step=JOB.train.steps)
-    write, tries, written = checkpoint.write_bucket, 0, list[int]()
+    write, tries, written = bucket_files.write_bucket, 0, list[int]()
 
     def refusing(directory: Path, bucket: Any, *rest: Any) -> Any:
         nonlocal tries
@@ -211,7 +211,7 @@ def test_the_last_one_is_tried_again_until_there_is_room(
         written.append(bucket.index)
         return write(directory, bucket, *rest)
 
-    monkeypatch.setattr("worker.checkpoint.write_bucket", refusing)
+    monkeypatch.setattr("worker.state.bucket_files.write_bucket", refusing)
     writer = Beside(told.append, Faults("n/0", tmp_path), woken.set)
     writer.begin(share)
     assert woken.wait(TIMEOUT_S)

@@ -1,0 +1,1 @@
+"""What layers, stages and copies cost: time and memory, as numbers."""

@@ -1,0 +1,198 @@
+"""A profile from a model's shape and a device's data sheet, where nothing was measured.
+
+Owns the arithmetic of transformer layers: parameters, operations, and the bytes that a forward pass keeps.
+Parameters, state and outputs are exact. Kept bytes are those that autograd keeps when the layers of
+transformers run as they are (every term below is one tensor that is saved), so a profile that was measured on
+a CPU has the same to within a few percent (tests/unit/worker/test_analytic.py). Times are estimates: matrix
+products at the share of the peak that the sheet says, and what is kept written and read once more at the
+memory's rate; a backward takes twice as long. No pass is quicker than its operations are started.
+
+Operations as counted by Narayanan et al. 2021 (Megatron-LM) and Korthikanti et al. 2022: two a weight and
+token, and ``4 * sequence * width`` a token for attention.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from planner.costs.devices import DeviceSheet
+from planner.profile import LayerCost, Profile
+
+FULL = 4  # bytes of a float32: weights, norms, residuals, logits
+NUMBER = 8  # bytes of a token's number, or of its position
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """A decoder of equal blocks.
+
+    ``attention``: width of all query heads together; ``kv``: that of the key heads. ``gated``: RMS norms,
+    rotary positions and a gated MLP of ``ffn`` wide (Llama), else layer norms, learnt ``positions`` and a
+    plain MLP (GPT-2). ``qkv_bias``, ``bias``: biases there, and everywhere. ``tied``: the head computes with
+    the embedding's weights. Dropout after embedding, attention's probabilities and each half of a block, as
+    shares.
+    """
+
+    num_blocks: int
+    hidden: int
+    ffn: int
+    num_heads: int
+    attention: int
+    kv: int
+    vocab: int
+    positions: int = 0
+    gated: bool = False
+    qkv_bias: bool = False
+    bias: bool = False
+    tied: bool = False
+    embedding_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    block_dropout: float = 0.0
+
+    @property
+    def projections(self) -> int:
+        """Weights of a block's matrix products, without biases."""
+        attention = self.hidden * (2 * self.attention + 2 * self.kv)
+        return attention + (3 if self.gated else 2) * self.hidden * self.ffn
+
+    @property
+    def norm(self) -> int:
+        """Parameters of one norm."""
+        return self.hidden if self.gated else 2 * self.hidden
+
+    @property
+    def block_params(self) -> int:
+        """Parameters of a block."""
+        qkv = self.attention + 2 * self.kv if self.qkv_bias or self.bias else 0
+        rest = self.hidden + self.ffn + self.hidden if self.bias else 0
+        return self.projections + qkv + rest + 2 * self.norm
+
+    @property
+    def embedding_params(self) -> int:
+        """Parameters of the embedding."""
+        return self.hidden * (self.vocab + self.positions)
+
+    @property
+    def head_params(self) -> int:
+        """Parameters of the final norm and the output projection, which may be the embedding's."""
+        return self.hidden * self.vocab + self.norm
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """A micro-batch: ``sequences`` of ``length`` tokens, ``precision`` "fp32" or "bf16" (autocast over
+    float32 weights). ``state_bytes_per_param``: everything that lives as long as a parameter, itself
+    included.
+    """
+
+    sequences: int
+    length: int
+    precision: str
+    state_bytes_per_param: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.sequences * self.length
+
+    @property
+    def half(self) -> bool:
+        """Whether matrix products round to 16 bits."""
+        return self.precision == "bf16"
+
+    @property
+    def product_bytes(self) -> int:
+        """Bytes of a number that goes into, or comes out of, a matrix product."""
+        return 2 if self.half else FULL
+
+
+def analytic_profile(shape: Shape, work: Workload, device: DeviceSheet) -> Profile:
+    """The costs of embedding, blocks and head for one micro-batch, and the link between nodes."""
+    output_bytes = FULL * work.tokens * shape.hidden
+    embedding = _layer(
+        "embedding", shape.embedding_params, 0.0, _embedding_bytes(shape, work), output_bytes, work, device
+    )
+    block_flops = work.tokens * (2.0 * shape.projections + 4.0 * work.length * shape.attention)
+    block_bytes = _block_bytes(shape, work, device)
+    blocks = [
+        _layer(f"block {i}", shape.block_params, block_flops, block_bytes, output_bytes, work, device)
+        for i in range(shape.num_blocks)
+    ]
+    head_flops = 2.0 * work.tokens * shape.hidden * shape.vocab
+    head = _layer("head", shape.head_params, head_flops, _head_bytes(shape, work), FULL, work, device)
+    own = tuple((layer,) for layer in range(shape.num_blocks + 2))
+    return Profile(
+        key="analytic",
+        device=device.name,
+        layers=(embedding, *blocks, head),
+        link_latency_s=device.link_latency_s,
+        link_bytes_per_s=device.link_bytes_per_s,
+        reserve_bytes=device.reserve_bytes,
+        buckets=(*own, (0, shape.num_blocks + 1)) if shape.tied else own,
+        host_bytes_per_s=device.host_bytes_per_s,
+    )
+
+
+def _layer(
+    name: str,
+    params: int,
+    flops: float,
+    kept_bytes: int,
+    output_bytes: int,
+    work: Workload,
+    device: DeviceSheet,
+) -> LayerCost:
+    moved_s = 2 * (kept_bytes + output_bytes) / device.memory_bytes_per_s
+    works_s = flops / device.flops(work.precision) + moved_s
+    forward_s, backward_s = max(works_s, device.dispatch_s), max(2 * works_s, device.dispatch_s)
+    state_bytes = work.state_bytes_per_param * params
+    return LayerCost(name, forward_s, backward_s, FULL * params, state_bytes, kept_bytes, output_bytes)
+
+
+# --------------------------------------------------------------------------- bytes kept for the backward
+
+
+def _embedding_bytes(shape: Shape, work: Workload) -> int:
+    dropped = FULL * shape.hidden if shape.embedding_dropout else 0
+    positions = NUMBER * work.length if shape.positions else 0
+    return work.tokens * (NUMBER + dropped) + positions
+
+
+def _block_bytes(shape: Shape, work: Workload, device: DeviceSheet) -> int:
+    per_token = _gated_bytes(shape, work) if shape.gated else _plain_bytes(shape, work)
+    if shape.block_dropout:
+        per_token += 2 * FULL * shape.hidden
+    if shape.attention_dropout and not device.fused_attention:
+        # Probabilities, their mask, and what is left of them.
+        per_token += 3 * FULL * shape.num_heads * work.length
+    # Rotary angles serve all sequences of the micro-batch.
+    angles = 2 * FULL * work.length * (shape.attention // shape.num_heads) if shape.gated else 0
+    return work.tokens * per_token + angles + _rounded_weights(shape.projections, work)
+
+
+def _plain_bytes(shape: Shape, work: Workload) -> int:
+    """Of a token in a block like GPT-2's."""
+    norm_inputs = FULL * 2 * shape.hidden
+    product_inputs = 2 * shape.hidden + shape.attention  # of qkv, of the MLP, of the output projection
+    heads = shape.attention + 2 * shape.kv  # q, k, v; their result is the output projection's input
+    mlp = 5 * shape.ffn  # gelu_new is five operations that keep their input
+    return norm_inputs + work.product_bytes * (product_inputs + heads + mlp)
+
+
+def _gated_bytes(shape: Shape, work: Workload) -> int:
+    """Of a token in a block like Llama's."""
+    norms = FULL * 2 * 2 * shape.hidden  # inputs, and what is multiplied with the weights
+    # Autocast rounds an input anew for every product: q, k, v, and gate, up.
+    product_inputs = (5 if work.half else 2) * shape.hidden
+    heads = 2 * shape.attention + 2 * shape.kv
+    mlp = 4 * shape.ffn  # gate, its activation, up, their product
+    return norms + work.product_bytes * (product_inputs + heads + mlp)
+
+
+def _head_bytes(shape: Shape, work: Workload) -> int:
+    norms = FULL * shape.hidden * (2 if shape.gated else 1)
+    per_token = norms + work.product_bytes * shape.hidden + FULL * shape.vocab
+    return work.tokens * per_token + _rounded_weights(shape.hidden * shape.vocab, work)
+
+
+def _rounded_weights(num_weights: int, work: Workload) -> int:
+    """Autocast's copies of a layer's weights, which every micro-batch in flight keeps."""
+    return work.product_bytes * num_weights if work.half else 0

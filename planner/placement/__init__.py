@@ -1,0 +1,1 @@
+"""Which node takes which place, and who copies what to whom."""

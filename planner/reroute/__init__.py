@@ -1,0 +1,1 @@
+"""Routes around dead devices."""

@@ -1,0 +1,1 @@
+"""Orders of ops on devices: searched, run dry, validated."""

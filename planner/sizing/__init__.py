@@ -1,0 +1,1 @@
+"""How many pipelines of which sizes a number of nodes makes."""

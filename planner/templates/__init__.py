@@ -1,0 +1,1 @@
+"""Pipeline templates: a model's layers split over a number of nodes."""

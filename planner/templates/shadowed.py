@@ -1,0 +1,238 @@
+"""Pipeline templates in which every device also holds its successor's stage (Bamboo, NSDI'23, section 4).
+
+Owns which splits leave room for that, exactly: what a stage's device needs depends on the stage behind it too, the
+last one's on the first. Counted are both stages' states, the own micro-batches in flight, and of the successor the larger
+of what passes run ahead hold (``shadow``) and what would be in flight once it is computed here. So a device that takes over
+has room.
+
+The fastest split without a limit is the start where it fits; else one that fits, about even in time. From there boundaries
+are moved for as long as the run gets shorter (``refine``). Whether any split fits is exact; that the one found is the fastest of
+those that fit is not proved: ``gap`` is against the fastest without a limit. A pipeline of one stage shadows nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.model import Floats, StageCosts, stage_costs
+from planner.plan import Plan, Range, Stage, Template
+from planner.policy import PlanError, Setup
+from planner.reroute.shadow import most_bytes, pass_bytes
+from planner.schedule import Op
+from planner.schedules.decoupled import EFFORT_AT_ONCE, decoupled_plan
+from planner.templates.fold import folded
+from planner.templates.guarantee import n_max
+from planner.templates.refine import Bounds, refined
+from planner.templates.template import expected_share, templates_for
+
+NEVER = -np.inf
+
+Possible = NDArray[np.bool_]
+
+
+def shadowed_templates(setup: Setup) -> tuple[Template, ...]:
+    """Templates for n0, n0+1, .. n_max nodes, as ``template.templates``, with room for shadows; one device a stage, one stage
+    a device. Raises PlanError when no number of nodes fits.
+    """
+    if not setup.profile.layers or setup.num_micro_batches < 1 or setup.devices_per_node < 1:
+        raise PlanError("a plan needs at least one layer, one micro-batch and one device a node")
+    room = Room(setup)
+    num_layers = len(setup.profile.layers)
+    fitting = _fitting(setup, setup.device_memory_bytes)
+    if not fitting:
+        raise _nothing_fits(setup)
+    sizes = range(fitting[0], n_max(fitting[0], setup.f, setup.max_nodes or num_layers, num_layers) + 1)
+    last = next((n for n in sizes if n not in fitting), sizes.stop)
+    return tuple(_template(room, n) for n in range(sizes.start, last))
+
+
+def _template(room: Room, num_nodes: int) -> Template:
+    """The template for so many nodes, for which there is a split that fits."""
+    setup, share = room.setup, expected_share(room.setup, num_nodes)
+    free = msgspec.structs.replace(setup, device_memory_bytes=0, max_devices_per_stage=1, chunks=1)
+    (fastest,) = templates_for(free, [(num_nodes, share)])
+    start = fastest
+    if not room.holds(_bounds(fastest)):
+        split = room.split(len(fastest.stages))
+        start = msgspec.structs.replace(fastest, stages=tuple(Stage(layers, 1, 0.0, 0) for layers in split))
+    found = refined(free, start, share, room.holds)
+    if start is not fastest:
+        least_s = refined(free, fastest, share).time_s(share)
+        found = msgspec.structs.replace(found, gap=max(0.0, 1 - least_s / found.time_s(share)))
+    stages = [stage.layers for stage in found.stages]
+    limited = msgspec.structs.replace(free, device_memory_bytes=setup.device_memory_bytes)
+    found = folded(limited, found, share, room.besides(stages))
+    sized = zip(found.stages, room.needed(stages), strict=True)
+    return msgspec.structs.replace(
+        found,
+        stages=tuple(msgspec.structs.replace(s, memory_bytes=int(np.ceil(need))) for s, need in sized),
+        fill_s=found.fill_s + _more_update_s(setup, stages),
+        shadowed=len(stages) > 1,
+    )
+
+
+def _bounds(template: Template) -> Bounds:
+    return (0, *(stage.layers.stop for stage in template.stages))
+
+
+def _more_update_s(setup: Setup, stages: Sequence[Range]) -> float:
+    """By how much longer the slowest update is with that of the successor's stage."""
+    own = [setup.profile.update_s(layers.start, layers.stop) for layers in stages]
+    behind = [*own[1:], own[0]] if len(own) > 1 else [0.0]
+    return max(a + b for a, b in zip(own, behind, strict=True)) - max(own)
+
+
+@dataclass(slots=True)
+class Room:
+    """What devices of ``setup`` need, and the splits that fit. Stages are counted from the pipeline's end: 1 is the last."""
+
+    setup: Setup
+    costs: StageCosts = field(init=False)
+    ahead: Floats = field(init=False)  # entry [i, j]: what passes ahead through [i, j) hold
+    reached: list[Floats] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.costs = stage_costs(self.setup.profile, held=self.setup.held)
+        count, profile = self.costs.num_layers, self.setup.profile
+        passed = [self.setup.num_micro_batches * pass_bytes(profile, layer) for layer in range(count)]
+        before = np.concatenate(([0.0], np.cumsum(passed)))
+        self.ahead = np.minimum(most_bytes(self.setup), before[None, :] - before[:, None])
+        first = np.full((count + 1, count + 1), NEVER)
+        first[:count, count] = self.limit_bytes - self.own(1)[:count, count]
+        self.reached = [np.where(first < 0, NEVER, first)]
+
+    @property
+    def limit_bytes(self) -> float:
+        """What a device has; inf: nothing bounds it."""
+        return self.setup.device_memory_bytes or np.inf
+
+    def num_stages(self, num_nodes: int) -> int:
+        """Stages of a pipeline of so many nodes."""
+        return min(num_nodes * self.setup.devices_per_node, self.costs.num_layers)
+
+    def own(self, from_end: int) -> Floats:
+        """Entry [i, j]: bytes of a device that computes layers [i, j) in that place, without shadows."""
+        return self.costs.memory_bytes(from_end, self.setup.num_micro_batches)
+
+    def shadow(self, from_end: int) -> Floats:
+        """Entry [i, j]: bytes that a device needs besides as the shadow of the stage [i, j) in that place."""
+        in_flight = min(from_end, self.setup.num_micro_batches) * self.costs.activation_bytes
+        besides = self.setup.held.device_bytes  # what a hop sent is kept, and it then has two
+        found: Floats = self.costs.state_bytes + np.maximum(self.ahead, in_flight) + besides
+        return found
+
+    def fits(self, num_stages: int) -> bool:
+        """Whether some split into so many stages fits."""
+        return bool(self._first_stages(num_stages).any())
+
+    def _first_stages(self, num_stages: int) -> Possible:
+        """Entry j: whether some split that fits begins with the stage [0, j)."""
+        reach = self._reach(num_stages)[0]
+        wrapped = self.shadow(num_stages)[0] if num_stages > 1 else NEVER
+        possible: Possible = np.logical_and(reach > NEVER, reach >= wrapped)
+        return possible
+
+    def _reach(self, from_end: int) -> Floats:
+        """Entry [i, j]: with [i, j) in that place, and the best split behind it, the most bytes that the last device has left for
+        the first stage's shadow; ``NEVER`` where no split behind it fits.
+        """
+        while len(self.reached) < from_end:
+            behind, place = self.reached[-1], len(self.reached) + 1
+            room, shadow = self.limit_bytes - self.own(place), self.shadow(place - 1)
+            # The more layers a successor has the more it needs, so it may have any number up to one.
+            best = np.maximum.accumulate(behind, axis=1)
+            here = np.full_like(behind, NEVER)
+            for cut in range(1, self.costs.num_layers):
+                most = np.searchsorted(shadow[cut, cut + 1 :], room[:cut, cut], side="right")
+                here[:cut, cut] = np.where(most > 0, best[cut, cut + most], NEVER)
+            self.reached.append(here)
+        return self.reached[from_end - 1]
+
+    def split(self, num_stages: int) -> list[Range]:
+        """A split into so many stages that fits, each as near as can be to an even part of the time that is left."""
+        time_s = self.costs.time_s
+        possible = self._first_stages(num_stages)
+        assert possible.any(), "a split that fits"
+        stages = [Range(0, _nearest(time_s[0], possible, float(time_s[0, -1]) / num_stages))]
+        wrapped = float(self.shadow(num_stages)[0, stages[0].stop])
+        for from_end in range(num_stages - 1, 0, -1):
+            start, before = stages[-1].stop, stages[-1]
+            left = self.limit_bytes - self.own(from_end + 1)[before.start, before.stop]
+            behind = self._reach(from_end)[start]
+            possible = (self.shadow(from_end)[start] <= left) & (behind > NEVER) & (behind >= wrapped)
+            stop = _nearest(time_s[start], possible, float(time_s[start, -1]) / from_end)
+            stages.append(Range(start, stop))
+        return stages
+
+    def besides(self, stages: Sequence[Range]) -> list[int]:
+        """What each device needs as its successor's shadow."""
+        count = len(stages)
+        if count == 1:
+            return [0]
+        places = [(stages[(at + 1) % count], count - (at + 1) % count) for at in range(count)]
+        return [ceil(self.shadow(from_end)[layers.start, layers.stop]) for layers, from_end in places]
+
+    def needed(self, stages: Sequence[Range]) -> list[float]:
+        """What each device needs in all."""
+        count = len(stages)
+        own = [float(self.own(count - at)[s.start, s.stop]) for at, s in enumerate(stages)]
+        return [mine + more for mine, more in zip(own, self.besides(stages), strict=True)]
+
+    def holds(self, bounds: Bounds) -> bool:
+        """Whether the split at ``bounds`` fits."""
+        return max(self.needed([Range(*pair) for pair in pairwise(bounds)])) <= self.limit_bytes
+
+
+def _nearest(time_s: Floats, possible: Possible, wanted_s: float) -> int:
+    """Where, of all that is ``possible``, ``time_s`` is nearest to ``wanted_s``."""
+    return int(np.where(possible, np.abs(time_s - wanted_s), np.inf).argmin())
+
+
+def _nothing_fits(setup: Setup) -> PlanError:
+    """The error for a model whose devices have no room for shadows, whatever the number of nodes."""
+    num_layers = len(setup.profile.layers)
+    if setup.min_nodes > num_layers:
+        return PlanError(
+            f"no pipeline of {setup.min_nodes} nodes or more can be made: the model has {num_layers} layers",
+            f"lower resources.min_pipeline_nodes from {setup.min_nodes}",
+        )
+    low, high = 0, 1
+    while not _fitting(setup, high):
+        low, high = high, 2 * high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _fitting(setup, middle) else (middle, high)
+    nodes = _fitting(setup, high)[0]
+    memory = f"raise resources.device_memory to at least {high:,} bytes"
+    return PlanError(
+        "with every device holding its successor's layers too the model fits no number of nodes: on "
+        f"{nodes}, which need least, a device needs {high:,} bytes and the limit is {setup.device_memory_bytes:,}",
+        f"{memory}, lower schedule.shadow_memory, train.micro_batch or train.sequence, or choose another fault_tolerance.policy",
+        memory,
+    )
+
+
+def decoupled_within(setup: Setup, plan: Plan, *, shadowed: bool) -> dict[str, tuple[Op, ...]]:
+    """The schedule that a decoupled job of ``setup`` gets at once, with room for what its devices hold for others if they are
+    ``shadowed``. Raises ScheduleError.
+    """
+    besides = Room(setup).besides if shadowed else _nothing
+    return decoupled_plan(plan, setup.profile, setup.device_memory_bytes, EFFORT_AT_ONCE, besides)
+
+
+def _nothing(_stages: Sequence[Range]) -> Sequence[int]:
+    return ()
+
+
+def _fitting(setup: Setup, limit_bytes: int) -> list[int]:
+    """The numbers of nodes that a limit is enough for."""
+    room = Room(msgspec.structs.replace(setup, device_memory_bytes=limit_bytes))
+    nodes = range(setup.min_nodes, len(setup.profile.layers) + 1)
+    return [n for n in nodes if room.fits(room.num_stages(n))]

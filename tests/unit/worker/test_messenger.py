@@ -1,0 +1,80 @@
+"""Which road letters take, and where their tensors are at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from worker.groups.plane import Plane
+from worker.round.gather import Intake
+from worker.round.messenger import TransportPost
+from worker.transport.mailbox import Key, Letter, Mailbox
+
+
+class NoRoad:
+    """A transport over which nothing may go."""
+
+    device = "a/0"
+
+    def send(self, *_: object) -> bool:
+        raise AssertionError("a letter to itself took the road")
+
+
+def test_a_letter_to_itself_is_there_at_once() -> None:
+    mailbox, road = Mailbox(), NoRoad()
+    post = TransportPost(
+        road, Plane("a/0", mailbox, None, road.send), Intake(mailbox), mailbox, torch.device("cpu")
+    )
+    key, tensor = ("F", 3, 0, 1, 4), torch.arange(3.0)
+    assert post.send("a/0", key, [tensor])
+    assert post.has(key)
+    letter = post.take(key)
+    assert letter is not None
+    assert torch.equal(letter.tensors[0], tensor)
+    assert not post.has(key)
+
+
+class Road:
+    """A transport that keeps what it is given."""
+
+    device = "a/0"
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bool]] = []
+
+    def send(self, _peer: str, key: Key, *_: object, later: bool = False) -> bool:
+        self.sent.append((str(key[0]), later))
+        return True
+
+    def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
+        return [key for key in (("S", 1), ("U", 1)) if peer == "b/0" and unwanted(key)]
+
+
+class Group:
+    """A group that takes every letter."""
+
+    def offer(self, *_: object) -> bool:
+        return True
+
+
+def test_what_comes_beforehand_takes_no_group_and_waits_for_all_others() -> None:
+    mailbox, road = Mailbox(), Road()
+    post = TransportPost(road, Group(), Intake(mailbox), mailbox, torch.device("cpu"))
+    for kind in "FSUPTQ":
+        assert post.send("b/0", (kind, 1), [])
+    assert road.sent == [("S", True), ("U", True), ("P", True)]
+    assert post.recall("b/0", lambda key: key[0] == "S") == [("S", 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"), [("F", "meta"), ("T", "meta"), ("S", "cpu"), ("U", "cpu"), ("C", "cpu")]
+)
+def test_what_comes_beforehand_stays_in_the_host_s_memory(kind: str, where: str) -> None:
+    mailbox, road = Mailbox(), Road()
+    post = TransportPost(road, Group(), Intake(mailbox), mailbox, torch.device("meta"))
+    mailbox.put(Letter((kind, 1), "b/0", b"", [torch.ones(2)]))
+    letter = post.take((kind, 1))
+    assert letter is not None
+    assert letter.tensors[0].device.type == where

@@ -1,0 +1,347 @@
+"""Copies beforehand at one source and one target: whatever the rounds come to and in whatever order letters arrive, the same bits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.parts import Counters, Flags
+from tests.helpers.ahead import NUMBER, TARGET, Aside, Late
+from tests.helpers.engine import World
+from tests.helpers.engine_jobs import STAGES, check, job, scheduled
+from worker import sums
+from worker.device.executor import Executor
+from worker.reconfigure.precopy_source import STATE, UPDATE, Ahead, Update
+from worker.reconfigure.precopy_target import Staging, is_of
+from worker.state.store import Store
+from worker.transport.mailbox import Key
+
+SOURCES = ("a0/0", "b1/0", "b2/0")
+
+
+def ran(world: World, source: str) -> Aside:
+    """A run of which all was sent ahead from the first boundary on; nothing has arrived yet."""
+    aside = Aside(world, source)
+    aside.begin()
+    world.run()
+    return aside
+
+
+def kinds(aside: Aside) -> list[str]:
+    return [str(letter.key[0]) for letter in aside.sent]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_target_makes_the_source_s_updates(clipped, tmp_path: Path, source: str) -> None:
+    world = World(clipped[0], STAGES, 1, tmp_path)
+    aside = ran(world, source)
+    check(world, clipped)
+    assert kinds(aside) == [STATE] * len(aside.buckets) + [UPDATE] * clipped[0].train.steps
+    aside.arrive(aside.sent)
+    assert not aside.staging.caught_up
+    assert aside.here() is None
+    assert aside.replay() == len(aside.sent) + clipped[0].train.steps * (len(aside.buckets) - 1)
+    assert aside.staging.caught_up
+    aside.check()
+
+
+@pytest.mark.thin(3)
+@pytest.mark.parametrize("seed", range(6))
+def test_letters_arrive_late_and_in_any_order(clipped, tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    aside = ran(World(clipped[0], STAGES, seed, tmp_path), dice.choice(SOURCES))
+    letters = dice.sample(aside.sent, len(aside.sent))
+    while letters:
+        count = dice.randrange(1, 4)
+        aside.arrive(letters[:count])
+        letters = letters[count:]
+        for _ in range(dice.randrange(4)):
+            aside.staging.advance()
+    aside.replay()
+    aside.check()
+
+
+@pytest.mark.parametrize("update", ["flushed", "staggered"])
+def test_it_begins_anywhere_in_a_round(
+    reference, tmp_path: Path, update: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are those of the boundary before it, until a device updates: where it did so early, it waits for the commit."""
+    early, advance = set(), Executor.advance
+    for seed in range(20):
+        world = scheduled(reference, tmp_path, seed, update=update)
+        aside, left = Aside(world, SOURCES[seed % 3]), [random.Random(seed).randrange(60)]
+
+        def counted(self: Executor, aside: Aside = aside, left: list[int] = left) -> bool:
+            left[0] -= self is aside.executor
+            if left[0] == 0 and self is aside.executor and not self.finished:
+                early.add(self.hurried is not None)
+                ahead = aside.begin()
+                assert ahead.began == (self.hurried is None)
+            return advance(self)
+
+        monkeypatch.setattr(Executor, "advance", counted)
+        world.run()
+        check(world, reference)
+        aside.arrive(aside.sent)
+        aside.replay()
+        if aside.executor.ahead is not None:
+            aside.check()
+    assert early == ({False, True} if update == "staggered" else {False})
+
+
+@pytest.mark.thin(3)
+@pytest.mark.parametrize("seed", range(6))
+def test_updates_that_are_taken_back_are_not_sent(clipped, tmp_path: Path, seed: int) -> None:
+    """Staggered updates, and a death in the middle: what is sent is what was committed."""
+    source, victim = SOURCES[seed % 3], {"a0/0": "b0/0", "b1/0": "a0/0", "b2/0": "a1/0"}[SOURCES[seed % 3]]
+    world = scheduled(clipped, tmp_path, seed, update="staggered")
+    world.go_on = True
+    aside = Aside(world, source)
+    aside.begin()
+    world.nodes[victim].faults.arm(["reduced", "backup", "validate", "commit"][seed % 4], 2 + seed % 3)
+    world.run()
+    check(world, clipped)
+    aside.arrive(aside.sent)
+    aside.replay()
+    aside.check()
+
+
+@pytest.mark.parametrize("update", ["flushed", "staggered"])
+def test_a_round_that_is_repeated_changes_exponents_alone(
+    reference, tmp_path: Path, update: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "START_EXPONENT", 60)
+    changed = msgspec.structs.replace(reference[0], schedule=Schedule(update=update))
+    world = World(changed, STAGES, 3, tmp_path)
+    aside = ran(world, "b1/0")
+    assert aside.executor.counters.round > aside.executor.counters.step
+    updates = [letter for letter in aside.sent if letter.key[0] == UPDATE]
+    assert any(not letter.tensors for letter in updates)
+    aside.arrive(aside.sent)
+    aside.replay()
+    aside.check()
+
+
+def test_a_round_that_is_skipped_changes_counters_alone(
+    reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, rounds = sums.Chunked.add, set[int]()
+    world = World(reference[0], STAGES, 2, tmp_path)
+
+    def add_with_nan(self, grads, exponents, num_contributions):
+        executor = world.nodes["a1/0"].executor
+        if executor.counters.round == 2 and any(part is self for part in executor.reducer.parts.values()):
+            rounds.add(executor.counters.round)
+            grads = [torch.full_like(grads[0], torch.nan), *grads[1:]] if grads else grads
+        return add(self, grads, exponents, num_contributions)
+
+    monkeypatch.setattr(sums.Chunked, "add", add_with_nan)
+    aside = ran(world, "b2/0")
+    assert rounds == {2}
+    assert aside.executor.counters.applied == aside.executor.counters.step - 1
+    aside.arrive(aside.sent)
+    aside.replay()
+    aside.check()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_floating_point_sums_are_no_other(tmp_path: Path, exact: bool) -> None:
+    aside = ran(World(job(tmp_path, exact=exact), STAGES, 0, tmp_path), "b1/0")
+    aside.arrive(aside.sent)
+    aside.replay()
+    aside.check()
+
+
+def test_what_is_missing_is_not_there(reference, tmp_path: Path) -> None:
+    aside = ran(World(reference[0], STAGES, 0, tmp_path), "a0/0")
+    lost = next(letter for letter in aside.sent if letter.key[0] == UPDATE and letter.key[3] == 3)
+    aside.arrive([letter for letter in aside.sent if letter is not lost])
+    aside.replay()
+    assert aside.here() is None
+    assert aside.staging.round == 3
+    assert aside.staging.caught_up  # as far as is known there
+    aside.arrive([lost])
+    assert not aside.staging.caught_up
+    aside.replay()
+    aside.check()
+
+
+def test_a_stream_ends_after_its_rounds_and_says_so(reference, tmp_path: Path) -> None:
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "a0/0")
+    ahead = aside.begin(rounds=2)
+    assert ahead.sent_to(TARGET) == frozenset(aside.buckets)
+    world.run()
+    assert kinds(aside) == [STATE] * len(aside.buckets) + [UPDATE] * 2
+    assert ahead.sent_to(TARGET) == frozenset()
+    aside.arrive(aside.sent)
+    aside.replay()
+    assert aside.here() is None
+
+
+def test_a_broken_link_ends_it_too(reference, tmp_path: Path) -> None:
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "a0/0")
+    ahead = aside.begin()
+    world.run()
+    assert ahead.sent_to(TARGET) == frozenset(aside.buckets)
+    ahead.broken.add(TARGET)
+    assert ahead.sent_to(TARGET) == frozenset()
+    before = len(aside.sent)
+    executor = aside.executor
+    ahead.committed(executor.counters, executor.counters, executor.store, {}, hold=False)
+    assert len(aside.sent) == before
+
+
+class Slow:
+    """A road on which the last letters of a state have not left yet when all are told to hold; ``left`` have."""
+
+    def __init__(self, aside: Aside, left: int) -> None:
+        self.aside, self.left = aside, left
+        aside.world.recall = self.recall  # type: ignore[method-assign]
+
+    def recall(self, source: str, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
+        assert (source, peer) == (self.aside.source, TARGET)
+        states = [letter for letter in self.aside.sent if letter.key[0] == STATE]
+        taken = [letter.key for letter in states[self.left :] if unwanted(letter.key)]
+        self.aside.sent = [letter for letter in self.aside.sent if letter.key not in taken]
+        return taken
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_what_has_not_left_when_all_hold_is_no_part_of_it(reference, tmp_path: Path, left: int) -> None:
+    """The rest gets the last update, and is the state of that boundary."""
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "b1/0")
+    ahead, _ = aside.begin(), Slow(aside, left)
+    for node in world.nodes.values():
+        node.executor.flags |= Flags(hold=True)
+    world._held_early = lambda: False  # type: ignore[method-assign]
+    world.run()
+    executor = aside.executor
+    assert (executor.counters.step, executor.holding) == (1, True)
+    there = aside.buckets[:left]
+    assert ahead.sent_to(TARGET) == frozenset(there)
+    updates = [msgspec.msgpack.decode(each.meta, type=Update) for each in aside.sent if each.key[0] == UPDATE]
+    assert [tuple(update.exponents) for update in updates] == [there] * bool(there)
+    aside.arrive(aside.sent)
+    aside.replay()
+    assert aside.staging.caught_up == (left >= len(aside.buckets))
+    for bucket in aside.buckets:
+        state = aside.staging.state_at(bucket, executor.counters)
+        assert (state is not None) == (bucket in there)
+        if state is not None:
+            pairs = zip(state.tensors(), executor.store.buckets[bucket].tensors(), strict=True)
+            assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_beside_an_accelerator_all_waits_in_the_host_s_memory(reference, tmp_path: Path) -> None:
+    """Until all have stopped; "meta" stands for the accelerator, on which nothing is computed but where tensors are."""
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "b1/0")
+    store = Store(world.spec, torch.device("meta"))
+    staging = Staging(NUMBER, world.job, store, aside.post, dict.fromkeys(aside.buckets, "b1/0"))
+    aside.begin()
+    world.run()
+    aside.arrive(aside.sent[:-1])
+    while staging.advance():
+        pass
+    assert staging.caught_up
+    assert staging.round == 0
+    states = [staging.state_at(bucket, Counters()) for bucket in aside.buckets]
+    assert all(tensor.device.type == "meta" for state in states for tensor in state.tensors())
+    aside.arrive(aside.sent[-1:])
+    while staging.advance(stopped=True):
+        pass
+    assert staging.round == aside.executor.counters.round
+    state = staging.state_at(aside.buckets[0], aside.executor.counters)
+    assert state is not None
+    assert all(tensor.device.type == "meta" for tensor in state.tensors())
+    assert all(param.requires_grad for param in state.params)
+
+
+def test_nothing_is_taken_back_whose_update_is_on_its_way(reference, tmp_path: Path) -> None:
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "b1/0")
+    ahead, _ = aside.begin(), Slow(aside, 0)
+    world.run()  # it holds at the end, many updates later
+    assert ahead.sent_to(TARGET) == frozenset(aside.buckets)
+    aside.arrive(aside.sent)
+    aside.replay()
+    aside.check()
+
+
+def test_who_holds_begins_nothing(reference, tmp_path: Path) -> None:
+    """In the stop it is copied as it is."""
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "b1/0")
+    executor = aside.executor
+    ahead = Ahead(NUMBER, "b1/0", executor.post, {TARGET: list(aside.buckets)}, 9)
+    ahead.committed(executor.counters, executor.counters, executor.store, {}, hold=True)
+    assert not ahead.began
+    assert not aside.sent
+
+
+def test_what_is_given_up_is_taken_back(reference, tmp_path: Path) -> None:
+    aside = Aside(World(reference[0], STAGES, 0, tmp_path), "b1/0")
+    aside.begin()
+    Slow(aside, 1)
+    aside.executor.end_ahead()
+    assert len(aside.sent) == 1
+    assert aside.executor.ahead is None
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
+    monkeypatch.setattr(Late, "made", [])
+    monkeypatch.setattr("worker.reconfigure.precopy_source.Hosted", Late)
+    return Late.made
+
+
+def test_a_copy_that_takes_its_time_leaves_before_the_updates_of_it(
+    reference, tmp_path: Path, late: list[Late]
+) -> None:
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "b1/0")
+    ahead = aside.begin()
+    assert not aside.sent
+    assert ahead.sent_to(TARGET) == frozenset()
+    world.run()
+    assert kinds(aside)[: len(aside.buckets) + 1] == [STATE] * len(aside.buckets) + [UPDATE]
+    assert late[0].settled == 1, "the weights changed while they were copied"
+    aside.arrive(aside.sent)
+    aside.replay()
+    aside.check()
+
+
+def test_a_copy_that_comes_in_the_middle_of_a_step_leaves_at_once(
+    reference, tmp_path: Path, late: list[Late]
+) -> None:
+    world = World(reference[0], STAGES, 0, tmp_path)
+    aside = Aside(world, "b1/0")
+    ahead = aside.begin()
+    late[0].come()
+    assert kinds(aside) == [STATE] * len(aside.buckets)
+    assert ahead.sent_to(TARGET) == frozenset(aside.buckets)
+
+
+def test_a_copy_that_comes_too_late_does_not_leave(reference, tmp_path: Path, late: list[Late]) -> None:
+    aside = Aside(World(reference[0], STAGES, 0, tmp_path), "b1/0")
+    ahead = aside.begin()
+    aside.executor.end_ahead()
+    late[0].come()
+    assert not aside.sent
+    assert ahead.sent_to(TARGET) == frozenset()
+
+
+def test_letters_of_preparations_that_are_over_are_known() -> None:
+    assert is_of((STATE, NUMBER, 0), NUMBER)
+    assert is_of((UPDATE, NUMBER - 1, "a/0", 3), NUMBER)
+    assert not is_of((STATE, NUMBER + 1, 0), NUMBER)
+    assert not is_of(("T", 1, 0), NUMBER)

@@ -1,0 +1,210 @@
+"""Which copies of sums go out, and which of those that come in count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from planner.plan import Layers, Layout, Range
+from worker.round.reduce import SumCopy
+from worker.round.sum_copies import Copies
+from worker.round.tasks import Board
+from worker.transport.mailbox import Key, Letter
+
+LAYOUT = Layout(3, 2, {name: Layers.of(Range(0, 2)) for name in ("a/0", "b/0", "c/0")}, ())
+LIVE = frozenset(LAYOUT.holdings)
+OWED = 4
+
+
+class Reducer:
+    """Of ``worker.round.reduce.Reducer`` what copies ask for."""
+
+    def __init__(self) -> None:
+        self.board = Board("b/0", done={0: set(), 1: set()}, owed={0: set(range(OWED)), 1: set(range(OWED))})
+        self.inherited: list[tuple[SumCopy, Sequence[torch.Tensor]]] = []
+
+    def copied(self, layers: Sequence[int]) -> tuple[SumCopy, list[torch.Tensor]]:
+        done = {layer: tuple(sorted(self.board.done[layer])) for layer in layers if self.board.done[layer]}
+        return SumCopy(done, (), (), {}), [torch.ones(1)]
+
+    def inherit(self, what: SumCopy, tensors: Sequence[torch.Tensor]) -> None:
+        self.inherited.append((what, tensors))
+
+
+class Post:
+    """Letters that went out, and those that lie here."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Key]] = []
+        self.letters: dict[Key, Letter] = {}
+
+    def send(self, peer: str, key: Key, _tensors: Sequence[torch.Tensor], _meta: bytes = b"") -> None:
+        self.sent.append((peer, key))
+
+    def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
+        raise AssertionError
+
+    def waiting(self) -> list[Key]:
+        return list(self.letters)
+
+    def take(self, key: Key) -> Letter | None:
+        return self.letters.pop(key, None)
+
+    def has(self, key: Key) -> bool:
+        return key in self.letters
+
+    def purge(self, unwanted: Callable[[Key], bool]) -> None:
+        raise AssertionError
+
+
+def copies(per_round: int = 3) -> tuple[Copies, Reducer, Post]:
+    reducer, post = Reducer(), Post()
+    here: Any = reducer
+    made = Copies("b/0", per_round, post, here)
+    made.adopt(3)
+    made.begin(7)
+    made.enter(LAYOUT, LIVE)
+    return made, reducer, post
+
+
+def compute(reducer: Reducer, micro_batch: int) -> None:
+    for layer in reducer.board.done:
+        reducer.board.count(layer, micro_batch)
+
+
+def arrive(post: Post, made: Copies, *key: str | int, what: SumCopy | None = None) -> None:
+    meta = msgspec.msgpack.encode(what or SumCopy({0: (1,)}, (), (), {}))
+    post.letters[key] = Letter(key, str(key[3]), meta, [torch.zeros(1)])
+    made.hear_all(frozenset())
+
+
+def test_the_holder_behind_keeps_and_the_last_asks_the_first() -> None:
+    made, _, _ = copies()
+    assert made.keepers == {0: "c/0", 1: "c/0"}
+    made.enter(LAYOUT, {"a/0", "b/0"})
+    assert made.keepers == {0: "a/0", 1: "a/0"}
+    made.enter(LAYOUT, {"b/0"})
+    assert made.keepers == {}
+
+
+def test_parts_are_equal_and_the_last_is_contributed_instead() -> None:
+    made, reducer, post = copies(per_round=1)
+    for micro_batch in range(OWED):
+        compute(reducer, micro_batch)
+        made.send()
+        made.awaited.clear()
+        assert len(post.sent) == (micro_batch >= 1)
+    assert post.sent == [("c/0", ("C", 3, 7, "b/0"))]
+
+
+def test_no_copy_says_what_was_inherited_while_the_one_before_was_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is in the ledger at once, and in the sums only when the next epoch is entered."""
+    made, reducer, post = copies()
+    held = {"a/0": Layers.of(Range(1, 2)), "b/0": Layers.of(Range(0, 2)), "c/0": Layers.of(Range(0, 1))}
+    made.enter(msgspec.structs.replace(LAYOUT, holdings=held), LIVE)
+    assert made.keepers == {0: "c/0", 1: "a/0"}
+    arrive(post, made, "C", 3, 7, "c/0")
+    copied = reducer.copied
+
+    def reported_meanwhile(layers: Sequence[int]) -> tuple[SumCopy, list[torch.Tensor]]:
+        found = copied(layers)
+        made.inherit({"c/0"})
+        return found
+
+    monkeypatch.setattr(reducer, "copied", reported_meanwhile)
+    compute(reducer, 0)
+    post.sent.clear()
+    made.send()
+    assert [peer for peer, _ in post.sent] == ["a/0"]
+    assert reducer.inherited
+
+
+def test_none_is_sent_where_none_is_asked_for() -> None:
+    made, reducer, post = copies(per_round=0)
+    compute(reducer, 0)
+    made.send()
+    assert not post.sent
+
+
+def test_the_next_waits_until_the_one_before_has_arrived() -> None:
+    made, reducer, post = copies()
+    for micro_batch in range(2):
+        compute(reducer, micro_batch)
+        made.send()
+    assert len(post.sent) == 1
+    arrive(post, made, "K", 3, 7, "c/0")
+    compute(reducer, 2)
+    made.send()
+    assert len(post.sent) == 2
+
+
+def test_nobody_waits_for_the_word_of_the_dead() -> None:
+    made, reducer, post = copies()
+    compute(reducer, 0)
+    made.send()
+    made.enter(LAYOUT, LIVE - {"c/0"})
+    compute(reducer, 1)
+    made.send()
+    assert [peer for peer, _ in post.sent] == ["c/0", "a/0"]
+
+
+def test_the_last_copy_of_the_dead_counts_once() -> None:
+    made, reducer, post = copies()
+    arrive(post, made, "C", 3, 7, "a/0", what=SumCopy({0: (1,)}, (), (), {}))
+    last = SumCopy({0: (1, 2)}, (5,), (), {2: 0.5})
+    arrive(post, made, "C", 3, 7, "a/0", what=last)
+    assert post.sent == [("a/0", ("K", 3, 7, "b/0"))] * 2
+    made.inherit({"a/0"})
+    made.inherit({"a/0"})
+    assert [what for what, _ in reducer.inherited] == [last]
+
+
+@pytest.mark.parametrize(
+    ("key", "answered"),
+    [
+        (("C", 2, 7, "a/0"), False),  # of a layout that is over
+        (("C", 3, 6, "a/0"), True),  # of the round before
+    ],
+)
+def test_what_is_over_does_not_count(key: Key, answered: bool) -> None:
+    made, reducer, post = copies()
+    arrive(post, made, *key)
+    made.inherit({"a/0"})
+    assert not reducer.inherited
+    assert not post.letters
+    assert bool(post.sent) == answered
+
+
+def test_what_comes_from_ahead_waits_for_its_round() -> None:
+    made, reducer, post = copies()
+    arrive(post, made, "C", 3, 8, "a/0")
+    assert not post.sent
+    made.begin(8)
+    made.hear_all(frozenset())
+    made.inherit({"a/0"})
+    assert len(reducer.inherited) == 1
+
+
+@pytest.mark.parametrize("round_", [7, 8])
+def test_what_comes_after_the_answer_does_not_count(round_: int) -> None:
+    made, reducer, post = copies()
+    key = ("C", 3, round_, "a/0")
+    post.letters[key] = Letter(key, "a/0", b"", [])
+    made.hear_all({"a/0"})
+    made.inherit({"a/0"})
+    assert not post.letters
+    assert not reducer.inherited
+
+
+def test_a_round_that_is_committed_leaves_no_copy() -> None:
+    made, reducer, post = copies()
+    arrive(post, made, "C", 3, 7, "a/0")
+    made.begin(8)
+    made.inherit({"a/0"})
+    assert not reducer.inherited

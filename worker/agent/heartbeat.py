@@ -1,0 +1,184 @@
+"""When an agent beats, and which way: over ZeroMQ, or as a UDP datagram while no device of its node has a job.
+
+Owns the beats' timer and the UDP socket of the session that the last Welcome opened. A beat goes over ZeroMQ unless a datagram stands for
+it (``protocol.datagrams``): so both go until an answer comes, and where UDP is blocked, or a packet lost, ZeroMQ speaks at the next beat. Nodes
+that train use it always: what they say otherwise goes there too. Their connection may be held up by lost packets, and then the daemon asks by UDP
+whether they are there: they answer at once. So that it knows where, they send datagrams until one is acknowledged.
+
+Acknowledgements are looked for when the next beat is due, and wake nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from oobleckd.protocol.datagrams import ACK_BYTES, Sender, address_of
+from oobleckd.protocol.messages import Welcome
+from oobleckd.protocol.parts import DatagramSession
+from worker.agent.daemon_link import Uplink
+
+_MOST_ANSWERS = 64  # looked at for one beat: others than the daemon may send here
+_MOST_QUESTIONS = 8  # of a node that trains, where datagrams seem not to get through
+_log = logging.getLogger(__name__)
+
+
+class _Datagrams:
+    """The way to the daemon in one session. Its socket is not connected: a daemon of several addresses may answer from another, and
+    who it was the answer's code tells. Raises OSError where there can be no socket.
+    """
+
+    def __init__(self, session: DatagramSession, family: int, address: Any) -> None:
+        self._sender = Sender(session.session, session.key)
+        self._address = address
+        self._socket = socket.socket(family, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the daemon has acknowledged one, or never will."""
+        return self._sender.acked > 0 or self._sender.counter >= _MOST_QUESTIONS
+
+    def send(self) -> bool:
+        """Send the next datagram; whether it stands for a beat."""
+        data, stands = self._sender.beat()
+        return self._send(data) and stands
+
+    def take(self, *, answers: bool) -> None:
+        """Take in what has come; whether questions are answered."""
+        try:
+            for _ in range(_MOST_ANSWERS):
+                data = self._socket.recv(ACK_BYTES + 1)
+                self._sender.heard(data)
+                if answers and (answer := self._sender.answer(data)) is not None:
+                    self._send(answer)
+        except OSError:
+            pass  # no more has come
+
+    def listen(self, loop: asyncio.AbstractEventLoop, came: Callable[[], None]) -> None:
+        """Call ``came`` when something comes, from now on."""
+        if self._loop is None:
+            self._loop = loop
+            loop.add_reader(self._socket, came)
+
+    def rest(self) -> None:
+        """Nobody is called any more."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket)
+            self._loop = None
+
+    def close(self) -> None:
+        self.rest()
+        self._socket.close()
+
+    def _send(self, data: bytes) -> bool:
+        try:
+            self._socket.sendto(data, self._address)
+        except OSError:
+            return False
+        return True
+
+
+class Beacon:
+    """Beats of the agent whose ``uplink`` goes to ``endpoint``. ``beat`` says one over ZeroMQ; ``is_idle``: no device has a job."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        endpoint: str,
+        uplink: Uplink,
+        *,
+        beat: Callable[[], None],
+        is_idle: Callable[[], bool],
+    ) -> None:
+        self._loop = loop
+        self._endpoint = endpoint
+        self._uplink = uplink
+        self._beat = beat
+        self._is_idle = is_idle
+        self._timer: asyncio.TimerHandle | None = None
+        self._datagrams: _Datagrams | None = None
+        self._looking_up: asyncio.Task[None] | None = None
+
+    def welcome(self, message: Welcome) -> None:
+        """Beat as it says from now on, the first time at once."""
+        self.forget()
+        address = address_of(self._endpoint)
+        if message.datagrams is not None and address is not None:
+            self._open(message.datagrams, address[0])
+        self._every(message.beat_s)
+
+    def forget(self) -> None:
+        """The connection is gone, or another one: its session went with it."""
+        if self._looking_up is not None:
+            self._looking_up.cancel()
+            self._looking_up = None
+        if self._datagrams is not None:
+            self._datagrams.close()
+            self._datagrams = None
+
+    def close(self) -> None:
+        """Beat no more."""
+        self.forget()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _every(self, beat_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._sent():
+            self._beat()
+        self._timer = self._loop.call_later(beat_s, self._every, beat_s)
+
+    def _sent(self) -> bool:
+        """Whether a datagram stands for this beat."""
+        if self._datagrams is None or self._uplink.blocked:
+            return False
+        if self._is_idle():
+            self._datagrams.rest()
+            self._datagrams.take(answers=False)
+            return self._datagrams.send()
+        self._datagrams.listen(self._loop, self._came)
+        self._came()
+        if not self._datagrams.is_known:
+            self._datagrams.send()
+        return False
+
+    def _came(self) -> None:
+        """A question is answered at once; by an idle node never, which beats by datagrams itself, and where those are not acknowledged that has a reason."""
+        if self._datagrams is not None:
+            self._datagrams.take(answers=not (self._uplink.blocked or self._is_idle()))
+
+    def _open(self, session: DatagramSession, host: str) -> None:
+        """Addresses at once; names are looked up beside the loop, and ZeroMQ has the beats until then."""
+        try:
+            self._found(session, _addresses(host, session.port, socket.AI_NUMERICHOST))
+        except (socket.gaierror, UnicodeError):
+            self._looking_up = self._loop.create_task(self._look_up(session, host))
+
+    async def _look_up(self, session: DatagramSession, host: str) -> None:
+        try:
+            found = await self._loop.run_in_executor(None, _addresses, host, session.port, 0)
+        except (OSError, UnicodeError) as error:
+            _log.info("no beats by UDP to %s: %s", host, error)
+        else:
+            self._found(session, found)
+
+    def _found(self, session: DatagramSession, addresses: list[tuple[int, Any]]) -> None:
+        try:
+            self._datagrams = _Datagrams(session, *addresses[0])
+        except OSError as error:
+            _log.info("no beats by UDP: %s", error)
+
+
+def _addresses(host: str, port: int, flags: int) -> list[tuple[int, Any]]:
+    """Family and address of each that the host has, those first that ZeroMQ connects to. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=flags)
+    return sorted(
+        ((int(family), address) for family, _, _, _, address in found),
+        key=lambda each: each[0] != socket.AF_INET,
+    )

@@ -1,0 +1,1 @@
+"""A device's part in checkpoints: when, of which copy, and who writes."""

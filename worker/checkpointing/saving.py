@@ -1,0 +1,61 @@
+"""A device's part in checkpoints: at which boundaries, and of which copy.
+
+Owns what ``executor`` has to know of checkpoints between two boundaries. Who writes which bucket and what a share is are
+``snapshot``'s, writing is ``writer``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.parts import Counters, Vote
+from planner.plan import Layout
+from worker.checkpointing.snapshot import Due, due_after, take_share
+from worker.checkpointing.writer import Writer
+from worker.data.corpus import Corpus
+from worker.state.store import Store
+
+
+class CheckInputs(Protocol):
+    """Has all that the device reads read once more, in the background: what led to ``counters`` has been read by now."""
+
+    def __call__(self, counters: Counters, *, hurry: bool) -> None:
+        """``hurry``: nobody trains meanwhile."""
+
+
+def no_check(counters: Counters, *, hurry: bool) -> None:
+    """Nobody looks."""
+
+
+class Saving:
+    """Of one device and job. ``begun``: the first round after the boundary of the last checkpoint. ``folder``: where the layout in force has it write,
+    and ``journal`` whose mark that has ("": the job's id, and nobody's).
+    """
+
+    def __init__(
+        self, device: str, job_id: str, job: Job, store: Store, corpus: Corpus, writer: Writer,
+        check_inputs: CheckInputs = no_check,
+    ) -> None:  # fmt: skip
+        self.device, self.job_id, self.job = device, job_id, job
+        self.store, self.corpus, self.writer, self.check_inputs = store, corpus, writer, check_inputs
+        self.due = Due()
+        self.begun = 0
+        self.folder = self.journal = ""
+
+    def decide(self, vote: Vote, was: Counters) -> Due:
+        """Whether a checkpoint begins at the boundary that ``vote`` leads to, in the round that ``was`` begin."""
+        self.due = due_after(self.job, vote, was)
+        return self.due
+
+    def begin(self, layout: Layout, live: Collection[str], counters: Counters, *, last: bool) -> None:
+        """Write this device's share of the state at this boundary: of a copy, where the plan has room for one."""
+        copied = self.job.checkpoint.every != 0 and not last and not self.writer.busy
+        share = take_share(
+            self.device, self.job_id, self.job, self.store, layout, live, counters,
+            self.corpus.digest, copied=copied, folder=self.folder, journal=self.journal,
+        )  # fmt: skip
+        self.begun = counters.round
+        self.check_inputs(counters, hurry=last)
+        self.writer.begin(share)

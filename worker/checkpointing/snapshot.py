@@ -1,0 +1,201 @@
+"""What a device tells of a committed step besides its numbers: the sample ledger, its share of a checkpoint.
+
+Owns what the share is and the copy of it, so that training can go on; when it is written, and in which thread, is ``writer``'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oobleckd.protocol.checkpoint import room
+from oobleckd.protocol.folder import Mark
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import CheckpointPart
+from oobleckd.protocol.parts import Counters, Vote
+from planner.plan import Layout
+from worker.data.corpus import Corpus
+from worker.models import Bucket
+from worker.round.commit import outcome_of
+from worker.state import bucket_files
+from worker.state.host_copy import Hosted
+from worker.state.store import BucketState, Store
+
+
+def ledger_digest(corpus: Corpus, step: int, losses: Mapping[int, float]) -> tuple[int, str]:
+    """How many samples the step's sums hold, and a digest of which ones.
+
+    ``losses`` has one entry per micro-batch that the head's ledger counted.
+    """
+    digest, count = hashlib.blake2b(digest_size=16), 0
+    for micro_batch in sorted(losses):
+        samples = corpus.sample_ids(step, micro_batch)
+        count += len(samples)
+        digest.update(repr((micro_batch, samples)).encode())
+    return count, digest.hexdigest()
+
+
+def checkpoint_dir(job: Job, folder: str, counters: Counters) -> Path:
+    """Where the parts of a checkpoint are collected until the daemon completes it."""
+    return Path(job.checkpoint.dir) / folder / f"{bucket_files.step_name(counters.step)}.partial"
+
+
+def writer_of(bucket: int, uses: Collection[int], layout: Layout, live: Collection[str]) -> str:
+    """The one device that writes ``bucket``: holders take turns, so that the work spreads."""
+    holders = sorted({device for use in uses for device in layout.holders(use)} & set(live))
+    return holders[bucket % len(holders)]
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """At a boundary: whether a checkpoint of it ``begins``, or one by the clock of ``checkpoint.every`` is ``skipped``."""
+
+    begins: bool = False
+    skipped: bool = False
+
+
+def due_after(job: Job, vote: Vote, was: Counters) -> Due:
+    """What the round that ``was`` begin leads to, committed with ``vote``. The same on every device: whoever still writes the
+    last one has said so in its vote.
+
+    After a skipped step the weights are still those before it, so one by the clock waits for the next update. None is begun where too many
+    in a row were skipped: the one before them stays the last.
+    """
+    following = was.after(outcome_of(vote))
+    if job.stopped_by(following.skipped_in_row):
+        return Due()
+    fixed = following.applied > was.applied and _by_the_clock(job, following.step, waited=was.skipped_in_row)
+    free = vote.flags.hold or not vote.flags.writing
+    last = following.step >= job.train.steps
+    clock = fixed and not vote.flags.full
+    return Due(last or (free and (clock or vote.flags.checkpoint)), clock and not free and not last)
+
+
+def _by_the_clock(job: Job, step: int, *, waited: int) -> bool:
+    """Whether a checkpoint is due after ``step`` steps, or was in the ``waited`` steps before it."""
+    every = job.checkpoint.every
+    return every not in {0, "auto"} and step % int(every) <= waited
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one device writes of a checkpoint: the states of ``buckets`` as they were at the boundary ``counters``.
+
+    ``source``: copies of them, and training goes on while these are written; else the store's own. ``journal``: whose mark the folder above must have
+    ("": anybody's). ``last``: after the job's last step, so it is the result.
+    """
+
+    device: str
+    job_id: str
+    directory: Path
+    counters: Counters
+    corpus: str
+    num_buckets: int
+    buckets: Mapping[int, Bucket]
+    source: Hosted | Mapping[int, BucketState]
+    journal: str = ""
+    last: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """What the files take, but for their heads."""
+        return sum(tensor.nbytes for state in self.states.values() for tensor in state.tensors())
+
+    @property
+    def copied(self) -> bool:
+        """Whether the states are copies."""
+        return isinstance(self.source, Hosted)
+
+    @property
+    def states(self) -> Mapping[int, BucketState]:
+        """By bucket; waits until copies are there."""
+        return self.source.states() if isinstance(self.source, Hosted) else self.source
+
+
+def take_share(
+    device: str,
+    job_id: str,
+    job: Job,
+    store: Store,
+    layout: Layout,
+    live: Collection[str],
+    counters: Counters,
+    corpus: str,
+    *,
+    copied: bool,
+    folder: str = "",
+    journal: str = "",
+) -> Share:
+    """The buckets that fall to ``device``, as they are now."""
+    buckets = store.spec.buckets
+    own = [index for index in store.buckets if writer_of(index, buckets[index].uses, layout, live) == device]
+    return Share(
+        device,
+        job_id,
+        checkpoint_dir(job, folder or job_id, counters),
+        counters,
+        corpus,
+        len(buckets),
+        {index: buckets[index] for index in own},
+        Hosted(store, own) if copied else {index: store.buckets[index] for index in own},
+        journal,
+        counters.step >= job.train.steps,
+    )
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """``tensor`` where an accelerator reads it at full speed, if there is one."""
+    return tensor.pin_memory() if torch.cuda.is_available() else tensor
+
+
+def write_share(
+    share: Share, halfway: Callable[[], object], done: Collection[int] = ()
+) -> Iterator[CheckpointPart]:
+    """Write it but for the buckets ``done``, one part a bucket; a part is durable when it comes. ``halfway`` is called in the middle of every file.
+
+    Raises CannotWrite when the disk refuses, or somebody removed the folder; and before anything is written where there is no room for all of it,
+    or the folder is another journal's.
+    """
+    left = {index: state for index, state in share.states.items() if index not in done}
+    if share.journal and left:
+        bucket_files.enter_folder(share.directory.parent, Mark(share.journal, share.job_id))
+    _check_room(share, left)
+    for index, state in left.items():
+        written = bucket_files.write_bucket(
+            share.directory,
+            share.buckets[index],
+            state.params,
+            state.exp_avgs,
+            state.exp_avg_sqs,
+            state.exponents,
+            halfway,
+        )
+        if written is None:
+            raise bucket_files.CannotWrite(share.directory, "somebody removed the folder")
+        yield CheckpointPart(
+            share.device,
+            share.job_id,
+            share.counters,
+            str(share.directory),
+            index,
+            share.num_buckets,
+            *written,
+            share.corpus,
+        )
+
+
+def _check_room(share: Share, left: Mapping[int, BucketState]) -> None:
+    """A disk that this share alone would fill is not filled: others write there, too."""
+    needed = sum(tensor.nbytes for state in left.values() for tensor in state.tensors())
+    with suppress(OSError):  # writing will tell
+        free_bytes, free_files = room(share.directory)
+        if free_bytes < needed:
+            raise bucket_files.CannotWrite(share.directory, "No space left on device")
+        if 0 <= free_files < len(left):
+            raise bucket_files.CannotWrite(share.directory, "No inodes left on device")

@@ -1,0 +1,1 @@
+"""Samples, and the files that they are read from."""

@@ -1,0 +1,336 @@
+"""Samples: which tokens micro-batch i of step t has, a pure function of (seed, step, micro-batch).
+
+The corpus is cut into non-overlapping windows of one sequence. Every pass over it visits all windows in an
+order of its own, a seeded permutation that is computed and never stored (a Feistel network with cycle
+walking, Black and Rogaway 2002), so no window is read twice within a pass. Owns no tokenizer: text is
+trained on as bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from oobleckd.protocol.inputs import Input
+from oobleckd.protocol.job import Job
+from worker.data.inputs import Opened, Signature, joined, opened_while, signature_at, signature_of
+from worker.data.masking import Masking
+from worker.data.token_file import Tokens as _Tokens
+from worker.data.token_file import check_vocabulary, read_tokens
+from worker.models import MASKED, Batch, load_config
+from worker.runtime.errors import UserError
+
+_NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__"})
+_NUM_FEISTEL_ROUNDS = 6
+_MASK64 = (1 << 64) - 1
+_TICK_NS = 3_000_000_000  # more than of any file system, FAT's 2 s included
+NOTHING = Opened(Input("data", "", 0, 0))
+"""Of a corpus that was not read from files."""
+
+
+class Corpus:
+    """All tokens of a job's data, in windows of ``sequence`` tokens."""
+
+    def __init__(
+        self, tokens: _Tokens, job: Job, name: str, masking: Masking | None = None,
+        inputs: Opened = NOTHING, check: Callable[[_Tokens], None] | None = None,
+    ) -> None:  # fmt: skip
+        """``inputs``: the files that the tokens are mapped from. ``check``: looks at the tokens of each batch (None: all were looked at)."""
+        train = job.train
+        self.inputs, self._check = inputs, check
+        # Of the plain kind: to cut a window out of numpy's mapped one takes ten times as long.
+        self._tokens = tokens.view(np.ndarray)
+        self._name = name
+        self._sequence, self._micro_batch, self._global_batch = (
+            train.sequence,
+            train.micro_batch,
+            train.global_batch,
+        )
+        self._seed = train.seed
+        self._masking = masking
+        self.num_windows = len(tokens) // train.sequence
+        self._order: tuple[int, Permutation] | None = None
+        self._drawn: dict[int, tuple[tuple[int, ...], ...]] = {}
+
+    def batch(self, step: int, micro_batch: int) -> Batch:
+        """A micro-batch as the model is trained on it: with tokens hidden for a masked language model."""
+        tokens = self.tokens(step, micro_batch)
+        return self._masking(tokens, step, micro_batch) if self._masking else Batch(tokens, tokens)
+
+    def tokens(self, step: int, micro_batch: int) -> Tensor:
+        """Tokens of a micro-batch, int64 (micro_batch_size, sequence)."""
+        windows = [sample % self.num_windows for sample in self.sample_ids(step, micro_batch)]
+        rows = np.stack([self._tokens[w * self._sequence : (w + 1) * self._sequence] for w in windows])
+        if self._check is not None:
+            self._check(rows)
+        return torch.from_numpy(rows.astype(np.int64))
+
+    def sample_ids(self, step: int, micro_batch: int) -> tuple[int, ...]:
+        """The samples of a micro-batch: pass * windows + window, so an id comes once in a whole run."""
+        return self.of_step(step)[micro_batch]
+
+    def of_step(self, step: int) -> tuple[tuple[int, ...], ...]:
+        """The samples of every micro-batch of ``step``. Remembered for this step and the one before: who calls it early has them at once later."""
+        if step not in self._drawn:
+            firsts = range(step * self._global_batch, (step + 1) * self._global_batch, self._micro_batch)
+            drawn = (tuple(self._sample(first + i) for i in range(self._micro_batch)) for first in firsts)
+            kept = {number: samples for number, samples in self._drawn.items() if number == step - 1}
+            self._drawn = {**kept, step: tuple(drawn)}
+        return self._drawn[step]
+
+    @property
+    def digest(self) -> str:
+        """Size and SHA-256 of the bytes that were read: equal on two nodes exactly if their corpora are. "" until all have been read."""
+        return self.inputs.part.whole
+
+    def _sample(self, ordinal: int) -> int:
+        number, position = divmod(ordinal, self.num_windows)
+        if self._order is None or self._order[0] != number:
+            self._order = number, Permutation(self.num_windows, f"{self._seed}:{number}")
+        return number * self.num_windows + self._order[1](position)
+
+
+@dataclass(slots=True)
+class Permutation:
+    """A seeded permutation of ``range(size)``: call it with a position.
+
+    A Feistel network permutes the smallest power of four that is not below ``size``; positions that fall
+    outside are sent through again until they fall inside, fewer than four times on average.
+    """
+
+    size: int
+    keys: tuple[int, ...]
+    half_bits: int
+
+    def __init__(self, size: int, seed: str) -> None:
+        self.size = size
+        self.half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+        digest = hashlib.blake2b(f"order:{seed}".encode(), digest_size=8 * _NUM_FEISTEL_ROUNDS).digest()
+        self.keys = tuple(int.from_bytes(digest[i : i + 8], "big") for i in range(0, len(digest), 8))
+
+    def __call__(self, position: int) -> int:
+        """Where ``position`` goes."""
+        position = self._network(position)
+        while position >= self.size:
+            position = self._network(position)
+        return position
+
+    def _network(self, value: int) -> int:
+        mask = (1 << self.half_bits) - 1
+        left, right = value >> self.half_bits, value & mask
+        for key in self.keys:
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        return left << self.half_bits | right
+
+
+def _mix(value: int) -> int:
+    """A well-mixed 64-bit hash (the finalizer of splitmix64, Steele et al. 2014)."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK64
+    return value ^ (value >> 31)
+
+
+def open_corpus(job: Job) -> Corpus:
+    """The corpus of ``job``, mapped into memory. Raises UserError when it is missing or does not fit."""
+    name = job.data.path
+    match job.data.source:
+        case "stdlib":
+            name = "the standard library"
+            inputs, tokens = _joined(_stdlib_files, name, Path(sysconfig.get_path("stdlib")))
+        case "text" if Path(name).is_dir():
+            inputs, tokens = _joined(lambda: _files_in(Path(name)), name, Path(name))
+        case "text":
+            inputs, tokens = _held(name, _text)
+        case "tokens":
+            inputs, tokens = _held(name, lambda path: read_tokens(path, job.data.dtype))
+    if len(tokens) < job.train.sequence:
+        raise UserError(
+            f"data.path: {name} has {len(tokens)} tokens, fewer than train.sequence = {job.train.sequence}",
+            "name a longer text, or make train.sequence smaller",
+        )
+    vocab_size = load_config(job).vocab_size
+    masked = job.model.family in MASKED
+    spare, text = int(masked and job.data.mask_token < 0), job.data.source != "tokens"
+    checked = partial(check_vocabulary, name=name, vocab_size=vocab_size, spare=spare, text=text)
+    masking = _masking(job, vocab_size) if masked else None
+    if not inputs.small:  # to look at all of it takes minutes
+        return Corpus(tokens, job, name, masking, inputs, partial(checked, part=True))
+    checked(tokens)
+    return Corpus(tokens, job, name, masking, inputs)
+
+
+def _held(name: str, read: Callable[[Path], _Tokens]) -> tuple[Opened, _Tokens]:
+    """The file of ``name``, held open, and its tokens."""
+    try:
+        return opened_while(Path(name), name, lambda: read(Path(name)))
+    except OSError as error:
+        raise UserError(
+            f"data.path: {name}: {error.strerror or error}", "name a file or folder that every node can read"
+        ) from error
+
+
+def _masking(job: Job, vocab_size: int) -> Masking:
+    mask_token = job.data.mask_token if job.data.mask_token >= 0 else vocab_size - 1
+    if mask_token >= vocab_size:
+        raise UserError(
+            f"data.mask_token: {mask_token} is not in the model's vocabulary of {vocab_size}",
+            "set it to the mask token's number, or leave it out for the last of the vocabulary",
+        )
+    return Masking(job.train.seed, mask_token, vocab_size)
+
+
+def _files_in(path: Path) -> list[Path]:
+    files = sorted((file for file in path.rglob("*") if file.is_file()), key=Path.as_posix)
+    if not files:
+        raise UserError(f"data.path: {path} has no files", "name a folder with text, or a file")
+    return files
+
+
+def _text(path: Path) -> _Tokens:
+    return _mapped(path)
+
+
+def _mapped(path: Path) -> _Tokens:
+    try:
+        return np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
+    except OSError as error:
+        raise UserError(
+            f"data.path: {path}: {error.strerror}", "name a file or folder that every node can read"
+        ) from error
+
+
+def _stdlib_files() -> list[Path]:
+    root = sysconfig.get_path("stdlib")
+    found: list[str] = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in _NOT_STDLIB]
+        found += [f"{folder}/{name}" for name in names if name.endswith(".py")]
+    return [Path(file) for file in sorted(found, key=lambda file: file[len(root) + 1 :])]
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """What came of files whose stats have the digest ``seen``: their identity, and the cache file as it was when it was compared with them."""
+
+    seen: str
+    part: Input
+    digest: str
+    cache: Signature
+
+
+def _joined(listed: Callable[[], Sequence[Path]], name: str, root: Path) -> tuple[Opened, _Tokens]:
+    """All bytes of the ``listed`` files, from a cache file that the device processes of a host share in memory. That is what is mapped: whoever writes into
+    the files changes it for those who open them later. They are read once, and again when a stat tells of another file or of a change.
+    """
+    files = listed()
+    seen = _seen(lambda: files)
+    try:
+        known = _recall(root, seen)
+        if known is not None:
+            return _of_cache(known, name, lambda: _seen(listed) == seen)
+    except OSError:
+        pass  # it is just being written anew, or nobody may read it
+    try:
+        contents = [file.read_bytes() for file in files]
+    except OSError as error:
+        raise UserError(f"data: {name}: {error}", "make it readable for the worker's user") from error
+    data = np.frombuffer(b"".join(contents), np.uint8)
+    digest = hashlib.sha256(data.data).hexdigest()
+    named = [file.relative_to(root).as_posix() for file in files]
+    part = joined(name, named, contents, f"{len(data)}-{digest}")
+    path = _cached(digest)
+    try:
+        if not _holds(path, data):
+            _write_atomically(path, data.data)
+        if data.size:
+            known = _Known(_digest_of(seen), part, digest, signature_of(path.stat()))
+            held = _of_cache(known, name, lambda: _seen(listed) == seen)
+            _remember(root, seen, known)
+            return held
+    except OSError:  # no cache that can be written: every process keeps a copy of its own
+        pass
+    return Opened(part, fresh=lambda: _seen(listed) == seen), data
+
+
+def _of_cache(known: _Known, name: str, fresh: Callable[[], bool]) -> tuple[Opened, _Tokens]:
+    """Raises OSError where it is another file by now."""
+    path = _cached(known.digest)
+    held, tokens = opened_while(path, name, lambda: np.memmap(path, np.uint8, mode="r"), known.part)
+    if held.stat() != (known.cache,):
+        held.close()
+        raise OSError(f"{path} was changed")
+    held.watched, held.fresh = False, fresh
+    return held, tokens
+
+
+def _recall(root: Path, seen: Mapping[Path, Signature | None]) -> _Known | None:
+    """What is known of the files under ``root`` if they are as ``seen``; None where nothing is. Raises OSError."""
+    try:
+        known = msgspec.json.decode(_note_of(root).read_bytes(), type=_Known)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+    return known if seen and known.seen == _digest_of(seen) else None
+
+
+def _remember(root: Path, seen: Mapping[Path, Signature | None], known: _Known) -> None:
+    """Note it, unless a file changed so lately that it may change again within the same tick of its file system's clock. Raises OSError."""
+    newest = max((max(each[3:]) if each else 2**63 for each in seen.values()), default=2**63)
+    if newest < time.time_ns() - _TICK_NS:
+        _write_atomically(_note_of(root), msgspec.json.encode(known))
+
+
+def _note_of(root: Path) -> Path:
+    return _cache_dir() / f"{hashlib.sha256(os.fsencode(root)).hexdigest()}.known"
+
+
+def _cached(digest: str) -> Path:
+    return _cache_dir() / f"{digest}.bytes"
+
+
+def _digest_of(seen: Mapping[Path, Signature | None]) -> str:
+    return hashlib.sha256(
+        repr([(str(path), each and tuple(each)) for path, each in seen.items()]).encode()
+    ).hexdigest()
+
+
+def _seen(listed: Callable[[], Sequence[Path]]) -> dict[Path, Signature | None]:
+    """The files and what a stat tells of them (None: gone meanwhile)."""
+    try:
+        return {path: signature_at(path) for path in listed()}
+    except (OSError, UserError):
+        return {}
+
+
+def _holds(path: Path, data: npt.NDArray[np.uint8]) -> bool:
+    return (
+        path.exists()
+        and path.stat().st_size == len(data)
+        and np.array_equal(np.fromfile(path, np.uint8), data)
+    )
+
+
+def _cache_dir() -> Path:
+    """Of systemd's unit (CacheDirectory=), else of the user."""
+    service = os.environ.get("CACHE_DIRECTORY", "").split(":")[0]
+    if service:
+        return Path(service)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oobleck"
+
+
+def _write_atomically(path: Path, data: bytes | memoryview) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(data)
+    Path(file.name).replace(path)

@@ -1,0 +1,222 @@
+"""What a job reads from files, held open, and its identity (``oobleckd.protocol.inputs``).
+
+A file that is open goes on being what it was, whoever puts another one in its place; only who writes into it changes it. Owns the
+identity (names, sizes and seeded blocks at once, all bytes where they are few) and the look at what may have changed since; when
+one looks, and what follows, is ``input_watch``'s. Which bytes are tokens is ``corpus``'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from oobleckd.protocol.inputs import MOST_LISTED, Input, InputKind
+
+SMALL_BYTES = 64 << 20
+"""All bytes of so few are read at the start: 0.1 s."""
+_NUM_BLOCKS, _BLOCK = 64, 64 << 10
+_PIECE = 1 << 20
+_TRIES = 5
+_T = TypeVar("_T")
+
+
+class Signature(NamedTuple):
+    """What a stat tells of a file: while it stands, nobody has written by the ordinary ways."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
+def signature_of(found: os.stat_result) -> Signature:
+    """Of a stat. ``changed_ns`` shows what was written although ``modified_ns`` was put back."""
+    return Signature(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def signature_at(path: Path) -> Signature | None:
+    """Of the file at ``path``; None where there is none, or it cannot be seen."""
+    try:
+        return signature_of(path.stat())
+    except OSError:
+        return None
+
+
+@dataclass(slots=True)
+class Opened:
+    """Files held open, in the order in which they are read. ``part``: their identity.
+
+    ``paths``: where each was opened, whose bytes belong to it as long as nobody puts another one there; ``watched``: whether that is worth
+    a look (a copy of our own has no path that a user knows). None is open where all bytes are in this process'
+    own memory. ``fresh``: whether who opens it anew finds the same files, by a stat.
+    """
+
+    part: Input
+    paths: tuple[Path, ...] = ()
+    handles: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    watched: bool = True
+    seen: tuple[Signature, ...] = ()
+    fresh: Callable[[], bool] = lambda: True
+    _closed: bool = field(default=False, repr=False)
+
+    @property
+    def small(self) -> bool:
+        """Whether all of it is read in no time."""
+        return sum(self.sizes) <= SMALL_BYTES
+
+    def stat(self) -> tuple[Signature, ...]:
+        """Of the files that are open."""
+        return tuple(signature_of(os.fstat(handle)) for handle in self.handles)
+
+    def lies_there(self) -> bool:
+        """Whether the paths still lead to the very files that are open."""
+        opened = [(each.device, each.inode) for each in self.stat()]
+        return all(_inode_at(path) == inode for path, inode in zip(self.paths, opened, strict=True))
+
+    def quick(self) -> Input:
+        """The identity of what is in the files now, as at the start."""
+        named = [path.name if len(self.paths) > 1 else "" for path in self.paths]
+        found = identity(self.part.kind, self.part.place, named, self.sizes, self._read)
+        return _with_whole(found, self.digest()) if self.small else found
+
+    def digest(self, between: Callable[[], object] = lambda: None) -> str:
+        """Size and SHA-256 of all bytes that were there when it was opened, as they are now. ``between``: called after each piece; may raise."""
+        whole, count = hashlib.sha256(), 0
+        for data in self._pieces():
+            whole.update(data)
+            count += len(data)
+            between()
+        return f"{count}-{whole.hexdigest()}"
+
+    def _pieces(self) -> Iterator[bytes]:
+        for index, size in enumerate(self.sizes):
+            for start in range(0, size, _PIECE):
+                yield self._read(index, start, min(_PIECE, size - start))
+
+    def _read(self, index: int, start: int, count: int) -> bytes:
+        return os.pread(self.handles[index], count, start)
+
+    def close(self) -> None:
+        """Let go of the files; what is mapped stays."""
+        if not self._closed:
+            self._closed = True
+            for handle in self.handles:
+                with suppress(OSError):
+                    os.close(handle)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def opened(paths: Sequence[Path], place: str, kind: InputKind = "data", part: Input | None = None) -> Opened:
+    """``paths``, held open. ``part``: their identity, where it is known. Raises OSError, with the path."""
+    handles: list[int] = []
+    how = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would keep us waiting for who writes into it
+    try:
+        for path in paths:
+            handles.append(os.open(path, how))  # noqa: PERF401 - those before it are closed
+        sizes = tuple(os.fstat(handle).st_size for handle in handles)
+    except BaseException:
+        for handle in handles:
+            os.close(handle)
+        raise
+    first = part or Input(kind, place, len(sizes), sum(sizes))
+    found = Opened(first, tuple(paths), tuple(handles), sizes)
+    found.seen = found.stat()
+    if part is None:
+        found.part = found.quick()
+    return found
+
+
+def opened_while(
+    path: Path, place: str, read: Callable[[], _T], part: Input | None = None
+) -> tuple[Opened, _T]:
+    """``path`` (a folder: all files in it) held open, and what ``read`` makes of it, which opens it by itself: of the very same files, also
+    where somebody puts others there meanwhile. Raises OSError, and whatever ``read`` does.
+    """
+    for _ in range(_TRIES):
+        held = opened(_files(path), place, part=part)
+        made = read()
+        if held.lies_there():
+            return held, made
+        held.close()
+    raise OSError(f"{path} is replaced again and again")
+
+
+def joined(
+    place: str, named: Sequence[str], contents: Sequence[bytes], whole: str, kind: InputKind = "data"
+) -> Input:
+    """The identity of files that were read into one piece, whose size and SHA-256 is ``whole``."""
+    sizes = [len(content) for content in contents]
+    found = identity(kind, place, named, sizes, lambda i, start, count: contents[i][start : start + count])
+    return _with_whole(found, whole)
+
+
+def identity(
+    kind: InputKind,
+    place: str,
+    named: Sequence[str],
+    sizes: Sequence[int],
+    read: Callable[[int, int, int], bytes],
+) -> Input:
+    """Of files ``named`` so, of ``sizes``; ``read(index, start, count)`` gives bytes of one. Reads 4 MiB and no more, however much there is."""
+    blocks = hashlib.blake2b(digest_size=16)
+    blocks.update(repr((list(named), list(sizes))).encode())
+    few = len(sizes) <= MOST_LISTED
+    of_file = [hashlib.blake2b(digest_size=8) for _ in sizes] if few else []
+    for index, start, count in _chosen(sizes):
+        data = read(index, start, count)
+        blocks.update(data)
+        if few:
+            of_file[index].update(data)
+    listing = {
+        name or Path(place).name: f"{size}-{digest.hexdigest()}"
+        for name, size, digest in zip(named, sizes, of_file, strict=False)
+    }
+    return Input(kind, place, len(sizes), sum(sizes), blocks.hexdigest(), "", listing)
+
+
+def _chosen(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(file, start, count) of the blocks that are read: the first and the last bytes, and one somewhere in each stretch between; all, where
+    they are few. The same wherever sizes are.
+    """
+    total = sum(sizes)
+    if total <= _NUM_BLOCKS * _BLOCK:
+        starts = list(range(0, total, _BLOCK))
+    else:
+        dice, stretch = random.Random(f"blocks {total}"), total / _NUM_BLOCKS  # noqa: S311 - the same for all
+        inner = [int((n + dice.random()) * stretch) for n in range(1, _NUM_BLOCKS - 1)]
+        starts = [0, *inner, total - _BLOCK]
+    ends = list(accumulate(sizes))
+    for start in starts:
+        at, left = start, min(_BLOCK, total - start)
+        while left > 0:
+            index = bisect_right(ends, at)
+            count = min(left, ends[index] - at)
+            yield index, at - (ends[index] - sizes[index]), count
+            at, left = at + count, left - count
+
+
+def _with_whole(found: Input, whole: str) -> Input:
+    return msgspec.structs.replace(found, whole=whole)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def _inode_at(path: Path) -> tuple[int, int] | None:
+    found = signature_at(path)
+    return found and (found.device, found.inode)

@@ -1,0 +1,505 @@
+"""The device process: one per device, owns torch, lives through every reconfiguration.
+
+Owns the loop (controls, then the deployment under way, then the executor, then what comes beforehand for a plan), what a control message does, and the answer to
+a report in the middle of a task.
+Started by the agent (``process``); ends with it. Training itself is in ``executor``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Collection, Sequence
+from typing import assert_never
+
+import msgspec
+import torch
+from torch import Tensor
+
+from oobleckd.protocol import urgency
+from oobleckd.protocol.deaths import OUT_OF_MEMORY
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import (
+    Ack,
+    Decide,
+    Deploy,
+    DeviceFailed,
+    DeviceUp,
+    Dismiss,
+    Emptied,
+    EndStopped,
+    Flag,
+    FromWorker,
+    Identified,
+    Identify,
+    Inject,
+    LastWords,
+    LinkDown,
+    Measure,
+    Measured,
+    Prepare,
+    Prepared,
+    Ready,
+    Refused,
+    Release,
+    Report,
+    Resume,
+    ToWorker,
+    Wake,
+    Welcome,
+)
+from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
+from worker.checkpointing.writer import Beside
+from worker.device.agent_link import DeviceLink
+from worker.device.context import (
+    Place,
+    arithmetic,
+    device_memory_bytes,
+    device_model,
+    give_back_memory,
+    torch_device,
+)
+from worker.device.executor import Executor
+from worker.device.flip import flip
+from worker.device.measure import measure
+from worker.device.reading import Reading, Unread
+from worker.device.traits import traits
+from worker.groups.choose import choose
+from worker.groups.plane import Plane
+from worker.models import load_spec
+from worker.reconfigure.deploy import KINDS, Deployment, expected, outgoing
+from worker.reconfigure.precopy_source import Ahead
+from worker.reconfigure.precopy_target import Staging, is_of
+from worker.round.commit import ReplicasDisagree
+from worker.round.gather import Intake
+from worker.round.messenger import TransportPost
+from worker.round.tasks import order_of
+from worker.runtime.activity import LOOK_UP_S, Pulse, phase_of
+from worker.runtime.deaths import death_in_full
+from worker.runtime.errors import UserError, at_the_end, ends_the_process
+from worker.runtime.faults import ANYWHERE, Faults, hang_for_ever
+from worker.runtime.host_memory import most_of
+from worker.runtime.turn import Turn
+from worker.state.bucket_files import DamagedCheckpoint
+from worker.state.store import Store
+from worker.sums.guard import SumsChanged
+from worker.transport.mailbox import Key, Mailbox
+from worker.transport.transport import Transport
+
+_log = logging.getLogger(__name__)
+
+
+class DeviceProcess:
+    """Controls in, training state and answers out."""
+
+    def __init__(self, place: Place, fd: int, pulse: Pulse) -> None:
+        self.place, self.pulse = place, pulse
+        self.executor: Executor | None = None
+        self.deployment: Deployment | None = None
+        self.staging: Staging | None = None
+        self.job_id = ""
+        self.mailbox, self.turn = Mailbox(), Turn()
+        self._loop = threading.get_native_id()  # of the thread that makes this, and runs it
+        self.torch_device = torch_device(place)
+        backend, road = choose(self.torch_device)
+        _log.info("%s: letters take %s", place.device, road)
+        self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once, urgent=place.urgent)
+        at_the_end(self.last_words)
+        self.plane = Plane(place.device, self.mailbox, backend, self._send)
+        intake = Intake(self.plane)
+        self.transport = Transport(
+            place.device,
+            place.host,
+            intake,
+            bind=place.bind,
+            local_dir=place.run_dir,
+            on_peer_lost=self._peer_lost,
+            room=intake.room,
+        )
+        self.post = TransportPost(self.transport, self.plane, intake, self.mailbox, self.torch_device)
+        self.faults = Faults(place.device, place.run_dir)
+        self.flips: list[How] = []
+        self.reading = Reading(place.device, self.tell, self.mailbox.wake)
+        self._idle_bytes = 0  # of the host's memory, without a job
+
+    def run(self) -> None:
+        """Serve until the agent ends this process."""
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        self._idle_bytes = most_of("self")
+        self._tell_up()
+        while True:
+            with self.turn:
+                worked = self._turn()
+            while not worked and not self.mailbox.wait(LOOK_UP_S):
+                with self.turn:
+                    self.pulse.wait()
+
+    def _turn(self) -> bool:
+        """Heed what is said, then do one piece of work; False when there was none."""
+        controls = self.mailbox.controls()
+        for control in controls:
+            self._guarded(control)
+        if controls:
+            self._tell_up()
+        worked = self._work()
+        if not worked:
+            self.pulse.wait()
+        return worked
+
+    def _answer_at_once(self) -> None:
+        """Called by the link, in its thread, for every message. For a report the agent lent the loop its haste, so that it soon gives away what this
+        thread waits for: Python's own lock, and the turn.
+        """
+        if isinstance(self.mailbox.next_control(), Report):
+            with ends_the_process("report"), self.turn:
+                self._answer()
+        urgency.take_back(self._loop)
+
+    def _answer(self) -> None:
+        """Answer a report while a layer computes. Not where the answer changes weights or layers, with which it computes:
+        then the loop does it.
+        """
+        busy = self.deployment is not None or (
+            self.executor is not None and self.executor.hurried is not None
+        )
+        if not busy and isinstance(report := self.mailbox.next_control(), Report):
+            self.mailbox.remove_control(report)
+            self._guarded(report)
+            self._tell_up()
+
+    def _work(self) -> bool:
+        """One piece of work; False when there is none."""
+        self._flip()
+        self._look_at_inputs()
+        try:
+            if self.deployment is not None and self.deployment.at_work and self._copy(self.deployment):
+                return True
+            with self.pulse.doing("R"):  # forward, backward and update are named inside
+                if self.executor is not None and self._advance(self.executor):
+                    return True
+            return self._stage()
+        except UserError as error:
+            self._fail(error)
+        except (ReplicasDisagree, SumsChanged) as error:
+            self._distrust(error)
+        return False
+
+    def _advance(self, executor: Executor) -> bool:
+        was_holding = executor.holding
+        worked = executor.advance()
+        if executor.holding != was_holding:
+            self._tell_up()  # whether a Resume was missed shows in the agent's next Hello
+        return worked
+
+    def _look_at_inputs(self) -> None:
+        """Take in what the watch of what the job reads has found. Where that has changed the device goes no further; the daemon will say what to do."""
+        executor = self.executor
+        if self.reading.hear(executor.counters if executor is not None else None) and executor is not None:
+            executor.misread = True
+            self._tell_up()
+
+    def _flip(self) -> None:
+        """Bits that were to flip, once there is something to flip."""
+        if self.flips and self.executor is not None:
+            reducer = self.executor.reducer
+            self.flips = [how for how in self.flips if not flip(how, reducer)]
+
+    def _copy(self, deployment: Deployment) -> bool:
+        """Go on with the deployment under way; whether there was anything to do."""
+        with self.pulse.doing("copy", units=0):
+            awaited = bool(deployment.awaited)
+            worked = deployment.advance()
+        if awaited and not deployment.awaited:
+            self._ready()
+        return worked
+
+    def _stage(self) -> bool:
+        """While there is nothing else to do: make an update of what came beforehand; False when nothing is to be done there either."""
+        staging = self.staging
+        if staging is None or self.deployment is not None:
+            return False
+        with self.pulse.doing("stage", units=0):
+            worked = staging.advance()
+        if worked:
+            self.faults.reach("stage", staging.round)
+        if not (worked or staging.told) and staging.caught_up:
+            staging.told = True
+            self.tell(Prepared(self.place.device, staging.number, staging.round))
+        return worked
+
+    def _guarded(self, control: ToWorker) -> None:
+        try:
+            with self.pulse.doing(type(control).__name__, units=0):
+                self._handle(control)
+        except UserError as error:
+            self._fail(error)
+        except (ReplicasDisagree, SumsChanged) as error:
+            self._distrust(error)
+
+    def _distrust(self, error: ReplicasDisagree | SumsChanged) -> None:
+        """Bits are wrong; the daemon will say what to do."""
+        assert self.executor is not None, "who trains nothing compares nothing"
+        self.executor.distrust(error)
+        self._tell_up()
+
+    def _handle(self, control: ToWorker) -> None:
+        match control:
+            case Measure():
+                self._measure(control)
+            case Identify():
+                self.reading.identify(control, reads=self.executor is not None)
+            case Prepare():
+                self._prepare(control)
+            case Deploy():
+                self._deploy(control)
+            case Resume():
+                self._resume(control)
+            case Report():
+                self._report(control)
+            case Decide():
+                self._decide(control)
+            case Flag():
+                self._flag(control)
+            case Release():
+                self._release_of(control)
+            case Inject():
+                self._inject(control)
+            case Welcome() | Refused() | Dismiss() | Ack() | EndStopped() | Wake():
+                pass  # the agent's business
+            case _:
+                assert_never(control)
+
+    def _inject(self, message: Inject) -> None:
+        if message.how == "net-drop":
+            self.transport.block(message.seconds)
+        elif message.how.startswith("flip-"):
+            self.flips.append(message.how)
+        elif message.how == "slow":
+            self.faults.slow_down(message.times, message.seconds)
+        elif message.how == "hang" and not message.at and self.executor is None:
+            self.pulse.wait()
+            hang_for_ever()
+        else:
+            self.faults.arm(message.at or ANYWHERE, message.round, hang=message.how == "hang")
+
+    def _measure(self, message: Measure) -> None:
+        spec = load_spec(message.spec)
+        self.reading.corpus(message.job, message.spec)  # a job without text fails before it is planned
+        profile = measure(spec, message.spec, self.torch_device)
+        self.tell(Measured(self.place.device, message.job, profile, self.reading.inputs))
+
+    # ------------------------------------------------------------------ layouts
+
+    def _deploy(self, message: Deploy) -> None:
+        if self.executor is not None and message.epoch <= self.executor.commit.answered:
+            return
+        if message.job != self.job_id:
+            self._release()
+        executor = self.executor or self._begin_job(message.job, message.spec)
+        self.faults.reach("deploy", message.counters.round)
+        anew = frozenset() if message.prepared else self._strangers(message.peers)
+        self.transport.configure(message.peers, bytes.fromhex(message.secret), anew)
+        self.plane.enter(message.epoch, message.layout.holdings)
+        self._drop_before(message.prepared or sys.maxsize)
+        self.deployment = Deployment(
+            message, executor.store, self.post, self.faults, executor.ahead, self.staging
+        )
+        self.deployment.start()
+        if not self.deployment.awaited:
+            self._ready()
+
+    def _prepare(self, message: Prepare) -> None:
+        """Copy beforehand, from now on; or no more."""
+        if self.deployment is not None:
+            if self.executor is not None and self.executor.layout.epoch:
+                return
+            self._adopt(0)  # one that was given up, of which a device without a layout hears nothing else
+        self._drop_before(message.number if message.transfers else message.number + 1)
+        if not message.transfers:
+            return  # the job stays, empty: to begin it once more would drop letters of a deployment that are here already
+        if message.job != self.job_id:
+            self._release()
+        executor = self.executor or self._begin_job(message.job, message.spec)
+        self.transport.configure(message.peers, bytes.fromhex(message.secret), self._strangers(message.peers))
+        store, device = executor.store, self.place.device
+        targets = outgoing(store, message.transfers, device)
+        if targets:
+            executor.send_ahead(Ahead(message.number, device, self.post, targets, message.rounds))
+        sources = expected(store, message.transfers, device)
+        missing = {bucket: source for bucket, source in sources.items() if bucket not in store.buckets}
+        if sources:
+            self.staging = Staging(message.number, executor.job, store, self.post, missing)
+
+    def _strangers(self, peers: Collection[str]) -> frozenset[str]:
+        """Those of ``peers`` who are not in a layout with this device. Links to them may be left of a plan of which nothing came, and either end may yet
+        have to hear of that, so they are made anew; but for a plan that follows its own preparation.
+        """
+        executor = self.executor
+        return frozenset(peers) - (executor.layout.holdings.keys() if executor is not None else frozenset())
+
+    def _drop_before(self, number: int) -> None:
+        """Forget preparations before ``number``."""
+        if (
+            self.executor is not None
+            and self.executor.ahead is not None
+            and self.executor.ahead.number < number
+        ):
+            self.executor.end_ahead()
+        if self.staging is not None and self.staging.number < number:
+            self.staging = None
+        self.post.purge(lambda key: is_of(key, number - 1))
+
+    def _begin_job(self, job_id: str, job: Job) -> Executor:
+        self.job_id = job_id
+        corpus = self.reading.corpus(job_id, job)
+        self.tell(Identified(self.place.device, job_id, self.reading.inputs))
+        store = Store(load_spec(job), self.torch_device)
+        self.executor = Executor(
+            self.place.device, job_id, job, store, corpus, self.post, self.faults, self.tell,
+            self.pulse, self.turn.aside, Beside(self.tell, self.faults, self.mailbox.wake), self.reading.check,
+        )  # fmt: skip
+        return self.executor
+
+    def _ready(self) -> None:
+        assert self.deployment is not None
+        message = self.deployment.message
+        if message.source != "copy":
+            give_back_memory()  # what making weights, or reading them, took
+        copied_bytes, staged_bytes = self.deployment.copied_bytes, self.deployment.staged_bytes
+        notes = self.deployment.store.spec.notes
+        device, inputs = self.place.device, self.reading.inputs
+        self.tell(Ready(device, message.epoch, copied_bytes, staged_bytes, notes, inputs))
+        self.faults.reach("ready", message.counters.round)
+
+    def _adopt(self, layout_epoch: int) -> None:
+        """Bring the prepared layout into force if it is ``layout_epoch``'s, drop it otherwise."""
+        deployment, self.deployment = self.deployment, None
+        if deployment is None or self.executor is None:
+            return
+        self._drop_before(sys.maxsize)
+        self.post.purge(lambda key: key[0] in KINDS and int(key[1]) <= deployment.message.epoch)
+        if deployment.message.epoch != layout_epoch:
+            return
+        self.executor.store.adopt(deployment.layers, deployment.incoming)
+        gone = self.transport.peers() - deployment.message.layout.holdings.keys()
+        self._forget(gone)
+        if deployment.layers is None:
+            self.reading.leave(self.executor.counters)
+            self._release(abandon=False)  # its share of a checkpoint is wanted as before
+        else:
+            message = deployment.message
+            self.executor.sample_every, self.executor.check.recheck = message.sample_every, message.recheck
+            self.executor.check.every = message.spec.fault_tolerance.check_every  # others may be there now
+            self.executor.saving.folder, self.executor.saving.journal = message.folder, message.journal
+            self.executor.adopt(message.layout, message.counters, order_of(message.ops))
+
+    def _resume(self, message: Resume) -> None:
+        if self.deployment is not None and self.deployment.message.epoch == message.layout:
+            self._adopt(message.layout)
+        executor = self.executor
+        if executor is None or executor.layout.epoch != message.layout or executor.commit.frozen:
+            return
+        if message.round in {-1, executor.counters.round}:
+            executor.resume()
+
+    def _report(self, message: Report) -> None:
+        if self.deployment is not None and message.epoch > self.deployment.message.epoch:
+            self._adopt(message.layout)
+        self._forget(message.dead)
+        if self.executor is not None and self.executor.layout.epoch == message.layout:
+            self.executor.report(message.epoch, message.dead)
+            self.reading.tell_again()
+
+    def _decide(self, message: Decide) -> None:
+        if self.executor is not None:
+            self.executor.decide(message)
+
+    def _flag(self, message: Flag) -> None:
+        executor = self.executor
+        if executor is None or message.epoch < executor.commit.answered:
+            return
+        known = message.round >= executor.saving.begun  # else one was begun since this was said
+        executor.flags |= Flags(
+            message.flags.hold, message.flags.checkpoint and known, full=message.flags.full
+        )
+
+    def _release_of(self, message: Release) -> None:
+        if message.job == self.job_id:
+            if self.executor is not None:
+                self.reading.leave(self.executor.counters)
+            self._release()
+        self.tell(Emptied(self.place.device, message.order))
+
+    def _release(self, *, abandon: bool = True) -> None:
+        if self.executor is not None and abandon:
+            self.executor.saving.writer.abandon()
+        self.executor, self.deployment, self.staging, self.job_id = None, None, None, ""
+        self.reading.rest()
+        self.post.gather(None)
+        self.post.purge(lambda _: True)
+        self.plane.leave()
+        self._forget(self.transport.peers())
+        give_back_memory()
+
+    def _forget(self, peers: Collection[str]) -> None:
+        self.plane.forget(peers)
+        self.transport.forget(peers)
+
+    # ------------------------------------------------------------------ to the agent
+
+    def tell(self, message: FromWorker) -> None:
+        """Send a message to the daemon, by way of the agent."""
+        self.link.send(message)
+
+    def _fail(self, error: UserError) -> None:
+        told = self.deployment.message if self.deployment is not None else None
+        damaged = told.source if told is not None and isinstance(error, DamagedCheckpoint) else ""
+        device, unread = self.place.device, isinstance(error, Unread)
+        failed = DeviceFailed(device, self.job_id, error.problem, error.hint, damaged, error.cause)
+        self.tell(msgspec.structs.replace(failed, unread=unread))
+        self._release()
+
+    def last_words(self, error: Exception, phase: str) -> bool:
+        """Tell the agent why this process ends; whether it does for want of memory, which is nobody's error."""
+        executor, deployment = self.executor, self.deployment
+        heard = executor.commit.answered if executor is not None else 0
+        epoch = max(heard, deployment.message.epoch if deployment is not None else 0)
+        phase = phase or phase_of(self.pulse.failed_in(error))
+        death = death_in_full(error, phase, self.job_id, epoch, self.torch_device, self._idle_bytes)
+        if death is not None:
+            self.link.send_last(LastWords(death))
+        return death is not None and death.kind == OUT_OF_MEMORY
+
+    def _send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes) -> bool:
+        return self.transport.send(peer, key, tensors, meta)
+
+    def _peer_lost(self, peer: str, why: str) -> None:
+        executor = self.executor
+        if executor is not None and executor.ahead is not None:
+            executor.ahead.broken.add(peer)
+        self.tell(LinkDown(self.place.device, peer, why))
+
+    def _tell_up(self) -> None:
+        """Where this device stands, for the agent's Hello."""
+        executor = self.executor
+        counters = executor.counters if executor else Counters()
+        info = DeviceInfo(
+            device=self.place.device,
+            kind=self.place.kind,
+            name=device_model(self.torch_device),
+            memory_bytes=device_memory_bytes(self.torch_device),
+            address=self.transport.address,
+            local=self.transport.local,
+            pid=os.getpid(),
+            job=self.job_id,
+            layout=executor.layout.epoch if executor else 0,
+            epoch=executor.commit.answered if executor else 0,
+            step=counters.step,
+            round=counters.round,
+            holding=executor is not None and (executor.holding or executor.misread),
+            arithmetic=arithmetic(self.torch_device),
+            traits=traits(self.torch_device),
+        )
+        self.link.send(DeviceUp(info))

@@ -1,0 +1,43 @@
+"""One flipped bit on demand, as bad memory flips it: what ``kill-node --how flip-…`` does to a device.
+
+Owns which one: of the first bucket that the device holds, in the mantissa, so that nothing becomes infinite and only a comparison can find it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oobleckd.protocol.parts import How
+from worker.round.reduce import Reducer
+
+BIT = 1 << 12
+"""Of a float32 the middle of the mantissa; of a sum in float64 one of the last bits of its integers."""
+
+
+def flip(how: How, reducer: Reducer) -> bool:
+    """Flip a bit of a weight, of an optimizer moment, or of a gradient sum that is to be contributed; False: there is nothing yet."""
+    buckets = reducer.store.buckets
+    if not buckets:
+        return False
+    first = min(buckets)
+    match how:
+        case "flip-weight":
+            _flip(buckets[first].params[0])
+        case "flip-moment":
+            _flip(buckets[first].exp_avgs[0])
+        case _:
+            part = next(part for (bucket, _), part in reducer.parts.items() if bucket == first)
+            memory = part.memory()
+            if memory is None or first in reducer.contributed:
+                return False
+            _flip(memory)
+    return True
+
+
+def _flip(tensor: Tensor) -> None:
+    flat = tensor.data.reshape(
+        -1
+    )  # unlike detach(), unseen by autograd: memory does not tell it either, between a forward and its backward
+    words = flat.view(torch.int64 if flat.dtype == torch.float64 else torch.int32)
+    words[len(words) // 2] ^= BIT

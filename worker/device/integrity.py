@@ -1,0 +1,53 @@
+"""Whether what this device holds and adds up is still what it was: its half of finding silent data corruption (docs/corruption.md).
+
+Owns in which rounds digests go into the vote, and what a device says where something is wrong. Comparing is ``protocol.corruption``'s, naming
+the culprit the daemon's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from oobleckd.protocol.corruption import Fingerprints, Odd, fingerprints
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import Corrupted
+from oobleckd.protocol.parts import Counters, Vote
+from worker.runtime.activity import Pulse
+from worker.state.store import Store
+
+
+class Check:
+    """Of one device and job. ``every``: in the steps whose number it divides (0: in none). ``recheck``: the step whose fingerprints are told
+    (-1: none).
+    """
+
+    def __init__(self, device: str, job_id: str, job: Job, store: Store, pulse: Pulse) -> None:
+        self.device, self.job_id, self.store, self.pulse = device, job_id, store, pulse
+        self.every = job.fault_tolerance.check_every
+        self.recheck = -1
+
+    def digests(self, step: int, shared: Collection[int]) -> dict[int, int]:
+        """Bucket -> digest of its state, of those that are ``shared`` with others, if ``step`` is one in which they are compared; of all, if it
+        is the one to recheck.
+        """
+        if not self.every or (step % self.every and step != self.recheck):
+            return {}
+        return self._of(self.store.buckets if step == self.recheck else shared)
+
+    def of_state(self) -> dict[int, int]:
+        """Bucket -> digest of its state, if the job has it compared at all."""
+        return self._of(self.store.buckets) if self.every else {}
+
+    def _of(self, buckets: Collection[int]) -> dict[int, int]:
+        with self.pulse.doing("check", units=0):
+            return {bucket: self.store.digest(bucket) for bucket in sorted(buckets)}
+
+    def told(self, step: int, vote: Vote) -> Fingerprints | None:
+        """What the bits were in a committed round of ``step``, if the daemon wants to know because somebody had others there before."""
+        return fingerprints(vote) if step == self.recheck else None
+
+    def corrupted(
+        self, epoch: int, counters: Counters, odds: tuple[Odd, ...] = (), own: str = ""
+    ) -> Corrupted:
+        """That something is wrong in the round that ``counters`` begin: holders do not agree, or this device's ``own`` memory changed."""
+        return Corrupted(self.device, self.job_id, epoch, counters, odds, own)

@@ -1,0 +1,309 @@
+"""What every layer of a model costs on this device: the planner's input.
+
+Owns measuring: real layers on real shapes, one block for all blocks that are alike, a second or two in all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from oobleckd.protocol.deaths import OUT_OF_MEMORY, account_of, ways_out
+from oobleckd.protocol.job import Job
+from planner.profile import LayerCost, Profile, state_bytes_per_param
+from worker import sums
+from worker.models import Batch, Layer, ModelSpec, Owed, gradients, input_gradients, seed_layer
+from worker.runtime.deaths import is_out_of_memory, memory_of
+from worker.runtime.errors import UserError
+from worker.runtime.host_memory import most_of
+from worker.state import optimizer
+from worker.state.digest import digest
+
+_T = TypeVar("_T")
+_VERSION = 5  # of what a profile means
+_NUM_RUNS = 5
+_PINNED_BYTES = 64 << 20
+_BUDGET_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    forward_s: float
+    backward_s: float
+    update_s: float
+    activation_bytes: int
+    output_bytes: int
+    weight_s: float = 0.0
+    kept_bytes: int = 0
+
+
+def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
+    """Costs of all layers of ``spec`` for one micro-batch of ``job`` on ``device``. Raises UserError when these do not fit its memory.
+
+    Times are medians in seconds after a warm-up. ``state_bytes`` of a tied weight counts for every layer
+    that uses it, since every holder has it. ``reserve_bytes`` is what the runtime holds on a GPU. Raises UserError where a layer cannot
+    compute at all.
+    """
+    idle = most_of("self")
+    try:
+        return _measure(spec, job, device)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        account = account_of(memory_of(device, error, idle))
+        problem = f"out of memory while layers were measured, one at a time{account}"
+        raise UserError(problem, ways_out(job), OUT_OF_MEMORY) from None
+
+
+def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
+    tokens = torch.zeros((job.train.micro_batch, job.train.sequence), dtype=torch.int64, device=device)
+    batch = Batch(tokens, tokens)
+    known: dict[Any, _Cost] = {}
+    costs: list[LayerCost] = []
+    x: Tensor | None = None
+    for index in range(spec.num_layers):
+        alike = _likeness(spec, index)
+        if alike not in known:
+            with _computable():
+                layer = _bind(spec, index, device)
+                known[alike], x = _measure_layer(layer, x, batch, job, device)
+        costs.append(_layer_cost(spec, index, known[alike], job.train.exact))
+    return Profile(
+        key=profile_key(job, device),
+        device=_device_name(device),
+        layers=tuple(costs),
+        reserve_bytes=_reserve_bytes(device),
+        buckets=tuple(bucket.uses for bucket in spec.buckets),
+        host_bytes_per_s=_host_bytes_per_s(device),
+    )
+
+
+@contextmanager
+def _computable() -> Iterator[None]:
+    """Fields of a configuration that do not fit together may show in the first block that computes. Too little memory is another matter, and
+    so is a device that fails: these are errors of their own kinds.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        plain = type(error) in {RuntimeError, ValueError, TypeError, IndexError}
+        if not plain or is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"model.config: the model cannot compute a micro-batch: {' '.join(str(error).split())}",
+            "mend the sizes that the message is about",
+        ) from error
+
+
+def profile_key(job: Job, device: torch.device) -> str:
+    """Identity of a profile: model, shapes, precision, exactness and the kind of device."""
+    what = (_VERSION, job.costs_depend_on, _device_name(device))
+    identity = msgspec.json.encode(what, order="deterministic")
+    return hashlib.blake2b(identity, digest_size=16).hexdigest()
+
+
+def state_bytes(shapes: Sequence[tuple[int, ...]], exact: bool) -> int:
+    """Memory of a bucket's parameters and all that lives with them in one layer, in bytes."""
+    return state_bytes_per_param(exact) * _num_elements(shapes)
+
+
+def _num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
+    return sum(torch.Size(shape).numel() for shape in shapes)
+
+
+def _likeness(spec: ModelSpec, index: int) -> Any:
+    """What two blocks must have in common to cost the same; embedding and head are like nothing else."""
+    if index in {0, spec.num_layers - 1}:
+        return index
+    return spec.kind_of(index), tuple(spec.buckets[bucket].shapes for bucket in spec.buckets_of(index))
+
+
+def _bind(spec: ModelSpec, index: int, device: torch.device) -> Layer:
+    params = {
+        key: value.requires_grad_()
+        for bucket in spec.buckets_of(index)
+        for key, value in zip(spec.buckets[bucket].keys, spec.init(bucket, device), strict=True)
+    }
+    return spec.layer(index, params, device)
+
+
+def _layer_cost(spec: ModelSpec, index: int, cost: _Cost, exact: bool) -> LayerCost:
+    shapes = [shape for bucket in spec.buckets_of(index) for shape in spec.buckets[bucket].shapes]
+    names = {0: "embedding", spec.num_layers - 1: "head"}
+    return LayerCost(
+        names.get(index, f"block {index - 1}"),
+        cost.forward_s,
+        cost.backward_s,
+        4 * _num_elements(shapes),
+        state_bytes(shapes, exact),
+        cost.activation_bytes,
+        cost.output_bytes,
+        update_s=cost.update_s,
+        weight_s=cost.weight_s,
+        kept_bytes=cost.kept_bytes,
+    )
+
+
+def _measure_layer(
+    layer: Layer, x: Tensor | None, batch: Batch, job: Job, device: torch.device
+) -> tuple[_Cost, Tensor]:
+    """The cost of ``layer`` on ``x``, and its output."""
+    if x is not None:
+        x = x.detach().requires_grad_()
+    seed_layer(job.train.seed, 0, 0, layer.index, device)
+    out, activation_bytes = _activations(layer, x, batch)
+    step = (_Apart if job.schedule.apart else _Fused)(layer, x, batch, _SumOf(layer.leaves, job, device))
+    times: list[tuple[float, ...]] = []
+    began = time.perf_counter()
+    step.run(device)
+    while len(times) < _NUM_RUNS and (not times or time.perf_counter() - began < _BUDGET_S):
+        times.append(step.run(device))
+    forward_s, backward_s, weight_s, update_s = map(statistics.median, zip(*times, strict=True))
+    cost = _Cost(
+        forward_s,
+        backward_s + weight_s,
+        update_s,
+        activation_bytes,
+        out.nbytes,
+        weight_s,
+        step.kept_bytes,
+    )
+    return cost, out.detach()
+
+
+class _Fused:
+    """A layer's forward, backward and update for one micro-batch."""
+
+    kept_bytes = 0
+
+    def __init__(self, layer: Layer, x: Tensor | None, batch: Batch, sum_of: _SumOf) -> None:
+        self.layer, self.x, self.batch, self.sum_of = layer, x, batch, sum_of
+        self.inputs = layer.leaves if x is None else [*layer.leaves, x]
+
+    def seed(self) -> None:
+        """As before every forward: dropout is a function of where it is."""
+        seed_layer(self.sum_of.seed, 0, 0, self.layer.index, self.sum_of.device)
+
+    def forward(self) -> Tensor:
+        """The layer's output."""
+        self.seed()
+        return self.layer(self.x, self.batch)
+
+    def run(self, device: torch.device) -> tuple[float, float, float, float]:
+        """Seconds of the forward, of the backward, of weight gradients apart from it, of the update."""
+        out, forward_s = _timed(self.forward, device)
+        top = torch.ones_like(out)
+        _, backward_s = _timed(lambda: self.sum_of.add(gradients(out, self.inputs, top)), device)
+        _, update_s = _timed(self.sum_of.update, device)
+        return forward_s, backward_s, 0.0, update_s
+
+
+class _Apart(_Fused):
+    """The same with a decoupled backward. ``kept_bytes``: what lies between I and W."""
+
+    def forward_apart(self) -> tuple[Tensor, Owed]:
+        """The layer's output, and what its weight gradients are computed from later."""
+        self.seed()
+        return self.layer.forward_apart(self.x, self.batch)
+
+    def run(self, device: torch.device) -> tuple[float, float, float, float]:
+        """As of a fused one; the backward is then I alone."""
+        (out, owed), forward_s = _timed(self.forward_apart, device)
+        top = torch.ones_like(out)
+        grads, input_s = _timed(lambda: input_gradients(out, self.inputs, top, owed), device)
+        self.kept_bytes = owed.num_bytes
+        leaves = self.layer.leaves
+        found = grads[: len(leaves)]
+        _, weight_s = _timed(lambda: self.sum_of.add(owed.complete(leaves, found)), device)
+        _, update_s = _timed(self.sum_of.update, device)
+        return forward_s, input_s, weight_s, update_s
+
+
+class _SumOf:
+    """What becomes of a layer's gradients: added up by micro-batch, and once a step an update (``reduce``, ``update``), where it is
+    asked for with a guard around the sums and a digest of the state (``integrity``).
+    """
+
+    def __init__(self, params: Sequence[Tensor], job: Job, device: torch.device) -> None:
+        self.seed, self.device = job.train.seed, device
+        self._exact, self._checks_every = job.train.exact, job.fault_tolerance.check_every
+        self._params = [torch.zeros_like(param) for param in params]
+        self._moments = [[torch.zeros_like(param) for param in params] for _ in range(2)]
+        shapes = [tuple(param.shape) for param in params]
+        self._sum = sums.empty(shapes, self._exact, device, guarded=self._checks_every > 0)
+        self._exponents = [0] * len(params)  # with which nothing overflows
+
+    def add(self, grads: Sequence[Tensor]) -> None:
+        """One micro-batch; ``grads`` may have that of the input behind them."""
+        self._sum.add(grads[: len(self._params)], self._exponents, 1)
+
+    def update(self) -> None:
+        """From the sums to new weights; the next micro-batch is the first of a step."""
+        reduced = sums.total([self._sum.tensors])
+        mean = sums.mean_grads(reduced, self._exponents, 1, self._exact)
+        sums.squared_norms(mean)
+        if self._exact:
+            sums.next_exponents(reduced, self._exponents, 1)
+        optimizer.adamw_(
+            self._params, mean, *self._moments, applied=1, lr=1e-9, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
+        )  # fmt: skip
+        self._sum.zero_()
+        if self._checks_every == 1:  # of more steps than one it is no part of a usual step
+            digest([*self._params, *self._moments[0], *self._moments[1]], self._exponents)
+
+
+def _activations(layer: Layer, x: Tensor | None, batch: Batch) -> tuple[Tensor, int]:
+    """One forward pass, and the bytes that it keeps for the backward pass besides the parameters."""
+    kept: dict[int, int] = {}
+    params = {param.untyped_storage().data_ptr() for _, _, param in layer.params}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in params:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = layer(x, batch)
+    return out, sum(kept.values())
+
+
+def _timed(act: Callable[[], _T], device: torch.device) -> tuple[_T, float]:
+    began = time.perf_counter()
+    result = act()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return result, time.perf_counter() - began
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} {platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def _host_bytes_per_s(device: torch.device) -> float:
+    """How fast pinned memory of the host is copied to a GPU; 0 where the device's memory is the host's."""
+    if device.type != "cuda":
+        return 0.0
+    there = torch.empty(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+    here = torch.empty_like(there, device=device)
+    times = [_timed(lambda: here.copy_(there, non_blocking=True), device)[1] for _ in range(_NUM_RUNS)]
+    return _PINNED_BYTES / min(times)
+
+
+def _reserve_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    free, whole = torch.cuda.mem_get_info(device)
+    return whole - free - torch.cuda.memory_reserved(device)

@@ -1,0 +1,136 @@
+"""What the agent starts: a device process, or the warm spare that waits for a device's place.
+
+Owns the command line, the ties to the agent (held before the seconds that importing torch takes), and the
+spare's waiting. What a device does is in ``device``. Not meant to be started by hand.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import click
+import msgspec
+
+from oobleckd.protocol import codec
+from oobleckd.protocol.messages import LastWords, SpareUp, TakePlace
+from worker.processes.children import die_with_parent
+from worker.runtime.activity import Pulse
+from worker.runtime.deaths import death_of
+from worker.runtime.errors import at_the_end, ends_the_process
+from worker.runtime.framing import read_frame, write_frame
+from worker.runtime.lifeline import hold
+
+_NICER_BY = 5
+"""A third of a training process's share: on cores that train without a pause, less would take minutes."""
+_SWITCH_S = 0.0003
+"""How long a thread that has something to say waits for the interpreter, where one that computes takes it again and again."""
+HEAVY = ("worker.device.device",)
+"""And with it torch, transformers and the engine."""
+
+
+@click.command()
+@click.option("--device", default="", help="Name of the device; a spare is told it later.")
+@click.option("--kind", type=click.Choice(["cpu", "cuda"]), default="cpu")
+@click.option("--fd", type=int, required=True)
+@click.option("--run-dir", type=click.Path(path_type=Path), required=True)
+@click.option("--bind", default="127.0.0.1")
+@click.option("--host", default="")
+@click.option("--parent", type=int, required=True)
+@click.option("--lifeline", type=(int, int), required=True)
+@click.option("--pulse", type=int, required=True)
+@click.option("--urgent", is_flag=True, help="Answer the daemon before ordinary programs have their turn.")
+def main(
+    device: str,
+    kind: str,
+    fd: int,
+    run_dir: Path,
+    bind: str,
+    host: str,
+    parent: int,
+    lifeline: tuple[int, int],
+    pulse: int,
+    urgent: bool,
+) -> None:
+    """A device process of an agent, or its spare."""
+    sys.setswitchinterval(_SWITCH_S)
+    # The agent's to hear: a batch system tells all processes of a node, and this one is needed until the agent leaves.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent(parent)
+    hold(*lifeline)
+    at_the_end(partial(tell_agent, fd))
+    with ends_the_process("start"):
+        import_for_good(HEAVY)
+        device = device or wait_for_place(fd)
+        from worker.device.context import Place
+        from worker.device.device import DeviceProcess
+
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        process = DeviceProcess(Place(device, kind, host, bind, run_dir, urgent), fd, Pulse(pulse))
+    with ends_the_process():
+        process.run()
+
+
+def tell_agent(fd: int, error: Exception, phase: str) -> bool:
+    """Say on the agent's socket ``fd``, on which nobody else says anything yet, why this process ends."""
+    death = death_of(error, phase)
+    if death is not None:
+        with socket.socket(fileno=os.dup(fd)) as agent:
+            write_frame(agent, codec.encode(LastWords(death)))
+    return False
+
+
+def import_for_good(modules: Sequence[str]) -> None:
+    """``import_gently`` what is needed to the end of the process: its 200 000 objects are no garbage collector's business.
+
+    Looking through them as they become more takes about a tenth of the import's time, and later 0.1 s in the middle of a step.
+    """
+    if all(module in sys.modules for module in modules):
+        return  # this is a fork of a process that has them (``forker``)
+    gc.disable()
+    import_gently(modules)
+    gc.freeze()
+    gc.enable()
+
+
+def import_gently(modules: Sequence[str]) -> None:
+    """Import ``modules`` at a lower priority: those that train, or mend a step, go first.
+
+    In a thread, since a priority that was lowered cannot be raised again without privileges.
+    """
+    with ThreadPoolExecutor(1) as gently:
+        gently.submit(_import, modules).result()
+
+
+def wait_for_place(fd: int) -> str:
+    """Say on the agent's socket ``fd`` that all is imported, and sleep until a device's place is free.
+
+    Returns the device's name. Raises EOFError when the agent is gone.
+    """
+    with socket.socket(fileno=os.dup(fd)) as agent:
+        write_frame(agent, codec.encode(SpareUp()))
+        order = read_frame(agent)
+    if order is None:
+        raise EOFError("the agent is gone")
+    return msgspec.msgpack.decode(order, type=TakePlace).device
+
+
+def _import(modules: Sequence[str]) -> None:
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICER_BY))
+    for module in modules:
+        importlib.import_module(module)
+
+
+if __name__ == "__main__":
+    main()

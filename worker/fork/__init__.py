@@ -1,0 +1,1 @@
+"""Agents and device processes as forks of a process that has torch loaded."""

@@ -1,0 +1,1 @@
+"""Processes as children: started, watched, ended and reaped."""

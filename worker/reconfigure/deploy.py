@@ -1,0 +1,190 @@
+"""A layout on its way in: which state is still missing, who sends it, and what to send to others.
+
+Owns the copying between ``Deploy`` and ``Ready``; the present layout stays untouched until ``Resume``,
+so a failure in between costs nothing but the copy. What came beforehand (``precopy_target``) is taken where it is the state of this
+boundary, and asked for where it is not: a source that has sent ahead says so with a word in place of the state, and the target answers
+with the buckets that it wants all the same. Words are letters like any other, so they are lost with their link and not else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from oobleckd.protocol.messages import Deploy
+from planner.plan import Layers, Transfer
+from worker.reconfigure.precopy_source import Ahead
+from worker.reconfigure.precopy_target import Staging
+from worker.round.messenger import Post
+from worker.runtime.errors import UserError
+from worker.runtime.faults import Faults
+from worker.state.store import BucketState, Store
+
+STATE, SENT, WANTED = "T", "P", "Q"
+"""Kinds of letters: state; buckets that were sent beforehand; those of them that are wanted all the same."""
+KINDS = frozenset({STATE, SENT, WANTED})
+
+
+def expected(store: Store, transfers: tuple[Transfer, ...], target: str) -> dict[int, str]:
+    """Bucket -> the device that sends it to ``target``. Source and target compute the same."""
+    sources: dict[int, str] = {}
+    for transfer in transfers:
+        if transfer.target == target:
+            for bucket in store.spec.buckets_of(transfer.layer):
+                sources.setdefault(bucket, transfer.source)
+    return sources
+
+
+def outgoing(store: Store, transfers: tuple[Transfer, ...], source: str) -> dict[str, list[int]]:
+    """Target -> the buckets that ``source`` sends to it."""
+    targets = sorted({transfer.target for transfer in transfers if transfer.source == source})
+    return {
+        target: [bucket for bucket, sender in expected(store, transfers, target).items() if sender == source]
+        for target in targets
+    }
+
+
+@dataclass(slots=True)
+class Deployment:
+    """One ``Deploy`` being carried out on this device. ``ahead`` and ``staging``: what it sent and got beforehand for this plan.
+
+    ``awaited``: buckets still to come, each from its source in ``coming``. ``promised``: target -> buckets that it may ask for.
+    """
+
+    message: Deploy
+    store: Store
+    post: Post
+    faults: Faults
+    ahead: Ahead | None = None
+    staging: Staging | None = None
+    incoming: dict[int, BucketState] = field(default_factory=dict)
+    coming: dict[int, str] = field(default_factory=dict)
+    awaited: set[int] = field(default_factory=set)
+    promised: dict[str, frozenset[int]] = field(default_factory=dict)
+    staged: set[int] = field(default_factory=set)
+    copied_bytes: int = 0
+    staged_bytes: int = 0
+
+    @property
+    def layers(self) -> Layers | None:
+        """What this device will hold; None if it leaves the job."""
+        return self.message.layout.holdings.get(self.message.device)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether letters may come that it has to take in."""
+        return bool(self.awaited or self.promised)
+
+    def start(self) -> None:
+        """Send what others need, then load, initialise or await what is missing. Raises UserError."""
+        self._check_model()
+        self._send()
+        needed = self.store.needed(self.layers) if self.layers else ()
+        if self.message.source == "copy":
+            missing = {bucket for bucket in needed if bucket not in self.store.buckets}
+            self.coming = expected(self.store, self.message.transfers, self.message.device)
+            unsent = missing - self.coming.keys()
+            assert not unsent, f"no source for buckets {sorted(unsent)}"
+            self.awaited = missing
+        elif self.message.source == "init":
+            self.incoming = {bucket: self.store.fresh(bucket) for bucket in needed}
+        else:
+            self.incoming = self.store.loaded(Path(self.message.source), needed)
+
+    def _check_model(self) -> None:
+        """Whether the model is here what it was where it was measured: it is looked up in a folder anew."""
+        here, planned = self.store.spec.num_layers, self.message.layout.num_layers
+        if here != planned:
+            raise UserError(
+                f"model.checkpoint: {self.message.spec.model.checkpoint}: the model has {here} layers here, and had {planned} where it was measured",
+                "put the same folder on every node, leave it as it is, and submit again",
+            )
+
+    def advance(self) -> bool:
+        """Take in what has arrived; whether anything had."""
+        if self.awaited and self.staging is not None and self.staging.advance(stopped=True):
+            return True
+        answered = self._answer()
+        told = self._hear_what_was_sent()
+        return self._receive() or answered or told
+
+    def _send(self) -> None:
+        message = self.message
+        for target, buckets in outgoing(self.store, message.transfers, message.device).items():
+            sent = self.ahead.sent_to(target) & set(buckets) if self.ahead is not None else frozenset()
+            for bucket in buckets:
+                if bucket not in sent:
+                    self._send_state(target, bucket)
+            if sent:
+                self.promised[target] = sent
+                self._say(target, SENT, sent)
+
+    def _send_state(self, target: str, bucket: int) -> None:
+        state = self.store.buckets[bucket]
+        meta = msgspec.msgpack.encode(state.exponents)
+        self.post.send(target, (STATE, self.message.epoch, bucket), state.tensors(), meta)
+        self.faults.reach("copy", self.message.counters.round)
+
+    def _say(self, peer: str, kind: str, buckets: frozenset[int]) -> None:
+        meta = msgspec.msgpack.encode(sorted(buckets))
+        self.post.send(peer, (kind, self.message.epoch, self.message.device), [], meta)
+
+    def _heard(self, kind: str, peer: str) -> list[int] | None:
+        letter = self.post.take((kind, self.message.epoch, peer))
+        return None if letter is None else msgspec.msgpack.decode(letter.meta, type=list[int])
+
+    def _answer(self) -> bool:
+        """Send what targets want after all."""
+        answered = False
+        for target in sorted(self.promised):
+            wanted = self._heard(WANTED, target)
+            if wanted is not None:
+                del self.promised[target]
+                for bucket in wanted:
+                    self._send_state(target, bucket)
+                answered = True
+        return answered
+
+    def _hear_what_was_sent(self) -> bool:
+        """Take what came beforehand, as a source says that no more of it comes, and ask for the rest."""
+        heard = False
+        for source in sorted({self.coming[bucket] for bucket in self.awaited}):
+            sent = self._heard(SENT, source)
+            if sent is None:
+                continue
+            heard = True
+            while self.staging is not None and self.staging.advance(stopped=True):
+                pass  # what came on the way of the word before it
+            wanted = self.awaited & set(sent)
+            wanted -= {bucket for bucket in sorted(wanted) if self._take_staged(bucket)}
+            if wanted:
+                self._say(source, WANTED, frozenset(wanted))
+        return heard
+
+    def _take_staged(self, bucket: int) -> bool:
+        """Whether the bucket is here already, as it is at this boundary."""
+        state = self.staging.state_at(bucket, self.message.counters) if self.staging is not None else None
+        if state is None:
+            return False
+        self.incoming[bucket] = state
+        self.staged.add(bucket)
+        self.staged_bytes += sum(tensor.nbytes for tensor in state.tensors())
+        self.awaited.discard(bucket)
+        return True
+
+    def _receive(self) -> bool:
+        """Take in state that was sent."""
+        received = False
+        for bucket in sorted(self.awaited):
+            letter = self.post.take((STATE, self.message.epoch, bucket))
+            if letter is None:
+                continue
+            exponents = msgspec.msgpack.decode(letter.meta, type=tuple[int, ...])
+            self.incoming[bucket] = BucketState.received(letter.tensors, exponents)
+            self.copied_bytes += sum(tensor.nbytes for tensor in letter.tensors)
+            self.awaited.discard(bucket)
+            received = True
+            self.faults.reach("copy", self.message.counters.round)
+        return received

@@ -1,0 +1,51 @@
+"""What crossed this device's boundaries in a round: kept until the commit, so that a neighbour's work can be done again.
+
+When a stage dies, what it had been given is still with those who gave it: the activations that the stage before it
+sent, the gradients that the stage behind it sent back. With both at hand only the dead stage's own work is lost.
+Owns the memory, which is bounded: what does not fit is not kept, and its micro-batch begins at the embedding again.
+On a GPU the copies lie in pinned memory of the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from worker.round.tasks import Task
+
+
+@dataclass(slots=True)
+class Kept:
+    """Sent tensors by (kind of message, the task that made it). ``limit_bytes`` 0: nothing is kept."""
+
+    limit_bytes: int
+    held_bytes: int = 0
+    _tensors: dict[tuple[str, Task], Tensor] = field(default_factory=dict)
+
+    def put(self, kind: str, task: Task, tensor: Tensor) -> None:
+        """Keep ``tensor``, which stays unchanged until the round is over, if there is room."""
+        if self.held_bytes + tensor.nbytes > self.limit_bytes:
+            return
+        if tensor.device.type == "cuda":
+            tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+                tensor, non_blocking=True
+            )
+        self._tensors[kind, task] = tensor
+        self.held_bytes += tensor.nbytes
+
+    def has(self, kind: str, task: Task) -> bool:
+        """Whether the message can be sent again."""
+        return (kind, task) in self._tensors
+
+    def get(self, kind: str, task: Task, device: torch.device) -> Tensor:
+        """The message, on ``device``."""
+        if device.type == "cuda":
+            torch.cuda.current_stream().synchronize()  # its copy to the host may still be on its way
+        return self._tensors[kind, task].to(device)
+
+    def clear(self) -> None:
+        """The round is over."""
+        self._tensors.clear()
+        self.held_bytes = 0

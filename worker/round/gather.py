@@ -1,0 +1,136 @@
+"""What the other holders of a bucket send of it: added up as it comes, by the thread that reads it.
+
+Owns the contributions to the exchange that is open, and how many of them may come in at a time: sums are the largest letters that there are, every
+holder sends them at the end of its backward passes, and if all of them lay here until the executor has a moment for them, they
+would be as much as the training state. Does not own whose contributions are wanted and when all are there (``reduce``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import msgspec
+from torch import Tensor
+
+from worker import sums
+from worker.runtime.deaths import is_out_of_memory
+from worker.transport.mailbox import Key, Letter
+from worker.transport.transport import Inbox
+from worker.transport.wire import WireError
+
+KIND = "G"
+_AT_A_TIME = 2
+"""Large contributions that are read at once: one that is added up while the next one comes."""
+_LARGE_BYTES = 1 << 20
+
+
+class Contribution(msgspec.Struct, frozen=True):
+    """What travels with a holder's sums: use -> micro-batches in them, NaN and overflow, losses of the head."""
+
+    ledger: dict[int, tuple[int, ...]]
+    nan: bool
+    overflow: bool
+    losses: dict[int, float]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is in the sums: they are zeros, and do not travel."""
+        return not any(self.ledger.values())
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What ``sources`` have contributed to a bucket so far.
+
+    Integers are added up as they come, in whatever order, so that of many holders' sums no more than one waits in memory. Float sums (not ``exact``) wait,
+    as their order matters. Tensors may be added by any thread; what they are is the executor's to hear.
+    """
+
+    sources: tuple[str, ...]
+    exact: bool
+    whats: dict[str, Contribution] = field(default_factory=dict)
+    _terms: dict[str, Sequence[Tensor]] = field(default_factory=dict)
+    _added: set[str] = field(default_factory=set)
+    _ours: bool = False  # the one term is nobody else's: it may be added to in place
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, source: str, tensors: Sequence[Tensor], *, lent: bool = False) -> bool:
+        """The sums of ``source``; False if they are not wanted, or here already. ``lent``: integers are not kept, but a copy."""
+        with self._lock:
+            if source not in self.sources or source in self._added:
+                return False
+            self._added.add(source)
+            if not (self.exact and self._terms):
+                self._ours = lent and self.exact
+                self._terms[source] = [tensor.clone() for tensor in tensors] if self._ours else tensors
+                return True
+            ((first, before),) = self._terms.items()
+            if self._ours:
+                for into, tensor in zip(before, tensors, strict=True):
+                    into.add_(tensor)
+            else:
+                self._terms[first], self._ours = sums.total([before, tensors]), True
+            return True
+
+    def hear(self, source: str, what: Contribution) -> bool:
+        """What the sums of ``source`` are, which are here; whether that was the last one."""
+        self.whats[source] = what
+        return len(self.whats) == len(self.sources)
+
+    def total(self) -> list[Tensor]:
+        """Of all sources; floats in their order."""
+        with self._lock:
+            return sums.total([self._terms[source] for source in self.sources if source in self._terms])
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """The exchange of an ``epoch`` and a ``round``, bucket by bucket."""
+
+    epoch: int
+    round: int
+    buckets: Mapping[int, Gathered]
+
+    def without_sums(self, letter: Letter) -> Letter:
+        """The letter, without its tensors if they belong here and were added."""
+        key = letter.key
+        if len(key) != len(key_of(0, 0, 0, "")) or key[:3] != (KIND, self.epoch, self.round):
+            return letter
+        gathered = self.buckets.get(int(key[3]))
+        if gathered is None or not letter.tensors:
+            return letter
+        added = gathered.add(str(key[4]), letter.tensors, lent=True)
+        return Letter(key, letter.source, letter.meta, []) if added else letter
+
+
+def key_of(epoch: int, round_: int, bucket: int, source: str) -> Key:
+    """Of the letter with a contribution."""
+    return (KIND, epoch, round_, bucket, source)
+
+
+class Intake:
+    """The inbox before ``inbox``, where reader threads add what belongs to the ``gathering`` that is open, if one is."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self.gathering: Gathering | None = None
+        self._inbox = inbox
+        self._room = threading.BoundedSemaphore(_AT_A_TIME)
+
+    def put(self, letter: Letter) -> None:
+        """A letter that has come. Raises WireError for one that nobody can have meant to send."""
+        gathering = self.gathering
+        if gathering is not None:
+            try:
+                letter = gathering.without_sums(letter)
+            except (ValueError, RuntimeError) as error:
+                if is_out_of_memory(error):
+                    raise
+                raise WireError(f"sums that do not fit: {error}") from error
+        self._inbox.put(letter)
+
+    def room(self, key: Key, num_bytes: int) -> AbstractContextManager[object]:
+        """To be held while a letter of this key and size is read and put. Nobody who holds it waits for anything but the sender."""
+        return self._room if key[0] == KIND and num_bytes >= _LARGE_BYTES else nullcontext()

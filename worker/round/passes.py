@@ -1,0 +1,379 @@
+"""One round's forward and backward on a device: runs the board's tasks and hands on what they make.
+
+Owns graphs, what a decoupled backward still owes, and what was sent. While no task is ready it runs forward passes of
+devices that this one shadows, a layer at a time, so that none waits longer than for a layer. Owns neither which task is next
+(``tasks``) nor what becomes of weight gradients (``reduce``), nor when a round begins and ends (``executor``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+import torch
+from torch import Tensor
+
+from planner.plan import BACKWARD, FORWARD, NOTHING, Route
+from worker.models import Batch, gradients, input_gradients, seed_layer
+from worker.round.boundary_cache import Kept
+from worker.round.op_times import Piece
+from worker.round.reduce import Reducer
+from worker.round.redundant_forward import Shadows
+from worker.round.round import Clock, Debts, Given, Graph, Means, Pieces, Work
+from worker.round.tasks import NO_LAYERS, Board, Kind, Task
+from worker.runtime.timing import Moment
+from worker.transport.mailbox import Key, Letter
+
+
+class Passes:
+    """The round ``given``. With ``forward_only`` it goes no further than its forward passes.
+
+    ``pieces``: what was done in it, and when; ``repaired``: attempts in it make up for a loss.
+    """
+
+    def __init__(self, means: Means, given: Given, reducer: Reducer, *, forward_only: bool = False) -> None:
+        self.means, self.counters, self.tag, self.reducer = means, given.counters, given.tag, reducer
+        self.board = Board(means.device, means.job.schedule.apart, forward_only=forward_only)
+        limit_bytes = means.job.schedule.shadow_bytes
+        shadows = given.shadows if limit_bytes else NO_LAYERS
+        self.board.begin(sorted(means.store.layers), given.routes, given.order, shadows)
+        self.graphs: dict[Task, Graph] = {}
+        self.debts: dict[Task, Debts] = {}
+        self.under_way: Work | None = None
+        self.halted: dict[tuple[Kind, Task], Work] = {}
+        self.kept = Kept(means.job.schedule.boundary_bytes)
+        self.shadows = Shadows(limit_bytes, means.shadow_bytes)
+        self.shadow: Work | None = None
+        self.returned = given.returned
+        self.taken: dict[Key, Letter] = {}
+        self.clock = Clock()
+        self.pieces: list[Piece] = []
+        self.repaired = False
+        self.contribute: Callable[[], object] = lambda: None
+        self.copy_sums: Callable[[], object] = lambda: None
+
+    # ------------------------------------------------------------------ tasks
+
+    def advance(self) -> bool:
+        """Run one task; False if none is ready."""
+        found = self.board.next(self.given)
+        if found is None:
+            return self._advance_shadow()
+        kind, task = found
+        began = self.means.moments.now()
+        with self.means.pulse.doing(kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)):
+            work = self.halted.pop((kind, task), None)
+            self._run(work or self._begun(kind, task))
+        self.clock.busy.append((began, self.note(kind, task, began)))
+        return True
+
+    def note(self, kind: str, task: Task | None, began: Moment, *, early: bool = False) -> Moment:
+        """Work that began at ``began`` is over, or halts. Returns when."""
+        stopped = self.means.moments.now()
+        self.pieces.append(Piece(kind, task, began, stopped, early))
+        return stopped
+
+    def _begun(self, kind: Kind, task: Task) -> Work:
+        work = Work(kind, task)
+        pieces = {"F": self._forward, "W": self._weights}.get(kind, self._backward)
+        work.pieces = pieces(work)
+        return work
+
+    def _run(self, work: Work) -> None:
+        """Layer by layer to the end, or until it halts."""
+        self.under_way = work
+        while self._computed(work) and not self._halts(work):
+            pass
+        self.under_way = None
+
+    def _computed(self, work: Work) -> bool:
+        """A layer of it; whether there are more."""
+        if not self.means.faults.drags:
+            return work.compute()
+        began_s = self.means.moments.settle()
+        more = work.compute()
+        self.means.faults.drag(self.means.moments.settle() - began_s)
+        return more
+
+    def _halts(self, work: Work) -> bool:
+        """Whether a report that came while a layer was computed, or its gradients were added up, froze its micro-batch. It answered for what
+        is in the sums then, these gradients among it.
+
+        What is found of this one is kept for the case that the next attempt goes on here, but for a forward pass, which
+        begins again.
+        """
+        if not self._is_frozen(work):
+            return False
+        if work.kind == "F":
+            self.clock.forwards += work.num_pieces
+        else:
+            self.halted[work.kind, work.task] = work
+        return True
+
+    def _is_frozen(self, work: Work) -> bool:
+        return work.task.route.micro_batch in self.board.frozen
+
+    def arrived(self, task: Task, kind: str) -> bool:
+        """Whether the message that ``task`` waits for is here."""
+        key = task.key(kind, self.tag, task.position)
+        return key in self.returned or self.means.post.has(key)
+
+    def given(self, task: Task, kind: str) -> bool:
+        """Whether ``task`` has got the message, be it that it works on it."""
+        works = [*self.halted.values(), *([self.under_way] if self.under_way else [])]
+        back = {"F": False, "B": True, "I": True}
+        taken = any(work.task is task and back.get(work.kind) == (kind == "B") for work in works)
+        return taken or self.arrived(task, kind)
+
+    def _input(self, task: Task, kind: str) -> Tensor:
+        key = task.key(kind, self.tag, task.position)
+        letter = self.returned.pop(key, None) or self.means.post.take(key)
+        assert letter is not None
+        if self.board.forward_only:
+            self.taken[key] = letter
+        return letter.tensors[0]
+
+    def _reach(self, point: str) -> None:
+        self.means.faults.reach(point, self.counters.round)
+
+    def _forward(self, work: Work) -> Pieces:
+        self._reach("forward")
+        task, store, job, step = work.task, self.means.store, self.means.job, self.counters.step
+        micro_batch, low = task.route.micro_batch, task.lowest
+        x = None if task.first else self._input(task, "F")
+        batch = self._batch(task)
+        graph: Graph = []
+        for layer in task.layers.layers():
+            needed = layer >= low
+            into = None if x is None else x.detach().requires_grad_(layer > low)
+            owed = None
+            with self.means.aside(), torch.set_grad_enabled(needed):
+                seed_layer(job.train.seed, step, micro_batch, layer, store.device)
+                if self.board.apart and task.route.wants(layer):
+                    x, owed = store.layers[layer].forward_apart(into, batch)
+                else:
+                    x = store.layers[layer](into, batch)
+            yield
+            if needed:
+                graph.append((into, x, owed))
+            self.clock.forwards += task.route.again(task.position) >= FORWARD
+        self.board.ran_forward(task)
+        if task.has_backward:
+            self.graphs[task] = graph
+        assert x is not None
+        self._ran_forward(task, x.detach())
+
+    def _ran_forward(self, task: Task, out: Tensor) -> None:
+        """Hand on what came out of ``task``."""
+        if not task.last and task.route.reached_at(task.position + 1) == NOTHING:
+            self._pass_on(task, "F", out)
+        self._expect_shadow(Task(task.route, task.position + 1), out)
+
+    def _batch(self, task: Task) -> Batch | None:
+        """The micro-batch, where a hop begins or ends the model."""
+        if not (task.first or task.last):
+            return None
+        return self.means.corpus.batch(self.counters.step, task.route.micro_batch).to(self.means.store.device)
+
+    def _backward(self, work: Work) -> Pieces:
+        """B, or the I of a decoupled one. Its task may be another when it goes on: the next attempt's."""
+        task = work.task
+        g = None if task.last else self._input(task, "B")
+        graph = self.graphs.pop(task)
+        debts: Debts = []
+        for layer in reversed(range(max(task.lowest, task.layers.start), task.layers.stop)):
+            into, out, owed = graph.pop()
+            inputs = self._leaves(layer) if owed is not None or work.task.route.wants(layer) else []
+            through = into is not None and into.requires_grad
+            if through:
+                assert into is not None
+                inputs.append(into)
+            grads: list[Tensor | None]
+            with self.means.aside():
+                grads = (
+                    [*gradients(out, inputs, g)] if owed is None else input_gradients(out, inputs, g, owed)
+                )
+            yield
+            g = grads.pop() if through else None
+            if owed is not None:
+                self._note_loss(work.task, layer, out)
+                debts.append((layer, grads, owed))
+            elif work.task.route.wants(layer):
+                self._note_loss(work.task, layer, out)
+                self._add(work.task, layer, [grad for grad in grads if grad is not None])
+                if self._is_frozen(work):
+                    yield
+            self._reach("backward")
+            self.contribute()
+        if self.board.apart:
+            self.debts[work.task] = debts
+        self.board.ran_backward(work.task)
+        if work.task.sends_back:
+            assert g is not None
+            self._pass_on(work.task, "B", g)
+        if not self.board.apart:
+            self.copy_sums()
+
+    def _weights(self, work: Work) -> Pieces:
+        for layer, found, owed in self.debts.pop(work.task):
+            leaves = self._leaves(layer)
+            with self.means.aside():
+                grads = owed.complete(leaves, found)
+            yield
+            self._add(work.task, layer, grads)
+            if self._is_frozen(work):
+                yield
+            self._reach("weights")
+            self.contribute()
+        self.board.ran_weights(work.task)
+        self.copy_sums()
+
+    # ------------------------------------------------------------------ shadows
+
+    def _expect_shadow(self, task: Task, x: Tensor) -> None:
+        """``x`` goes into the hop ``task``, which this device may run ahead for another."""
+        if task in self.board.shadows and not self.shadows.expect(task, x):
+            self.board.skip_shadow(task)
+
+    def _advance_shadow(self) -> bool:
+        """Compute one layer of a forward pass ahead, as nothing else is ready; False if there is none to run."""
+        if self.shadow is not None and self.shadow.task not in self.board.shadows:
+            self._abandon(self.shadow.task)  # its micro-batch was frozen while it computed
+        work = self.shadow = self.shadow or self._begun_shadow()
+        if work is None:
+            return False
+        began = self.means.moments.now()
+        with self.means.pulse.doing("S", f"{work.task.position}S{work.task.route.micro_batch}"):
+            more = work.compute()
+        self.note("S", work.task, began)
+        if not more:
+            self.shadow = None
+        elif not self.shadows.fits:
+            self.shadows.measured(work.task)
+            self.board.skip_shadow(work.task)
+            self._abandon(work.task)
+        return True
+
+    def _begun_shadow(self) -> Work | None:
+        while (task := self.board.next_shadow()) is not None:
+            if self.shadows.begins(task):
+                work = Work("F", task)
+                work.pieces = self._shadow(work)
+                return work
+            self.board.skip_shadow(task)
+        return None
+
+    def _abandon(self, task: Task) -> None:
+        self.shadow = None
+        self.shadows.forget(task)
+
+    def _shadow(self, work: Work) -> Pieces:
+        """The forward pass of a hop that another device computes, with its bits: from the same input, weights and seeds.
+
+        The backward would be whole, if it comes to one: what a decoupled one keeps for W would stay on the device.
+        """
+        task, store, job, step = work.task, self.means.store, self.means.job, self.counters.step
+        x, batch = self.shadows.taken(task), self._batch(task)
+        graph: Graph = []
+        for index in task.layers.layers():
+            into = None if x is None else x.detach().requires_grad_(index > 0)
+            layer = store.layers[index]
+            with self.means.aside(), self.shadows.saving(task, into, layer.leaves):
+                seed_layer(job.train.seed, step, task.route.micro_batch, index, store.device)
+                x = layer(into, batch)
+            yield
+            graph.append((into, x, None))
+        self._ran_shadow(task, graph)
+
+    def _ran_shadow(self, task: Task, graph: Graph) -> None:
+        self.shadows.measured(task)
+        self.board.ran_shadow(task)
+        self.graphs[task] = graph
+
+    def drop_shadows(self) -> None:
+        """No forward pass ahead can be wanted any more: all layers held here are reduced, so this device has what the dead
+        would have added.
+        """
+        for task in self.board.shadowed:
+            del self.graphs[task]
+        self.board.shadows, self.board.shadowed = [], []
+        self.shadow = None
+        self.shadows.clear()
+
+    # ------------------------------------------------------------------ sums and letters
+
+    def _leaves(self, layer: int) -> list[Tensor]:
+        return self.means.store.layers[layer].leaves
+
+    def _note_loss(self, task: Task, layer: int, out: Tensor) -> None:
+        if layer == self.means.store.spec.num_layers - 1:
+            self.reducer.losses[task.route.micro_batch] = out.detach()
+
+    def _add(self, task: Task, layer: int, grads: list[Tensor]) -> None:
+        """Gradients of all parameters of ``layer`` go into the sums."""
+        store = self.means.store
+        by_bucket: dict[int, list[Tensor]] = {b: [] for b in store.spec.buckets_of(layer)}
+        for (bucket, _, _), grad in zip(store.layers[layer].params, grads, strict=True):
+            by_bucket[bucket].append(grad)
+        self.reducer.add(layer, task.route.micro_batch, by_bucket)
+        self.clock.gradients += task.route.again(task.position) >= BACKWARD
+
+    def _pass_on(self, task: Task, kind: str, tensor: Tensor) -> None:
+        tensor = tensor.contiguous()
+        self._send(task, kind, tensor)
+        self.kept.put(kind, task, tensor)
+
+    def _send(self, task: Task, kind: str, tensor: Tensor) -> None:
+        position = task.position + (1 if kind == "F" else -1)
+        peer = task.route.segments[position].device
+        self.means.post.send(peer, task.key(kind, self.tag, position), [tensor])
+
+    # ------------------------------------------------------------------ failures
+
+    def add(self, routes: Iterable[Route], frozen: Collection[int]) -> None:
+        """New attempts of the ``frozen`` micro-batches. What was done in the one before is taken over where the route
+        says so, and dropped elsewhere.
+        """
+        routes = tuple(routes)
+        self.repaired = self.repaired or bool(routes)
+        graphs, debts = self.graphs, self.debts
+        halted, self.halted = self.halted, {}
+        self.shadows.freeze(frozen)
+        self.graphs = {task: graph for task, graph in graphs.items() if task.route.micro_batch not in frozen}
+        self.debts = {task: debt for task, debt in debts.items() if task.route.micro_batch not in frozen}
+        for task, before in self.board.add(routes).items():
+            for kind in ("B", "I", "W"):
+                if work := halted.get((kind, before)):
+                    work.task = task
+                    self.halted[kind, task] = work
+            if before in graphs and task.has_backward:
+                self.graphs[task] = graphs[before]
+            if before in debts:
+                self.debts[task] = debts[before]
+            self._readdress(task, before)
+            self._send_again(task, before, graphs.get(before))
+
+    def _readdress(self, task: Task, before: Task) -> None:
+        """A gradient that has arrived for ``before`` is ``task``'s: who sent it may have nothing left to do."""
+        key, old = (of.key("B", self.tag, of.position) for of in (task, before))
+        letter = self.returned.pop(old, None) or self.means.post.take(old)
+        if letter is not None:
+            self.returned[key] = letter
+
+    def _send_again(self, task: Task, before: Task, graph: Graph | None) -> None:
+        """A hop beside this one is in new hands: what it was given it is given once more."""
+        position, reached, device = task.position, task.route.reached, self.means.store.device
+        if reached[position] >= FORWARD and not task.last and reached[position + 1] == NOTHING:
+            self._send(task, "F", self._activations(before, graph))
+        waited_for = task.sends_back and reached[position - 1] < BACKWARD
+        if reached[position] >= BACKWARD and waited_for and self.kept.has("B", before):
+            self._send(task, "B", self.kept.get("B", before, device))
+
+    def _activations(self, task: Task, graph: Graph | None) -> Tensor:
+        """What came out of ``task``: as it was sent, or, where it was run ahead, as it is in the graph."""
+        if self.kept.has("F", task):
+            return self.kept.get("F", task, self.means.store.device)
+        assert graph is not None, "a decision counts on what was told to be there"
+        return self._out(graph)
+
+    def _out(self, graph: Graph) -> Tensor:
+        return graph[-1][1].detach()

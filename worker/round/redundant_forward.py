@@ -1,0 +1,151 @@
+"""What forward passes that are run ahead for another device hold, within a bound (Bamboo, NSDI'23, section 5).
+
+A device runs a shadow's forward pass while it has nothing else to do, and keeps what autograd saves until the round is
+committed: if the other device dies, the backward pass alone is left to do. Owns the memory: what goes in until the pass
+runs, and the tensors saved, which on a GPU lie in pinned memory of the host. What does not fit is not run ahead. Does
+not own which pass is next (``tasks``), nor the graphs themselves (``passes``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from planner.plan import Range
+from worker.round.tasks import Task
+
+_Packed = Tensor | tuple[Tensor, torch.device]
+"""A saved tensor, or its copy in the host's memory and where it is to be again."""
+
+
+@dataclass(slots=True)
+class Shadows:
+    """Of one round. ``limit_bytes`` 0: nothing is run ahead.
+
+    ``known``: layers -> bytes that one pass through them took, from round to round. ``held_bytes``: of saved tensors, and of
+    what is set aside for passes whose input is here.
+    """
+
+    limit_bytes: int
+    known: dict[Range, int] = field(default_factory=dict)
+    held_bytes: int = 0
+    _inputs: dict[Task, Tensor] = field(default_factory=dict)
+    _aside: dict[Task, int] = field(default_factory=dict)
+    _saved: dict[Task, int] = field(default_factory=dict)
+
+    @property
+    def fits(self) -> bool:
+        """Whether what is held is within the bound."""
+        return self.held_bytes <= self.limit_bytes
+
+    def expect(self, task: Task, x: Tensor) -> bool:
+        """``x`` goes into ``task``, which is to be run later: set room aside for it; False: there is none."""
+        needed = self.known.get(task.layers, x.nbytes)
+        if self.held_bytes + needed > self.limit_bytes:
+            return False
+        self.held_bytes += needed
+        self._aside[task], self._inputs[task] = needed, x
+        return True
+
+    def begins(self, task: Task) -> bool:
+        """Whether there is room to run ``task`` now; if not it is forgotten."""
+        self.held_bytes -= self._aside.pop(task, 0)
+        if self.held_bytes + self.known.get(task.layers, 0) > self.limit_bytes:
+            self.forget(task)
+            return False
+        self._saved[task] = 0
+        return True
+
+    def taken(self, task: Task) -> Tensor | None:
+        """What goes into ``task``; None for the micro-batch alone."""
+        return self._inputs.pop(task, None)
+
+    def measured(self, task: Task) -> None:
+        """What ``task`` took is what such passes take, or more."""
+        self.known[task.layers] = self._saved[task]
+
+    def forget(self, task: Task) -> None:
+        """Nothing of ``task`` is wanted any more."""
+        self.held_bytes -= self._aside.pop(task, 0) + self._saved.pop(task, 0)
+        self._inputs.pop(task, None)
+
+    def freeze(self, micro_batches: Collection[int]) -> None:
+        """What is wanted of ``micro_batches`` belongs to this device's own tasks from now on."""
+        for task in [*self._aside, *self._saved]:
+            if task.route.micro_batch in micro_batches:
+                self.forget(task)
+
+    def clear(self) -> None:
+        """Nothing is wanted any more."""
+        self._inputs, self._aside, self._saved = {}, {}, {}
+        self.held_bytes = 0
+
+    @contextmanager
+    def saving(self, task: Task, into: Tensor | None, params: Collection[Tensor]) -> Iterator[None]:
+        """While a layer of ``task`` computes with ``params``: count what autograd saves, and move it to the host beside a GPU.
+
+        What goes ``into`` the layer stays on a GPU: the layer's graph needs it there anyway.
+        """
+        stays = [*params, *([into] if into is not None and into.is_cuda else [])]
+        saved = _Saved({_address(tensor) for tensor in stays})
+        try:
+            with saved_tensors_hooks(saved.pack, _unpacked):
+                yield
+        finally:
+            self._saved[task] = self._saved.get(task, 0) + saved.num_bytes
+            self.held_bytes += saved.num_bytes
+            saved.forget()
+
+
+class _Saved:
+    """What autograd saves in one layer; storages of ``stays`` are not its own."""
+
+    def __init__(self, stays: set[int]) -> None:
+        self.num_bytes = 0
+        self._stays = stays
+        # Tensors are held on to until the layer is computed: an address means nothing once it is free.
+        self._seen: dict[int, Tensor] = {}
+        self._moved: dict[tuple[int, ...], Tensor] = {}
+
+    def pack(self, tensor: Tensor) -> _Packed:
+        """In place of ``tensor``."""
+        where = _address(tensor)
+        if where in self._stays:
+            return tensor
+        if not tensor.is_cuda:
+            if where not in self._seen:
+                self._seen[where] = tensor
+                self.num_bytes += tensor.untyped_storage().nbytes()
+            return tensor
+        view = (where, tensor.storage_offset(), *tensor.shape, *tensor.stride())
+        if view not in self._moved:
+            self._seen[where], self._moved[view] = tensor, _to_host(tensor)
+            self.num_bytes += tensor.nbytes
+        return self._moved[view], tensor.device
+
+    def forget(self) -> None:
+        """The layer is computed. Its graph holds on to this object."""
+        self._seen.clear()
+        self._moved.clear()
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    # With the strides that it has: a kernel may add up in another order where they differ.
+    there = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    return there.copy_(tensor, non_blocking=True)
+
+
+def _unpacked(packed: _Packed) -> Tensor:
+    if isinstance(packed, Tensor):
+        return packed
+    there, device = packed
+    return there.to(device, non_blocking=True)

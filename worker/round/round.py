@@ -1,0 +1,91 @@
+"""What a round of training is given on a device, what it is run with, and what it cost.
+
+Owns values only. Running the round is ``passes``'s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.parts import Counters
+from planner.plan import Layers, Range, Route
+from worker.data.corpus import Corpus
+from worker.models import Owed
+from worker.round.messenger import Post
+from worker.round.tasks import NO_LAYERS, Kind, Order, Task
+from worker.runtime.activity import Pulse
+from worker.runtime.faults import Faults
+from worker.runtime.timing import Moment, Moments
+from worker.runtime.turn import Aside
+from worker.state.store import Store
+from worker.transport.mailbox import Key, Letter
+
+Graph = list[tuple[Tensor | None, Tensor, Owed | None]]
+Debts = list[tuple[int, list[Tensor | None], Owed]]
+"""Of the layers whose I has run, from the last to the first: (layer, gradients found, what W adds to them)."""
+Pieces = Iterator[None]
+"""A task at work: stops once in every layer, when it is computed and nobody has been told; and when its micro-batch was frozen since."""
+_ENDED = object()
+
+
+@dataclass(slots=True)
+class Work:
+    """A task under way. ``num_pieces``: how often it stopped; of a forward pass, the layers computed."""
+
+    kind: Kind
+    task: Task
+    pieces: Pieces = field(default_factory=lambda: iter(()))
+    num_pieces: int = 0
+
+    def compute(self) -> bool:
+        """Put away what was found of the last layer, and compute the next unless it halts; False: that was the last."""
+        more = next(self.pieces, _ENDED) is not _ENDED
+        self.num_pieces += more
+        return more
+
+
+@dataclass(slots=True)
+class Clock:
+    """What the present round cost so far on this device."""
+
+    began: float = field(default_factory=time.perf_counter)
+    busy: list[tuple[Moment, Moment]] = field(default_factory=list)
+    gradients: int = 0
+    forwards: int = 0
+    early: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a device has to compute with, the same in every round."""
+
+    device: str
+    job: Job
+    store: Store
+    corpus: Corpus
+    post: Post
+    faults: Faults
+    pulse: Pulse
+    aside: Aside = nullcontext
+    shadow_bytes: dict[Range, int] = field(default_factory=dict)
+    moments: Moments = field(default_factory=Moments)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A round to be run: ``tag`` names it in the keys of data; ``returned``: letters that were taken for it in vain;
+    ``shadows``: the layers that this device holds for others.
+    """
+
+    counters: Counters
+    tag: int
+    routes: tuple[Route, ...]
+    order: Order = ()
+    returned: dict[Key, Letter] = field(default_factory=dict)
+    shadows: Layers = NO_LAYERS

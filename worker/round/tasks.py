@@ -1,0 +1,320 @@
+"""What a device has to compute in a round: forward and backward tasks of the routes that cross it.
+
+Pure. Owns which task runs next and which layers' gradients a device still owes; does not run anything.
+Ready-first with priority backward > forward > weight gradients and at most ``segments - position`` micro-batches in
+flight: that is 1F1B (ENGINE facts in docs/design.md), and it needs no fixed order that a failure
+could make impossible. A decoupled backward is different: what waits for nobody should be done when there is nothing
+better, and that takes foresight. There the planner's order leads, for as long as nobody has died; and where routes cross
+because somebody has, once the daemon has deployed an order for what is left. Attempts that
+repair a failure are not capped: their number is small.
+
+Standing routes may cross (docs/mechanisms/rerouted.md), so that a device is the second hop of one and the
+third of another, and a route may come back to a device (docs/schedules.md, "Two chunks"), which is then two of its
+hops. A cap over all in flight could then wait for itself. What counts against a hop's cap is only
+what is as near to the end of its route or nearer: fewer or as many hops remain. Nobody then waits for ever.
+Suppose that nothing can run and nothing is under way. By induction over the remaining hops r, no task with r
+of them is in flight or has its input. In flight: at r = 1 its backward could run; at r > 1 the next hop, with
+r - 1, has the input of its forward (which by induction cannot be), or is in flight (neither), or has sent the
+gradient, so the backward could run. With its input: none with r or fewer is in flight, so the cap lets it run.
+First hops have their input from the start, so all have run, and all is done. Nothing here asks which devices
+the hops are on: whatever a device has in flight with more hops to go does not count, so it keeps nobody who is
+nearer to the end from running, itself neither.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from planner.plan import BACKWARD, FORWARD, NOTHING, WEIGHTS, HopState, Layers, Range, Route
+from planner.reroute.shadow import ahead
+from planner.schedule import parse_ops
+
+Kind = Literal["F", "B", "I", "W"]
+Step = tuple[Kind, int, int]
+"""(kind, hop, micro-batch)."""
+Order = tuple[Step, ...]
+"""What a device does on its standing routes, one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Hop ``position`` of ``route`` on this device."""
+
+    route: Route
+    position: int
+
+    def __hash__(self) -> int:
+        # Not of all segments: every task is looked up several times.
+        return hash((self.route.micro_batch, self.route.attempt, self.position))
+
+    @property
+    def layers(self) -> Range:
+        """The layers of the hop."""
+        return self.route.segments[self.position].layers
+
+    @property
+    def first(self) -> bool:
+        """Whether the hop starts at the embedding."""
+        return self.position == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether the hop ends with the loss."""
+        return self.position == len(self.route.segments) - 1
+
+    @property
+    def lowest(self) -> int:
+        """The lowest layer whose weight gradients the route wants: no gradient flows below it."""
+        return 0 if self.route.mask is None else min(self.route.mask)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether any gradient flows through this hop."""
+        return self.lowest < self.layers.stop
+
+    @property
+    def sends_back(self) -> bool:
+        """Whether the hop before this one needs a gradient."""
+        return not self.first and self.lowest < self.layers.start
+
+    @property
+    def cap(self) -> int:
+        """Most micro-batches in flight at this hop (1F1B)."""
+        return len(self.route.segments) - self.position
+
+    def key(self, kind: str, round_: int, position: int) -> tuple[str, int, int, int, int]:
+        """Key of a data message of this route at hop ``position``."""
+        return (kind, round_, self.route.micro_batch, self.route.attempt, position)
+
+
+NO_LAYERS = Layers()
+
+Arrived = Callable[[Task, str], bool]
+
+
+def order_of(ops: str) -> Order:
+    """The F, B, I and W of a device's schedule."""
+    return tuple(
+        (op.kind, op.stage, op.micro_batch) for op in parse_ops(ops) if op.kind in {"F", "B", "I", "W"}
+    )
+
+
+@dataclass(slots=True)
+class Board:
+    """Tasks of one round on ``device``, and its ledger.
+
+    ``apart``: the backward is decoupled, so a task is run as F, I, W and not as F, B. ``weights``: those whose W
+    is still to be run. ``forward_only``: backwards wait. ``frozen``: micro-batches whose next attempt is awaited. ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reached``: how
+    far each task is, those of frozen micro-batches too. ``order``: what is to be run next as the planner had
+    it; when it is empty, whatever is ready. ``shadows``: other devices' hops whose forward pass may be run ahead here, for the
+    case that they die, when there is nothing else to do; ``shadowed``: those where it was.
+    """
+
+    device: str
+    apart: bool = False
+    forward_only: bool = False
+    forward: list[Task] = field(default_factory=list)
+    in_flight: list[Task] = field(default_factory=list)
+    weights: list[Task] = field(default_factory=list)
+    reached: dict[Task, int] = field(default_factory=dict)
+    shadows: list[Task] = field(default_factory=list)
+    shadowed: list[Task] = field(default_factory=list)
+    order: deque[Step] = field(default_factory=deque)
+    frozen: set[int] = field(default_factory=set)
+    done: dict[int, set[int]] = field(default_factory=dict)
+    owed: dict[int, set[int]] = field(default_factory=dict)
+
+    def begin(
+        self, layers: Iterable[int], routes: Collection[Route], order: Order = (), shadows: Layers = NO_LAYERS
+    ) -> None:
+        """A new round with these standing routes; ``layers`` are those that the device holds, ``shadows`` what of them it holds
+        for others.
+        """
+        self.forward, self.in_flight, self.weights = [], [], []
+        self.shadows, self.shadowed = [], []
+        self.reached, self.order, self.frozen = {}, deque(order), set()
+        self.done = {layer: set() for layer in layers}
+        self.owed = {layer: set() for layer in self.done}
+        self.add(routes)
+        if shadows.ranges:
+            self.shadows = [Task(route, at) for route in routes for at in ahead(route, self.device, shadows)]
+
+    def add(self, routes: Iterable[Route]) -> dict[Task, Task]:
+        """More routes: attempts that a decision has made. Returns what goes on: the new task -> the one of the attempt before."""
+        resumed: dict[Task, Task] = {}
+        shadowed, self.shadowed = self.shadowed, [t for t in self.shadowed if not self._is_frozen(t)]
+        for route in routes:
+            own = {t.layers: t for t in self.reached if t.route.micro_batch == route.micro_batch}
+            others = {t.layers: t for t in shadowed if t.route.micro_batch == route.micro_batch}
+            for position, segment in enumerate(route.segments):
+                if segment.device != self.device:
+                    continue
+                task, reached = Task(route, position), route.reached_at(position)
+                before = own.get(segment.layers) or (
+                    others.get(segment.layers) if reached == FORWARD else None
+                )
+                if reached and before is not None:  # else it was a dead device's, and a peer has its sums
+                    resumed[task] = before
+                self._place(task, reached)
+                for layer in segment.layers.layers():
+                    if route.wants(layer):
+                        self.owed[layer].add(route.micro_batch)
+            for task in own.values():
+                del self.reached[task]
+        self.frozen = set()
+        return resumed
+
+    def _place(self, task: Task, reached: int) -> None:
+        self.reached[task] = reached
+        if reached == NOTHING:
+            self.forward.append(task)
+        elif reached == FORWARD and task.has_backward:
+            self.in_flight.append(task)
+        elif reached == BACKWARD:
+            self.weights.append(task)
+
+    def hops(
+        self, micro_batches: Collection[int], arrived: Arrived, kept: Callable[[str, Task], bool]
+    ) -> tuple[HopState, ...]:
+        """How far the tasks of ``micro_batches`` are; ``kept``: whether what was sent ("F" or "B") is still there.
+
+        Forward passes that were run ahead for others are among them: what comes out of one is there as long as its graph.
+        """
+        own = (
+            HopState(
+                task.route.micro_batch,
+                task.route.attempt,
+                task.position,
+                reached,
+                has_input=reached < BACKWARD and arrived(task, "F" if reached == NOTHING else "B"),
+                has_output=kept("F", task),
+                has_gradient=kept("B", task),
+            )
+            for task, reached in self.reached.items()
+            if task.route.micro_batch in micro_batches
+        )
+        others = (
+            HopState(task.route.micro_batch, task.route.attempt, task.position, FORWARD, has_output=True)
+            for task in self.shadowed
+            if task.route.micro_batch in micro_batches
+        )
+        return (*own, *others)
+
+    def freeze(self, micro_batches: Collection[int]) -> None:
+        """Drop unfinished work of ``micro_batches``; what is in the sums stays there, and forward passes that were run ahead."""
+        self.forward = [task for task in self.forward if task.route.micro_batch not in micro_batches]
+        self.in_flight = [task for task in self.in_flight if task.route.micro_batch not in micro_batches]
+        self.weights = [task for task in self.weights if task.route.micro_batch not in micro_batches]
+        self.shadows = [task for task in self.shadows if task.route.micro_batch not in micro_batches]
+        self.frozen |= set(micro_batches)
+        for layer, done in self.done.items():
+            self.owed[layer] -= set(micro_batches) - done
+
+    def forget_order(self) -> None:
+        """The planner did not foresee what is to be done now: from here on whatever is ready."""
+        self.order.clear()
+
+    def next(self, arrived: Arrived) -> tuple[Kind, Task] | None:
+        """The task to run now, or None when all wait for data."""
+        if self.order:
+            return self._planned(arrived)
+        for task in () if self.forward_only else self.in_flight:
+            if task.last or arrived(task, "B"):
+                return self._backward, task
+        for task in self.forward:
+            capped = task.route.mask is None and self._flying(task.cap) >= task.cap
+            if not capped and (task.first or arrived(task, "F")):
+                return "F", task
+        return ("W", self.weights[0]) if self.weights and not self.forward_only else None
+
+    def next_shadow(self) -> Task | None:
+        """The forward pass to run ahead while there is nothing else to do: the first whose own hop before it is through."""
+        for task in self.shadows:
+            if task.first or self.reached.get(Task(task.route, task.position - 1), NOTHING) >= FORWARD:
+                return task
+        return None
+
+    def skip_shadow(self, task: Task) -> None:
+        """There is no room to run it ahead."""
+        self.shadows = [other for other in self.shadows if other != task]
+
+    def ran_shadow(self, task: Task) -> None:
+        """The forward pass of another device's hop is done here, too."""
+        self.shadows.remove(task)
+        self.shadowed.append(task)
+
+    def ran_forward(self, task: Task) -> None:
+        """``task``'s forward is done."""
+        self.forward.remove(task)
+        self.reached[task] = FORWARD
+        if task.has_backward:
+            self.in_flight.append(task)
+        self._follow("F", task)
+
+    def ran_backward(self, task: Task) -> None:
+        """``task``'s backward is done, or its I."""
+        self.in_flight.remove(task)
+        self.reached[task] = BACKWARD if self.apart else WEIGHTS
+        if self.apart:
+            self.weights.append(task)
+        self._follow(self._backward, task)
+
+    def ran_weights(self, task: Task) -> None:
+        """``task``'s W is done."""
+        self.weights.remove(task)
+        self.reached[task] = WEIGHTS
+        self._follow("W", task)
+
+    def count(self, layer: int, micro_batch: int) -> None:
+        """The weight gradients of (micro-batch, layer) went into the sums: exactly once."""
+        assert micro_batch not in self.done[layer], (
+            f"layer {layer} of micro-batch {micro_batch} counted twice"
+        )
+        assert micro_batch in self.owed[layer], f"layer {layer} of micro-batch {micro_batch} was not owed"
+        self.done[layer].add(micro_batch)
+
+    def inherit(self, layer: int, micro_batch: int) -> None:
+        """What a dead device had counted is in this one's sums now."""
+        self.owed[layer].add(micro_batch)
+        self.count(layer, micro_batch)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no task is left."""
+        return not (self.forward or self.in_flight or self.weights)
+
+    def complete(self, layer: int) -> bool:
+        """Whether everything that this device owes to ``layer`` is in its sums."""
+        return self.owed[layer] <= self.done[layer]
+
+    @property
+    def _backward(self) -> Kind:
+        return "I" if self.apart else "B"
+
+    def _is_frozen(self, task: Task) -> bool:
+        return task.route.micro_batch in self.frozen
+
+    def _planned(self, arrived: Arrived) -> tuple[Kind, Task] | None:
+        kind, *place = self.order[0]
+        if self.forward_only and kind != "F":
+            return None
+        waiting = {"F": self.forward, "W": self.weights}.get(kind, self.in_flight)
+        task = next(task for task in waiting if [task.position, task.route.micro_batch] == place)
+        if kind == "F":
+            return (kind, task) if task.first or arrived(task, "F") else None
+        return (kind, task) if kind == "W" or task.last or arrived(task, "B") else None
+
+    def _follow(self, kind: Kind, task: Task) -> None:
+        if self.order:
+            assert self.order[0] == (kind, task.position, task.route.micro_batch)
+            self.order.popleft()
+
+    def _flying(self, cap: int) -> int:
+        """In flight with as many hops to the end of their routes, or fewer.
+
+        What W will need is held as well: with as many as 1F1B has in flight, memory is no more than its.
+        """
+        return sum(task.route.mask is None and task.cap <= cap for task in (*self.in_flight, *self.weights))

@@ -1,0 +1,60 @@
+"""The optimizer step of a committed round: clipping by the global norm, AdamW, next fixed-point scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.parts import Counters, Vote
+from worker import sums
+from worker.round.reduce import Reduced
+from worker.runtime.faults import Faults
+from worker.state import optimizer
+from worker.state.store import BucketState, Store
+
+
+def global_norm(vote: Vote) -> float:
+    """Norm of the whole gradient, of the squared float64 norms of its keys."""
+    return math.sqrt(sums.added(square for norms in vote.norms.values() for square in norms))
+
+
+def apply_update(
+    job: Job,
+    store: Store,
+    reduced: Mapping[int, Reduced],
+    scale: float,
+    counters: Counters,
+    faults: Faults,
+) -> None:
+    """Update every bucket of ``store`` in place with ``scale`` times its gradients, which are scaled in place, too."""
+    for bucket, state in store.buckets.items():
+        part = reduced[bucket]
+        if not part.grads:
+            continue
+        if scale != 1.0:
+            torch._foreach_mul_(part.grads, scale)  # torch's only in-place list multiply
+        update_bucket(job, state, part.grads, counters)
+        state.exponents = part.exponents
+        faults.reach("update", counters.round)
+
+
+def update_bucket(job: Job, state: BucketState, grads: Sequence[Tensor], counters: Counters) -> None:
+    """Make the update of the round that ``counters`` begin on one bucket, in place, of its mean gradients as they are after clipping.
+
+    A pure function: whoever has the state before it and these gradients has the state after it, to the bit.
+    """
+    optimizer.adamw_(
+        state.params,
+        grads,
+        state.exp_avgs,
+        state.exp_avg_sqs,
+        applied=counters.applied,
+        lr=optimizer.lr_at(counters.step, job),
+        betas=job.optimizer.betas,
+        eps=job.optimizer.eps,
+        weight_decay=job.optimizer.weight_decay,
+    )

@@ -1,0 +1,1 @@
+"""The training state that a device holds, in memory, on the host and in files."""

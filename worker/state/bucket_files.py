@@ -1,0 +1,285 @@
+"""Bucket files of a checkpoint: weights, moments and scales of one bucket in one safetensors file.
+
+Owns writing (tensor by tensor, durable, under a temporary name first) and reading (size, hash, names and shapes checked). The
+manifest and the folder's life are in ``oobleckd.protocol.checkpoint``. Nothing here is a pickle.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from oobleckd.protocol.checkpoint import (
+    FORMAT,
+    MANIFEST,
+    OLDEST_FORMAT,
+    PARTIAL,
+    TEMPORARY,
+    Manifest,
+    step_name,
+)
+from oobleckd.protocol.durable import sync_directory
+from oobleckd.protocol.folder import ForeignFolder, Mark, enter
+from oobleckd.protocol.unreadable import UNREADABLE
+from worker.models import Bucket
+from worker.runtime.deaths import is_out_of_memory
+from worker.runtime.errors import UserError
+
+__all__ = [
+    "CannotWrite",
+    "DamagedCheckpoint",
+    "Loaded",
+    "Manifest",
+    "enter_folder",
+    "read_bucket",
+    "read_manifest",
+    "read_params",
+    "step_name",
+    "write_bucket",
+]
+
+_KINDS = ("param", "exp_avg", "exp_avg_sq")
+_CHECK_DISK = "check that checkpoint.dir is a folder that every node can write, with space left"
+_USE_OTHER = "resume from another checkpoint of the job"
+_ALIGNED_TO = 8
+_NUMBERS = itertools.count()
+
+
+class CannotWrite(UserError):
+    """The disk does not take a file of a checkpoint; the state that was to be written is whole in memory."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path} cannot be written: {why}", _CHECK_DISK)
+
+
+class DamagedCheckpoint(UserError):
+    """What lies there is not what was written: no node can load it, and another checkpoint is needed."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"checkpoint: {problem}", _USE_OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The state of one bucket, every tensor float32 in memory of its own, in key order."""
+
+    params: list[Tensor]
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+    exponents: tuple[int, ...]
+
+
+Written = tuple[str, int, str, dict[str, str]]
+"""File name, size in bytes, SHA-256 of the file, and tensor name -> SHA-256 of its bytes."""
+
+
+def write_bucket(
+    directory: Path,
+    bucket: Bucket,
+    params: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    exponents: Sequence[int],
+    halfway: Callable[[], object] = lambda: None,
+) -> Written | None:
+    """Write one bucket into ``directory`` (made if need be), synced to disk. ``halfway`` is called in the middle of the file, and
+    may raise to stop: nothing is left then.
+
+    None where the folder is gone meanwhile: the checkpoint was completed (after a loss buckets are written once more, and what was
+    there may have been enough), or given up for a newer one. Raises CannotWrite when the disk refuses.
+    """
+    groups = zip(_KINDS, (params, exp_avgs, exp_avg_sqs), strict=True)
+    tensors = {
+        f"{kind}/{key}": tensor.detach().cpu().contiguous()
+        for kind, group in groups
+        for key, tensor in zip(bucket.keys, group, strict=True)
+    }
+    name = f"bucket-{bucket.index:05d}.safetensors"
+    # Unlike any other, also of this process: a share that was given up may still be at the same file.
+    temporary = directory / f"{name}.{os.getpid()}-{next(_NUMBERS)}{TEMPORARY}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWrite(directory / name, error.strerror or str(error)) from error
+    try:
+        num_bytes, digest, hashes = _fill(temporary, tensors, exponents, halfway)
+        temporary.replace(directory / name)
+        sync_directory(directory)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CannotWrite(directory / name, error.strerror or str(error)) from error
+    finally:
+        with suppress(OSError):  # of a disk that went away, or became read-only, in the middle
+            temporary.unlink(missing_ok=True)
+    return name, num_bytes, digest, hashes
+
+
+def enter_folder(folder: Path, mark: Mark) -> None:
+    """See that checkpoints may be written into ``folder``, that of a job. Raises CannotWrite: it is another journal's, or the disk refuses."""
+    try:
+        enter(folder, mark)
+    except ForeignFolder as error:
+        raise CannotWrite(folder, str(error)) from error
+    except OSError as error:
+        raise CannotWrite(folder, error.strerror or str(error)) from error
+
+
+def _fill(
+    path: Path, tensors: Mapping[str, Tensor], exponents: Sequence[int], halfway: Callable[[], object]
+) -> tuple[int, str, dict[str, str]]:
+    """Write and sync ``path``; its size, its SHA-256, and that of each tensor. Hashed on the way: no file is read again."""
+    names = sorted(tensors)
+    whole, hashes = hashlib.sha256(), {}
+    with path.open("wb") as file:
+        os.fchmod(file.fileno(), 0o644)  # who may enter the folder may read it
+        head = _header(tensors, exponents)
+        file.write(head)
+        whole.update(head)
+        for position, name in enumerate(names):
+            if position == len(names) // 2:
+                file.flush()
+                halfway()
+            data = tensors[name].reshape(-1).view(torch.uint8).numpy().data
+            file.write(data)
+            whole.update(data)
+            hashes[name] = hashlib.sha256(data).hexdigest()
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell(), whole.hexdigest(), hashes
+
+
+def _header(tensors: Mapping[str, Tensor], exponents: Sequence[int]) -> bytes:
+    """What a safetensors file begins with: the length of a JSON table, and the table: where each tensor lies behind it."""
+    table: dict[str, object] = {"__metadata__": {"exponents": msgspec.json.encode(list(exponents)).decode()}}
+    begin = 0
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        assert tensor.dtype == torch.float32, f"{name} is {tensor.dtype}"
+        end = begin + tensor.nbytes
+        table[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin = end
+    text = msgspec.json.encode(table)
+    text += b" " * (-len(text) % _ALIGNED_TO)
+    return len(text).to_bytes(8, "little") + text
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of the checkpoint in ``directory``. Raises UserError, and DamagedCheckpoint where it is gone or unreadable."""
+    path = directory / MANIFEST
+    if directory.name.endswith(PARTIAL):
+        raise UserError(f"checkpoint: {directory} was never completed", _USE_OTHER)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        if _is_lost(directory, error):
+            raise DamagedCheckpoint(f"{path}: {error.strerror}") from error
+        raise UserError(
+            f"checkpoint: {path}: {error.strerror}",
+            "name a step-… folder of a checkpoint, on a path that every node can read",
+        ) from error
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except UNREADABLE as error:
+        raise DamagedCheckpoint(f"{path} is no manifest: {error}") from error
+    if not OLDEST_FORMAT <= manifest.format <= FORMAT:
+        raise UserError(
+            f"checkpoint: {path} has format {manifest.format}, this version reads {OLDEST_FORMAT} to {FORMAT}",
+            "use the version of oobleckd that wrote it",
+        )
+    return manifest
+
+
+def read_bucket(directory: Path, manifest: Manifest, bucket: Bucket, device: torch.device) -> Loaded:
+    """The state of ``bucket``, checked against ``manifest``. Raises UserError, and DamagedCheckpoint where its file is another one."""
+    with _opened(directory, manifest, bucket) as file:
+        metadata: dict[str, str] = file.metadata() or {}  # type: ignore[no-untyped-call]
+        exponents = _exponents(directory, metadata, bucket)
+        params, exp_avgs, exp_avg_sqs = (_read(file, directory, kind, bucket, device) for kind in _KINDS)
+    return Loaded(params, exp_avgs, exp_avg_sqs, exponents)
+
+
+def read_params(directory: Path, manifest: Manifest, bucket: Bucket) -> list[Tensor]:
+    """The weights alone of ``bucket``, in key order on the CPU, checked as a whole. Raises UserError."""
+    with _opened(directory, manifest, bucket) as file:
+        return _read(file, directory, "param", bucket, torch.device("cpu"))
+
+
+@contextmanager
+def _opened(directory: Path, manifest: Manifest, bucket: Bucket) -> Iterator[safe_open]:
+    """The file of ``bucket``, whole and with the right names. Raises UserError, also for what reading raises."""
+    entry = next((entry for entry in manifest.buckets if entry.bucket == bucket.index), None)
+    if entry is None:
+        raise _other_model(directory, f"has no bucket {bucket.index}")
+    if Path(entry.file).name != entry.file:
+        raise UserError(f"checkpoint: {directory}: {entry.file!r} is no name of a file in it", _USE_OTHER)
+    path = directory / entry.file
+    try:
+        _check_file(path, entry.num_bytes, entry.sha256)
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            wanted = {f"{kind}/{key}" for kind in _KINDS for key in bucket.keys}
+            if set(file.keys()) != wanted:
+                raise _other_model(directory, f"has other tensors in {entry.file}")
+            yield file
+    except (SafetensorError, OSError) as error:
+        if is_out_of_memory(error):
+            raise  # which says nothing of the file
+        if isinstance(error, SafetensorError) or _is_lost(directory, error):
+            raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
+        raise UserError(f"checkpoint: {path} cannot be read: {error}", _USE_OTHER) from error
+
+
+def _is_lost(directory: Path, error: OSError) -> bool:
+    """Whether a file of the checkpoint in ``directory`` is gone, or the disk cannot read it. Else ``error`` is of this node: it may not read
+    the file, or does not see the folder in which all checkpoints lie.
+    """
+    # By its class: what safetensors raises has no number.
+    return (isinstance(error, FileNotFoundError) or error.errno == errno.EIO) and directory.parent.is_dir()
+
+
+def _exponents(directory: Path, metadata: Mapping[str, str], bucket: Bucket) -> tuple[int, ...]:
+    try:
+        found = msgspec.json.decode(metadata.get("exponents", ""), type=tuple[int, ...])
+    except UNREADABLE as error:
+        raise _other_model(directory, f"has no exponents of bucket {bucket.index}: {error}") from error
+    if len(found) != len(bucket.keys):
+        raise _other_model(directory, f"has {len(found)} exponents of bucket {bucket.index}")
+    return found
+
+
+def _read(file: safe_open, directory: Path, kind: str, bucket: Bucket, device: torch.device) -> list[Tensor]:
+    values = []
+    for key, shape in zip(bucket.keys, bucket.shapes, strict=True):
+        value: Tensor = file.get_tensor(f"{kind}/{key}")  # type: ignore[no-untyped-call]
+        if tuple(value.shape) != shape or value.dtype != torch.float32:
+            raise _other_model(directory, f"has {kind}/{key} as {value.dtype} {tuple(value.shape)}")
+        values.append(torch.empty(shape, device=device).copy_(value))
+    return values
+
+
+def _check_file(path: Path, num_bytes: int, sha256: str) -> None:
+    size = path.stat().st_size
+    if size != num_bytes:
+        raise DamagedCheckpoint(f"{path} is torn: {size} of {num_bytes} bytes")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
+        raise DamagedCheckpoint(f"{path} is damaged: its SHA-256 is not the manifest's")
+
+
+def _other_model(path: Path, what: str) -> UserError:
+    return UserError(
+        f"checkpoint: {path} is of another model: it {what}",
+        "resume with the [model] table of the job that wrote it (manifest.json has it under spec)",
+    )

@@ -1,0 +1,1 @@
+"""Tensor messages between device processes, by sockets."""
