@@ -22,7 +22,8 @@ from pathlib import Path
 import zmq
 
 from oobleckd.daemon import keys
-from oobleckd.protocol import codec, tcp
+from oobleckd.host import tcp
+from oobleckd.protocol import codec
 from oobleckd.protocol.datagrams import ACK_BYTES, Sender, address_of, short_session_of
 from oobleckd.protocol.messages import PROTOCOL, Beat, Hello, Welcome
 from oobleckd.protocol.parts import DeviceInfo

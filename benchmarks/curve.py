@@ -25,8 +25,9 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cluster import Cluster
+from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.api import JobView
-from oobleckd.protocol.job import Job, load_job
+from oobleckd.protocol.job import Job
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "images" / "loss-with-kills.svg"

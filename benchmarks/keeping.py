@@ -14,7 +14,14 @@ from typing import Generic, TypeVar
 import msgspec
 
 ROOT = Path(__file__).resolve().parents[1]
-ANSWERING = ("planner", "oobleckd/core", "oobleckd/protocol", "oobleckd/simulator", "oobleckd/ctl")
+ANSWERING = (
+    "planner",
+    "oobleckd/core",
+    "oobleckd/host",
+    "oobleckd/protocol",
+    "oobleckd/simulator",
+    "oobleckd/ctl",
+)
 Result = TypeVar("Result")
 
 

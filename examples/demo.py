@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from oobleckd.client import Client, socket_of
+from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.api import JobView
-from oobleckd.protocol.job import load_job
 
 JOB = Path(__file__).with_name("gpt2-stdlib.toml")
 NUM_NODES = 7

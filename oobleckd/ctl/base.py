@@ -22,7 +22,7 @@ import msgspec
 from oobleckd.ctl import processes
 from oobleckd.ctl.output import note
 from oobleckd.ctl.processes import Process
-from oobleckd.standing import ENVIRONMENT, Birth, Born, Ended, standing
+from oobleckd.host.standing import ENVIRONMENT, Birth, Born, Ended, standing
 
 NAME = "base"
 _ROOM = "--room=" + "." * 1500  # for the command lines of its forks (``worker.processes.title``)

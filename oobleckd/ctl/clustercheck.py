@@ -14,8 +14,8 @@ from oobleckd.client import Client
 from oobleckd.ctl.checkup import Check
 from oobleckd.daemon.config import Config, load_config
 from oobleckd.draw.lines import day
+from oobleckd.host.settings import ConfigError
 from oobleckd.protocol.api import API_VERSION, LostRecords, NodeView, Status
-from oobleckd.protocol.settings import ConfigError
 from oobleckd.protocol.traits import differences
 from oobleckd.unixhttp import ClientError
 

@@ -19,7 +19,7 @@ from oobleckd.ctl import connect
 from oobleckd.ctl.connect import CtlConfig, output_option, socket_option, wants_json
 from oobleckd.ctl.output import USAGE, Failure, emit_json, emit_table
 from oobleckd.daemon.config import Config, load_config
-from oobleckd.protocol.settings import ConfigError, Loaded, config_files
+from oobleckd.host.settings import ConfigError, Loaded, config_files
 
 
 class Setting(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from oobleckd.client import TIMEOUT_S, Client, find_socket
 from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, UNREACHABLE, USAGE, Failure
-from oobleckd.protocol.settings import ConfigError, Loaded, config_files, load
+from oobleckd.host.settings import ConfigError, Loaded, config_files, load
 from oobleckd.unixhttp import ApiProblem, ClientError, Unreachable
 
 _CODES = {404: NOT_FOUND, 403: REFUSED, 409: REFUSED, 422: USAGE}

@@ -19,8 +19,8 @@ from oobleckd.ctl.connect import client, output_option, socket_option, wants_jso
 from oobleckd.ctl.local import Home
 from oobleckd.ctl.output import FAILED, emit_json, note
 from oobleckd.daemon.config import Config
+from oobleckd.host.settings import config_files
 from oobleckd.protocol.api import Status
-from oobleckd.protocol.settings import config_files
 from oobleckd.unixhttp import ClientError
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}

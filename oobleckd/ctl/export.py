@@ -15,10 +15,10 @@ from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit
 from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import FINAL, TimedOut
 from oobleckd.draw.lines import count, size, skipped
+from oobleckd.host.export import Exported, why_not
+from oobleckd.host.hold import held
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.checkpoint import MANIFEST
-from oobleckd.protocol.export import Exported, why_not
-from oobleckd.protocol.hold import held
 from oobleckd.protocol.units import parse_size
 from oobleckd.unixhttp import ApiProblem
 

@@ -26,8 +26,9 @@ from oobleckd.ctl.output import (
 )
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
 from oobleckd.draw.lines import size, skipped
+from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.api import JobView
-from oobleckd.protocol.job import Job, JobError, load_job
+from oobleckd.protocol.job import Job, JobError
 from oobleckd.protocol.modelnotes import words
 
 

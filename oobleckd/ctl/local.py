@@ -19,7 +19,7 @@ from oobleckd.ctl import base, processes
 from oobleckd.ctl.base import Base
 from oobleckd.ctl.output import FAILED, USAGE, fail
 from oobleckd.ctl.processes import Process
-from oobleckd.protocol.durable import write_whole
+from oobleckd.host.durable import write_whole
 from oobleckd.protocol.unreadable import UNREADABLE
 
 DAEMON = "oobleckd"

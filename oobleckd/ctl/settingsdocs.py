@@ -22,7 +22,7 @@ from oobleckd.ctl.main import main as ctl
 from oobleckd.ctl.programs import run_worker
 from oobleckd.daemon.app import main as daemon
 from oobleckd.daemon.config import Config
-from oobleckd.protocol.settings import PREFIX
+from oobleckd.host.settings import PREFIX
 
 RELOADED = ("log_level",)
 """What a daemon takes over without a restart (``Service.reload``)."""

@@ -23,8 +23,8 @@ from oobleckd.ctl.compare import CompareError, Run, StepFact, read_checkpoint, r
 from oobleckd.ctl.output import FAILED, Failure, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import until_final
+from oobleckd.host.durable import write_whole
 from oobleckd.protocol.api import JobView, StepView
-from oobleckd.protocol.durable import write_whole
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.traits import KIND
 from oobleckd.protocol.unreadable import UNREADABLE

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-from oobleckd.protocol.durable import write_whole
+from oobleckd.host.durable import write_whole
 
 USER = "oobleck"
 DAEMON_UNIT = "oobleckd.service"

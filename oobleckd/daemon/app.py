@@ -24,7 +24,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from oobleckd import __version__, journald, sd
+from oobleckd import __version__
 from oobleckd.daemon.config import Config, load_config
 from oobleckd.daemon.http import Api
 from oobleckd.daemon.hub import HubError
@@ -35,9 +35,9 @@ from oobleckd.daemon.service import Service, open_service, status_of
 from oobleckd.daemon.tls import context_of
 from oobleckd.daemon.tokens import TokenError
 from oobleckd.daemon.traces import TracesMissing
-from oobleckd.protocol import urgency
-from oobleckd.protocol.program import Program, end
-from oobleckd.protocol.settings import ConfigError, Loaded, config_files
+from oobleckd.host import journald, sd, urgency
+from oobleckd.host.program import Program, end
+from oobleckd.host.settings import ConfigError, Loaded, config_files
 
 FAILED, USAGE, REFUSED = 1, 2, 5
 _STATUS_EVERY_S = 1.0

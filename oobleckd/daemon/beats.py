@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar, assert_never
 
 from oobleckd.daemon.connections import Connection
 from oobleckd.daemon.readiness import Readiness
-from oobleckd.protocol import tcp
+from oobleckd.host import tcp
 from oobleckd.protocol.datagrams import BEAT_BYTES, Receiver, address_of, session_of, short_session_of
 from oobleckd.protocol.messages import Beat
 from oobleckd.protocol.parts import DATAGRAM_KEY_BYTES, DATAGRAM_SESSION_BYTES, DatagramSession

@@ -1,6 +1,6 @@
 """The daemon's configuration: its fields, and which values go together.
 
-Owns the model; where values come from and which one wins is ``protocol.settings``. Files hold the fields in a table
+Owns the model; where values come from and which one wins is ``host.settings``. Files hold the fields in a table
 ``[daemon]``. Owns neither the command line nor the folders it names.
 
 Errors: ConfigError (a ValueError) with ``hint``.
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from oobleckd.protocol.settings import ConfigError, Loaded, load
+from oobleckd.host.settings import ConfigError, Loaded, load
 
 TABLE = "daemon"
 Seconds = Annotated[float, Meta(gt=0)]

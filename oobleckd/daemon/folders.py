@@ -1,6 +1,6 @@
 """The folders that jobs of this daemon write checkpoints into: made for each, with the mark of its journal, and looked at when a life begins.
 
-Owns which name a folder gets: that of the job with the next number that nobody has in its ``checkpoint.dir``. The mark is ``protocol.folder``'s. Everything
+Owns which name a folder gets: that of the job with the next number that nobody has in its ``checkpoint.dir``. The mark is ``host.folder``'s. Everything
 here reads or writes a disk that may be slow or away, so it runs in threads.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oobleckd.core.events import FolderFound
-from oobleckd.protocol.folder import ForeignFolder, Mark, claim, enter, mark_of
+from oobleckd.host.folder import ForeignFolder, Mark, claim, enter, mark_of
 
 _log = logging.getLogger(__name__)
 

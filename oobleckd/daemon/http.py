@@ -27,10 +27,10 @@ from oobleckd.daemon.loop import Stopped
 from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.service import Service, status_of
 from oobleckd.daemon.watchapi import WatchApi
+from oobleckd.host.folder import disclaim
 from oobleckd.protocol.api import AnyRequest, Control, Denied, Drain, Forget, Kill, Problem, Submit
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import MANIFEST, Manifest
-from oobleckd.protocol.folder import disclaim
 from oobleckd.protocol.job import JobError, parse_job, same_data
 from oobleckd.protocol.unreadable import UNREADABLE
 

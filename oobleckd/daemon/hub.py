@@ -27,7 +27,8 @@ from oobleckd.daemon.connections import Connection, Connections
 from oobleckd.daemon.keys import KeyPair
 from oobleckd.daemon.readiness import Readiness
 from oobleckd.daemon.zap import DOMAIN, Door
-from oobleckd.protocol import codec, tcp, urgency
+from oobleckd.host import tcp, urgency
+from oobleckd.protocol import codec
 from oobleckd.protocol.messages import PROTOCOL, Beat, FromWorker, Hello, Refused, ToWorker, Welcome
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.protocol.versions import OLDEST, spoken, words

@@ -42,9 +42,9 @@ from oobleckd.daemon.mend import (
     write_database,
 )
 from oobleckd.daemon.records import Copy, Row, format_row, seal, sealed, unsealed
-from oobleckd.protocol.durable import sync_file
+from oobleckd.host.durable import sync_file
+from oobleckd.host.urgency import as_urgent
 from oobleckd.protocol.unreadable import UNREADABLE
-from oobleckd.protocol.urgency import as_urgent
 
 FORMAT = 5
 _OLDER = (4, 3)

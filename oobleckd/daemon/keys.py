@@ -25,7 +25,7 @@ from pathlib import Path
 import zmq
 import zmq.auth
 
-from oobleckd.protocol.durable import make_folder, move, write_whole
+from oobleckd.host.durable import make_folder, move, write_whole
 from oobleckd.protocol.z85 import why_none
 
 _NODE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")

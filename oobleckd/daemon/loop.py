@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
-from oobleckd import journald
 from oobleckd.core.events import (
     Announce,
     Asked,
@@ -43,8 +42,9 @@ from oobleckd.daemon.folders import Folders
 from oobleckd.daemon.history import History
 from oobleckd.daemon.journal import Journal, JournalClosed
 from oobleckd.daemon.waiting import Waiting
-from oobleckd.protocol import checkpoint
+from oobleckd.host import checkpoint, journald
 from oobleckd.protocol.api import Request, Response
+from oobleckd.protocol.checkpoint import PARTIAL
 from oobleckd.protocol.messages import FromWorker, ToWorker
 
 _MANIFEST_RETRY_S = (1.0, 5.0, 15.0, 60.0)
@@ -284,7 +284,7 @@ class Loop:
         checkpoint.complete(directory, command.manifest, command.keep, command.spared)
 
     def _throw_away(self, folder: Path) -> None:
-        of_job = folder.parent if folder.name.endswith(checkpoint.PARTIAL) else folder
+        of_job = folder.parent if folder.name.endswith(PARTIAL) else folder
         with suppress(OSError):  # what cannot be looked at stays
             if self._folders is None or self._folders.owns(of_job):
                 checkpoint.discard_partial(folder)

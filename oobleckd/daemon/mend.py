@@ -28,7 +28,7 @@ from oobleckd.daemon.records import (
     sealed,
     unsealed,
 )
-from oobleckd.protocol.durable import move, sync_file
+from oobleckd.host.durable import move, sync_file
 
 TABLES = {
     "entries": "CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, data BLOB NOT NULL, seal BLOB NOT NULL)",

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from oobleckd.daemon.journal import Journal
-from oobleckd.protocol.durable import write_whole
+from oobleckd.host.durable import write_whole
 from oobleckd.protocol.unreadable import UNREADABLE
 
 FILE = "identity"

@@ -25,8 +25,8 @@ from typing import TypeVar
 from oobleckd.core.events import MakePlan, Planned
 from oobleckd.core.questions import LossQuestion, StepQuestion
 from oobleckd.daemon import poolwork
-from oobleckd.orphans import end_with_parent
-from oobleckd.protocol import urgency
+from oobleckd.host import urgency
+from oobleckd.host.orphans import end_with_parent
 from oobleckd.protocol.watch import BlastView, ScheduleView
 from planner.plan import Template
 from planner.policy import ROLLING_BACK, PlanError, Setup

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from oobleckd import __version__, sd
+from oobleckd import __version__
 from oobleckd.core import config as core_config
 from oobleckd.core import steps, view
 from oobleckd.core.context import Core
@@ -39,6 +39,7 @@ from oobleckd.daemon.planning import Planning
 from oobleckd.daemon.recorder import Recorder
 from oobleckd.daemon.tokens import Token, load_tokens
 from oobleckd.daemon.traces import Traces, open_traces
+from oobleckd.host import sd
 from oobleckd.protocol.api import Status
 
 SERVER_KEY = "oobleck.server.key_secret"

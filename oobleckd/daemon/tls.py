@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 
 from oobleckd.daemon.config import Config
-from oobleckd.protocol.settings import ConfigError
+from oobleckd.host.settings import ConfigError
 
 
 def context_of(config: Config) -> ssl.SSLContext:

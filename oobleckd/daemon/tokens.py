@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from oobleckd.protocol.durable import make_folder, write_whole
+from oobleckd.host.durable import make_folder, write_whole
 
 Role = Literal["read", "act"]
 PREFIX = "oobleck_"

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import tomllib
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -337,19 +335,6 @@ class Job(_Table, frozen=True):
 def same_data(one: Data, other: Data) -> bool:
     """Whether two jobs name the same data, whatever lies there."""
     return (one.source, one.path) == (other.source, other.path)
-
-
-def load_job(path: Path) -> Job:
-    """The job of a file. Raises JobError with the path of the key that is wrong."""
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise JobError("", f"{path}: no such file", "name a job.toml; examples/ has some") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError("", f"{path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise JobError("", f"{path}: not TOML: {error}", "see docs/job-toml.md") from error
-    return parse_job(raw)
 
 
 def parse_job(raw: dict[str, Any]) -> Job:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableSequence, Seque
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import TypeVar
 
-from oobleckd.orphans import end_with_parent
+from oobleckd.host.orphans import end_with_parent
 from oobleckd.protocol.job import Schedule
 from oobleckd.simulator.outcome import Outcome, Question, SimulationError, Unable
 from oobleckd.simulator.planning import Planner

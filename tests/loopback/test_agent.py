@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from zmq.auth import create_certificates, load_certificate
 
-from oobleckd.protocol import urgency
+from oobleckd.host import urgency
 from oobleckd.protocol.deaths import TO_MEND
 from oobleckd.protocol.messages import (
     Ack,

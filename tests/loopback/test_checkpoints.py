@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from oobleckd.host.checkpoint import checkpoints
 from oobleckd.protocol.api import JobView
-from oobleckd.protocol.checkpoint import checkpoints
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.smalldisk import SmallDisk
 from tests.helpers.torn import torn_seed

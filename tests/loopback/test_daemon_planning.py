@@ -21,7 +21,7 @@ from oobleckd.core.events import MakePlan
 from oobleckd.daemon import planning as daemon_planning
 from oobleckd.daemon import poolwork
 from oobleckd.daemon.planning import Planning
-from oobleckd.protocol import urgency
+from oobleckd.host import urgency
 from planner.policy import PlanError, Setup, Situation
 from planner.profile import LayerCost, Profile
 

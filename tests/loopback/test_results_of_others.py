@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.protocol.checkpoint import checkpoints
-from oobleckd.protocol.folder import mark_of
+from oobleckd.host.checkpoint import checkpoints
+from oobleckd.host.folder import mark_of
 from oobleckd.protocol.job import Job
 from tests.helpers.cluster import Cluster
 from tests.helpers.models import small_config, small_job

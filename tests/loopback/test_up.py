@@ -16,7 +16,7 @@ import pytest
 
 from oobleckd.ctl import processes
 from oobleckd.ctl.local import DAEMON, Home
-from oobleckd.protocol import urgency
+from oobleckd.host import urgency
 from tests.helpers.family import members
 
 OOBLECKCTL = Path(sys.executable).with_name("oobleckctl")

@@ -19,8 +19,8 @@ from oobleckd.core.machine import Machine
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.service import step_row
+from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.changes import IncidentBegan, NodeLost
-from oobleckd.protocol.job import load_job
 from tests.helpers.old_data import DATA, DIGESTS, PORTABLE, digest_of, inputs, job_text, state_folder
 from worker.models import load_spec
 from worker.state.bucket_files import read_bucket, read_manifest

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from oobleckd.protocol import tcp, urgency
+from oobleckd.host import tcp, urgency
 
 _BURST = 256
 RECONNECT_MS = 100  # libzmq adds as much again at random, and doubles up to the maximum

@@ -22,9 +22,8 @@ import click
 import zmq
 import zmq.auth
 
-from oobleckd import journald, sd
-from oobleckd.protocol import urgency
-from oobleckd.protocol.program import ConfiguredProgram
+from oobleckd.host import journald, sd, urgency
+from oobleckd.host.program import ConfiguredProgram
 from oobleckd.protocol.z85 import why_none
 from worker.agent.daemon_link import CurveKeys
 from worker.agent.node import Agent, AgentConfig

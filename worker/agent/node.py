@@ -23,7 +23,8 @@ from typing import Any
 
 import msgspec
 
-from oobleckd.protocol import codec, urgency
+from oobleckd.host import urgency
+from oobleckd.protocol import codec
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.messages import (
     PROTOCOL,

@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from oobleckd import sd
+from oobleckd.host import sd
 
 _STATUS_EVERY_S = 5.0
 

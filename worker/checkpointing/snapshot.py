@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oobleckd.protocol.checkpoint import room
-from oobleckd.protocol.folder import Mark
+from oobleckd.host.checkpoint import room
+from oobleckd.host.folder import Mark
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters, Vote

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from oobleckd.protocol.checkpoint import room
+from oobleckd.host.checkpoint import room
 from oobleckd.protocol.messages import CheckpointFailed, FromWorker
 from worker.checkpointing.snapshot import Share, write_share
 from worker.runtime.errors import ends_the_process

@@ -13,9 +13,9 @@ import socket
 import threading
 from collections.abc import Callable
 
+from oobleckd.host.urgency import hurry
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import Message
-from oobleckd.protocol.urgency import hurry
 from worker.runtime.framing import FrameError, read_frame, write_frame
 from worker.transport.mailbox import Mailbox
 

@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from oobleckd.protocol import urgency
+from oobleckd.host import urgency
 from oobleckd.protocol.deaths import OUT_OF_MEMORY
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (

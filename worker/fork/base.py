@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from oobleckd.standing import PROGRAMS, Birth, Born, Ended, difference, standing
+from oobleckd.host.standing import PROGRAMS, Birth, Born, Ended, difference, standing
 from worker.fork import forker, forking
 from worker.fork.orders import num_threads
 from worker.processes.children import die_with_parent

@@ -27,7 +27,7 @@ from typing import BinaryIO, NoReturn
 
 import msgspec
 
-from oobleckd.standing import ENVIRONMENT
+from oobleckd.host.standing import ENVIRONMENT
 from worker.device import process
 from worker.fork.orders import ORDER_BYTES, READY, Answer, Order, num_threads
 from worker.processes.children import NUM_TIES, die_with_parent, words_of_ties

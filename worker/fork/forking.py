@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import msgspec
 
-from oobleckd.standing import ENVIRONMENT
+from oobleckd.host.standing import ENVIRONMENT
 from worker.fork.orders import ORDER_BYTES, READY, Answer, Order, limits, num_threads
 from worker.processes.children import Child, Process, Setting, Ties, die_with_parent, start, words_of
 from worker.processes.orphans import Orphans

@@ -25,8 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from oobleckd.protocol.urgency import as_urgent, hurries
-from oobleckd.standing import ENVIRONMENT
+from oobleckd.host.standing import ENVIRONMENT
+from oobleckd.host.urgency import as_urgent, hurries
 from worker.processes.orphans import Orphans
 from worker.processes.watchdog import Watchdog
 from worker.runtime.activity import PulseReader

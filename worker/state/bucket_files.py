@@ -20,6 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from oobleckd.host.durable import sync_directory
+from oobleckd.host.folder import ForeignFolder, Mark, enter
 from oobleckd.protocol.checkpoint import (
     FORMAT,
     MANIFEST,
@@ -29,8 +31,6 @@ from oobleckd.protocol.checkpoint import (
     Manifest,
     step_name,
 )
-from oobleckd.protocol.durable import sync_directory
-from oobleckd.protocol.folder import ForeignFolder, Mark, enter
 from oobleckd.protocol.unreadable import UNREADABLE
 from worker.models import Bucket
 from worker.runtime.deaths import is_out_of_memory

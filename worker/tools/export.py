@@ -24,9 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from oobleckd.protocol.checkpoint import MANIFEST, Manifest
-from oobleckd.protocol.durable import sync_directory, write_whole
-from oobleckd.protocol.export import (
+from oobleckd.host.durable import sync_directory, write_whole
+from oobleckd.host.export import (
     COMPANIONS,
     INDEX,
     MARK,
@@ -37,7 +36,8 @@ from oobleckd.protocol.export import (
     why_not,
     written,
 )
-from oobleckd.protocol.hold import held
+from oobleckd.host.hold import held
+from oobleckd.protocol.checkpoint import MANIFEST, Manifest
 from oobleckd.protocol.job import Job
 from worker.models import ModelSpec, load_config
 from worker.runtime.errors import UserError

@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from oobleckd.protocol.job import JobError, load_job
+from oobleckd.host.jobfile import load_job
+from oobleckd.protocol.job import JobError
 from worker.models import load_spec
 from worker.runtime.errors import UserError
 

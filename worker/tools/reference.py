@@ -17,9 +17,11 @@ import msgspec
 import torch
 from torch import Tensor
 
-from oobleckd.protocol.checkpoint import complete, manifest_of
+from oobleckd.host.checkpoint import complete
+from oobleckd.host.jobfile import load_job
+from oobleckd.protocol.checkpoint import manifest_of
 from oobleckd.protocol.inputs import Input
-from oobleckd.protocol.job import Job, JobError, load_job
+from oobleckd.protocol.job import Job, JobError
 from oobleckd.protocol.messages import CheckpointPart, FromWorker, StepDone
 from oobleckd.protocol.modelnotes import words
 from oobleckd.protocol.parts import Counters, bits_of

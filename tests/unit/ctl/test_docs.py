@@ -11,7 +11,8 @@ import pytest
 
 from oobleckd.ctl import apidocs
 from oobleckd.ctl.docs import page
-from oobleckd.protocol.job import Job, load_job, parse_job
+from oobleckd.host.jobfile import load_job
+from oobleckd.protocol.job import Job, parse_job
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(

@@ -10,8 +10,8 @@ import pytest
 
 from oobleckd.ctl import export, programs
 from oobleckd.ctl.output import Failure
+from oobleckd.host.export import Exported
 from oobleckd.protocol.api import Accepted, JobView, Problem
-from oobleckd.protocol.export import Exported
 from oobleckd.protocol.job import Job
 from tests.helpers.api_server import job_spec, job_view
 from tests.unit.ctl.conftest import Ctl

@@ -9,7 +9,7 @@ import pytest
 
 from oobleckd.ctl import folder
 from oobleckd.ctl.output import Failure
-from oobleckd.protocol.job import load_job
+from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.modelnotes import FolderNote
 from tests.helpers.api_server import job_view
 from tests.unit.ctl.conftest import Ctl

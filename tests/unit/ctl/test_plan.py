@@ -24,8 +24,8 @@ from oobleckd.ctl.main import main
 from oobleckd.ctl.profiles import analytic, limit_bytes
 from oobleckd.ctl.world import World
 from oobleckd.daemon.journal import Journal
+from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.forecast import Forecast
-from oobleckd.protocol.job import load_job
 from oobleckd.protocol.parts import DeviceInfo
 from planner.costs.devices import SHEETS
 from planner.profile import Profile

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oobleckd.daemon.config import Config, is_loopback, load_config
-from oobleckd.protocol.settings import ConfigError, Loaded, config_files
+from oobleckd.host.settings import ConfigError, Loaded, config_files
 
 
 def write(path: Path, text: str) -> Path:

@@ -8,7 +8,7 @@ import pytest
 
 from oobleckd.core.events import FolderFound
 from oobleckd.daemon.folders import Folders, JobFolder
-from oobleckd.protocol.folder import ForeignFolder, Mark, claim, mark_of
+from oobleckd.host.folder import ForeignFolder, Mark, claim, mark_of
 
 
 def test_the_next_number_that_nobody_has(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.past import FILE
 from oobleckd.daemon.place import CopiedState
 from oobleckd.daemon.service import Service, open_service, status_of, step_row
+from oobleckd.host.folder import Mark, mark_of
 from oobleckd.protocol.api import Submit
-from oobleckd.protocol.folder import Mark, mark_of
 from oobleckd.protocol.job import Checkpoint
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World

@@ -14,18 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from oobleckd.protocol.checkpoint import (
-    Manifest,
-    checkpoints,
-    complete,
-    discard_partial,
-    manifest_of,
-    model_digest,
-    room,
-    set_aside,
-)
-from oobleckd.protocol.folder import MARK, Mark, claim
-from oobleckd.protocol.hold import held
+from oobleckd.host.checkpoint import checkpoints, complete, discard_partial, room, set_aside
+from oobleckd.host.folder import MARK, Mark, claim
+from oobleckd.host.hold import held
+from oobleckd.protocol.checkpoint import Manifest, manifest_of, model_digest
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
 from tests.helpers.models import CPU, small_config, small_job

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.protocol import codec, urgency
+from oobleckd.host import urgency
+from oobleckd.protocol import codec
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.protocol.messages import (
     Decide,

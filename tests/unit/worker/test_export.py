@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
-from oobleckd.protocol.checkpoint import complete, manifest_of
-from oobleckd.protocol.export import MARK, Exported, mark_of
+from oobleckd.host.checkpoint import complete
+from oobleckd.host.export import MARK, Exported, mark_of
+from oobleckd.protocol.checkpoint import manifest_of
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters

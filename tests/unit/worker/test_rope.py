@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from oobleckd.ctl.twin import to_toml
+from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.checkpoint import model_digest
-from oobleckd.protocol.job import JobError, load_job, parse_job
+from oobleckd.protocol.job import JobError, parse_job
 from tests.helpers.models import (
     all_layers,
     all_params,

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from oobleckd.protocol.settings import PREFIX, ConfigError, config_files, read_table
+from oobleckd.host.settings import PREFIX, ConfigError, config_files, read_table
 
 EXIT_USAGE = 2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.protocol.folder import MARK, ForeignFolder, Mark, claim, disclaim, enter, mark_of
+from oobleckd.host.folder import MARK, ForeignFolder, Mark, claim, disclaim, enter, mark_of
 
 OURS, THEIRS = Mark("ours", "q-1"), Mark("theirs", "q-1")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd import sd
 from oobleckd.daemon.peers import Peer, may_act, peer_of
+from oobleckd.host import sd
 
 
 def test_notify_reaches_a_path_and_an_abstract_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 
-from oobleckd.protocol import urgency
+from oobleckd.host import urgency
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ def test_an_ordinary_thread_lends_nothing() -> None:
 
 LONG = """
 import time
-from oobleckd.protocol import urgency
+from oobleckd.host import urgency
 
 def busy(seconds):
     until = time.process_time() + seconds

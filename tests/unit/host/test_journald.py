@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd import journald
-from oobleckd.journald import FIELDS, JournalHandler, of_story
+from oobleckd.host import journald
+from oobleckd.host.journald import FIELDS, JournalHandler, of_story
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from oobleckd.standing import ENVIRONMENT, difference, standing
+from oobleckd.host.standing import ENVIRONMENT, difference, standing
 
 
 def test_the_same_process_has_the_same_standing() -> None:

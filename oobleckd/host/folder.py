@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from oobleckd.protocol.durable import give_away, make_folder, sync_directory
+from oobleckd.host.durable import give_away, make_folder, sync_directory
 from oobleckd.protocol.unreadable import UNREADABLE
 
 MARK = ".oobleck-journal"

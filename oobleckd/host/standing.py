@@ -32,7 +32,7 @@ _READ_AT_IMPORT = (
     "TMPDIR", "TOKENIZERS_", "TORCH", "TRANSFORMERS_", "TZ", "USE_", "VECLIB_", "VIRTUAL_ENV", "XDG_",
 )  # fmt: skip
 """Beginnings of the names of variables that Python, the C library, torch or what comes with it look at once and never again."""
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 _CODE = ("oobleckd", "planner", "worker")
 
 
