@@ -46,7 +46,7 @@ docs: setup ## write docs/job-toml.md from the model of job.toml, docs/api.md fr
 	$(BIN)/python -m oobleckd.ctl.docs
 	$(BIN)/python -m oobleckd.ctl.apidocs
 	$(BIN)/python -m oobleckd.ctl.settingsdocs
-	$(BIN)/python -m console.docs
+	$(BIN)/python -m oobleckd.console.docs
 
 snapshots: setup ## write what the console's screens look like anew; git diff shows what that changes
 	$(BIN)/python -m tests.unit.console.test_snapshots

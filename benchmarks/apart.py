@@ -12,9 +12,9 @@ from itertools import pairwise
 from math import inf
 
 from oobleckd.core.entries import AnyEntry, CheckpointWritten, LayoutDeployed, RolledBack, StepEntry
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.job import Job
 from oobleckd.simulator.steps import Besides
-from planner.profile import Profile
 
 _WARM_UP = 2  # steps after a deployment in which memory is taken and links are made
 

@@ -27,10 +27,10 @@ import torch
 from benchmarks.ratios import median_interval
 from benchmarks.tables import table
 from oobleckd.protocol.job import Job, parse_job
-from worker import sums
-from worker.device.measure import measure
-from worker.models import Layer, gradients, input_gradients, load_spec
-from worker.state.store import Store
+from oobleckd.worker import sums
+from oobleckd.worker.device.measure import measure
+from oobleckd.worker.models import Layer, gradients, input_gradients, load_spec
+from oobleckd.worker.state.store import Store
 
 MOST_TIME, MOST_HELD = 1.05, 0.8
 WIDTH, HEADS, SEQUENCE, MICRO_BATCH = 256, 8, 256, 2

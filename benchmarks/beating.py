@@ -1,5 +1,5 @@
 """Many agents that do nothing but live: they join the daemon, and beat as often as it tells them, as idle agents do: by UDP where answers come
-(``worker.agent.heartbeat``), over ZeroMQ else. All of a process share one UDP socket.
+(``oobleckd.worker.agent.heartbeat``), over ZeroMQ else. All of a process share one UDP socket.
 
     python -m benchmarks.beating [--starting] ENDPOINT KEYS NODE...
 
@@ -27,7 +27,7 @@ from oobleckd.protocol import codec
 from oobleckd.protocol.datagrams import ACK_BYTES, Sender, address_of, short_session_of
 from oobleckd.protocol.messages import PROTOCOL, Beat, Hello, Welcome
 from oobleckd.protocol.parts import DeviceInfo
-from worker.agent import daemon_link
+from oobleckd.worker.agent import daemon_link
 
 _JOINING = 50  # at a time: a handshake is some milliseconds of the daemon's
 _LIFE = "beating.1"

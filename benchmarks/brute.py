@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planner.plan import Template
-from planner.policy import Setup
-from planner.profile import Held, LayerCost, Profile
+from oobleckd.planner.plan import Template
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import Held, LayerCost, Profile
 
 Stages = tuple[tuple[int, int, int], ...]  # first layer, layer after the last, devices
 

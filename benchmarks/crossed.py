@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Hashable
 
 from benchmarks.optimum import Program, Verdict
-from planner.schedules.jobshop import NOBODY, Shop
+from oobleckd.planner.schedules.jobshop import NOBODY, Shop
 
 Place = tuple[tuple[tuple[str, int, int], ...], int, str, int]
 

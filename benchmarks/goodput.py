@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.keeping import Kept
 from benchmarks.tables import table
 from oobleckd.ctl.profiles import analytic
+from oobleckd.planner.costs.devices import SHEETS
 from oobleckd.protocol.job import FaultTolerance, Job, Model, PolicyName, Schedule, Train
 from oobleckd.simulator.costs import AS_PUBLISHED, OURS, costs_named
 from oobleckd.simulator.failures import memoryless, usual_duration_s
@@ -32,7 +33,6 @@ from oobleckd.simulator.outcome import Question
 from oobleckd.simulator.report import PolicyLine, lines_of, percent
 from oobleckd.simulator.runs import Answer, Told, apart, run_all
 from oobleckd.simulator.traces import Trace, TraceError, read_trace
-from planner.costs.devices import SHEETS
 
 NUM_NODES = 32
 DEVICE = "a40"

@@ -29,7 +29,7 @@ from oobleckd.core.events import MakePlan
 from oobleckd.daemon import keys
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.service import Service, open_service
-from planner.policy import Situation
+from oobleckd.planner.policy import Situation
 
 _ROOT = Path(__file__).resolve().parents[1]
 GOAL_S = 0.01

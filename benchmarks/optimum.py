@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from planner.costs.work import StageWork
+from oobleckd.planner.costs.work import StageWork
 
 EARLIER = (("I", "F"), ("W", "F"), ("W", "I"))
 """Kinds whose order is open: an op of the first may come before a later micro-batch's op of the second."""

@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.goodput import DEVICE, NUM_NODES, OWN_SCHEDULE, SCHEDULES, SHAPES, Shape, job_of
 from oobleckd.ctl.profiles import analytic
+from oobleckd.planner.costs.devices import SHEETS
 from oobleckd.simulator.costs import AS_PUBLISHED, costs_named
 from oobleckd.simulator.failures import memoryless
 from oobleckd.simulator.outcome import Outcome, Question
 from oobleckd.simulator.prices import Price, price_of
 from oobleckd.simulator.runs import apart, run_all
 from oobleckd.simulator.traces import Trace
-from planner.costs.devices import SHEETS
 
 HERE = Path(__file__).resolve().parent
 CLAIMS, RESULTS = HERE / "papers.json", HERE / "papers-results.json"

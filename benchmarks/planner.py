@@ -28,11 +28,11 @@ import numpy as np
 from benchmarks import reference
 from benchmarks.referee import sizes_mismatch, split_mismatch
 from benchmarks.tables import table
-from planner.plan import Template
-from planner.policy import Setup
-from planner.sizing.catalogue import Catalogue, entries
-from planner.sizing.instantiate import instantiate
-from planner.templates.template import templates_for
+from oobleckd.planner.plan import Template
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.sizing.catalogue import Catalogue, entries
+from oobleckd.planner.sizing.instantiate import instantiate
+from oobleckd.planner.templates.template import templates_for
 
 OWN_REFERENCE = Path(__file__).parent / "planner_reference.json"
 OWN_ROWS = 24

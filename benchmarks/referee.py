@@ -8,10 +8,10 @@ import random
 import msgspec
 
 from benchmarks.brute import best_split_s, best_step_s, random_sizes_case, random_split_case, stages_time_s
-from planner.plan import Template
-from planner.policy import PlanError
-from planner.sizing.instantiate import instantiate
-from planner.templates.template import node_stages, templates_for
+from oobleckd.planner.plan import Template
+from oobleckd.planner.policy import PlanError
+from oobleckd.planner.sizing.instantiate import instantiate
+from oobleckd.planner.templates.template import node_stages, templates_for
 
 CLOSE = 1e-9  # of the time: both round
 

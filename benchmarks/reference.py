@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.brute import SizesCase, SplitCase, best_split_s, best_step_s, random_sizes_case, stages_time_s
-from planner.plan import Template
-from planner.policy import PlanError, Setup
-from planner.profile import LayerCost, Profile
-from planner.sizing.instantiate import instantiate
-from planner.templates.guarantee import largest_useful, n_max_down_to_n0, n_max_for_f
-from planner.templates.template import templates_for
+from oobleckd.planner.plan import Template
+from oobleckd.planner.policy import PlanError, Setup
+from oobleckd.planner.profile import LayerCost, Profile
+from oobleckd.planner.sizing.instantiate import instantiate
+from oobleckd.planner.templates.guarantee import largest_useful, n_max_down_to_n0, n_max_for_f
+from oobleckd.planner.templates.template import templates_for
 
 LATENCY_S, BYTES_PER_S = 0.02e-3, 25e9
 STATE_BYTES, WEIGHT_BYTES = 18, 4  # a parameter

@@ -33,12 +33,12 @@ from benchmarks.goals import Goal
 from benchmarks.peers.launch import endable, isolate
 from benchmarks.possible import Step, Verdict, possible
 from benchmarks.tables import table
-from planner.plan import Pipeline, Plan, Range, Segment
-from planner.policy import Setup
-from planner.profile import LayerCost, Profile
-from planner.reroute.reroute import layout_of
-from planner.schedules.jobshop import shop_of
-from planner.schedules.routed import crossing, least_s, ready_first_s
+from oobleckd.planner.plan import Pipeline, Plan, Range, Segment
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import LayerCost, Profile
+from oobleckd.planner.reroute.reroute import layout_of
+from oobleckd.planner.schedules.jobshop import shop_of
+from oobleckd.planner.schedules.routed import crossing, least_s, ready_first_s
 
 LOST, WITHIN, LIVE_WITHIN = 0.01, 0.03, 0.05
 KINDS = {"fused": (False, False), "decoupled": (True, False), "staggered": (True, True)}

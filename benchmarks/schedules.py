@@ -26,19 +26,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.optimum import shortest
 from benchmarks.tables import table
-from planner.costs.work import DeviceWork, StageWork, stage_works
-from planner.placement.transfer import place, segments_on, transfers
-from planner.plan import Pipeline, Plan, Range, Template, holdings_of, node_of
-from planner.policy import Setup
-from planner.profile import LayerCost, Profile
-from planner.schedule import Op, one_f_one_b
-from planner.schedules.decoupled import decoupled
-from planner.schedules.orders import least_makespan_s
-from planner.schedules.pipe import Pipe
-from planner.schedules.timeline import Timeline, dry_run_works
-from planner.schedules.validator import validate
-from planner.templates.refine import refined
-from planner.templates.template import templates, templates_for
+from oobleckd.planner.costs.work import DeviceWork, StageWork, stage_works
+from oobleckd.planner.placement.transfer import place, segments_on, transfers
+from oobleckd.planner.plan import Pipeline, Plan, Range, Template, holdings_of, node_of
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import LayerCost, Profile
+from oobleckd.planner.schedule import Op, one_f_one_b
+from oobleckd.planner.schedules.decoupled import decoupled
+from oobleckd.planner.schedules.orders import least_makespan_s
+from oobleckd.planner.schedules.pipe import Pipe
+from oobleckd.planner.schedules.timeline import Timeline, dry_run_works
+from oobleckd.planner.schedules.validator import validate
+from oobleckd.planner.templates.refine import refined
+from oobleckd.planner.templates.template import templates, templates_for
 
 WITHIN = 0.02
 """How far a decoupled schedule may be from the optimum."""

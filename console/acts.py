@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple, assert_never, get_args
 
 import msgspec
 
-from console import bundle
-from console.model import View
 from oobleckd.client import Client
+from oobleckd.console import bundle
+from oobleckd.console.model import View
 from oobleckd.protocol.parts import How
 from oobleckd.unixhttp import ApiProblem, ClientError
 

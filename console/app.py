@@ -87,8 +87,8 @@ def main(
 
 def _moment(at: str | None, file: Path | None) -> float | None:
     """``at`` in POSIX seconds: of a file a time of day is the one nearest to its incident."""
-    from console.bundle import BundleError, read
-    from console.times import moment
+    from oobleckd.console.bundle import BundleError, read
+    from oobleckd.console.times import moment
 
     if at is None:
         return None
@@ -101,9 +101,9 @@ def _moment(at: str | None, file: Path | None) -> float | None:
 
 
 def _once(client: Client, at: float | None, file: Path | None, ascii_only: bool) -> None:
-    from console.bundle import BundleError
-    from console.letters import ascii_text
-    from console.once import overview, past
+    from oobleckd.console.bundle import BundleError
+    from oobleckd.console.letters import ascii_text
+    from oobleckd.console.once import overview, past
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
     try:
@@ -131,14 +131,14 @@ def _watch(
     if not on_terminal():
         _end("the console needs a terminal, and this is none", "`oobleck-console --once` prints text", USAGE)
     try:
-        from console.start import run
+        from oobleckd.console.start import run
     except ImportError as error:
         _end(
             f"Textual cannot be loaded: {error}",
             "install oobleckd anew, or use `oobleck-console --once`",
             FAILED,
         )
-    from console.bundle import BundleError
+    from oobleckd.console.bundle import BundleError
 
     try:
         code = run(
@@ -151,7 +151,7 @@ def _watch(
 
 def _web(words: list[str], port: int) -> None:
     try:
-        from console.web import serve
+        from oobleckd.console.web import serve
     except ImportError as error:
         _end(f"--web cannot be served: {error}", "pip install 'oobleckd[web]'", FAILED)
     try:

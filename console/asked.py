@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
-from console.facts import AnyFact, Refused, Wants, Watched
-from console.model import identity
 from oobleckd.client import Client
+from oobleckd.console.facts import AnyFact, Refused, Wants, Watched
+from oobleckd.console.model import identity
 from oobleckd.protocol.api import JobView
 from oobleckd.unixhttp import ClientError, Unreachable
 

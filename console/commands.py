@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 import msgspec
 
-from console.keys import SCREENS, TITLES, ScreenName
+from oobleckd.console.keys import SCREENS, TITLES, ScreenName
 
 WORDS: dict[str, str] = {
     "q": "quit", "quit": "quit", "help": "what the keys do", "theme": "`:theme light`, dark or colour-blind",

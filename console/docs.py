@@ -1,4 +1,4 @@
-"""Writes docs/console.md: ``python -m console.docs [FILE]``. Keys, screens and options come from the code.
+"""Writes docs/console.md: ``python -m oobleckd.console.docs [FILE]``. Keys, screens and options come from the code.
 
 Owns the page's words around them. A test compares the page with what this would write.
 """
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import click
 
-from console import keys
-from console.app import main as command
-from console.commands import WORDS
-from console.keys import Key, ScreenName
-from console.screens.help import LINKS, SIGNS
+from oobleckd.console import keys
+from oobleckd.console.app import main as command
+from oobleckd.console.commands import WORDS
+from oobleckd.console.keys import Key, ScreenName
+from oobleckd.console.screens.help import LINKS, SIGNS
 
 # The scene and size in which a screen's picture was taken (tests/unit/console/shots.py).
 SEEN: dict[ScreenName, str] = {

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from console.asked import Asked, is_of_one_question
-from console.facts import AnyFact, Away, Fetched, Heard, History, Refused, Wants
-from console.model import STEPS_KEPT, identity, is_other_history, shown_job
 from oobleckd.client import Client, Events
+from oobleckd.console.asked import Asked, is_of_one_question
+from oobleckd.console.facts import AnyFact, Away, Fetched, Heard, History, Refused, Wants
+from oobleckd.console.model import STEPS_KEPT, identity, is_other_history, shown_job
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.changes import Change
 from oobleckd.unixhttp import ApiProblem, BadAnswer, ClientError, Unreachable

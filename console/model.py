@@ -16,8 +16,8 @@ from typing import Any, Literal, assert_never
 
 import msgspec
 
-from console.facts import AnyFact, Away, Fetched, Heard, History, Refused, Rewound, Unshown, Watched
-from console.kept import kept
+from oobleckd.console.facts import AnyFact, Away, Fetched, Heard, History, Refused, Rewound, Unshown, Watched
+from oobleckd.console.kept import kept
 from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, Status, TemplateView
 from oobleckd.protocol.changes import Change, IncidentBegan, IncidentOver, NodeLost, StepCommitted
 from oobleckd.protocol.watch import BlastView, GoodputView, LayerView, SampledSteps, ScheduleView

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from console import replay
-from console.feed import fetch_once
-from console.model import View, fold
-from console.past import Walk
-from console.widgets import events, nodes, pipelines, recovery, templates, training, verdict
 from oobleckd.client import Client
+from oobleckd.console import replay
+from oobleckd.console.feed import fetch_once
+from oobleckd.console.model import View, fold
+from oobleckd.console.past import Walk
+from oobleckd.console.widgets import events, nodes, pipelines, recovery, templates, training, verdict
 from oobleckd.draw.lines import framed, plain
 
 _ROWS = {"events": 20, "training": 6, "recovery": 20}

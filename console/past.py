@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from console.facts import Fetched, Heard, History, Rewound, Watched
-from console.model import shown_job
+from oobleckd.console.facts import Fetched, Heard, History, Rewound, Watched
+from oobleckd.console.model import shown_job
 from oobleckd.protocol.watch import Past, SampledSteps, ScheduleView
 
 

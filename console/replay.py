@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from console.bundle import read
-from console.facts import AnyFact, Away, Unshown, Wants
-from console.past import Walk
 from oobleckd.client import Client
+from oobleckd.console.bundle import read
+from oobleckd.console.facts import AnyFact, Away, Unshown, Wants
+from oobleckd.console.past import Walk
 from oobleckd.protocol.watch import Past
 from oobleckd.unixhttp import ClientError, Unreachable
 

@@ -6,12 +6,12 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
-from console import replay
-from console.facts import AnyFact, Wants
-from console.feed import Feed, Source
-from console.themes import THEMES
-from console.tui import ConsoleApp, Options
 from oobleckd.client import Client
+from oobleckd.console import replay
+from oobleckd.console.facts import AnyFact, Wants
+from oobleckd.console.feed import Feed, Source
+from oobleckd.console.themes import THEMES
+from oobleckd.console.tui import ConsoleApp, Options
 
 
 class Silence:

@@ -17,29 +17,29 @@ import msgspec
 from textual.app import App
 from textual.binding import BindingType
 
-from console import commands, letters, themes
-from console.acts import Act, Outcome, export, perform, refusal, to_socket
-from console.facts import AnyFact, Wants
-from console.feed import Source
-from console.keys import FILTERED, SCREENS, WITH_FILTER, ScreenName
-from console.marks import Marks
-from console.model import View, fold
-from console.replay import Load, Replay
-from console.screens.events import Events
-from console.screens.help import Help
-from console.screens.incidents import Incidents
-from console.screens.job import Job
-from console.screens.nodes import Nodes
-from console.screens.overview import Overview
-from console.screens.page import Page, bindings
-from console.screens.palette import Finder, Keys
-from console.screens.pipelines import Pipelines
-from console.screens.prompt import Confirm, Prompt
-from console.screens.templates import Templates
-from console.screens.whatif import WhatIf
-from console.themes import ThemeName
-from console.times import SAYS, moment
 from oobleckd.client import Client
+from oobleckd.console import commands, letters, themes
+from oobleckd.console.acts import Act, Outcome, export, perform, refusal, to_socket
+from oobleckd.console.facts import AnyFact, Wants
+from oobleckd.console.feed import Source
+from oobleckd.console.keys import FILTERED, SCREENS, WITH_FILTER, ScreenName
+from oobleckd.console.marks import Marks
+from oobleckd.console.model import View, fold
+from oobleckd.console.replay import Load, Replay
+from oobleckd.console.screens.events import Events
+from oobleckd.console.screens.help import Help
+from oobleckd.console.screens.incidents import Incidents
+from oobleckd.console.screens.job import Job
+from oobleckd.console.screens.nodes import Nodes
+from oobleckd.console.screens.overview import Overview
+from oobleckd.console.screens.page import Page, bindings
+from oobleckd.console.screens.palette import Finder, Keys
+from oobleckd.console.screens.pipelines import Pipelines
+from oobleckd.console.screens.prompt import Confirm, Prompt
+from oobleckd.console.screens.templates import Templates
+from oobleckd.console.screens.whatif import WhatIf
+from oobleckd.console.themes import ThemeName
+from oobleckd.console.times import SAYS, moment
 
 RATE_HZ = 4.0
 # Told where to put facts; the live feed, and whatever else has facts to tell.

@@ -7,11 +7,12 @@ a console is read-only always, for whoever can reach the port is not known to be
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 
 from aiohttp import web
 from textual_serve.server import Server
+
+from oobleckd.host.interpreter import command
 
 HOST = "localhost"
 
@@ -20,8 +21,8 @@ class ConsoleServer(Server):
     """Serves ``oobleck-console`` with ``words`` on ``port``."""
 
     def __init__(self, words: Sequence[str], port: int) -> None:
-        command = shlex.join([sys.executable, "-m", "console.app", "--read-only", *words])
-        super().__init__(command, host=HOST, port=port, title="oobleck-console")
+        line = shlex.join(command("oobleckd.console.app", "--read-only", *words))
+        super().__init__(line, host=HOST, port=port, title="oobleck-console")
 
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
         """Run a console for a page that came from here. Browsers say where a page came from, and it cannot say otherwise."""

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from planner.plan import Layers, Plan, Template, Transfer
-from planner.profile import NOTHING, Held, Profile
+from oobleckd.planner.plan import Layers, Plan, Template, Transfer
+from oobleckd.planner.profile import NOTHING, Held, Profile
 
 REROUTING = frozenset({"adaptive", "bamboo", "slipstream"})
 """Policies under which a job goes on with detours after a loss, instead of stopping for a new plan at the next

@@ -21,7 +21,7 @@ from typing import Literal, cast, get_args
 
 import msgspec
 
-from planner.plan import Plan
+from oobleckd.planner.plan import Plan
 
 Kind = Literal["F", "B", "I", "W", "SA", "RA", "SG", "RG", "R", "U"]
 WHOLE_STEP: frozenset[Kind] = frozenset({"R", "U"})

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import zlib
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 # Before anything imports torch or transformers. Started programs inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -70,3 +73,31 @@ def _values(item: pytest.Function) -> set[tuple[str, str]]:
 @pytest.hookimpl(optionalhook=True)  # without xdist all runs one after another
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     return _LiveTogether(config, log)
+
+
+def bare_names(names: Iterable[str]) -> list[str]:
+    """Modules that were imported as ``worker``, ``planner`` or ``console``, or below: the root is on sys.path under ``python -m pytest``."""
+    return sorted(name for name in names if name.partition(".")[0] in {"console", "planner", "worker"})
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run that imported them fails, wherever it did."""
+    found = bare_names(sys.modules)
+    if hasattr(session.config, "workeroutput"):  # a process of xdist: the one that started it says so
+        session.config.workeroutput["bare_names"] = found
+    elif found or (found := sorted(session.config.stash.get(_BARE, set()))):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.config.get_terminal_writer().line(
+            f"\nimported by a bare name, not as oobleckd.…: {' '.join(found)}", red=True
+        )
+
+
+_BARE = pytest.StashKey[set[str]]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController) -> None:
+    """What a process of xdist has imported."""
+    found = getattr(node, "workeroutput", {}).get("bare_names", [])
+    node.config.stash.setdefault(_BARE, set()).update(found)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_LAYER = "worker.models.layer"
+_LAYER = "oobleckd.worker.models.layer"
 
 
 class _Finder(MetaPathFinder):

@@ -7,15 +7,15 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from console.keys import ScreenName
-from console.model import View
-from console.screens import places
-from console.screens.page import Host, ListPage, bindings
-from console.screens.places import Places
-from console.widgets import log
-from console.widgets.listing import clamped
-from console.widgets.log import Look
-from console.widgets.panel import Panel
+from oobleckd.console.keys import ScreenName
+from oobleckd.console.model import View
+from oobleckd.console.screens import places
+from oobleckd.console.screens.page import Host, ListPage, bindings
+from oobleckd.console.screens.places import Places
+from oobleckd.console.widgets import log
+from oobleckd.console.widgets.listing import clamped
+from oobleckd.console.widgets.log import Look
+from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line, clipped, wrapped
 from oobleckd.protocol.changes import Change
 

@@ -10,10 +10,10 @@ from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from console import keys
-from console.keys import Key, ScreenName
-from console.screens.modal import Modal
-from console.widgets.nodes import STATES
+from oobleckd.console import keys
+from oobleckd.console.keys import Key, ScreenName
+from oobleckd.console.screens.modal import Modal
+from oobleckd.console.widgets.nodes import STATES
 
 LINKS = (
     ("● live", "the daemon answers"),

@@ -7,15 +7,15 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from console.keys import ScreenName
-from console.model import View
-from console.screens import places
-from console.screens.page import ListPage, bindings
-from console.screens.places import Places
-from console.widgets import choices, incidents, recovery
-from console.widgets.incidents import Look
-from console.widgets.listing import missing
-from console.widgets.panel import Panel
+from oobleckd.console.keys import ScreenName
+from oobleckd.console.model import View
+from oobleckd.console.screens import places
+from oobleckd.console.screens.page import ListPage, bindings
+from oobleckd.console.screens.places import Places
+from oobleckd.console.widgets import choices, incidents, recovery
+from oobleckd.console.widgets.incidents import Look
+from oobleckd.console.widgets.listing import missing
+from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
 
 

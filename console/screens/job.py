@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from console.acts import Act
-from console.facts import Wants
-from console.keys import ScreenName
-from console.screens import places
-from console.screens.page import Page, bindings
-from console.screens.places import Places
-from console.widgets import goodput, jobfacts, training
-from console.widgets.panel import Panel
+from oobleckd.console.acts import Act
+from oobleckd.console.facts import Wants
+from oobleckd.console.keys import ScreenName
+from oobleckd.console.screens import places
+from oobleckd.console.screens.page import Page, bindings
+from oobleckd.console.screens.places import Places
+from oobleckd.console.widgets import goodput, jobfacts, training
+from oobleckd.console.widgets.panel import Panel
 
 
 class Job(Page):

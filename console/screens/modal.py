@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 from textual.screen import ModalScreen
 from textual.scrollbar import ScrollBarRender
 
-from console.letters import ascii_text
+from oobleckd.console.letters import ascii_text
 
 Answer = TypeVar("Answer")
 

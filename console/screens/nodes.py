@@ -7,16 +7,16 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from console.acts import Act
-from console.facts import Wants
-from console.keys import ScreenName
-from console.model import View
-from console.screens import places
-from console.screens.page import Host, ListPage, bindings
-from console.screens.places import Places
-from console.widgets import copies, grid, nodetable
-from console.widgets.nodetable import Look
-from console.widgets.panel import Panel
+from oobleckd.console.acts import Act
+from oobleckd.console.facts import Wants
+from oobleckd.console.keys import ScreenName
+from oobleckd.console.model import View
+from oobleckd.console.screens import places
+from oobleckd.console.screens.page import Host, ListPage, bindings
+from oobleckd.console.screens.places import Places
+from oobleckd.console.widgets import copies, grid, nodetable
+from oobleckd.console.widgets.nodetable import Look
+from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
 
 

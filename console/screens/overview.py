@@ -7,17 +7,27 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from console.facts import Wants
-from console.keys import SCREENS, ScreenName
-from console.model import View
-from console.screens import places
-from console.screens.page import Host, Page, bindings
-from console.screens.places import Places
-from console.screens.risk import Risk
-from console.screens.steps import StepCursor, moment_of
-from console.widgets import blast, fleet, grid, nodes, pipelines, recovery, shares, timeline, training
-from console.widgets import events as events_panel
-from console.widgets.panel import Panel
+from oobleckd.console.facts import Wants
+from oobleckd.console.keys import SCREENS, ScreenName
+from oobleckd.console.model import View
+from oobleckd.console.screens import places
+from oobleckd.console.screens.page import Host, Page, bindings
+from oobleckd.console.screens.places import Places
+from oobleckd.console.screens.risk import Risk
+from oobleckd.console.screens.steps import StepCursor, moment_of
+from oobleckd.console.widgets import (
+    blast,
+    fleet,
+    grid,
+    nodes,
+    pipelines,
+    recovery,
+    shares,
+    timeline,
+    training,
+)
+from oobleckd.console.widgets import events as events_panel
+from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line, plain
 from oobleckd.protocol.api import IncidentView
 from oobleckd.protocol.watch import ScheduleView

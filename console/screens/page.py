@@ -16,16 +16,16 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.screen import Screen
 
-from console import keys, letters
-from console.acts import Act
-from console.facts import Wants
-from console.keys import Scope, ScreenName
-from console.marks import Marks
-from console.model import View
-from console.screens.places import Place, Places
-from console.widgets import footer, verdict
-from console.widgets.listing import clamped, place
-from console.widgets.panel import Panel
+from oobleckd.console import keys, letters
+from oobleckd.console.acts import Act
+from oobleckd.console.facts import Wants
+from oobleckd.console.keys import Scope, ScreenName
+from oobleckd.console.marks import Marks
+from oobleckd.console.model import View
+from oobleckd.console.screens.places import Place, Places
+from oobleckd.console.widgets import footer, verdict
+from oobleckd.console.widgets.listing import clamped, place
+from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 
-from console import keys
-from console.letters import ascii_text
-from console.screens.page import Page
+from oobleckd.console import keys
+from oobleckd.console.letters import ascii_text
+from oobleckd.console.screens.page import Page
 
 
 class Finder(CommandPalette):

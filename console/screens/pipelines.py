@@ -7,16 +7,16 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from console.facts import Wants
-from console.keys import ScreenName
-from console.model import View
-from console.screens import places
-from console.screens.page import Host, ListPage, bindings
-from console.screens.places import Places
-from console.screens.steps import StepCursor, moment_of
-from console.widgets import fleet, timeline
-from console.widgets.panel import Panel
-from console.widgets.timeline import Look, Order
+from oobleckd.console.facts import Wants
+from oobleckd.console.keys import ScreenName
+from oobleckd.console.model import View
+from oobleckd.console.screens import places
+from oobleckd.console.screens.page import Host, ListPage, bindings
+from oobleckd.console.screens.places import Places
+from oobleckd.console.screens.steps import StepCursor, moment_of
+from oobleckd.console.widgets import fleet, timeline
+from oobleckd.console.widgets.panel import Panel
+from oobleckd.console.widgets.timeline import Look, Order
 from oobleckd.draw.lines import Line, plain
 
 _ORDER_WORDS: dict[Order, str] = {

@@ -12,10 +12,10 @@ from textual.content import Content
 from textual.events import Key
 from textual.widgets import Input, Static
 
-from console.acts import Act
-from console.model import View
-from console.screens.modal import Answer, Modal
-from console.widgets import blast
+from oobleckd.console.acts import Act
+from oobleckd.console.model import View
+from oobleckd.console.screens.modal import Answer, Modal
+from oobleckd.console.widgets import blast
 from oobleckd.draw.lines import plain
 
 _PREVIEW_WIDTH, _PREVIEW_ROWS = 72, 8

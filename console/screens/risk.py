@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from console.model import View
-from console.widgets import blast
+from oobleckd.console.model import View
+from oobleckd.console.widgets import blast
 
 
 @dataclass(slots=True)

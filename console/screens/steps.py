@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from console.model import View
+from oobleckd.console.model import View
 from oobleckd.protocol.watch import SampledSteps
 
 ASIDE_S = 30.0

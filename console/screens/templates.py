@@ -7,15 +7,15 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from console.facts import Wants
-from console.keys import ScreenName
-from console.model import View
-from console.screens import places
-from console.screens.page import Host, ListPage, bindings
-from console.screens.places import Places
-from console.widgets import coverage, templatetable
-from console.widgets.panel import Panel
-from console.widgets.templatetable import Look
+from oobleckd.console.facts import Wants
+from oobleckd.console.keys import ScreenName
+from oobleckd.console.model import View
+from oobleckd.console.screens import places
+from oobleckd.console.screens.page import Host, ListPage, bindings
+from oobleckd.console.screens.places import Places
+from oobleckd.console.widgets import coverage, templatetable
+from oobleckd.console.widgets.panel import Panel
+from oobleckd.console.widgets.templatetable import Look
 from oobleckd.draw.lines import Line
 
 

@@ -7,17 +7,17 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from console.acts import HOWS, Act
-from console.facts import Wants
-from console.keys import ScreenName
-from console.model import View
-from console.screens import places
-from console.screens.page import Host, ListPage, bindings
-from console.screens.places import Places
-from console.screens.risk import Risk
-from console.widgets import blast, nodetable
-from console.widgets.nodetable import Look
-from console.widgets.panel import Panel
+from oobleckd.console.acts import HOWS, Act
+from oobleckd.console.facts import Wants
+from oobleckd.console.keys import ScreenName
+from oobleckd.console.model import View
+from oobleckd.console.screens import places
+from oobleckd.console.screens.page import Host, ListPage, bindings
+from oobleckd.console.screens.places import Places
+from oobleckd.console.screens.risk import Risk
+from oobleckd.console.widgets import blast, nodetable
+from oobleckd.console.widgets.nodetable import Look
+from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
 
 

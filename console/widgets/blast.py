@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import nsmallest
 
-from console.model import View
-from console.widgets.nodes import natural
+from oobleckd.console.model import View
+from oobleckd.console.widgets.nodes import natural
 from oobleckd.draw.lines import Line, Role, clipped, count, flow, layers, seconds, size, wrapped
 from oobleckd.protocol.api import LayerRange, NodeView
 from oobleckd.protocol.watch import BlastView

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from console.widgets.pipelines import node_of
+from oobleckd.console.widgets.pipelines import node_of
 from oobleckd.draw.lines import Line, bar, clipped, flow, ms, seconds, size, wrapped
 from oobleckd.protocol.api import IncidentView
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from console.model import View
+from oobleckd.console.model import View
 from oobleckd.draw.lines import Line, Role, Span, clipped, layers
 from oobleckd.protocol.watch import LayerView
 

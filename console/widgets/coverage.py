@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import msgspec
 
-from console.model import View
-from console.widgets.listing import nothing, window
+from oobleckd.console.model import View
+from oobleckd.console.widgets.listing import nothing, window
 from oobleckd.draw.lines import Line, clipped
 
 DEPENDS = ("templates", "nodes")

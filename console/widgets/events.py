@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from console.model import View
+from oobleckd.console.model import View
 from oobleckd.draw.lines import Line, Role, clipped, clock
 from oobleckd.protocol.changes import Change
 

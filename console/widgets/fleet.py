@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from console.model import View
-from console.widgets.timeline import Look, bubbles, by_pipeline, shown_schedule
+from oobleckd.console.model import View
+from oobleckd.console.widgets.timeline import Look, bubbles, by_pipeline, shown_schedule
 from oobleckd.draw.lines import Line, Role, Span, clipped
 
 # Up to this share of waiting; the first is the best.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from console.keys import SCREENS, TITLES, Key, ScreenName
+from oobleckd.console.keys import SCREENS, TITLES, Key, ScreenName
 from oobleckd.draw.lines import Line, Span, clipped, length
 
 _ROOMY = 130

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from console.model import View
+from oobleckd.console.model import View
 from oobleckd.draw.lines import Line, Role, bar, clipped, seconds
 from oobleckd.protocol.watch import Lost
 

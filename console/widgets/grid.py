@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from console.model import View
-from console.widgets.listing import missing
-from console.widgets.nodes import STATES, counts, natural
+from oobleckd.console.model import View
+from oobleckd.console.widgets.listing import missing
+from oobleckd.console.widgets.nodes import STATES, counts, natural
 from oobleckd.draw.lines import Line, Role, Span, clipped, cut
 from oobleckd.protocol.api import NodeState, NodeView
 

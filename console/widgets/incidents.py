@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from console.model import View
-from console.widgets.listing import clamped, counted, matches, missing, nothing, rows
+from oobleckd.console.model import View
+from oobleckd.console.widgets.listing import clamped, counted, matches, missing, nothing, rows
 from oobleckd.draw.lines import Line, Role, clipped, clock, ms
 from oobleckd.protocol.api import IncidentView
 

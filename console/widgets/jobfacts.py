@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from console.model import View
-from console.widgets.listing import nothing
+from oobleckd.console.model import View
+from oobleckd.console.widgets.listing import nothing
 from oobleckd.draw.lines import Line, clipped, clock, count, flow, rate, seconds
 from oobleckd.protocol.api import JobView
 

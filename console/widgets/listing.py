@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from console.model import View
+from oobleckd.console.model import View
 from oobleckd.draw.lines import Line, clipped, length
 
 Item = TypeVar("Item")

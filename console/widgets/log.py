@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from console.model import View
-from console.widgets.events import row
-from console.widgets.listing import clamped, counted, matches, rows
+from oobleckd.console.model import View
+from oobleckd.console.widgets.events import row
+from oobleckd.console.widgets.listing import clamped, counted, matches, rows
 from oobleckd.draw.lines import Line, clipped
 from oobleckd.protocol.changes import Change
 

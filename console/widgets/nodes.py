@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
-from console.model import View
-from console.widgets.listing import missing
+from oobleckd.console.model import View
+from oobleckd.console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Role, Span, clipped, cut, layers, seconds
 from oobleckd.protocol.api import NodeState, NodeView
 

@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from console.model import View
-from console.widgets.listing import clamped, counted, matches, missing, nothing, rows
-from console.widgets.nodes import STATES, natural
+from oobleckd.console.model import View
+from oobleckd.console.widgets.listing import clamped, counted, matches, missing, nothing, rows
+from oobleckd.console.widgets.nodes import STATES, natural
 from oobleckd.draw.lines import Line, clipped, cut, layers, seconds, size
 from oobleckd.protocol.api import LayerRange, NodeState, NodeView
 

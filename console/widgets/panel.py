@@ -18,8 +18,8 @@ from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
-from console import letters, themes
-from console.model import View
+from oobleckd.console import letters, themes
+from oobleckd.console.model import View
 from oobleckd.draw.lines import Line, Role, framed
 
 Painter = Callable[[View, float, int, int], list[Line]]

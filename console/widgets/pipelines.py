@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from console.model import View
-from console.widgets.listing import missing
+from oobleckd.console.model import View
+from oobleckd.console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Span, bar, clipped, layers, more
 from oobleckd.protocol.api import LayerRange, PipelineView
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import get_args
 
-from console.model import View
-from console.widgets.listing import missing
-from console.widgets.pipelines import node_of
+from oobleckd.console.model import View
+from oobleckd.console.widgets.listing import missing
+from oobleckd.console.widgets.pipelines import node_of
 from oobleckd.draw.lines import Line, Role, Span, bar, clipped, count, cut, ms, seconds, size, wrapped
 from oobleckd.protocol.api import IncidentView, Phase
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from console.model import View
-from console.widgets.listing import missing
+from oobleckd.console.model import View
+from oobleckd.console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Role, bar, clipped, more, seconds
 from oobleckd.protocol.api import TemplateView
 

@@ -7,8 +7,8 @@ from statistics import mean
 
 import msgspec
 
-from console.model import View
-from console.widgets.listing import clamped, matches, missing, nothing, rows
+from oobleckd.console.model import View
+from oobleckd.console.widgets.listing import clamped, matches, missing, nothing, rows
 from oobleckd.draw.lines import Line, bar, clipped, count, layers, seconds, size
 from oobleckd.protocol.api import TemplateView
 from oobleckd.protocol.watch import LaneView

@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from console.model import View
-from console.widgets.pipelines import node_of
+from oobleckd.console.model import View
+from oobleckd.console.widgets.pipelines import node_of
 from oobleckd.draw.lines import Line, Role, Span, clipped, count, cut, length, seconds
 from oobleckd.protocol.watch import LaneView, OpView, ScheduleView
 

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
-from console.model import Point, View
-from console.widgets.listing import missing
+from oobleckd.console.model import Point, View
+from oobleckd.console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Role, Span, clipped, curve, rate
 from oobleckd.protocol.api import JobView
 

@@ -6,9 +6,9 @@ that waits or failed.
 
 from __future__ import annotations
 
-from console.model import LISTS, View
-from console.times import dated
 from oobleckd import __version__
+from oobleckd.console.model import LISTS, View
+from oobleckd.console.times import dated
 from oobleckd.draw.lines import Line, Role, Span, age, clipped, clock, count, flow, length, rate, seconds
 from oobleckd.protocol.api import JobView
 

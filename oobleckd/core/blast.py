@@ -11,17 +11,17 @@ from collections.abc import Collection
 import msgspec
 
 from oobleckd.core.questions import LossQuestion
+from oobleckd.planner.placement.transfer import copy_s
+from oobleckd.planner.plan import Plan, Template
+from oobleckd.planner.policies import adapt
+from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Proposal, Setup
+from oobleckd.planner.reroute.reroute import detour
+from oobleckd.planner.reroute.shadow import takes_over
+from oobleckd.planner.schedules.routed import busiest_s, device_s
+from oobleckd.planner.sizing.instantiate import too_few
+from oobleckd.planner.templates.guarantee import losses_survived, lost_layers
 from oobleckd.protocol.api import LayerRange, PipelineView, RejectedView
 from oobleckd.protocol.watch import BlastView
-from planner.placement.transfer import copy_s
-from planner.plan import Plan, Template
-from planner.policies import adapt
-from planner.policy import REROUTING, ROLLING_BACK, Proposal, Setup
-from planner.reroute.reroute import detour
-from planner.reroute.shadow import takes_over
-from planner.schedules.routed import busiest_s, device_s
-from planner.sizing.instantiate import too_few
-from planner.templates.guarantee import losses_survived, lost_layers
 
 DEPLOY_S = 0.1
 """A deployment but for its copies: a few messages between two steps, and new connections."""

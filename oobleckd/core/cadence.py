@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 from oobleckd.core import failures
 from oobleckd.core.state import RECENT_STEPS, JobRecord, Step, Written
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.api import CadenceView
-from planner.profile import Profile
 
 LEAST_S = 10.0
 """No sooner than that, and twice what writing takes: the disk is others', too."""

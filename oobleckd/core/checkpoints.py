@@ -14,11 +14,11 @@ from oobleckd.core.entries import CheckpointWritten, FolderTaken
 from oobleckd.core.events import FolderFound, ManifestWritten, SetAside, WriteManifest
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.changes import CheckpointComplete, CheckpointDamaged, CheckpointFolder, CheckpointSaid
 from oobleckd.protocol.checkpoint import DAMAGED, manifest_of
 from oobleckd.protocol.messages import Ack, CheckpointFailed, CheckpointPart, DeviceFailed
 from oobleckd.protocol.parts import Counters
-from planner.plan import node_of
 
 STALE_ROUNDS = 50
 

@@ -23,12 +23,12 @@ from oobleckd.core.samples import Samples
 from oobleckd.core.state import JobRecord, State
 from oobleckd.core.states import Trigger, after
 from oobleckd.core.usable import Terms, Usable
+from oobleckd.planner.plan import node_of
+from oobleckd.planner.policy import Setup, Situation
 from oobleckd.protocol.changes import AnyPayload, Change, JobMoved, Level
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, Release, ToWorker
 from oobleckd.protocol.parts import FailureCause, Peer
-from planner.plan import node_of
-from planner.policy import Setup, Situation
 
 
 @dataclass(slots=True)

@@ -16,11 +16,11 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import CorruptionFound, CorruptionSettled, NodeDrained
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.changes import JobSaid, NodeQuarantined
 from oobleckd.protocol.corruption import Fingerprints, Odd, differing
 from oobleckd.protocol.messages import Corrupted, StepDone
 from oobleckd.protocol.parts import Counters
-from planner.plan import node_of
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ A device that says why it died (or of which the kernel says so) dies of a kind, 
 second one of the same kind in the same phase fails the job: it would die again wherever it is tried, and the nodes are as good as
 before. Nobody is drained, and who was killed from outside never counts.
 
-Owns that rule, and what people are told of it. Where the words come from: ``worker.runtime.deaths``.
+Owns that rule, and what people are told of it. Where the words come from: ``oobleckd.worker.runtime.deaths``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import DeviceDied
 from oobleckd.core.run import Run
 from oobleckd.core.state import Died, JobRecord
+from oobleckd.planner.plan import Plan, node_of
 from oobleckd.protocol.changes import DeviceEnded
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, account_of, ways_out
 from oobleckd.protocol.messages import DeviceLost
-from planner.plan import Plan, node_of
 
 FORGIVEN_AFTER = 100
 """Steps that a job commits after a death before it counts no more: what lets it train so long is no property of the job."""

@@ -3,7 +3,7 @@
 Owns the rule of docs/recovery.md ("A failure", 3) as one pure function of the answers, the layout and the
 dead, so that it can be asked again at any time, also by a restarted daemon; and from when on detours stand
 where the job goes on without its dead ("Re-routed"). Does not own who is dead (``membership``), who is told
-(``recovery``) or which way a route takes (``planner.reroute.reroute``).
+(``recovery``) or which way a route takes (``oobleckd.planner.reroute.reroute``).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from oobleckd.planner.plan import NOTHING, Detours, HopState, Layout, Route, standing_routes
+from oobleckd.planner.reroute.reroute import Rerouting, detour
+from oobleckd.planner.reroute.splice import spliced
 from oobleckd.protocol import corruption
 from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.messages import Decide, Progress
 from oobleckd.protocol.parts import Counters, Vote
-from planner.plan import NOTHING, Detours, HopState, Layout, Route, standing_routes
-from planner.reroute.reroute import Rerouting, detour
-from planner.reroute.splice import spliced
 
 
 class LostLayers(msgspec.Struct, frozen=True):

@@ -13,11 +13,11 @@ from oobleckd.core.entries import EpochRaised, FolderNoted, LayoutDeployed
 from oobleckd.core.incident import beforehand
 from oobleckd.core.run import Candidate, Run
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.policy import Proposal, Situation
+from oobleckd.planner.reroute.reroute import layout_of
 from oobleckd.protocol.changes import ModelSaid, PlanDeployed
 from oobleckd.protocol.messages import Deploy, Ready, Resume
 from oobleckd.protocol.modelnotes import words
-from planner.policy import Proposal, Situation
-from planner.reroute.reroute import layout_of
 
 
 def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> None:

@@ -12,6 +12,9 @@ import msgspec
 from oobleckd.core.state import (
     Died,
 )
+from oobleckd.planner.plan import Detours, Layout, Plan, Template
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.api import IncidentView, JobState
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.corruption import Odd
@@ -19,9 +22,6 @@ from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import Counters, FailureCause, Outcome
-from planner.plan import Detours, Layout, Plan, Template
-from planner.policy import Setup
-from planner.profile import Profile
 
 DrainCause = Literal["", "operator", "evicted", "slow", "corruption"]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import msgspec
 
+from oobleckd.planner.plan import Template
+from oobleckd.planner.policy import Proposal, Setup, Situation
 from oobleckd.protocol.api import Request, Response
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import Manifest
 from oobleckd.protocol.messages import FromWorker, ToWorker
-from planner.plan import Template
-from planner.policy import Proposal, Setup, Situation
 
 # --------------------------------------------------------------------------- events
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from oobleckd.core.state import JobRecord, State
-from planner.policy import HORIZON_STEPS
+from oobleckd.planner.policy import HORIZON_STEPS
 
 RECENT = 20
 """So many losses are looked back on: the weather changes."""

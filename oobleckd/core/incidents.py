@@ -8,9 +8,9 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import IncidentClosed, IncidentOpened
 from oobleckd.core.incident import Incident
 from oobleckd.core.run import Run
+from oobleckd.planner.policy import Proposal
 from oobleckd.protocol.api import Phase, ReasonView, RejectedView
 from oobleckd.protocol.changes import IncidentBegan, IncidentOver, PlanChosen
-from planner.policy import Proposal
 
 
 def loss(core: Core, run: Run, nodes: Sequence[str], cause: str, evidence_at: float, epoch: int) -> None:

@@ -13,11 +13,11 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import CheckpointChecked
 from oobleckd.core.run import KeptOut, Run
 from oobleckd.core.state import JobRecord, Kept
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.changes import NodeKeptOut, NodeSaid
 from oobleckd.protocol.inputs import Inputs, difference, same
 from oobleckd.protocol.messages import Identify
 from oobleckd.protocol.parts import Counters
-from planner.plan import node_of
 
 ASK_AGAIN_S = 1.0
 PATIENCE_S = 30.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from oobleckd.core.context import Core
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
-from planner.plan import Layout, Plan, node_of, standing_routes
+from oobleckd.planner.plan import Layout, Plan, node_of, standing_routes
 
 
 def check(core: Core) -> None:

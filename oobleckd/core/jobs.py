@@ -17,13 +17,13 @@ from oobleckd.core.events import Discard
 from oobleckd.core.memory import held_besides, least_device_bytes
 from oobleckd.core.run import Asked, Run
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.plan import Template, node_of
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.changes import TemplatesReady
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Measure, Measured
 from oobleckd.protocol.parts import DeviceInfo, FailureCause
-from planner.plan import Template, node_of
-from planner.policy import Setup
-from planner.profile import Profile
 
 
 def profile_key(spec: Job, device: DeviceInfo) -> str:

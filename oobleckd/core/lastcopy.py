@@ -17,11 +17,11 @@ from oobleckd.core import failures, incidents, recovery
 from oobleckd.core.context import Core
 from oobleckd.core.run import Run, Wait
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.plan import node_of
+from oobleckd.planner.policy import ROLLING_BACK
 from oobleckd.protocol.api import ReasonView
 from oobleckd.protocol.changes import LastCopyAwaited, NodeSaid
 from oobleckd.protocol.messages import DeviceAwake, DeviceStopped, EndStopped, Wake
-from planner.plan import node_of
-from planner.policy import ROLLING_BACK
 
 MOST_S = 60.0
 DEPLOY_S = 5.0

@@ -44,6 +44,7 @@ from oobleckd.core.events import (
 from oobleckd.core.membership import ROUNDING_S, Membership
 from oobleckd.core.run import Run
 from oobleckd.core.state import State
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol import versions
 from oobleckd.protocol.changes import DeviceReplaced, NodeEnding, NodeHere, NodeLeft, NodeLost, NodeSaid
 from oobleckd.protocol.messages import (
@@ -75,7 +76,6 @@ from oobleckd.protocol.messages import (
     StepDone,
     Welcome,
 )
-from planner.plan import node_of
 
 _BEAT_OF_NODE_S = 1e-4  # 10,000 nodes beat once a second, which is a third of a core (docs/decisions.md)
 OfJob = (

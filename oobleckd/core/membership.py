@@ -17,9 +17,9 @@ from typing import Literal
 import msgspec
 
 from oobleckd.core.lease import SHORTEST, Lease
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.messages import DeviceLost, Hello, LinkDown
 from oobleckd.protocol.parts import DeviceInfo, Spare
-from planner.plan import node_of
 
 Change = Literal["new", "back", "same"]
 _AGAIN_S = 0.05  # until a silence that may be ours is judged again

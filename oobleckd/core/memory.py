@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from oobleckd.core.membership import Node
+from oobleckd.planner.policy import SHADOWING
+from oobleckd.planner.profile import Held, Profile, state_bytes_per_param, sum_bytes
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import DeviceInfo
-from planner.policy import SHADOWING
-from planner.profile import Held, Profile, state_bytes_per_param, sum_bytes
 
 SPARE_BYTES = 400 * 2**20  # a spare that is still starting: Python, torch and transformers
 

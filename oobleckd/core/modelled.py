@@ -11,18 +11,18 @@ import msgspec
 
 from oobleckd.core.questions import StepQuestion
 from oobleckd.core.schedules import lanes
+from oobleckd.planner.costs.work import plan_works
+from oobleckd.planner.plan import Layers, Layout, Route, Segment, standing_routes
+from oobleckd.planner.policies import schedules_of
+from oobleckd.planner.policy import PlanError, Setup
+from oobleckd.planner.reroute.reroute import detour
+from oobleckd.planner.schedule import Op, schedules
+from oobleckd.planner.schedules.dispatch import READY_FIRST, dispatch
+from oobleckd.planner.schedules.jobshop import cost_of, step_ops
+from oobleckd.planner.schedules.routed import MOST_HOPS, layout_crossing
+from oobleckd.planner.schedules.timeline import Timeline, dry_run
 from oobleckd.protocol.parts import OpTime
 from oobleckd.protocol.watch import ScheduleView
-from planner.costs.work import plan_works
-from planner.plan import Layers, Layout, Route, Segment, standing_routes
-from planner.policies import schedules_of
-from planner.policy import PlanError, Setup
-from planner.reroute.reroute import detour
-from planner.schedule import Op, schedules
-from planner.schedules.dispatch import READY_FIRST, dispatch
-from planner.schedules.jobshop import cost_of, step_ops
-from planner.schedules.routed import MOST_HOPS, layout_crossing
-from planner.schedules.timeline import Timeline, dry_run
 
 _SHOWN = frozenset({"F", "B", "I", "W", "U"})
 

@@ -1,7 +1,7 @@
 """Steps that were skipped, since their loss or a gradient was not finite: when they end a job, and what is said of them.
 
 A pure function of the rounds that were committed, so a daemon that was away or restarted comes to the same end, at the same step. The
-devices count as well, and hold there by themselves (``worker.device.executor``).
+devices count as well, and hold there by themselves (``oobleckd.worker.device.executor``).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from planner.plan import Layout, Range
-from planner.profile import LayerCost
+from oobleckd.planner.plan import Layout, Range
+from oobleckd.planner.profile import LayerCost
 
 _ROUNDS = 8  # whose median counts: one slow step is nothing
 _SLOW, _WELL = 2.0, 1.5  # times the peers' median: from here on slow, and down to here well again

@@ -14,9 +14,9 @@ from oobleckd.core import failures
 from oobleckd.core.context import Core
 from oobleckd.core.incident import size_of
 from oobleckd.core.run import Preparation, Run
+from oobleckd.planner.policy import Proposal
 from oobleckd.protocol.changes import CopiesBegun
 from oobleckd.protocol.messages import Prepare, Prepared
-from planner.policy import Proposal
 
 PATIENCE = 4.0
 """Times what is modelled that copies are waited for: a link that others use as well, or a target that is always busy, takes so much longer or never ends."""

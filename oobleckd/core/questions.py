@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.plan import Detours, Layout, Plan
-from planner.policy import Setup, Situation
+from oobleckd.planner.plan import Detours, Layout, Plan
+from oobleckd.planner.policy import Setup, Situation
 
 
 class StepQuestion(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from oobleckd.core.entries import InputsFixed
 from oobleckd.core.events import SetAside
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.changes import FileMoved, Level
 from oobleckd.protocol.inputs import Inputs, completed, difference
 from oobleckd.protocol.messages import (
@@ -26,7 +27,6 @@ from oobleckd.protocol.messages import (
     Measured,
     Ready,
 )
-from planner.plan import node_of
 
 _PUT_BACK = (
     "put the text back and submit with --resume; to train on with another text name it by another path"

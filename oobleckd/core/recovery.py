@@ -18,12 +18,12 @@ from oobleckd.core.entries import Detoured, EpochRaised, RolledBack
 from oobleckd.core.incident import reopened
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
+from oobleckd.planner.plan import Detours, node_of
+from oobleckd.planner.policy import REROUTING, ROLLING_BACK
+from oobleckd.planner.reroute.shadow import takes_over
 from oobleckd.protocol.api import ReasonView
 from oobleckd.protocol.changes import JobWentBack
 from oobleckd.protocol.messages import Corrupted, Decide, DeviceFailed, Progress, Report
-from planner.plan import Detours, node_of
-from planner.policy import REROUTING, ROLLING_BACK
-from planner.reroute.shadow import takes_over
 
 
 def check_lives(core: Core, run: Run) -> None:

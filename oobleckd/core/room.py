@@ -2,7 +2,7 @@
 
 Owns what people are told, and when another one is begun. Nothing fails while all state is alive: one that cannot be written is given up (``Discard``
 gives its room back), the last good one stays the way back, and the next is begun when there is room, else a while later, twice as
-long each time. The last one of a job is its result: its devices keep it in memory and try again by themselves (``worker.checkpointing.writer``).
+long each time. The last one of a job is its result: its devices keep it in memory and try again by themselves (``oobleckd.worker.checkpointing.writer``).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from oobleckd.core.events import Discard, LookAtRoom, RoomSeen
 from oobleckd.core.incident import size_of
 from oobleckd.core.run import Run, Trouble
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import TroubleView
 from oobleckd.protocol.changes import CheckpointRoom, Level
 from oobleckd.protocol.messages import CheckpointFailed, CheckpointPart
-from planner.plan import node_of
 
 LOOK_EVERY_S = 2.0
 """While there is no room, or the disk refuses."""

@@ -12,6 +12,8 @@ from oobleckd.core.decide import Decision
 from oobleckd.core.incident import Incident
 from oobleckd.core.pace import Paces
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.plan import Layout, Plan, Transfer
+from oobleckd.planner.policy import Proposal, Setup, Situation
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.messages import (
     CheckpointPart,
@@ -25,8 +27,6 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.protocol.traits import Difference
-from planner.plan import Layout, Plan, Transfer
-from planner.policy import Proposal, Setup, Situation
 
 # off: no device holds the job. adrift: the daemon restarted and waits for Hellos. report: progress is
 # asked. run: the layout runs, or stops at a boundary. deploy: a new layout is being brought in.

@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass, field
 
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.plan import Detours, Layout, Plan
 from oobleckd.protocol.messages import OpTimes
 from oobleckd.protocol.parts import Counters
-from planner.plan import Detours, Layout, Plan
 
 MOST_STEPS = 64
 """Of a job."""

@@ -11,11 +11,11 @@ from typing import cast
 import msgspec
 
 from oobleckd.core.samples import Sample
+from oobleckd.planner.plan import Plan, Segment
 from oobleckd.protocol.messages import OpTimes
 from oobleckd.protocol.parts import OpTime
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.protocol.watch import LaneView, OpKind, OpView, ScheduleView
-from planner.plan import Plan, Segment
 
 _decoder = msgspec.msgpack.Decoder(tuple[OpTime, ...])
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from oobleckd.core.context import Core
 from oobleckd.core.entries import NodeDrained
 from oobleckd.core.run import Run
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.changes import DevicePace, Level
-from planner.plan import node_of
 
 
 def tell(core: Core, run: Run, news: dict[str, str]) -> None:

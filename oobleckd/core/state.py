@@ -12,6 +12,9 @@ import msgspec
 from oobleckd.core.blame import Dispute
 from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
+from oobleckd.planner.plan import Detours, Layout, Plan, Template, node_of
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.api import IncidentView, JobState, LostRecords
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.deaths import Death
@@ -19,9 +22,6 @@ from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import Counters, FailureCause
-from planner.plan import Detours, Layout, Plan, Template, node_of
-from planner.policy import Setup
-from planner.profile import Profile
 
 HISTORY = 5000
 RECENT_STEPS = 20

@@ -29,10 +29,10 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import Released
 from oobleckd.core.events import Planned
 from oobleckd.core.run import Asked, Run
+from oobleckd.planner.policy import ROLLING_BACK, Proposal, Situation
 from oobleckd.protocol.changes import PlanRefused
 from oobleckd.protocol.messages import Flag
 from oobleckd.protocol.parts import Flags
-from planner.policy import ROLLING_BACK, Proposal, Situation
 
 _NAMED = 5  # nodes, in a sentence
 

@@ -18,9 +18,9 @@ from oobleckd.core.pace import Paces
 from oobleckd.core.run import Run
 from oobleckd.core.samples import Sample
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.plan import node_of, standing_routes
 from oobleckd.protocol.changes import Change, Level, LossDisputed, StepCommitted
 from oobleckd.protocol.messages import Ack, Held, OpTimes, StepDone
-from planner.plan import node_of, standing_routes
 
 
 def on_step_done(core: Core, message: StepDone) -> None:

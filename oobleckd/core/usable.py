@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from oobleckd.core.membership import Membership, Node
-from planner.placement.zones import same_zone
-from planner.plan import node_of
+from oobleckd.planner.placement.zones import same_zone
+from oobleckd.planner.plan import node_of
 
 
 class Terms(NamedTuple):

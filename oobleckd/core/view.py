@@ -17,6 +17,8 @@ from oobleckd.core.context import Core
 from oobleckd.core.membership import Node
 from oobleckd.core.run import Run
 from oobleckd.core.state import Expected, JobRecord, Step
+from oobleckd.planner.plan import Layers, node_of
+from oobleckd.planner.policy import ROLLING_BACK
 from oobleckd.protocol.api import (
     DeathView,
     IncidentView,
@@ -33,8 +35,6 @@ from oobleckd.protocol.api import (
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Spare
-from planner.plan import Layers, node_of
-from planner.policy import ROLLING_BACK
 
 _SAID_S = 7 * 86400.0
 

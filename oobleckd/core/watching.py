@@ -20,8 +20,8 @@ from oobleckd.core.run import Run
 from oobleckd.core.samples import Sample
 from oobleckd.core.schedules import sampled_view
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.watch import GoodputView, LayerView, Lost
-from planner.plan import node_of
 
 NOTICE_S = 0.006
 """From a loss to the decision, before this job has had one: what it takes on one machine (benchmarks/recovery.py)."""

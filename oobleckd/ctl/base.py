@@ -1,4 +1,4 @@
-"""The base of a local cluster (``worker.fork.base``): started with it, asked for agents, ended with it.
+"""The base of a local cluster (``oobleckd.worker.fork.base``): started with it, asked for agents, ended with it.
 
 Owns that conversation, and where there is no base to be had: the caller starts the agent by exec then, which takes longer and is
 otherwise the same. ``OOBLECK_FORK=0`` does without.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,10 +21,11 @@ import msgspec
 from oobleckd.ctl import processes
 from oobleckd.ctl.output import note
 from oobleckd.ctl.processes import Process
+from oobleckd.host.interpreter import MODULE, command
 from oobleckd.host.standing import ENVIRONMENT, Birth, Born, Ended, standing
 
 NAME = "base"
-_ROOM = "--room=" + "." * 1500  # for the command lines of its forks (``worker.processes.title``)
+_ROOM = "--room=" + "." * 1500  # for the command lines of its forks (``oobleckd.worker.processes.title``)
 _LOAD_S, _ANSWER_S = 60.0, 20.0
 _LOOK_EVERY_S = 0.02
 _LENGTH = struct.Struct("<I")
@@ -58,10 +58,8 @@ class Base:
         if self.process() is None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._socket.unlink(missing_ok=True)
-            command = [sys.executable, "-m", "worker.fork.base", str(self._socket), _ROOM]
-            processes.start(
-                NAME, command, self._folder, self._folder, {**ENVIRONMENT, **os.environ, **environ}
-            )
+            words = command("oobleckd.worker.fork.base", str(self._socket), _ROOM)
+            processes.start(NAME, words, self._folder, self._folder, {**ENVIRONMENT, **os.environ, **environ})
 
     def process(self) -> Process | None:
         """It, if it runs."""
@@ -103,7 +101,7 @@ class Base:
             return None
         wanted = {**os.environ, **environ}
         birth = Birth(
-            ("-m", module, *words), wanted, str(Path.cwd()), standing(wanted), module, attended=True
+            (*MODULE, module, *words), wanted, str(Path.cwd()), standing(wanted), module, attended=True
         )
         try:
             with self._connect() as base, TemporaryFile() as out, TemporaryFile() as err:

@@ -38,7 +38,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 _TORCH_S = 120.0
 _ASK_TORCH = """
 import json, torch
-from worker.groups.nccl import nccl_version  # of the library that is loaded, not what torch was built with
+from oobleckd.worker.groups.nccl import nccl_version  # of the library that is loaded, not what torch was built with
 nccl = nccl_version() if torch.cuda.is_available() and torch.distributed.is_nccl_available() else ()
 print(json.dumps({"count": torch.cuda.device_count(), "cuda": torch.version.cuda or "", "nccl": nccl}))
 """
@@ -200,7 +200,11 @@ def gpus(driver: Path = _DRIVER) -> Check:
     named = f"driver {found[1] if found else 'unknown'}"
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=True, timeout=_TORCH_S
+            [sys.executable, "-P", "-c", _ASK_TORCH],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_TORCH_S,
         )
         told = msgspec.json.decode(asked.stdout, type=_Torch)
     except (subprocess.SubprocessError, *UNREADABLE) as error:

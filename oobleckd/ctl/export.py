@@ -68,7 +68,7 @@ def _exported(client: Client, view: JobView, words: Sequence[str]) -> tuple[JobV
             try:
                 if there or not left:
                     how = ("--checkpoint", view.checkpoint, *words, "--job", view.id)
-                    return view, run_worker("worker.tools.export", *how)
+                    return view, run_worker("oobleckd.worker.tools.export", *how)
             except Failure:
                 if not left or (Path(view.checkpoint) / MANIFEST).exists():
                     raise

@@ -1,6 +1,6 @@
 """A look at the folder that a job's model starts from, before the job is handed in.
 
-Owns the question alone: what is wrong with a folder, and what is to be said of it, the worker knows (``worker.tools.look``).
+Owns the question alone: what is wrong with a folder, and what is to be said of it, the worker knows (``oobleckd.worker.tools.look``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def notes_on(job: Job, source: Path) -> tuple[FolderNote, ...]:
         file = Path(folder) / "job.toml"
         file.write_text(to_toml(msgspec.to_builtins(job)), encoding="utf-8")
         try:
-            told = run_worker("worker.tools.look", "--job", str(file))
+            told = run_worker("oobleckd.worker.tools.look", "--job", str(file))
         except Failure as failure:
             raise Failure(f"{source}: {failure}", failure.hint, USAGE) from failure
     return msgspec.json.decode(told, type=tuple[FolderNote, ...])

@@ -15,6 +15,17 @@ from itertools import groupby
 import msgspec
 
 from oobleckd.ctl.world import Loss, World
+from oobleckd.planner.costs.makespan import busy_s, one_f_one_b_s
+from oobleckd.planner.costs.work import stage_works
+from oobleckd.planner.plan import Pipeline, Plan
+from oobleckd.planner.profile import Profile
+from oobleckd.planner.reroute.reroute import layout_of
+from oobleckd.planner.schedule import schedules
+from oobleckd.planner.schedules.routed import device_s
+from oobleckd.planner.schedules.timeline import dry_run_plan
+from oobleckd.planner.sizing.instantiate import why_idle
+from oobleckd.planner.templates.guarantee import guarantee, losses_survived
+from oobleckd.planner.templates.shadowed import decoupled_within
 from oobleckd.protocol.api import LayerRange, PipelineView
 from oobleckd.protocol.forecast import (
     Forecast,
@@ -28,17 +39,6 @@ from oobleckd.protocol.forecast import (
     TemplateForecast,
 )
 from oobleckd.protocol.job import Job
-from planner.costs.makespan import busy_s, one_f_one_b_s
-from planner.costs.work import stage_works
-from planner.plan import Pipeline, Plan
-from planner.profile import Profile
-from planner.reroute.reroute import layout_of
-from planner.schedule import schedules
-from planner.schedules.routed import device_s
-from planner.schedules.timeline import dry_run_plan
-from planner.sizing.instantiate import why_idle
-from planner.templates.guarantee import guarantee, losses_survived
-from planner.templates.shadowed import decoupled_within
 
 PIPELINES_LISTED = 64
 EVERY_NODE = 16  # in a plan of so many nodes the loss of each is looked at, else one of each kind of pipeline

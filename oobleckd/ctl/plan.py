@@ -27,7 +27,7 @@ _NO_CAP = "plan for a --device of more memory"  # of a job without a cap, where 
 
 def _devices(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Known devices, and else a file."""
-    from planner.costs.devices import SHEETS
+    from oobleckd.planner.costs.devices import SHEETS
 
     known = [
         CompletionItem(key, help=each.name) for key, each in SHEETS.items() if key.startswith(incomplete)
@@ -69,7 +69,7 @@ def plan(
     """
     from oobleckd.ctl.forecast import forecast
     from oobleckd.ctl.planwords import show
-    from planner.policy import PlanError
+    from oobleckd.planner.policy import PlanError
 
     job = loaded(file)
     question = _question(job, num_nodes, devices_per_node, device, profile, _known(without, num_nodes))

@@ -13,6 +13,7 @@ import click
 from oobleckd.ctl.output import emit_fields, emit_table
 from oobleckd.draw.lines import count, layers, plain, rate, seconds, size
 from oobleckd.draw.schedule import LEGEND, Mark, Row, draw
+from oobleckd.planner.schedule import parse_op
 from oobleckd.protocol.forecast import (
     Forecast,
     Group,
@@ -23,7 +24,6 @@ from oobleckd.protocol.forecast import (
     ScheduleForecast,
     TemplateForecast,
 )
-from planner.schedule import parse_op
 
 _TEMPLATES_SHOWN = 8
 _STAGES_SHOWN = 8

@@ -19,17 +19,17 @@ from oobleckd.core.entries import ProfileMeasured
 from oobleckd.core.jobs import as_linked, profile_key
 from oobleckd.ctl.output import USAGE, Failure
 from oobleckd.ctl.shapes import shape_of
+from oobleckd.planner.costs.analytic import Workload, analytic_profile
+from oobleckd.planner.costs.devices import SHEETS, DeviceSheet
+from oobleckd.planner.profile import Profile, state_bytes_per_param
 from oobleckd.protocol.job import Job, JobError
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.protocol.units import parse_size
 from oobleckd.protocol.unreadable import UNREADABLE
-from planner.costs.analytic import Workload, analytic_profile
-from planner.costs.devices import SHEETS, DeviceSheet
-from planner.profile import Profile, state_bytes_per_param
 
 _SQLITE = b"SQLite format 3\0"
 _MEASURED = "SELECT data FROM entries WHERE kind = 'ProfileMeasured' ORDER BY seq DESC"
-_HOW = "a profile is JSON with the fields of planner.profile.Profile, or a daemon's journal.sqlite"
+_HOW = "a profile is JSON with the fields of oobleckd.planner.profile.Profile, or a daemon's journal.sqlite"
 
 
 def limit_bytes(job: Job, profile: Profile, sheet: DeviceSheet | None) -> int:

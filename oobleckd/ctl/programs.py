@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 from oobleckd.client import state_dir
 from oobleckd.ctl.local import ONE_THREAD, Home
 from oobleckd.ctl.output import CAUSES, FAILED, Failure
+from oobleckd.host.interpreter import command
 
 
 def run_worker(module: str, *words: str) -> str:
@@ -17,7 +17,7 @@ def run_worker(module: str, *words: str) -> str:
     """
     home = Home(state_dir())
     ended = home.base.run(module, words, ONE_THREAD) or subprocess.run(
-        [sys.executable, "-m", module, *words],
+        command(module, *words),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

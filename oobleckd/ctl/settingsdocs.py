@@ -1,7 +1,7 @@
 """Writes docs/settings.md from the programs' settings: ``python -m oobleckd.ctl.settingsdocs [FILE]``.
 
 Owns the page's words around the tables. [ctl] and [daemon] come from ``CtlConfig`` and ``Config``, [worker] from
-``python -m worker.tools.docs``, for nothing here may import a worker.
+``python -m oobleckd.worker.tools.docs``, for nothing here may import a worker.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _variable(key: str) -> str:
 def main() -> None:
     """Write the page to the file named, or to docs/settings.md of the current folder."""
     target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/settings.md")
-    rows = msgspec.json.decode(run_worker("worker.tools.docs"), type=list[Row])
+    rows = msgspec.json.decode(run_worker("oobleckd.worker.tools.docs"), type=list[Row])
     target.write_text(page(rows), encoding="utf-8")
     print(target)
 

@@ -1,6 +1,6 @@
 """The shape of a job's model from its configuration, without transformers.
 
-Owns the fields and defaults of the few families whose layers ``planner.costs.analytic`` knows. Everything else a
+Owns the fields and defaults of the few families whose layers ``oobleckd.planner.costs.analytic`` knows. Everything else a
 worker measures.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from oobleckd.planner.costs.analytic import Shape
 from oobleckd.protocol.job import Job, JobError
-from planner.costs.analytic import Shape
 
 _GPT2 = {
     "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None,

@@ -180,7 +180,7 @@ def run_single(job: Job, out: Path) -> Kept:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.toml"
         file.write_text(to_toml(msgspec.to_builtins(job)), encoding="utf-8")
-        run_worker("worker.tools.reference", "--job", str(file), "--out", str(out))
+        run_worker("oobleckd.worker.tools.reference", "--job", str(file), "--out", str(out))
     checkpoints = sorted(out.glob("step-*/manifest.json"))
     bits, steps = (out / "bits").read_text(encoding="utf-8"), read_steps(out / "steps.jsonl")
     traits = msgspec.json.decode((out / "traits.json").read_bytes(), type=dict[str, str])

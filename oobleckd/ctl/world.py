@@ -11,14 +11,14 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from oobleckd.core.memory import held_besides
+from oobleckd.planner.placement.transfer import copy_s, segments_on, shadows_on
+from oobleckd.planner.plan import Pipeline, Plan, Transfer, node_of
+from oobleckd.planner.policies import adapt, prepare
+from oobleckd.planner.policy import ROLLING_BACK, Setup, Situation
+from oobleckd.planner.profile import Profile
+from oobleckd.planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few
+from oobleckd.planner.templates.guarantee import lost_layers, most_pipelines
 from oobleckd.protocol.job import Job
-from planner.placement.transfer import copy_s, segments_on, shadows_on
-from planner.plan import Pipeline, Plan, Transfer, node_of
-from planner.policies import adapt, prepare
-from planner.policy import ROLLING_BACK, Setup, Situation
-from planner.profile import Profile
-from planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few
-from planner.templates.guarantee import lost_layers, most_pipelines
 
 NODES_AT_ONCE = 1024  # a change is planned over all nodes as long as there are so many at most
 CONSIDERED = 512  # beyond, over the pipelines that were hit and others of about so many nodes, of all sizes

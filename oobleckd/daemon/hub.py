@@ -28,11 +28,11 @@ from oobleckd.daemon.keys import KeyPair
 from oobleckd.daemon.readiness import Readiness
 from oobleckd.daemon.zap import DOMAIN, Door
 from oobleckd.host import tcp, urgency
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import PROTOCOL, Beat, FromWorker, Hello, Refused, ToWorker, Welcome
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.protocol.versions import OLDEST, spoken, words
-from planner.plan import node_of
 
 _MAX_MESSAGE_BYTES = 64 * 2**20
 _BACKLOG = 4096

@@ -3,7 +3,7 @@
 Owns the processes: warmed at start, made anew when one dies (and the request repeated once), gone
 with the daemon however that ends. When the second process dies over it too, a plan after a loss is made in a thread of
 the daemon, from the templates and sizes that there are: recovery outranks the loop's punctuality. Owns no plan: requests and answers are the core's, the work is
-``planner.policies``. Templates that were prepared are kept, so that ``adapt`` after a loss starts at once;
+``oobleckd.planner.policies``. Templates that were prepared are kept, so that ``adapt`` after a loss starts at once;
 and after every plan the sizes for fewer nodes are computed ahead, a few at a time, so that nobody waits long.
 """
 
@@ -27,10 +27,10 @@ from oobleckd.core.questions import LossQuestion, StepQuestion
 from oobleckd.daemon import poolwork
 from oobleckd.host import urgency
 from oobleckd.host.orphans import end_with_parent
+from oobleckd.planner.plan import Template
+from oobleckd.planner.policy import ROLLING_BACK, PlanError, Setup
+from oobleckd.planner.sizing.catalogue import Catalogue
 from oobleckd.protocol.watch import BlastView, ScheduleView
-from planner.plan import Template
-from planner.policy import ROLLING_BACK, PlanError, Setup
-from planner.sizing.catalogue import Catalogue
 
 _MOST_PREPARED = 16
 _AHEAD = 32  # numbers of nodes a call: some 0.1 s

@@ -15,10 +15,10 @@ from functools import lru_cache
 import msgspec
 
 from oobleckd.core.questions import LossQuestion, StepQuestion
+from oobleckd.planner.plan import Template
+from oobleckd.planner.policy import Proposal, Setup, Situation
+from oobleckd.planner.sizing.catalogue import Entry
 from oobleckd.protocol.watch import BlastView, ScheduleView
-from planner.plan import Template
-from planner.policy import Proposal, Setup, Situation
-from planner.sizing.catalogue import Entry
 
 _setup_of = lru_cache(4)(msgspec.msgpack.Decoder(Setup).decode)
 templates_of = lru_cache(4)(msgspec.msgpack.Decoder(tuple[Template, ...]).decode)
@@ -34,22 +34,22 @@ pack = msgspec.msgpack.encode
 def load() -> None:
     """Import everything that the others need."""
     from oobleckd.core import blast, modelled
-    from planner import policies
-    from planner.sizing import catalogue
+    from oobleckd.planner import policies
+    from oobleckd.planner.sizing import catalogue
 
     assert all((blast, modelled, catalogue, policies))
 
 
 def prepare(policy: str, setup: bytes) -> bytes:
     """The templates. Raises PlanError."""
-    from planner import policies
+    from oobleckd.planner import policies
 
     return pack(policies.prepare(policy, _setup_of(setup)))
 
 
 def adapt(policy: str, setup: bytes, templates: bytes, situation: bytes, sizes: tuple[int, ...]) -> bytes:
     """The proposal. Raises PlanError."""
-    from planner import policies
+    from oobleckd.planner import policies
 
     made = policies.adapt(policy, _setup_of(setup), templates_of(templates), _situation_of(situation), sizes)
     return pack(made)
@@ -57,7 +57,7 @@ def adapt(policy: str, setup: bytes, templates: bytes, situation: bytes, sizes: 
 
 def ahead(templates: bytes, numbers: Sequence[int], f: int, num_micro_batches: int) -> tuple[Entry, ...]:
     """Entries of the catalogue."""
-    from planner.sizing import catalogue
+    from oobleckd.planner.sizing import catalogue
 
     return catalogue.entries(templates_of(templates), numbers, f, num_micro_batches)
 

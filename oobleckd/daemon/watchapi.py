@@ -21,11 +21,11 @@ from oobleckd.daemon.past import PastError
 from oobleckd.daemon.planning import LOST
 from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.service import Service
+from oobleckd.planner.policy import PlanError
+from oobleckd.planner.schedule import ScheduleError
 from oobleckd.protocol.api import IncidentView, StepView
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import BUNDLE_VERSION, Bundle, Past, SampledSteps, ScheduleView, Snapshot
-from planner.policy import PlanError
-from planner.schedule import ScheduleError
 
 AROUND_S = 10.0
 """Of the past before an incident and after it, in its bundle."""

@@ -1,7 +1,7 @@
 """Lines of text as console and oobleckctl draw them: spans with a role, and the words for numbers. Pure.
 
 A role says what a text means ("bad", "dim"); which colour that is belongs to who shows it
-(``console.widgets.panel``). Whatever a role says, the text or its glyph says as well, so that a picture
+(``oobleckd.console.widgets.panel``). Whatever a role says, the text or its glyph says as well, so that a picture
 without colours tells the same.
 """
 

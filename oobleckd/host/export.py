@@ -1,7 +1,7 @@
 """An exported model: what the worker's program tells oobleckctl, and which folder it may write.
 
 Owns the names of the files and the answer to "may this folder be written"; both programs ask it. What is in
-the files is the matter of ``worker.tools.export``.
+the files is the matter of ``oobleckd.worker.tools.export``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a program has from whoever starts it, as far as a fork of another process cannot take it on or be given it.
 
-A leaf for what starts programs by fork (``oobleckctl up``, ``worker.fork.base``): libraries read some of the environment when they are loaded, and
+A leaf for what starts programs by fork (``oobleckctl up``, ``oobleckd.worker.fork.base``): libraries read some of the environment when they are loaded, and
 limits, control group, scheduling and the rest are of the process that is forked. Who asks for a fork and finds another standing there
 than its own uses exec.
 """
@@ -18,7 +18,7 @@ import msgspec
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     # What a micro-batch freed is kept for the next one, in large pages; else its pages are cleared by the
-    # kernel again and again, a twentieth of a CPU device's time. Given back when the job ends (``worker.device.device``).
+    # kernel again and again, a twentieth of a CPU device's time. Given back when the job ends (``oobleckd.worker.device.device``).
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824"
     ":glibc.malloc.trim_threshold=1073741824"
     # One heap: threads that read sums make the totals, others free them, and a heap for each thread would keep the most that it ever had.
@@ -32,8 +32,8 @@ _READ_AT_IMPORT = (
     "TMPDIR", "TOKENIZERS_", "TORCH", "TRANSFORMERS_", "TZ", "USE_", "VECLIB_", "VIRTUAL_ENV", "XDG_",
 )  # fmt: skip
 """Beginnings of the names of variables that Python, the C library, torch or what comes with it look at once and never again."""
-_ROOT = Path(__file__).resolve().parents[2]
-_CODE = ("oobleckd", "planner", "worker")
+_PACKAGE = Path(__file__).resolve().parents[1]
+_CODE = (".", "planner", "worker")  # a walk follows no links
 
 
 class Birth(msgspec.Struct, frozen=True):
@@ -46,12 +46,17 @@ class Birth(msgspec.Struct, frozen=True):
     environ: dict[str, str]
     folder: str
     standing: dict[str, str]
-    module: str = "worker.agent.main"
+    module: str = "oobleckd.worker.agent.main"
     attended: bool = False
 
 
 PROGRAMS = frozenset(
-    {"worker.agent.main", "worker.tools.export", "worker.tools.look", "worker.tools.reference"}
+    {
+        "oobleckd.worker.agent.main",
+        "oobleckd.worker.tools.export",
+        "oobleckd.worker.tools.look",
+        "oobleckd.worker.tools.reference",
+    }
 )
 """What may be started so."""
 
@@ -85,7 +90,7 @@ def standing(environ: Mapping[str, str]) -> dict[str, str]:
         "priority": f"{os.getpriority(os.PRIO_PROCESS, 0)} {os.sched_getscheduler(0)}",
         "processors": str(sorted(os.sched_getaffinity(0))),
         "memory score": Path("/proc/self/oom_score_adj").read_text(encoding="ascii"),
-        "code": f"{sys.prefix} {_ROOT} {_newest()}",
+        "code": f"{sys.prefix} {_PACKAGE} {_newest()}",
     }
 
 
@@ -106,5 +111,5 @@ def _line(file: str, begin: str) -> str:
 def _newest() -> int:
     """When our code was changed last (ns): a process that loaded it before has other code."""
     return max(
-        (entry.stat().st_mtime_ns for part in _CODE for entry in (_ROOT / part).rglob("*.py")), default=0
+        (entry.stat().st_mtime_ns for part in _CODE for entry in (_PACKAGE / part).rglob("*.py")), default=0
     )

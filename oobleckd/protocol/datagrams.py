@@ -13,7 +13,7 @@ sent back as its acknowledgement. Counters only rise, so nothing counts twice. A
 Layout, big-endian: version (1 byte), session (8), counter (8; of a question and its answer the question's number), of a beat the newest counter that was
 acknowledged (8), code (16: keyed BLAKE2b).
 
-Pure: no socket. Who sends when is ``worker.agent.heartbeat``'s, who is heard ``oobleckd.daemon.beats``'.
+Pure: no socket. Who sends when is ``oobleckd.worker.agent.heartbeat``'s, who is heard ``oobleckd.daemon.beats``'.
 """
 
 from __future__ import annotations

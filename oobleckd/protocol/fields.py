@@ -1,6 +1,6 @@
 """What a field of ``[model.config]`` can be: a number, a word, a list of them, or a table of these.
 
-Owns the type and how deep it goes, not which fields there are (``worker.models.config``).
+Owns the type and how deep it goes, not which fields there are (``oobleckd.worker.models.config``).
 """
 
 from __future__ import annotations

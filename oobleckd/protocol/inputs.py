@@ -1,7 +1,7 @@
 """What a job reads, by its identity: two devices that read other bytes do not train the same.
 
 Owns the words for it and the comparison, shared by the devices (who read), the daemon (who compares), the manifest of a checkpoint and
-``verify``. How an identity is made is the worker's (``worker.data.inputs``); what follows where two differ is the core's (``core.inputs``).
+``verify``. How an identity is made is the worker's (``oobleckd.worker.data.inputs``); what follows where two differ is the core's (``core.inputs``).
 """
 
 from __future__ import annotations

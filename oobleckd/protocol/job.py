@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from oobleckd.planner.policy import SHADOWING
 from oobleckd.protocol import fields
 from oobleckd.protocol.units import parse_rate, parse_size
-from planner.policy import SHADOWING
 
 PolicyName = Literal["adaptive", "oobleck", "slipstream", "bamboo", "varuna"]
 Positive = Annotated[int, Meta(ge=1)]

@@ -19,6 +19,8 @@ from typing import Literal
 
 import msgspec
 
+from oobleckd.planner.plan import Detours, HopState, Layout, Route, Transfer
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.corruption import Fingerprints, Odd
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.inputs import Inputs
@@ -38,8 +40,6 @@ from oobleckd.protocol.parts import (
     Vote,
     repr_without_secrets,
 )
-from planner.plan import Detours, HopState, Layout, Route, Transfer
-from planner.profile import Profile
 
 PROTOCOL = 9
 

@@ -1,4 +1,4 @@
-"""What decides the bits of a device's results, by name, and in what devices differ. Pure; a device finds out about itself (``worker.device.traits``)."""
+"""What decides the bits of a device's results, by name, and in what devices differ. Pure; a device finds out about itself (``oobleckd.worker.device.traits``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from planner.plan import node_of
+from oobleckd.planner.plan import node_of
 
 Traits = Mapping[str, str]
 """Trait -> value, both for people: "transformers" -> "5.1.0". Devices with equal traits come to equal bits."""

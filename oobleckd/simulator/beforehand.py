@@ -1,6 +1,6 @@
 """Copies that are made while training goes on, in a simulated cluster: when targets have caught up, and what a ``Deploy`` finds of them.
 
-Owns which preparation is under way and whether it is complete. How long it takes is the planner's model (``planner.placement.precopy``).
+Owns which preparation is under way and whether it is complete. How long it takes is the planner's model (``oobleckd.planner.placement.precopy``).
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from oobleckd.planner.placement.precopy import LAST_UPDATE, caught_up_s, still_share
+from oobleckd.planner.placement.transfer import copy_s
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.messages import Deploy, FromWorker, Prepare, Prepared
 from oobleckd.simulator.clock import Clock
-from planner.placement.precopy import LAST_UPDATE, caught_up_s, still_share
-from planner.placement.transfer import copy_s
-from planner.profile import Profile
 
 
 class Shell(Protocol):

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from oobleckd.core.events import Asked, Event, Heard, LinkLost
 from oobleckd.core.machine import Machine
+from oobleckd.planner.plan import device_name, node_of
 from oobleckd.protocol.api import Drain
 from oobleckd.protocol.messages import PROTOCOL, DeviceLost, Goodbye, Hello, LinkDown
 from oobleckd.protocol.parts import DeviceInfo, Notice
@@ -20,7 +21,6 @@ from oobleckd.simulator.account import Account
 from oobleckd.simulator.clock import Clock
 from oobleckd.simulator.costs import Costs
 from oobleckd.simulator.training import Training
-from planner.plan import device_name, node_of
 
 TICKET = 0  # nobody waits for the answers
 

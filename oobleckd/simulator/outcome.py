@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.job import Job
 from oobleckd.simulator.account import Cause
 from oobleckd.simulator.costs import Costs
 from oobleckd.simulator.traces import Trace
-from planner.profile import Profile
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from oobleckd.core.events import MakePlan, Planned
-from planner.plan import Template
-from planner.policies import policy, proposed
-from planner.policy import PlanError, Setup
-from planner.sizing.instantiate import instantiate
+from oobleckd.planner.plan import Template
+from oobleckd.planner.policies import policy, proposed
+from oobleckd.planner.policy import PlanError, Setup
+from oobleckd.planner.sizing.instantiate import instantiate
 
 Key = tuple[str, Setup]
 

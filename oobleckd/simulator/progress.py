@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from oobleckd.planner.plan import FORWARD, NOTHING, WEIGHTS, HopState, Range, Route, Segment
 from oobleckd.protocol.messages import Progress
 from oobleckd.protocol.parts import Counters
-from planner.plan import FORWARD, NOTHING, WEIGHTS, HopState, Range, Route, Segment
 
 _FORWARD = 1 / 3  # of a forward and a backward
 _BACKWARD = 1 - _FORWARD

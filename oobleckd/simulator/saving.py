@@ -5,13 +5,13 @@ Owns the arithmetic. At which boundary one begins, and who waits for it, is ``tr
 
 from __future__ import annotations
 
+from oobleckd.planner.costs.model import copy_bytes
+from oobleckd.planner.plan import Layout, node_of
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.checkpoint import PARTIAL, step_name
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
 from oobleckd.simulator.costs import Costs
-from planner.costs.model import copy_bytes
-from planner.plan import Layout, node_of
-from planner.profile import Profile
 
 _DIRECTORY = "checkpoints"
 

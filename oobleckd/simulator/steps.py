@@ -1,7 +1,7 @@
 """How long a step takes: by the planner's own timelines, of the layout in force and of the routes that stand beside it.
 
 Owns what is remembered of shapes, what a step takes besides the passes and updates of a timeline, and the time in which an interrupted round is mended. A
-plan's step is as the planner modelled it, in the order in which it would be run; where devices go around the dead they do whatever is ready (``planner.schedules.routed``).
+plan's step is as the planner modelled it, in the order in which it would be run; where devices go around the dead they do whatever is ready (``oobleckd.planner.schedules.routed``).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from math import isinf
 
 import msgspec
 
+from oobleckd.planner.plan import BACKWARD, FORWARD, Detours, Layers, Layout, Plan, Route, standing_routes
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import Profile
+from oobleckd.planner.schedules.jobshop import shop_of
+from oobleckd.planner.schedules.routed import MOST_HOPS, device_s, ready_first_s
 from oobleckd.protocol.job import Job
 from oobleckd.simulator.sums import sums_bytes
-from planner.plan import BACKWARD, FORWARD, Detours, Layers, Layout, Plan, Route, standing_routes
-from planner.policy import Setup
-from planner.profile import Profile
-from planner.schedules.jobshop import shop_of
-from planner.schedules.routed import MOST_HOPS, device_s, ready_first_s
 
 Shape = tuple[tuple[tuple[int, int, int], ...], ...]
 NO_LAYERS = Layers()

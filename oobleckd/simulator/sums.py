@@ -1,6 +1,6 @@
 """Copies of gradient sums in a simulated cluster: what of a dead device's work its peers have, and what copies take of links.
 
-Owns when copies leave and arrive, after the rule of ``worker.round.sum_copies``, who keeps them, and by how much they make a step longer. When a device has
+Owns when copies leave and arrive, after the rule of ``oobleckd.worker.round.sum_copies``, who keeps them, and by how much they make a step longer. When a device has
 what of its gradients is ``progress``'s estimate.
 """
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from oobleckd.planner.plan import Layout, Route
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.job import Job
 from oobleckd.simulator.progress import Ended, ends
-from planner.plan import Layout, Route
-from planner.profile import Profile
 
 EXACT_TIMES = 2
 """Sums that are exact are of 64 bits, twice as wide as weights; others are as wide."""

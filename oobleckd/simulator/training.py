@@ -14,6 +14,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from oobleckd.planner.costs.model import copy_bytes
+from oobleckd.planner.plan import Detours, Layout, Route, node_of, standing_routes
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.messages import (
     Decide,
     Deploy,
@@ -33,9 +36,6 @@ from oobleckd.simulator.costs import Costs
 from oobleckd.simulator.progress import Moment, answers
 from oobleckd.simulator.steps import mended_at
 from oobleckd.simulator.sums import Sums
-from planner.costs.model import copy_bytes
-from planner.plan import Detours, Layout, Route, node_of, standing_routes
-from planner.profile import Profile
 
 # idle: no device holds anything. running: a round is under way. stricken: somebody died in it, and the daemon does not know.
 # reported: they have been asked. held: they stand at a boundary.

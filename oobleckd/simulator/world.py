@@ -41,6 +41,7 @@ from oobleckd.core.events import (
 )
 from oobleckd.core.machine import Machine
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import Submit
 from oobleckd.protocol.messages import (
     Ack,
@@ -73,7 +74,6 @@ from oobleckd.simulator.planning import Oracle, Planner
 from oobleckd.simulator.steps import Besides, Steps
 from oobleckd.simulator.sums import Sums
 from oobleckd.simulator.training import Training
-from planner.plan import node_of
 
 LOOK_S = 30.0
 LOOK_NODE_S = 0.06

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.costs.devices import DeviceSheet
-from planner.profile import LayerCost, Profile
+from oobleckd.planner.costs.devices import DeviceSheet
+from oobleckd.planner.profile import LayerCost, Profile
 
 FULL = 4  # bytes of a float32: weights, norms, residuals, logits
 NUMBER = 8  # bytes of a token's number, or of its position

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.costs.model import Floats
-from planner.costs.work import StageWork
+from oobleckd.planner.costs.model import Floats
+from oobleckd.planner.costs.work import StageWork
 
 _STEADY = 4  # micro-batches a stage after which every further one takes as long as the slowest stage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.costs.model import Floats, StageCosts
+from oobleckd.planner.costs.model import Floats, StageCosts
 
 
 def least_memory(costs: StageCosts, num_micro_batches: int) -> Floats:

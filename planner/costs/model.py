@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.profile import NOTHING, Held, LayerCost, Profile
+from oobleckd.planner.profile import NOTHING, Held, LayerCost, Profile
 
 Floats = NDArray[np.float64]
 

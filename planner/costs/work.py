@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from planner.costs.model import stage_costs
-from planner.plan import Plan, Range
-from planner.profile import LayerCost, Profile
-from planner.schedule import Op, ScheduleError
+from oobleckd.planner.costs.model import stage_costs
+from oobleckd.planner.plan import Plan, Range
+from oobleckd.planner.profile import LayerCost, Profile
+from oobleckd.planner.schedule import Op, ScheduleError
 
 # For profiles that measured the backward whole. In a prototype, weight gradients deferred in linear layers took
 # four tenths of it over five families of models, and held 0.47 to 0.77 of the activations until they ran.

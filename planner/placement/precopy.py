@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
-from planner.costs.model import STATE_COPIES
-from planner.placement.transfer import copy_s
-from planner.plan import Layers, Transfer
-from planner.policy import Setup, Situation
-from planner.profile import Profile
-from planner.schedules.jobshop import base_bytes
+from oobleckd.planner.costs.model import STATE_COPIES
+from oobleckd.planner.placement.transfer import copy_s
+from oobleckd.planner.plan import Layers, Transfer
+from oobleckd.planner.policy import Setup, Situation
+from oobleckd.planner.profile import Profile
+from oobleckd.planner.schedules.jobshop import base_bytes
 
 MOST_STEPS = 2.0
 """Copies that take more steps are made in the stop. With three the gradients alone would fill the link, and no target would ever catch up; with

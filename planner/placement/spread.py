@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.plan import node_of
+from oobleckd.planner.plan import node_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from planner.costs.model import copy_bytes
-from planner.placement.spread import Copy, spread
-from planner.plan import Layers, Segment, Template, Transfer, device_name, node_of
-from planner.profile import Profile
-from planner.templates.template import node_stages
+from oobleckd.planner.costs.model import copy_bytes
+from oobleckd.planner.placement.spread import Copy, spread
+from oobleckd.planner.plan import Layers, Segment, Template, Transfer, device_name, node_of
+from oobleckd.planner.profile import Profile
+from oobleckd.planner.templates.template import node_stages
 
 Holdings = Mapping[str, Layers]
 Place = tuple[Layers, ...]  # what the devices of one node hold, by index

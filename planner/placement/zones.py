@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 
-from planner.plan import Layers, node_of
+from oobleckd.planner.plan import Layers, node_of
 
 Nodes = tuple[str, ...]
 _Kind = tuple[tuple[str, Layers], ...]

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.placement.precopy import beforehand_s, lost_s, pays, still_share
-from planner.placement.transfer import copy_s
-from planner.plan import Plan, Template
-from planner.policies.adaptive import Adaptive
-from planner.policies.bamboo import Bamboo
-from planner.policies.grid import at_work, grid_of, needed_bytes
-from planner.policies.oobleck import Oobleck
-from planner.policies.slipstream import SlipStream
-from planner.policies.varuna import Varuna
-from planner.policy import PlanError, Policy, Proposal, Setup, Situation
-from planner.reroute.reroute import layout_of
-from planner.schedule import Op, format_ops
-from planner.schedules.jobshop import orders_of, shop_of, step_ops
-from planner.schedules.routed import MOST_HOPS, better
-from planner.templates.shadowed import decoupled_within
+from oobleckd.planner.placement.precopy import beforehand_s, lost_s, pays, still_share
+from oobleckd.planner.placement.transfer import copy_s
+from oobleckd.planner.plan import Plan, Template
+from oobleckd.planner.policies.adaptive import Adaptive
+from oobleckd.planner.policies.bamboo import Bamboo
+from oobleckd.planner.policies.grid import at_work, grid_of, needed_bytes
+from oobleckd.planner.policies.oobleck import Oobleck
+from oobleckd.planner.policies.slipstream import SlipStream
+from oobleckd.planner.policies.varuna import Varuna
+from oobleckd.planner.policy import PlanError, Policy, Proposal, Setup, Situation
+from oobleckd.planner.reroute.reroute import layout_of
+from oobleckd.planner.schedule import Op, format_ops
+from oobleckd.planner.schedules.jobshop import orders_of, shop_of, step_ops
+from oobleckd.planner.schedules.routed import MOST_HOPS, better
+from oobleckd.planner.templates.shadowed import decoupled_within
 
 _POLICIES: dict[str, Policy] = {
     one.name: one for one in (Adaptive(), Oobleck(), SlipStream(), Bamboo(), Varuna())

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from planner.placement.precopy import beforehand_s, counts, has_room, hidden_s, lost_s, still_share
-from planner.placement.transfer import copy_s
-from planner.plan import Plan, node_of
-from planner.policies.filling import stayed, waiting_for
-from planner.policies.grid import Grid, at_work, needed_bytes
-from planner.policies.oobleck import size_of, sizes_of
-from planner.policies.slipstream import around
-from planner.policies.staying import Staying, proposal_of
-from planner.policy import Proposal, Rejected, Setup, Situation
+from oobleckd.planner.placement.precopy import beforehand_s, counts, has_room, hidden_s, lost_s, still_share
+from oobleckd.planner.placement.transfer import copy_s
+from oobleckd.planner.plan import Plan, node_of
+from oobleckd.planner.policies.filling import stayed, waiting_for
+from oobleckd.planner.policies.grid import Grid, at_work, needed_bytes
+from oobleckd.planner.policies.oobleck import size_of, sizes_of
+from oobleckd.planner.policies.slipstream import around
+from oobleckd.planner.policies.staying import Staying, proposal_of
+from oobleckd.planner.policy import Proposal, Rejected, Setup, Situation
 
 STOP_S = 0.1
 """Until all agree on a new layout, as in the simulator's costs (``deploy_s``); at most a step, where steps are short."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import msgspec
 
-from planner.plan import Route, Template, node_of
-from planner.policies.cases import listed
-from planner.policies.filling import filled, waiting_for
-from planner.policies.grid import Grid
-from planner.policies.staying import Staying, costs, proposal_of, rejected_anew
-from planner.policy import Proposal, Rejected, Setup, Situation
-from planner.reroute.shadow import heir
-from planner.templates.shadowed import shadowed_templates
+from oobleckd.planner.plan import Route, Template, node_of
+from oobleckd.planner.policies.cases import listed
+from oobleckd.planner.policies.filling import filled, waiting_for
+from oobleckd.planner.policies.grid import Grid
+from oobleckd.planner.policies.staying import Staying, costs, proposal_of, rejected_anew
+from oobleckd.planner.policy import Proposal, Rejected, Setup, Situation
+from oobleckd.planner.reroute.shadow import heir
+from oobleckd.planner.templates.shadowed import shadowed_templates
 
 
 class Bamboo(Staying):

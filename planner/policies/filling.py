@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
-from planner.placement.zones import exchanged
-from planner.policies.grid import Grid
-from planner.policy import Situation
+from oobleckd.planner.placement.zones import exchanged
+from oobleckd.planner.policies.grid import Grid
+from oobleckd.planner.policy import Situation
 
 _FASTER = 1 - 1e-9  # sums of the same times are rounded each for itself
 _ROUNDED = 1 + 1e-12  # by so much a bound may seem above what it bounds

@@ -14,19 +14,26 @@ from itertools import accumulate
 import msgspec
 import numpy as np
 
-from planner.placement.transfer import Place, computed, copy_s, places, shadows_on, transfers
-from planner.placement.zones import same_zone
-from planner.plan import Layers, Layout, Plan, Route, Template, Transfer, device_name, node_of
-from planner.policies.cases import Nodes
-from planner.policies.oobleck import pipelines_of
-from planner.policy import Setup, Situation
-from planner.reroute.reroute import layout_of
-from planner.reroute.shadow import graphs_of
-from planner.schedule import Op
-from planner.schedules.jobshop import Shop, base_bytes, shop_of, step_ops
-from planner.schedules.routed import EFFORT_AT_ONCE, MOST_HOPS, Crossing, busiest_s, layout_crossing, least_s
-from planner.sizing.instantiate import slowest_s, split_micro_batches
-from planner.templates.guarantee import losses_survived
+from oobleckd.planner.placement.transfer import Place, computed, copy_s, places, shadows_on, transfers
+from oobleckd.planner.placement.zones import same_zone
+from oobleckd.planner.plan import Layers, Layout, Plan, Route, Template, Transfer, device_name, node_of
+from oobleckd.planner.policies.cases import Nodes
+from oobleckd.planner.policies.oobleck import pipelines_of
+from oobleckd.planner.policy import Setup, Situation
+from oobleckd.planner.reroute.reroute import layout_of
+from oobleckd.planner.reroute.shadow import graphs_of
+from oobleckd.planner.schedule import Op
+from oobleckd.planner.schedules.jobshop import Shop, base_bytes, shop_of, step_ops
+from oobleckd.planner.schedules.routed import (
+    EFFORT_AT_ONCE,
+    MOST_HOPS,
+    Crossing,
+    busiest_s,
+    layout_crossing,
+    least_s,
+)
+from oobleckd.planner.sizing.instantiate import slowest_s, split_micro_batches
+from oobleckd.planner.templates.guarantee import losses_survived
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ class Grid:
         """Device -> bytes of what it holds and may have in flight.
 
         Where all its routes leave as many hops to their ends, that is what its template was made for. Else each
-        number of hops left may have as many micro-batches in flight (``worker.round.tasks``). What runs ahead for others comes on top.
+        number of hops left may have as many micro-batches in flight (``oobleckd.worker.round.tasks``). What runs ahead for others comes on top.
         """
         setup, profile = self.setup, self.setup.profile
         flying: dict[str, dict[int, list[int]]] = {}

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planner.placement.transfer import copy_s, holds, place, segments_on, shadows_on, transfers
-from planner.placement.zones import apart
-from planner.plan import Pipeline, Plan, Template, Transfer
-from planner.policies.cases import Nodes, name_cases
-from planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
-from planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few, why_idle
-from planner.templates.fold import folded
-from planner.templates.guarantee import losses_survived, most_pipelines
-from planner.templates.refine import refined
-from planner.templates.template import expected_share
-from planner.templates.template import templates as make_templates
+from oobleckd.planner.placement.transfer import copy_s, holds, place, segments_on, shadows_on, transfers
+from oobleckd.planner.placement.zones import apart
+from oobleckd.planner.plan import Pipeline, Plan, Template, Transfer
+from oobleckd.planner.policies.cases import Nodes, name_cases
+from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
+from oobleckd.planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few, why_idle
+from oobleckd.planner.templates.fold import folded
+from oobleckd.planner.templates.guarantee import losses_survived, most_pipelines
+from oobleckd.planner.templates.refine import refined
+from oobleckd.planner.templates.template import expected_share
+from oobleckd.planner.templates.template import templates as make_templates
 
 SIZES_SHOWN = 12
 

@@ -9,11 +9,11 @@ is ``oobleck`` that answers.
 
 from __future__ import annotations
 
-from planner.policies.cases import listed
-from planner.policies.filling import stayed, waiting_for
-from planner.policies.grid import Grid
-from planner.policies.staying import Staying, costs, placed, proposal_of, rejected_anew
-from planner.policy import Proposal, Rejected, Situation
+from oobleckd.planner.policies.cases import listed
+from oobleckd.planner.policies.filling import stayed, waiting_for
+from oobleckd.planner.policies.grid import Grid
+from oobleckd.planner.policies.staying import Staying, costs, placed, proposal_of, rejected_anew
+from oobleckd.planner.policy import Proposal, Rejected, Situation
 
 
 class SlipStream(Staying):

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from planner.plan import Template, node_of
-from planner.policies.cases import listed
-from planner.policies.filling import waiting_for
-from planner.policies.grid import Grid, grid_of
-from planner.policies.oobleck import Oobleck, size_of, sizes_of
-from planner.policy import Proposal, Rejected, Setup, Situation
-from planner.schedule import format_ops
+from oobleckd.planner.plan import Template, node_of
+from oobleckd.planner.policies.cases import listed
+from oobleckd.planner.policies.filling import waiting_for
+from oobleckd.planner.policies.grid import Grid, grid_of
+from oobleckd.planner.policies.oobleck import Oobleck, size_of, sizes_of
+from oobleckd.planner.policy import Proposal, Rejected, Setup, Situation
+from oobleckd.planner.schedule import format_ops
 
 PLACES_SHOWN = 3
 

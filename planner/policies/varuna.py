@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planner.costs.model import copy_bytes
-from planner.plan import Plan, Template
-from planner.policies.cases import Nodes, listed
-from planner.policies.oobleck import Oobleck, pipelines_of
-from planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
-from planner.sizing.instantiate import split_micro_batches, too_few
+from oobleckd.planner.costs.model import copy_bytes
+from oobleckd.planner.plan import Plan, Template
+from oobleckd.planner.policies.cases import Nodes, listed
+from oobleckd.planner.policies.oobleck import Oobleck, pipelines_of
+from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
+from oobleckd.planner.sizing.instantiate import split_micro_batches, too_few
 
 SHAPES_SHOWN = 2
 

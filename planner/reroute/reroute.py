@@ -17,10 +17,10 @@ from itertools import accumulate, groupby
 
 import msgspec
 
-from planner.plan import Layers, Layout, Plan, Range, Route, Segment
-from planner.policy import PlanError
-from planner.reroute.shadow import heir
-from planner.reroute.ways import FULL_PASS, Ways, without_returns
+from oobleckd.planner.plan import Layers, Layout, Plan, Range, Route, Segment
+from oobleckd.planner.policy import PlanError
+from oobleckd.planner.reroute.shadow import heir
+from oobleckd.planner.reroute.ways import FULL_PASS, Ways, without_returns
 
 Chosen = Iterator[tuple[int, tuple[Segment, ...]]]
 """Micro-batches with their hops; one after the other, so that each counts those before it."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from math import inf
 
-from planner.plan import Layers, Layout, Range, Route
-from planner.policy import Setup
-from planner.profile import Profile
+from oobleckd.planner.plan import Layers, Layout, Range, Route
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import Profile
 
 NOTHING = Layers()
 

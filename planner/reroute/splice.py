@@ -3,7 +3,7 @@
 What a stage was given is kept by those who gave it (boundary activations and gradients), so the survivors of a
 micro-batch's route need not compute anything again: who sent an activation or a gradient to the dead stage
 sends it once more to whoever takes its place. That is a shadow where one lives, which goes on from the forward pass
-if it ran that ahead. Where a peer has a copy of the dead stage's sums (``worker.round.sum_copies``) its hop may have nothing left to do. Owns whether that is possible and who takes the place. Does not own what is
+if it ran that ahead. Where a peer has a copy of the dead stage's sums (``oobleckd.worker.round.sum_copies``) its hop may have nothing left to do. Owns whether that is possible and who takes the place. Does not own what is
 missing (the recovery decision knows), nor routes from the embedding (``reroute``).
 """
 
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from planner.plan import BACKWARD, FORWARD, NOTHING, WEIGHTS, HopState, Range, Route, Segment
-from planner.reroute.reroute import Rerouting
+from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING, WEIGHTS, HopState, Range, Route, Segment
+from oobleckd.planner.reroute.reroute import Rerouting
 
 _NEW = HopState(-1, -1, -1, NOTHING)
 _SPARED = HopState(-1, -1, -1, WEIGHTS)

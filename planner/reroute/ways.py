@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.plan import Layers, Range, Segment
+from oobleckd.planner.plan import Layers, Range, Segment
 
 FULL_PASS = 3  # forward, input gradient, weight gradient of one layer
 HOP_COST = FULL_PASS  # a hop more is worth it when it takes a whole layer off the busiest device

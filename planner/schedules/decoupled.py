@@ -16,12 +16,12 @@ from itertools import product
 from math import inf
 from typing import NamedTuple
 
-from planner.costs.work import StageWork, check_room, most_in_flight, stage_works
-from planner.plan import Plan, Range
-from planner.profile import Profile
-from planner.schedule import Op, backward_ops, forward_ops, one_f_one_b
-from planner.schedules.orders import ROUNDING, Orders, improve, least_makespan_s, run
-from planner.schedules.pipe import CHUNKS, Pipe
+from oobleckd.planner.costs.work import StageWork, check_room, most_in_flight, stage_works
+from oobleckd.planner.plan import Plan, Range
+from oobleckd.planner.profile import Profile
+from oobleckd.planner.schedule import Op, backward_ops, forward_ops, one_f_one_b
+from oobleckd.planner.schedules.orders import ROUNDING, Orders, improve, least_makespan_s, run
+from oobleckd.planner.schedules.pipe import CHUNKS, Pipe
 
 EFFORT = 1_000_000  # ops run in trials of the search, together about a second
 EFFORT_AT_ONCE = 20_000  # where training waits for the schedule

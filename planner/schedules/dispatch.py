@@ -14,7 +14,7 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
-from planner.schedules.jobshop import NOBODY, Orders, Shop
+from oobleckd.planner.schedules.jobshop import NOBODY, Orders, Shop
 
 ROUNDS = 4  # that are dispatched where updates are staggered: by then they repeat, or nearly
 
@@ -36,7 +36,7 @@ class Rule(NamedTuple):
 
 
 READY_FIRST = Rule()
-"""What the worker does (``worker.round.tasks.Board``)."""
+"""What the worker does (``oobleckd.worker.round.tasks.Board``)."""
 RULES = (
     Rule(0.0, 0.5, inf, mixed=True),
     Rule(0.0, 0.0, inf, eager=True, mixed=True),
@@ -144,7 +144,7 @@ class _Bench:
         """Whether a forward so many hops from the end may begin: within the cap, and with room left for one of each that is nearer.
 
         For every number of hops s: what is held with s or more to go leaves room for the largest F of every smaller
-        number. So nobody waits for ever, as in ``worker.round.tasks``: suppose that all with fewer hops to go are done; then whatever
+        number. So nobody waits for ever, as in ``oobleckd.worker.round.tasks``: suppose that all with fewer hops to go are done; then whatever
         device has one of r hops may run it.
         """
         hops = self.levels[level]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from planner.schedules.jobshop import NOBODY, Order, Shop
+from oobleckd.planner.schedules.jobshop import NOBODY, Order, Shop
 
 MOST_ROUNDS = 12  # after which a period is taken from the last few
 KEPT = 3  # of them, to see what a period is made of

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from planner.costs.model import stage_costs
-from planner.costs.work import kept_bytes, weight_s
-from planner.plan import Layers, Layout, Range, Route
-from planner.policy import Setup
-from planner.profile import Profile
-from planner.reroute.shadow import graphs_of
-from planner.schedule import Kind, Op, backward_ops, forward_ops
+from oobleckd.planner.costs.model import stage_costs
+from oobleckd.planner.costs.work import kept_bytes, weight_s
+from oobleckd.planner.plan import Layers, Layout, Range, Route
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import Profile
+from oobleckd.planner.reroute.shadow import graphs_of
+from oobleckd.planner.schedule import Kind, Op, backward_ops, forward_ops
 
 Order = Sequence[int]
 Orders = tuple[tuple[int, ...], ...]

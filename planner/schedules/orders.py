@@ -13,7 +13,7 @@ from itertools import islice, pairwise
 from math import inf
 from typing import NamedTuple
 
-from planner.schedules.pipe import Pipe
+from oobleckd.planner.schedules.pipe import Pipe
 
 Orders = tuple[str, ...]
 Ends = list[dict[str, list[float]]]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.costs.work import StageWork
+from oobleckd.planner.costs.work import StageWork
 
 CHUNKS = (("F", "I", "W"), ("f", "i", "w"))
 """The letters of a device's first chunk, and of its second."""

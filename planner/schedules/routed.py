@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from planner.plan import Layout, Route
-from planner.policy import Setup
-from planner.profile import Profile
-from planner.schedules.dispatch import (
+from oobleckd.planner.plan import Layout, Route
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import Profile
+from oobleckd.planner.schedules.dispatch import (
     READY_FIRST,
     ROUNDS,
     RULES,
@@ -26,9 +26,9 @@ from planner.schedules.dispatch import (
     has_room,
     mirrored,
 )
-from planner.schedules.evaluate import ROUNDING, makespan_s, period, run
-from planner.schedules.jobshop import Hops, Orders, Shop, shop_of
-from planner.schedules.tabu import improve
+from oobleckd.planner.schedules.evaluate import ROUNDING, makespan_s, period, run
+from oobleckd.planner.schedules.jobshop import Hops, Orders, Shop, shop_of
+from oobleckd.planner.schedules.tabu import improve
 
 MOST_HOPS = 20_000
 """Of a step that is run to see how long it takes: some tenths of a second. Beyond it whoever asks must estimate."""

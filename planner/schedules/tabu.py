@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from planner.schedules.evaluate import ROUNDING, Ran, makespan_s, period, run
-from planner.schedules.jobshop import NOBODY, Orders, Shop
+from oobleckd.planner.schedules.evaluate import ROUNDING, Ran, makespan_s, period, run
+from oobleckd.planner.schedules.jobshop import NOBODY, Orders, Shop
 
 TENURE = 12  # moves in which the search does not go back to an order it has left
 PATIENCE = 120  # moves without a better result after which it ends

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from planner.costs.work import DeviceWork, StageWork, plan_works
-from planner.plan import Plan
-from planner.profile import Profile
-from planner.schedule import Op, ScheduleError, in_flight, schedules
+from oobleckd.planner.costs.work import DeviceWork, StageWork, plan_works
+from oobleckd.planner.plan import Plan
+from oobleckd.planner.profile import Profile
+from oobleckd.planner.schedule import Op, ScheduleError, in_flight, schedules
 
 Cost = Callable[[str, Op], float]
 

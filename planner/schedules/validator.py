@@ -9,10 +9,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
-from planner.costs.work import DeviceWork, StageWork
-from planner.schedule import Kind, Op, ScheduleError, backward_ops, format_ops, forward_ops, in_flight
-from planner.schedules.jobshop import Shop, orders_of
-from planner.schedules.pipe import homes
+from oobleckd.planner.costs.work import DeviceWork, StageWork
+from oobleckd.planner.schedule import (
+    Kind,
+    Op,
+    ScheduleError,
+    backward_ops,
+    format_ops,
+    forward_ops,
+    in_flight,
+)
+from oobleckd.planner.schedules.jobshop import Shop, orders_of
+from oobleckd.planner.schedules.pipe import homes
 
 
 def validate(

@@ -13,8 +13,8 @@ from itertools import groupby
 
 import msgspec
 
-from planner.plan import Template
-from planner.sizing.instantiate import Instantiation, instantiate
+from oobleckd.planner.plan import Template
+from oobleckd.planner.sizing.instantiate import Instantiation, instantiate
 
 
 class Entry(msgspec.Struct, frozen=True):

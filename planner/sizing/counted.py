@@ -21,7 +21,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.sizing.knapsack import NEVER, Counts, Knapsack
+from oobleckd.planner.sizing.knapsack import NEVER, Counts, Knapsack
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from planner.plan import Template
-from planner.policy import PlanError
-from planner.sizing.sizes import best_sizes, best_sizes_with, task_of
-from planner.templates.guarantee import most_pipelines, most_usable
+from oobleckd.planner.plan import Template
+from oobleckd.planner.policy import PlanError
+from oobleckd.planner.sizing.sizes import best_sizes, best_sizes_with, task_of
+from oobleckd.planner.templates.guarantee import most_pipelines, most_usable
 
 
 class Instantiation(msgspec.Struct, frozen=True):

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.costs.model import Floats
-from planner.plan import Template
-from planner.sizing.counted import Points, points_of
-from planner.sizing.knapsack import NEVER, Counts, Knapsack
+from oobleckd.planner.costs.model import Floats
+from oobleckd.planner.plan import Template
+from oobleckd.planner.sizing.counted import Points, points_of
+from oobleckd.planner.sizing.knapsack import NEVER, Counts, Knapsack
 
 LARGEST_TABLE = 2**18  # entries; beyond it the numbers of pipelines are tried one by one
 ROUNDING = 1e-9  # T = fill + x * period must count x + 1 micro-batches after rounding

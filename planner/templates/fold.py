@@ -15,13 +15,13 @@ from math import inf
 
 import numpy as np
 
-from planner.costs.makespan import busy_s
-from planner.costs.model import StageCosts, stage_costs
-from planner.plan import Range, Stage, Template
-from planner.policy import Setup
-from planner.schedules.decoupled import EFFORT_AT_ONCE, RULES_QUICK, best_orders, pipe_of
-from planner.schedules.orders import run
-from planner.schedules.pipe import Pipe
+from oobleckd.planner.costs.makespan import busy_s
+from oobleckd.planner.costs.model import StageCosts, stage_costs
+from oobleckd.planner.plan import Range, Stage, Template
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.schedules.decoupled import EFFORT_AT_ONCE, RULES_QUICK, best_orders, pipe_of
+from oobleckd.planner.schedules.orders import run
+from oobleckd.planner.schedules.pipe import Pipe
 
 MOST_OPS = 3_000
 """Ops to run in the search for one template's chunks, counted once for all rules: a tenth of a second or two."""
@@ -176,7 +176,7 @@ class _Search:
         return max(0.0, self.memory[bounds] - (self.setup.device_memory_bytes or inf))
 
     def memory_bytes(self, layers: Sequence[Range]) -> list[float]:
-        """The peak of each device when whatever is ready runs (``worker.round.tasks``), which after a loss it does: then a stage
+        """The peak of each device when whatever is ready runs (``oobleckd.worker.round.tasks``), which after a loss it does: then a stage
         has as many micro-batches in flight as stages are left from it on, and the second chunk comes on top of the first.
         """
         costs, held = self.costs, self.setup.held

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from planner.plan import Layers
+from oobleckd.planner.plan import Layers
 
 
 def usable(num_nodes: int, n0: int, n_max: int, r: int) -> bool:

@@ -14,11 +14,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.costs.makespan import one_f_one_b_s, stage_bounds_s
-from planner.costs.model import Floats, StageCosts, stage_costs
-from planner.costs.work import StageWork, stage_works
-from planner.plan import Range, Stage, Template
-from planner.policy import Setup
+from oobleckd.planner.costs.makespan import one_f_one_b_s, stage_bounds_s
+from oobleckd.planner.costs.model import Floats, StageCosts, stage_costs
+from oobleckd.planner.costs.work import StageWork, stage_works
+from oobleckd.planner.plan import Range, Stage, Template
+from oobleckd.planner.policy import Setup
 
 MOST_OPS = 20_000
 """Forwards and backwards to run in the search for one template: some hundredths of a second."""

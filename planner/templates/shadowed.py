@@ -21,16 +21,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.model import Floats, StageCosts, stage_costs
-from planner.plan import Plan, Range, Stage, Template
-from planner.policy import PlanError, Setup
-from planner.reroute.shadow import most_bytes, pass_bytes
-from planner.schedule import Op
-from planner.schedules.decoupled import EFFORT_AT_ONCE, decoupled_plan
-from planner.templates.fold import folded
-from planner.templates.guarantee import n_max
-from planner.templates.refine import Bounds, refined
-from planner.templates.template import expected_share, templates_for
+from oobleckd.planner.costs.model import Floats, StageCosts, stage_costs
+from oobleckd.planner.plan import Plan, Range, Stage, Template
+from oobleckd.planner.policy import PlanError, Setup
+from oobleckd.planner.reroute.shadow import most_bytes, pass_bytes
+from oobleckd.planner.schedule import Op
+from oobleckd.planner.schedules.decoupled import EFFORT_AT_ONCE, decoupled_plan
+from oobleckd.planner.templates.fold import folded
+from oobleckd.planner.templates.guarantee import n_max
+from oobleckd.planner.templates.refine import Bounds, refined
+from oobleckd.planner.templates.template import expected_share, templates_for
 
 NEVER = -np.inf
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.costs.model import Floats, StageCosts
-from planner.templates.suffix import Cuts, Menu, Suffixes, exact_split, least_periods_s
+from oobleckd.planner.costs.model import Floats, StageCosts
+from oobleckd.planner.templates.suffix import Cuts, Menu, Suffixes, exact_split, least_periods_s
 
 BATCH = 8  # bounds a table: more fill the cache, fewer leave the time with the interpreter
 GROWTH = 1.1  # of the bound, in the search for a feasible one

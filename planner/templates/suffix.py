@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.model import Floats, StageCosts
-from planner.plan import Range
+from oobleckd.planner.costs.model import Floats, StageCosts
+from oobleckd.planner.plan import Range
 
 NONE = 1e30  # instead of inf, which could not be multiplied with a mask
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.costs.memory import least_memory, smallest_memory_split
-from planner.costs.model import StageCosts, device_counts, stage_costs
-from planner.plan import Stage, Template
-from planner.policy import PlanError, Setup
-from planner.templates.guarantee import n_max
-from planner.templates.split import Split, Wanted, fastest_splits
-from planner.templates.suffix import menu
+from oobleckd.planner.costs.memory import least_memory, smallest_memory_split
+from oobleckd.planner.costs.model import StageCosts, device_counts, stage_costs
+from oobleckd.planner.plan import Stage, Template
+from oobleckd.planner.policy import PlanError, Setup
+from oobleckd.planner.templates.guarantee import n_max
+from oobleckd.planner.templates.split import Split, Wanted, fastest_splits
+from oobleckd.planner.templates.suffix import menu
 
 
 def templates(setup: Setup) -> tuple[Template, ...]:

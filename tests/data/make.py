@@ -120,8 +120,9 @@ def digests(made: Made) -> None:
         out = ROOT / "out" / name
         twin = [
             str(made.bin / "python"),
+            "-P",
             "-m",
-            "worker.tools.reference",
+            "oobleckd.worker.tools.reference",
             "--job",
             str(DATA / "jobs" / f"{name}.toml"),
             "--out",

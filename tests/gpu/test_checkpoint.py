@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from oobleckd.planner.plan import Layout, Range, Segment, holdings_of
 from oobleckd.protocol.parts import Counters
-from planner.plan import Layout, Range, Segment, holdings_of
+from oobleckd.worker.checkpointing.snapshot import take_share
+from oobleckd.worker.device.context import Place, torch_device
+from oobleckd.worker.models import load_spec
+from oobleckd.worker.state.store import Store
 from tests.helpers import gpu
 from tests.helpers.models import small_job
-from worker.checkpointing.snapshot import take_share
-from worker.device.context import Place, torch_device
-from worker.models import load_spec
-from worker.state.store import Store
 
 pytestmark = pytest.mark.gpu
 UPDATES = 20

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.job import Job
+from oobleckd.worker import sums
+from oobleckd.worker.device.context import Place, torch_device
+from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.models import Batch, load_spec, seed_layer
+from oobleckd.worker.round.gather import Intake
+from oobleckd.worker.round.messenger import TransportPost
+from oobleckd.worker.runtime.timing import moments_of
+from oobleckd.worker.transport.mailbox import Mailbox
+from oobleckd.worker.transport.transport import Transport
 from tests.helpers import gpu
 from tests.helpers.models import small_job
-from worker import sums
-from worker.device.context import Place, torch_device
-from worker.groups.plane import Plane
-from worker.models import Batch, load_spec, seed_layer
-from worker.round.gather import Intake
-from worker.round.messenger import TransportPost
-from worker.runtime.timing import moments_of
-from worker.transport.mailbox import Mailbox
-from worker.transport.transport import Transport
 
 pytestmark = pytest.mark.gpu
 TIMEOUT_S = 60.0

@@ -13,7 +13,7 @@ from tests.helpers import gpu
 pytestmark = pytest.mark.gpu
 CODE = """
 import json, os, sys
-from worker.fork import forker
+from oobleckd.worker.fork import forker
 forker.load()
 told, tell = os.pipe()
 if os.fork() == 0:

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from oobleckd.protocol.parts import Peer
+from oobleckd.worker.groups.choose import choose
+from oobleckd.worker.groups.store import LaneStore
 from tests.helpers import gpu
 from tests.helpers.group_peer import TIMEOUT_S, Member
-from worker.groups.choose import choose
-from worker.groups.store import LaneStore
 
 pytestmark = pytest.mark.gpu
 MIB = 1 << 20

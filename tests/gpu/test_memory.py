@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from oobleckd.protocol.deaths import OUT_OF_MEMORY
+from oobleckd.worker.device.context import Place, device_memory_bytes, torch_device
+from oobleckd.worker.device.traits import UNKNOWN, traits
+from oobleckd.worker.runtime.deaths import death_in_full, is_out_of_memory
 from tests.helpers import gpu
-from worker.device.context import Place, device_memory_bytes, torch_device
-from worker.device.traits import UNKNOWN, traits
-from worker.runtime.deaths import death_in_full, is_out_of_memory
 
 pytestmark = pytest.mark.gpu
 

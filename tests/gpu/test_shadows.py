@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from planner.plan import Range, Route, Segment
+from oobleckd.planner.plan import Range, Route, Segment
+from oobleckd.worker.device.context import Place, torch_device
+from oobleckd.worker.models import Batch, Layer, gradients, load_spec, seed_layer
+from oobleckd.worker.round.redundant_forward import Shadows
+from oobleckd.worker.round.tasks import Task
 from tests.helpers import gpu
 from tests.helpers.models import small_job
-from worker.device.context import Place, torch_device
-from worker.models import Batch, Layer, gradients, load_spec, seed_layer
-from worker.round.redundant_forward import Shadows
-from worker.round.tasks import Task
 
 pytestmark = pytest.mark.gpu
 TASK = Task(Route(0, 1, (Segment("a/0", Range(0, 1)), Segment("b/0", Range(1, 2)))), 1)

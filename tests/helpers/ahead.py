@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import torch
 
+from oobleckd.worker.reconfigure.precopy_source import Ahead
+from oobleckd.worker.reconfigure.precopy_target import Staging
+from oobleckd.worker.state.host_copy import Hosted, States, Then
+from oobleckd.worker.state.store import BucketState, Store
+from oobleckd.worker.transport.mailbox import Letter
 from tests.helpers.engine import LocalPost, World
-from worker.reconfigure.precopy_source import Ahead
-from worker.reconfigure.precopy_target import Staging
-from worker.state.host_copy import Hosted, States, Then
-from worker.state.store import BucketState, Store
-from worker.transport.mailbox import Letter
 
 TARGET = "t/0"
 NUMBER = 7

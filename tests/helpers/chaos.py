@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.parts import How
 from oobleckd.unixhttp import ClientError
-from planner.plan import node_of
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import KEEPING, Manner, manner_of
 from tests.helpers.matrix import MOVING_TRAIN, survivable

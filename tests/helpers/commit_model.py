@@ -15,9 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from oobleckd.core.decide import LostLayers, Standing, decide
+from oobleckd.planner.plan import Detours
 from oobleckd.protocol.messages import Decide, Progress
 from oobleckd.protocol.parts import Counters, Vote
-from planner.plan import Detours
+from oobleckd.worker.round.commit import Commit
 from tests.helpers.commit_states import (
     DEVICES,
     FLUSHED,
@@ -28,7 +29,6 @@ from tests.helpers.commit_states import (
     State,
     Topology,
 )
-from worker.round.commit import Commit
 
 
 class Violation(AssertionError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planner.plan import Detours, Layers, Layout, Range, Route, Segment, standing_routes
+from oobleckd.planner.plan import Detours, Layers, Layout, Range, Route, Segment, standing_routes
 
 DEVICES = ("A", "B", "C")
 

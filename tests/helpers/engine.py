@@ -18,27 +18,27 @@ import torch
 from torch import Tensor
 
 from oobleckd.core.decide import LostLayers, Standing, decide
+from oobleckd.planner.costs.work import StageWork
+from oobleckd.planner.plan import Detours, Layers, Layout, Pipeline, Range, Route, Segment, holdings_of
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import LayerCost, Profile
+from oobleckd.planner.reroute.reroute import reroute
+from oobleckd.planner.schedule import format_ops
+from oobleckd.planner.schedules.decoupled import decoupled
+from oobleckd.planner.schedules.dispatch import RULES, dispatch
+from oobleckd.planner.schedules.jobshop import shop_of, step_ops
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, Flags
-from planner.costs.work import StageWork
-from planner.plan import Detours, Layers, Layout, Pipeline, Range, Route, Segment, holdings_of
-from planner.policy import Setup
-from planner.profile import LayerCost, Profile
-from planner.reroute.reroute import reroute
-from planner.schedule import format_ops
-from planner.schedules.decoupled import decoupled
-from planner.schedules.dispatch import RULES, dispatch
-from planner.schedules.jobshop import shop_of, step_ops
-from worker.data.corpus import Corpus, open_corpus
-from worker.device.executor import Executor
-from worker.models import ModelSpec, load_spec
-from worker.reconfigure.deploy import Deployment
-from worker.round.gather import Gathering
-from worker.round.tasks import Order, order_of
-from worker.runtime.faults import Faults
-from worker.state.store import Store
-from worker.transport.mailbox import Key, Letter
+from oobleckd.worker.data.corpus import Corpus, open_corpus
+from oobleckd.worker.device.executor import Executor
+from oobleckd.worker.models import ModelSpec, load_spec
+from oobleckd.worker.reconfigure.deploy import Deployment
+from oobleckd.worker.round.gather import Gathering
+from oobleckd.worker.round.tasks import Order, order_of
+from oobleckd.worker.runtime.faults import Faults
+from oobleckd.worker.state.store import Store
+from oobleckd.worker.transport.mailbox import Key, Letter
 
 Cuts = Sequence[tuple[int, ...]]
 """(first layer, the one behind the last) of each hop of a pipeline, and the number of its device where that is not the hop's."""
@@ -299,7 +299,7 @@ class World:
 
     @contextmanager
     def _aside(self, device: str) -> Iterator[None]:
-        """``device`` computes a layer; a report may reach it meanwhile, as the real one's link answers (``worker.device.device``)."""
+        """``device`` computes a layer; a report may reach it meanwhile, as the real one's link answers (``oobleckd.worker.device.device``)."""
         yield
         executor = self.nodes[device].executor
         mine = [control for control in self.controls if control[0] == device]

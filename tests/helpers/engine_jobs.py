@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.job import Job, Schedule, parse_job
+from oobleckd.worker.runtime.faults import POINTS
 from tests.helpers.engine import World
-from worker.runtime.faults import POINTS
 
 Reference = tuple[Job, dict[int, float], dict[str, Tensor]]
 """A job, its losses by step, and its weights in the end."""

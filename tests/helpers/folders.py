@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM,
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from oobleckd.worker.models import FAMILIES, MASKED
+from oobleckd.worker.models.config import TIED
 from tests.helpers.models import small_config
-from worker.models import FAMILIES, MASKED
-from worker.models.config import TIED
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 METHODS = (

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import (
     Beat,
@@ -27,7 +28,6 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import Counters, Vote
-from planner.profile import LayerCost, Profile
 from tests.helpers.agents import hello
 
 _TOKENS = (

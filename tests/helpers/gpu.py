@@ -11,7 +11,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from worker.groups.nccl import nccl_version, shares_gpus
+from oobleckd.worker.groups.nccl import nccl_version, shares_gpus
 
 REHEARSAL = os.environ.get("OOBLECK_GPU_REHEARSAL") == "1"
 KIND = "cpu" if REHEARSAL else "cuda"

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.parts import Peer
-from worker.groups.choose import choose
-from worker.groups.plane import Plane
-from worker.round.gather import Intake
-from worker.round.messenger import TransportPost
-from worker.transport.mailbox import Key, Mailbox
-from worker.transport.transport import Transport
+from oobleckd.worker.groups.choose import choose
+from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.round.gather import Intake
+from oobleckd.worker.round.messenger import TransportPost
+from oobleckd.worker.transport.mailbox import Key, Mailbox
+from oobleckd.worker.transport.transport import Transport
 
 SECRET = bytes(range(32))
 KINDS = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import AnyRequest, Control, Drain
-from planner.plan import node_of
 from tests.helpers.simagent import SimNode, Sleeper
 from tests.helpers.simnet import DAEMON
 from tests.helpers.simtransport import Link

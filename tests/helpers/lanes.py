@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from worker.groups.store import LaneOver, LaneStore
+from oobleckd.worker.groups.store import LaneOver, LaneStore
 
 TIMEOUT_S = 30.0
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from oobleckd.planner.policy import ROLLING_BACK, SHADOWING
 from oobleckd.protocol.api import JobView, PipelineView
 from oobleckd.protocol.job import PolicyName, Schedule
-from planner.policy import ROLLING_BACK, SHADOWING
 
 
 @dataclass(frozen=True)

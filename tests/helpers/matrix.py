@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
+from oobleckd.planner.plan import node_of
+from oobleckd.planner.policy import REROUTING, ROLLING_BACK
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import PolicyName
-from planner.plan import node_of
-from planner.policy import REROUTING, ROLLING_BACK
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import KEEPING, KEEPING_MANNERS, MANNERS, Manner
 from tests.helpers.preparing import PREPARING, die_preparing

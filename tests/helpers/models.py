@@ -12,8 +12,17 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from oobleckd.protocol.job import Job, parse_job
-from worker.data.masking import Masking
-from worker.models import MASKED, Batch, Layer, ModelSpec, Owed, gradients, input_gradients, seed_layer
+from oobleckd.worker.data.masking import Masking
+from oobleckd.worker.models import (
+    MASKED,
+    Batch,
+    Layer,
+    ModelSpec,
+    Owed,
+    gradients,
+    input_gradients,
+    seed_layer,
+)
 
 CPU = torch.device("cpu")
 

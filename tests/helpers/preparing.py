@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import count
 
+from oobleckd.planner.policy import SHADOWING
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job
-from planner.policy import SHADOWING
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import Manner
 

@@ -19,12 +19,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from worker.fork import forker
-from worker.fork.forking import Forker, begin
-from worker.fork.orders import num_threads
-from worker.processes.children import Child, Setting, die_with_parent
-from worker.processes.orphans import Orphans
-from worker.runtime.lifeline import hold
+from oobleckd.worker.fork import forker
+from oobleckd.worker.fork.forking import Forker, begin
+from oobleckd.worker.fork.orders import num_threads
+from oobleckd.worker.processes.children import Child, Setting, die_with_parent
+from oobleckd.worker.processes.orphans import Orphans
+from oobleckd.worker.runtime.lifeline import hold
 
 PROGRAM = (sys.executable, "-m", "tests.helpers.probed")
 FILES = 512  # limit of the agent, set after its forker was started
@@ -119,7 +119,7 @@ async def _end(child: Child) -> str:
 def main(how: str = "", number: str = "1") -> None:
     """The programs."""
     if how == "forker":
-        forker.main(run=fork, program="tests.helpers.probed")
+        forker.main(run=fork, program=PROGRAM)
     elif how == "agent":
         asyncio.run(agent(int(number), (*PROGRAM, "forker")))
     elif how == "exec":

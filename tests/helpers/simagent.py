@@ -1,6 +1,6 @@
 """An agent of a simulated world, with its devices.
 
-Real is what an agent keeps to say it again, for how long, and when (``worker.agent.outbox``); after ``worker.agent.node`` when it
+Real is what an agent keeps to say it again, for how long, and when (``oobleckd.worker.agent.outbox``); after ``oobleckd.worker.agent.node`` when it
 says Hello, what it passes on and what it drops. Who starts and who dies is the world's; how long a message takes and
 when a connection ends is the network's.
 """
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from oobleckd.planner.plan import device_name
 from oobleckd.protocol.messages import PROTOCOL, Ack, Beat, Dismiss, EndStopped, Hello, Wake, Welcome
 from oobleckd.protocol.parts import Notice
-from planner.plan import device_name
+from oobleckd.worker.agent.outbox import Head, Outbox
 from tests.helpers.simdevice import SimDevice
-from worker.agent.outbox import Head, Outbox
 
 if TYPE_CHECKING:
     from tests.helpers.simnet import Wire

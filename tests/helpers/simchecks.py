@@ -13,15 +13,15 @@ import msgspec
 
 from oobleckd.core.entries import CorruptionFound, EpochRaised, LayoutDeployed, RolledBack, StepEntry
 from oobleckd.core.events import Tell
+from oobleckd.planner.policy import ROLLING_BACK
 from oobleckd.protocol.messages import Ack, Decide, Deploy, LinkDown, Progress, Report, Resume
 from oobleckd.protocol.parts import Counters, Outcome
-from planner.policy import ROLLING_BACK
+from oobleckd.worker import sums
+from oobleckd.worker.checkpointing.snapshot import ledger_digest
 from tests.helpers.simdevice import SimDevice
 from tests.helpers.simpasses import loss_of
 from tests.helpers.simstore import trail_of
 from tests.helpers.simtext import SimCorpus
-from worker import sums
-from worker.checkpointing.snapshot import ledger_digest
 
 if TYPE_CHECKING:
     from tests.helpers.world import World

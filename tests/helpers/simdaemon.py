@@ -32,11 +32,11 @@ from oobleckd.core.events import (
 )
 from oobleckd.core.invariants import Past
 from oobleckd.core.machine import Machine
+from oobleckd.planner import policies
+from oobleckd.planner.plan import Template
+from oobleckd.planner.policy import PlanError, Proposal, Situation
 from oobleckd.protocol.api import Response
 from oobleckd.protocol.changes import Change
-from planner import policies
-from planner.plan import Template
-from planner.policy import PlanError, Proposal, Situation
 from tests.helpers.simagent import Sleeper
 from tests.helpers.simdisk import Disk
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from oobleckd.planner.plan import Layout
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
     CheckpointFailed,
@@ -28,26 +29,25 @@ from oobleckd.protocol.messages import (
     ToWorker,
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Outcome, Vote
-from planner.plan import Layout
+from oobleckd.worker.checkpointing.snapshot import Share
+from oobleckd.worker.device.context import Place
+from oobleckd.worker.device.device import DeviceProcess
+from oobleckd.worker.device.executor import Executor
+from oobleckd.worker.round.commit import Commit, ReplicasDisagree
+from oobleckd.worker.round.gather import Intake
+from oobleckd.worker.round.messenger import TransportPost
+from oobleckd.worker.round.passes import Passes
+from oobleckd.worker.round.round import Given
+from oobleckd.worker.round.tasks import Order, Step
+from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.faults import Faults
+from oobleckd.worker.runtime.timing import Moments
+from oobleckd.worker.sums.guard import SumsChanged
+from oobleckd.worker.transport.mailbox import Letter, Mailbox
 from tests.helpers.simpasses import SimPasses
 from tests.helpers.simstore import CPU, SimReducer, SimStore, updated
 from tests.helpers.simtext import SimReading
 from tests.helpers.simtransport import Link, SimPlane, SimTransport
-from worker.checkpointing.snapshot import Share
-from worker.device.context import Place
-from worker.device.device import DeviceProcess
-from worker.device.executor import Executor
-from worker.round.commit import Commit, ReplicasDisagree
-from worker.round.gather import Intake
-from worker.round.messenger import TransportPost
-from worker.round.passes import Passes
-from worker.round.round import Given
-from worker.round.tasks import Order, Step
-from worker.runtime.activity import Pulse
-from worker.runtime.faults import Faults
-from worker.runtime.timing import Moments
-from worker.sums.guard import SumsChanged
-from worker.transport.mailbox import Letter, Mailbox
 
 if TYPE_CHECKING:
     from tests.helpers.simagent import SimNode
@@ -283,7 +283,7 @@ class SimDevice(DeviceProcess):
 
 
 class SimWriter:
-    """In place of ``worker.checkpointing.writer.Beside``: writes beside training, each bucket in a while of virtual time, ``slow`` times as long."""
+    """In place of ``oobleckd.worker.checkpointing.writer.Beside``: writes beside training, each bucket in a while of virtual time, ``slow`` times as long."""
 
     slow = 1.0
 

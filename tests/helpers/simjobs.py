@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, PolicyName, Resources, Schedule, Train
-from planner.profile import LayerCost, Profile
 
 
 def profile(num_layers: int, state_bytes: int = 100) -> Profile:

@@ -24,9 +24,9 @@ from oobleckd.core.events import Heard, LinkLost, Tell
 from oobleckd.daemon.connections import Connection, Connections
 from oobleckd.protocol.codec import decode_from_worker, decode_to_worker, encode
 from oobleckd.protocol.messages import Hello, OpTimes
+from oobleckd.worker.transport.mailbox import Letter
 from tests.helpers.simagent import SimNode
 from tests.helpers.simtransport import Link, Waiting
-from worker.transport.mailbox import Letter
 
 if TYPE_CHECKING:
     from tests.helpers.world import World

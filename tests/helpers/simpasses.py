@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from planner.plan import BACKWARD, FORWARD
+from oobleckd.planner.plan import BACKWARD, FORWARD
+from oobleckd.worker.round.passes import Passes
+from oobleckd.worker.round.reduce import Reducer
+from oobleckd.worker.round.round import Given, Means, Pieces, Work
+from oobleckd.worker.round.tasks import Task
 from tests.helpers.simstore import CPU, Gradient
-from worker.round.passes import Passes
-from worker.round.reduce import Reducer
-from worker.round.round import Given, Means, Pieces, Work
-from worker.round.tasks import Task
 
 if TYPE_CHECKING:
     import torch

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from planner.plan import Layers
-from worker import sums
-from worker.round.reduce import Contribution, Reduced, Reducer
-from worker.state.bucket_files import DamagedCheckpoint
-from worker.state.optimizer import clip_scale
-from worker.state.store import BucketState, Store
-from worker.sums.guard import SumsChanged
+from oobleckd.planner.plan import Layers
+from oobleckd.worker import sums
+from oobleckd.worker.round.reduce import Contribution, Reduced, Reducer
+from oobleckd.worker.state.bucket_files import DamagedCheckpoint
+from oobleckd.worker.state.optimizer import clip_scale
+from oobleckd.worker.state.store import BucketState, Store
+from oobleckd.worker.sums.guard import SumsChanged
 
 if TYPE_CHECKING:
     from tests.helpers.world import World
@@ -116,7 +116,7 @@ class Gradient:
 
 
 class SimSum:
-    """In place of ``worker.sums.Sum``."""
+    """In place of ``oobleckd.worker.sums.Sum``."""
 
     flipped = False
     flags = (False, False)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters
-from worker.data.input_watch import Changed, Checked, Finding, Moved
-from worker.device.reading import Reading
-from worker.runtime.errors import UserError
+from oobleckd.worker.data.input_watch import Changed, Checked, Finding, Moved
+from oobleckd.worker.device.reading import Reading
+from oobleckd.worker.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from tests.helpers.simdevice import SimDevice
@@ -103,7 +103,7 @@ class Texts:
 
 
 class SimOpened:
-    """In place of ``worker.data.inputs.Opened``."""
+    """In place of ``oobleckd.worker.data.inputs.Opened``."""
 
     handles = (0,)
 
@@ -152,7 +152,7 @@ class SimCorpus:
 
 
 class SimWatch:
-    """In place of ``worker.data.input_watch.Watch``, in virtual time."""
+    """In place of ``oobleckd.worker.data.input_watch.Watch``, in virtual time."""
 
     def __init__(self, sim: SimDevice, inputs: SimOpened) -> None:
         self.sim, self.inputs, self.texts = sim, inputs, sim.world.texts

@@ -1,4 +1,4 @@
-"""Links between simulated devices, as ``worker.transport.transport`` has them.
+"""Links between simulated devices, as ``oobleckd.worker.transport.transport`` has them.
 
 What can happen to a link there, and so here: letters on one link keep their order, whatever their delay, but those that can wait, which keep their
 own; letters on two links overtake each other. A link that breaks takes with it what was on its way, and is not made again in this life of
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from oobleckd.protocol.parts import Peer
-from worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.mailbox import Key, Letter
 
 if TYPE_CHECKING:
     from tests.helpers.simdevice import SimDevice

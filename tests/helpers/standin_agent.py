@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from worker.agent import main as agent
-from worker.agent.node import AgentConfig
-from worker.fork.forking import Forker
-from worker.processes.orphans import Orphans
+from oobleckd.worker.agent import main as agent
+from oobleckd.worker.agent.node import AgentConfig
+from oobleckd.worker.fork.forking import Forker
+from oobleckd.worker.processes.orphans import Orphans
 
 
 def main() -> None:

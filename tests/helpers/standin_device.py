@@ -18,13 +18,13 @@ import click
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death, Memory
 from oobleckd.protocol.messages import DeviceUp, Inject, LastWords, Progress, Report, Resume, StepDone
 from oobleckd.protocol.parts import Counters, DeviceInfo
-from worker.device.agent_link import DeviceLink
-from worker.device.process import wait_for_place
-from worker.processes.children import die_with_parent
-from worker.runtime.activity import LOOK_UP_S, Pulse
-from worker.runtime.faults import hang_for_ever
-from worker.runtime.lifeline import hold
-from worker.transport.mailbox import Mailbox
+from oobleckd.worker.device.agent_link import DeviceLink
+from oobleckd.worker.device.process import wait_for_place
+from oobleckd.worker.processes.children import die_with_parent
+from oobleckd.worker.runtime.activity import LOOK_UP_S, Pulse
+from oobleckd.worker.runtime.faults import hang_for_ever
+from oobleckd.worker.runtime.lifeline import hold
+from oobleckd.worker.transport.mailbox import Mailbox
 
 HUNGRY = Death(OUT_OF_MEMORY, "backward", "MemoryError", "job-1", 4, memory=Memory(2**30, 2**30))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
+from oobleckd.worker.fork import forker
 from tests.helpers import standin_device
-from worker.fork import forker
 
 
 def main() -> None:
     """The program."""
-    forker.main(lambda: None, standin_device.main, "tests.helpers.standin_device")
+    forker.main(lambda: None, standin_device.main, (sys.executable, "-m", "tests.helpers.standin_device"))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import Control, Drain
-from planner.plan import node_of
 from tests.helpers.simdevice import SimDevice
 from tests.helpers.world import World
 

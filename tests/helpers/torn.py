@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from oobleckd.ctl.compare import read_checkpoint
+from oobleckd.planner.policy import ROLLING_BACK, SHADOWING
 from oobleckd.protocol.api import IncidentView
 from oobleckd.protocol.job import PolicyName
-from planner.policy import ROLLING_BACK, SHADOWING
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import Manner
 

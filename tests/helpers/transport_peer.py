@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from oobleckd.protocol.parts import Peer
-from worker.transport.mailbox import Mailbox
-from worker.transport.transport import Transport
+from oobleckd.worker.transport.mailbox import Mailbox
+from oobleckd.worker.transport.transport import Transport
 
 
 class Setup(msgspec.Struct):

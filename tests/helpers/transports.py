@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from worker.round.gather import Intake
-from worker.transport import sockets
-from worker.transport.mailbox import Key, Letter, Mailbox
-from worker.transport.transport import Transport
+from oobleckd.worker.round.gather import Intake
+from oobleckd.worker.transport import sockets
+from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
+from oobleckd.worker.transport.transport import Transport
 
 SECRET = bytes(range(32))
 TIMEOUT_S = 30.0

@@ -17,6 +17,7 @@ from oobleckd.core import view
 from oobleckd.core.config import Config
 from oobleckd.core.events import Asked, Tick
 from oobleckd.core.machine import Machine
+from oobleckd.planner.plan import Layout, device_name, node_of
 from oobleckd.protocol.api import AnyRequest, Response, Submit
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.job import Job
@@ -30,7 +31,6 @@ from oobleckd.protocol.messages import (
     Wake,
 )
 from oobleckd.protocol.modelnotes import FolderNote
-from planner.plan import Layout, device_name, node_of
 from tests.helpers.simagent import SimNode, Sleeper
 from tests.helpers.simchecks import Checks
 from tests.helpers.simdaemon import Daemon

@@ -36,9 +36,9 @@ from oobleckd.protocol.messages import (
     Wake,
 )
 from oobleckd.protocol.parts import Counters
+from oobleckd.worker.processes.children import EXITING
 from tests.helpers.standin_device import HUNGRY
 from tests.helpers.stub_daemon import TIMEOUT_S, StubDaemon
-from worker.processes.children import EXITING
 
 Launch = Callable[..., subprocess.Popen[str]]
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from oobleckd.ctl.base import Base
 from oobleckd.ctl.local import ONE_THREAD
 
-Base(Path(sys.argv[1])).run("worker.tools.reference", sys.argv[2:], ONE_THREAD)
+Base(Path(sys.argv[1])).run("oobleckd.worker.tools.reference", sys.argv[2:], ONE_THREAD)
 """
 
 NODES, KILLS, MANY_KILLS = 2, 6, 60
@@ -167,14 +167,14 @@ def test_programs_of_a_verb_are_forks_that_end_with_whoever_waits(base: Base, tm
     """Their exit code and output are those of exec. The base is killed at last: then there is nothing to tell."""
     file = tmp_path / "job.toml"
     assert base.run("shutil", [], ONE_THREAD) is None
-    done = base.run("worker.tools.look", ["--job", str(file)], ONE_THREAD)
+    done = base.run("oobleckd.worker.tools.look", ["--job", str(file)], ONE_THREAD)
     assert done is not None
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"error: {file}")
 
     job = tiny_job("long", train={"steps": 100_000})
     file.write_text(to_toml(msgspec.to_builtins(job)), encoding="utf-8")
-    assert base.run("worker.tools.look", ["--job", str(file)], ONE_THREAD) == (0, "[]\n", "")
+    assert base.run("oobleckd.worker.tools.look", ["--job", str(file)], ONE_THREAD) == (0, "[]\n", "")
     process = base.process()
     assert process is not None
     words = ["--job", str(file), "--out", str(tmp_path)]
@@ -183,7 +183,7 @@ def test_programs_of_a_verb_are_forks_that_end_with_whoever_waits(base: Base, tm
         waiting.kill()
     assert not processes.outlive([twin], 10.0)
     with ThreadPoolExecutor(1) as pool:
-        never = pool.submit(base.run, "worker.tools.reference", words, ONE_THREAD)
+        never = pool.submit(base.run, "oobleckd.worker.tools.reference", words, ONE_THREAD)
         twin = child_of(process.pid)
         os.kill(process.pid, signal.SIGKILL)
         assert never.result(10.0) is None

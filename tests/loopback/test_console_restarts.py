@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from console.facts import AnyFact, Heard
-from console.feed import Feed
-from console.model import View, fold
+from oobleckd.console.facts import AnyFact, Heard
+from oobleckd.console.feed import Feed
+from oobleckd.console.model import View, fold
 from oobleckd.protocol.api import Status
 from oobleckd.protocol.changes import Change
 from tests.helpers.cluster import BIN, Cluster, tiny_job

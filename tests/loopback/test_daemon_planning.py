@@ -22,8 +22,8 @@ from oobleckd.daemon import planning as daemon_planning
 from oobleckd.daemon import poolwork
 from oobleckd.daemon.planning import Planning
 from oobleckd.host import urgency
-from planner.policy import PlanError, Setup, Situation
-from planner.profile import LayerCost, Profile
+from oobleckd.planner.policy import PlanError, Setup, Situation
+from oobleckd.planner.profile import LayerCost, Profile
 
 
 def setup_of(*, device_memory_bytes: int = 0) -> Setup:

@@ -19,7 +19,7 @@ MOST_BYTES, MOST_S = 40 * 2**20, 0.3
 STRANGER = """
 import os, subprocess
 from pathlib import Path
-from worker.processes.orphans import Orphans
+from oobleckd.worker.processes.orphans import Orphans
 
 orphans = Orphans()
 assert orphans.adopt()

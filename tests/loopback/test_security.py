@@ -25,10 +25,10 @@ from oobleckd.daemon.hub import Hub
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import Beat, Refused, StepDone
 from oobleckd.protocol.parts import Counters
+from oobleckd.worker.agent.daemon_link import CurveKeys, Uplink
 from tests.helpers.agents import Agent, hello
 from tests.helpers.daemons import Daemon
 from tests.helpers.tls import make_certificate, remote_daemon
-from worker.agent.daemon_link import CurveKeys, Uplink
 
 WAIT_S = 120.0
 

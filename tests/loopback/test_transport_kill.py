@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from oobleckd.protocol.parts import Peer
+from oobleckd.worker.transport.mailbox import Mailbox
+from oobleckd.worker.transport.transport import Transport
 from tests.helpers.transport_peer import Setup
-from worker.transport.mailbox import Mailbox
-from worker.transport.transport import Transport
 
 TIMEOUT_S = 60.0
 

@@ -10,8 +10,8 @@ import pytest
 from oobleckd.core import machine
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Restarted
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.messages import Report
-from planner.plan import node_of
 from tests.helpers.storm import Storm
 from tests.helpers.world import World
 

@@ -12,13 +12,13 @@ import pytest
 from oobleckd.core import prepare
 from oobleckd.core.entries import LayoutDeployed
 from oobleckd.core.events import Tell
+from oobleckd.planner import policies
+from oobleckd.planner.plan import node_of
+from oobleckd.planner.policies import adaptive
 from oobleckd.protocol.api import Control, Drain
 from oobleckd.protocol.changes import PlanDeployed
 from oobleckd.protocol.job import Schedule
 from oobleckd.protocol.messages import Deploy, Prepare
-from planner import policies
-from planner.plan import node_of
-from planner.policies import adaptive
 from tests.helpers.simdevice import SimDevice
 from tests.helpers.simjobs import make_job, profile
 from tests.helpers.storm import Storm
@@ -250,7 +250,7 @@ def test_a_pause_does_not_wait_for_copies() -> None:
 
 def test_a_target_that_never_says_that_it_keeps_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "LEAST_S", 0.0)
-    monkeypatch.setattr("worker.device.device.DeviceProcess._stage", lambda _: False)
+    monkeypatch.setattr("oobleckd.worker.device.device.DeviceProcess._stage", lambda _: False)
     world = joining(steps=200)
     world.run(lambda: "n02" in world.view().nodes)
     assert deployments(world)[-1] == (0, 3)  # what had arrived is replayed in the stop

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from oobleckd.planner.policy import SHADOWING
 from oobleckd.protocol.job import PolicyName, Schedule
-from planner.policy import SHADOWING
 from tests.helpers.manners import KEEPING
 from tests.helpers.world import World
 

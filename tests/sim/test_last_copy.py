@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from oobleckd.core.entries import RolledBack
+from oobleckd.planner.plan import device_name, node_of
 from oobleckd.protocol.api import Control, Drain, Kill
-from planner.plan import device_name, node_of
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import Drain
 from oobleckd.protocol.messages import LinkDown
-from planner.plan import node_of
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

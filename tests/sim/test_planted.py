@@ -22,15 +22,15 @@ from oobleckd.core.machine import Machine
 from oobleckd.core.membership import Membership
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon.waiting import Told, Waiting
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.messages import Emptied, Progress, Release, StepDone
-from planner.plan import node_of
+from oobleckd.worker.agent.outbox import Outbox
+from oobleckd.worker.device.device import DeviceProcess
+from oobleckd.worker.device.executor import Executor
+from oobleckd.worker.round.commit import Commit
+from oobleckd.worker.round.reduce import Contribution, Reducer
+from oobleckd.worker.round.tasks import Board
 from tests.helpers import weather
-from worker.agent.outbox import Outbox
-from worker.device.device import DeviceProcess
-from worker.device.executor import Executor
-from worker.round.commit import Commit
-from worker.round.reduce import Contribution, Reducer
-from worker.round.tasks import Board
 
 SEEDS = 200
 Plant = Callable[[pytest.MonkeyPatch], None]

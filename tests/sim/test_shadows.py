@@ -6,9 +6,9 @@ import pytest
 
 from oobleckd.core.entries import AnyEntry, LayoutDeployed
 from oobleckd.core.machine import Machine
+from oobleckd.planner.plan import Layers
 from oobleckd.protocol.api import Control, Drain
 from oobleckd.protocol.job import Schedule
-from planner.plan import Layers
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

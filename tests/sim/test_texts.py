@@ -6,9 +6,9 @@ import pytest
 
 from oobleckd.core.entries import CheckpointChecked, InputsFixed, RolledBack
 from oobleckd.core.inputs import PATIENCE_S
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import Drain, Submit
 from oobleckd.protocol.job import Schedule
-from planner.plan import node_of
 from tests.helpers.simjobs import make_job
 from tests.helpers.simtext import PATH, RIGHT, WRONG, identity
 from tests.helpers.world import World

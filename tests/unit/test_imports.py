@@ -36,10 +36,12 @@ def test_the_daemon_s_loop_leaves_scipy_to_the_pool() -> None:
 
 
 def test_the_pure_packages_load_no_sockets_and_no_torch() -> None:
-    assert loaded_by("oobleckd.core.events, planner.plan, oobleckd.protocol.codec").isdisjoint(
+    assert loaded_by("oobleckd.core.events, oobleckd.planner.plan, oobleckd.protocol.codec").isdisjoint(
         {"asyncio", "socket", "zmq", "torch", "aiohttp"}
     )
 
 
 def test_the_agent_loads_no_torch() -> None:
-    assert loaded_by("worker.agent.main").isdisjoint({"torch", "transformers", "numpy", "safetensors"})
+    assert loaded_by("oobleckd.worker.agent.main").isdisjoint(
+        {"torch", "transformers", "numpy", "safetensors"}
+    )

@@ -80,7 +80,7 @@ def test_a_worker_has_time_to_leave() -> None:
 
 def test_flags_are_those_of_the_programs() -> None:
     from oobleckd.daemon.app import main as daemon
-    from worker.agent.main import main as agent
+    from oobleckd.worker.agent.main import main as agent
 
     for stateful, command in zip(sets(documents()), (daemon, agent), strict=True):
         known = {option for parameter in command.params for option in parameter.opts}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from oobleckd.core.blast import pipelines_of
+from oobleckd.planner.policies import adapt, prepare
+from oobleckd.planner.policy import SHADOWING, Situation
 from oobleckd.protocol.api import LayerRange, PipelineView
-from planner.policies import adapt, prepare
-from planner.policy import SHADOWING, Situation
 from tests.helpers.manners import BY_NAME
 from tests.helpers.torn import manner_of_torn, tables_of
 from tests.unit.planner.build import profile_of, setup_of

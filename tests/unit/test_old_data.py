@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from console.bundle import read
-from console.once import past
 from oobleckd.client import Client
+from oobleckd.console.bundle import read
+from oobleckd.console.once import past
 from oobleckd.core.config import Config
 from oobleckd.core.entries import AnyEntry, NodeDrained
 from oobleckd.core.machine import Machine
@@ -21,9 +21,9 @@ from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.service import step_row
 from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.changes import IncidentBegan, NodeLost
+from oobleckd.worker.models import load_spec
+from oobleckd.worker.state.bucket_files import read_bucket, read_manifest
 from tests.helpers.old_data import DATA, DIGESTS, PORTABLE, digest_of, inputs, job_text, state_folder
-from worker.models import load_spec
-from worker.state.bucket_files import read_bucket, read_manifest
 
 ALONE = ("gpt2-fp32", "llama-bf16", "bert-masked", "qwen2-folder", "gpt2-float-sums")
 STATES = [f"state-{format_}-{name}" for format_ in (3, 4) for name in ("running", "paused")]
@@ -32,7 +32,7 @@ _TRAIN = """
 import sys
 from pathlib import Path
 import torch
-from worker.tools.reference import main
+from oobleckd.worker.tools.reference import main
 torch.set_num_threads(1)
 for name in sys.argv[2:]:
     folder = Path(sys.argv[1], name)

@@ -10,7 +10,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from worker.runtime.framing import FrameBuffer, FrameError, frame
+from oobleckd.worker.runtime.framing import FrameBuffer, FrameError, frame
 
 _CHUNK_BYTES = 256 * 1024
 _log = logging.getLogger(__name__)

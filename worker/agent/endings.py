@@ -9,9 +9,9 @@ from collections.abc import Collection
 
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death
 from oobleckd.protocol.parts import DeviceInfo
-from worker.processes.children import EXITING, Child
-from worker.runtime.activity import phase_of
-from worker.runtime.host_memory import OomKills, memory_of_host, most_of
+from oobleckd.worker.processes.children import EXITING, Child
+from oobleckd.worker.runtime.activity import phase_of
+from oobleckd.worker.runtime.host_memory import OomKills, memory_of_host, most_of
 
 _KILLED = "signal 9"
 _LOOK_EVERY_S = 1.0  # at how much memory they have

@@ -19,7 +19,7 @@ from typing import Any
 from oobleckd.protocol.datagrams import ACK_BYTES, Sender, address_of
 from oobleckd.protocol.messages import Welcome
 from oobleckd.protocol.parts import DatagramSession
-from worker.agent.daemon_link import Uplink
+from oobleckd.worker.agent.daemon_link import Uplink
 
 _MOST_ANSWERS = 64  # looked at for one beat: others than the daemon may send here
 _MOST_QUESTIONS = 8  # of a node that trains, where datagrams seem not to get through

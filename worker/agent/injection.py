@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from oobleckd.protocol.messages import Inject
-from worker.agent.daemon_link import Uplink
-from worker.processes.children import Child
+from oobleckd.worker.agent.daemon_link import Uplink
+from oobleckd.worker.processes.children import Child
 
 _log = logging.getLogger(__name__)
 

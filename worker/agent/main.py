@@ -25,12 +25,12 @@ import zmq.auth
 from oobleckd.host import journald, sd, urgency
 from oobleckd.host.program import ConfiguredProgram
 from oobleckd.protocol.z85 import why_none
-from worker.agent.daemon_link import CurveKeys
-from worker.agent.node import Agent, AgentConfig
-from worker.agent.notices import NONE, Source, UnknownSource, find_source
-from worker.fork.forking import Forker
-from worker.processes.children import Setting
-from worker.processes.orphans import Orphans
+from oobleckd.worker.agent.daemon_link import CurveKeys
+from oobleckd.worker.agent.node import Agent, AgentConfig
+from oobleckd.worker.agent.notices import NONE, Source, UnknownSource, find_source
+from oobleckd.worker.fork.forking import Forker
+from oobleckd.worker.processes.children import Setting
+from oobleckd.worker.processes.orphans import Orphans
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 _PATH = click.Path(path_type=Path)

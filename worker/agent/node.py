@@ -45,21 +45,21 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.protocol.versions import OLDEST
-from worker.agent.daemon_link import CurveKeys, Uplink
-from worker.agent.departure import Departure
-from worker.agent.device_link import AgentSide
-from worker.agent.endings import Endings
-from worker.agent.heartbeat import Beacon
-from worker.agent.injection import inject
-from worker.agent.notices import Poller, Source
-from worker.agent.outbox import Head, Outbox, peek
-from worker.agent.spare import SpareKeeper
-from worker.agent.stopped import Stops, wake
-from worker.agent.systemd import Unit
-from worker.fork.forking import Forker, begin
-from worker.processes.children import Burials, Child, Setting, Watch, bury
-from worker.processes.orphans import Orphans
-from worker.processes.watchdog import LOOK_EVERY_S
+from oobleckd.worker.agent.daemon_link import CurveKeys, Uplink
+from oobleckd.worker.agent.departure import Departure
+from oobleckd.worker.agent.device_link import AgentSide
+from oobleckd.worker.agent.endings import Endings
+from oobleckd.worker.agent.heartbeat import Beacon
+from oobleckd.worker.agent.injection import inject
+from oobleckd.worker.agent.notices import Poller, Source
+from oobleckd.worker.agent.outbox import Head, Outbox, peek
+from oobleckd.worker.agent.spare import SpareKeeper
+from oobleckd.worker.agent.stopped import Stops, wake
+from oobleckd.worker.agent.systemd import Unit
+from oobleckd.worker.fork.forking import Forker, begin
+from oobleckd.worker.processes.children import Burials, Child, Setting, Watch, bury
+from oobleckd.worker.processes.orphans import Orphans
+from oobleckd.worker.processes.watchdog import LOOK_EVERY_S
 
 EXIT_HOPELESS, EXIT_REFUSED = 1, 5
 _HELLO_AGAIN_S = 2.0  # until the daemon has said Welcome

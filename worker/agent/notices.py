@@ -15,7 +15,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Protocol
 
-from worker.agent import clouds
+from oobleckd.worker.agent import clouds
 
 NONE = "none"
 GROUP = "oobleckd.notices"

@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine
 
 from oobleckd.protocol import codec
 from oobleckd.protocol.parts import Spare
-from worker.agent.device_link import AgentSide
-from worker.agent.outbox import peek
-from worker.processes.children import Burials, Child, Watch
+from oobleckd.worker.agent.device_link import AgentSide
+from oobleckd.worker.agent.outbox import peek
+from oobleckd.worker.processes.children import Burials, Child, Watch
 
 _AGAIN_S = (1.0, 60.0)  # between starts of spares that end before they are ready
 _FORK_BYTES = 40 * 2**20  # of a fork's own, until it is measured

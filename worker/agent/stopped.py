@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from oobleckd.protocol.messages import DeviceAwake, DeviceStopped
-from worker.processes.children import Child
+from oobleckd.worker.processes.children import Child
 
 _AGAIN_S = 1.0
 _log = logging.getLogger(__name__)

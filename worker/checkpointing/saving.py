@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
+from oobleckd.planner.plan import Layout
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, Vote
-from planner.plan import Layout
-from worker.checkpointing.snapshot import Due, due_after, take_share
-from worker.checkpointing.writer import Writer
-from worker.data.corpus import Corpus
-from worker.state.store import Store
+from oobleckd.worker.checkpointing.snapshot import Due, due_after, take_share
+from oobleckd.worker.checkpointing.writer import Writer
+from oobleckd.worker.data.corpus import Corpus
+from oobleckd.worker.state.store import Store
 
 
 class CheckInputs(Protocol):

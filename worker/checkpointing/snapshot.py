@@ -16,16 +16,16 @@ from torch import Tensor
 
 from oobleckd.host.checkpoint import room
 from oobleckd.host.folder import Mark
+from oobleckd.planner.plan import Layout
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters, Vote
-from planner.plan import Layout
-from worker.data.corpus import Corpus
-from worker.models import Bucket
-from worker.round.commit import outcome_of
-from worker.state import bucket_files
-from worker.state.host_copy import Hosted
-from worker.state.store import BucketState, Store
+from oobleckd.worker.data.corpus import Corpus
+from oobleckd.worker.models import Bucket
+from oobleckd.worker.round.commit import outcome_of
+from oobleckd.worker.state import bucket_files
+from oobleckd.worker.state.host_copy import Hosted
+from oobleckd.worker.state.store import BucketState, Store
 
 
 def ledger_digest(corpus: Corpus, step: int, losses: Mapping[int, float]) -> tuple[int, str]:

@@ -17,10 +17,10 @@ from typing import Protocol
 
 from oobleckd.host.checkpoint import room
 from oobleckd.protocol.messages import CheckpointFailed, FromWorker
-from worker.checkpointing.snapshot import Share, write_share
-from worker.runtime.errors import ends_the_process
-from worker.runtime.faults import Faults
-from worker.state.bucket_files import CannotWrite
+from oobleckd.worker.checkpointing.snapshot import Share, write_share
+from oobleckd.worker.runtime.errors import ends_the_process
+from oobleckd.worker.runtime.faults import Faults
+from oobleckd.worker.state.bucket_files import CannotWrite
 
 _NICER_BY = 10
 _AGAIN_S = (0.5, 1.0, 2.0, 5.0)  # between tries of the last one

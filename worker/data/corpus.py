@@ -26,12 +26,12 @@ from torch import Tensor
 
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Job
-from worker.data.inputs import Opened, Signature, joined, opened_while, signature_at, signature_of
-from worker.data.masking import Masking
-from worker.data.token_file import Tokens as _Tokens
-from worker.data.token_file import check_vocabulary, read_tokens
-from worker.models import MASKED, Batch, load_config
-from worker.runtime.errors import UserError
+from oobleckd.worker.data.inputs import Opened, Signature, joined, opened_while, signature_at, signature_of
+from oobleckd.worker.data.masking import Masking
+from oobleckd.worker.data.token_file import Tokens as _Tokens
+from oobleckd.worker.data.token_file import check_vocabulary, read_tokens
+from oobleckd.worker.models import MASKED, Batch, load_config
+from oobleckd.worker.runtime.errors import UserError
 
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _NUM_FEISTEL_ROUNDS = 6

@@ -20,8 +20,8 @@ import msgspec
 
 from oobleckd.protocol.inputs import Input, same
 from oobleckd.protocol.parts import Counters
-from worker.data.inputs import Opened, Signature, opened, signature_at
-from worker.runtime.errors import ends_the_process
+from oobleckd.worker.data.inputs import Opened, Signature, opened, signature_at
+from oobleckd.worker.runtime.errors import ends_the_process
 
 LOOK_S = 1.0
 _PAUSE = 3.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.models.layer import Batch, hash63
+from oobleckd.worker.models.layer import Batch, hash63
 
 SHARE = 0.15
 NOT_ASKED = -100

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from worker.data import foreign
-from worker.runtime.errors import UserError
+from oobleckd.worker.data import foreign
+from oobleckd.worker.runtime.errors import UserError
 
 Tokens = npt.NDArray[np.integer[Any]]
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from oobleckd.host.urgency import hurry
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import Message
-from worker.runtime.framing import FrameError, read_frame, write_frame
-from worker.transport.mailbox import Mailbox
+from oobleckd.worker.runtime.framing import FrameError, read_frame, write_frame
+from oobleckd.worker.transport.mailbox import Mailbox
 
 AGENT_GONE = 3
 _LAST_S = 1.0

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from worker.device.traits import traits
-from worker.runtime.errors import UserError
-from worker.runtime.host_memory import forget_most
-from worker.transport.pages import LETTERS
+from oobleckd.worker.device.traits import traits
+from oobleckd.worker.runtime.errors import UserError
+from oobleckd.worker.runtime.host_memory import forget_most
+from oobleckd.worker.transport.pages import LETTERS
 
 
 @dataclass(frozen=True, slots=True)

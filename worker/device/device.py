@@ -51,9 +51,9 @@ from oobleckd.protocol.messages import (
     Welcome,
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
-from worker.checkpointing.writer import Beside
-from worker.device.agent_link import DeviceLink
-from worker.device.context import (
+from oobleckd.worker.checkpointing.writer import Beside
+from oobleckd.worker.device.agent_link import DeviceLink
+from oobleckd.worker.device.context import (
     Place,
     arithmetic,
     device_memory_bytes,
@@ -61,32 +61,32 @@ from worker.device.context import (
     give_back_memory,
     torch_device,
 )
-from worker.device.executor import Executor
-from worker.device.flip import flip
-from worker.device.measure import measure
-from worker.device.reading import Reading, Unread
-from worker.device.traits import traits
-from worker.groups.choose import choose
-from worker.groups.plane import Plane
-from worker.models import load_spec
-from worker.reconfigure.deploy import KINDS, Deployment, expected, outgoing
-from worker.reconfigure.precopy_source import Ahead
-from worker.reconfigure.precopy_target import Staging, is_of
-from worker.round.commit import ReplicasDisagree
-from worker.round.gather import Intake
-from worker.round.messenger import TransportPost
-from worker.round.tasks import order_of
-from worker.runtime.activity import LOOK_UP_S, Pulse, phase_of
-from worker.runtime.deaths import death_in_full
-from worker.runtime.errors import UserError, at_the_end, ends_the_process
-from worker.runtime.faults import ANYWHERE, Faults, hang_for_ever
-from worker.runtime.host_memory import most_of
-from worker.runtime.turn import Turn
-from worker.state.bucket_files import DamagedCheckpoint
-from worker.state.store import Store
-from worker.sums.guard import SumsChanged
-from worker.transport.mailbox import Key, Mailbox
-from worker.transport.transport import Transport
+from oobleckd.worker.device.executor import Executor
+from oobleckd.worker.device.flip import flip
+from oobleckd.worker.device.measure import measure
+from oobleckd.worker.device.reading import Reading, Unread
+from oobleckd.worker.device.traits import traits
+from oobleckd.worker.groups.choose import choose
+from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.models import load_spec
+from oobleckd.worker.reconfigure.deploy import KINDS, Deployment, expected, outgoing
+from oobleckd.worker.reconfigure.precopy_source import Ahead
+from oobleckd.worker.reconfigure.precopy_target import Staging, is_of
+from oobleckd.worker.round.commit import ReplicasDisagree
+from oobleckd.worker.round.gather import Intake
+from oobleckd.worker.round.messenger import TransportPost
+from oobleckd.worker.round.tasks import order_of
+from oobleckd.worker.runtime.activity import LOOK_UP_S, Pulse, phase_of
+from oobleckd.worker.runtime.deaths import death_in_full
+from oobleckd.worker.runtime.errors import UserError, at_the_end, ends_the_process
+from oobleckd.worker.runtime.faults import ANYWHERE, Faults, hang_for_ever
+from oobleckd.worker.runtime.host_memory import most_of
+from oobleckd.worker.runtime.turn import Turn
+from oobleckd.worker.state.bucket_files import DamagedCheckpoint
+from oobleckd.worker.state.store import Store
+from oobleckd.worker.sums.guard import SumsChanged
+from oobleckd.worker.transport.mailbox import Key, Mailbox
+from oobleckd.worker.transport.transport import Transport
 
 _log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Vote
-from worker.round.commit import outcome_of
-from worker.round.passes import Passes
-from worker.round.update import global_norm
-from worker.state.optimizer import clip_scale
-from worker.state.store import Saved, Store
+from oobleckd.worker.round.commit import outcome_of
+from oobleckd.worker.round.passes import Passes
+from oobleckd.worker.round.update import global_norm
+from oobleckd.worker.state.optimizer import clip_scale
+from oobleckd.worker.state.store import Saved, Store
 
 _LOOKS_BACK = 16  # rounds
 _MOST_IN_VAIN = 0.25  # of them

@@ -16,37 +16,37 @@ from contextlib import nullcontext
 
 import msgspec
 
+from oobleckd.planner.plan import Detours, Layout, Route, standing_routes
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, FromWorker, Held, Progress
 from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
-from planner.plan import Detours, Layout, Route, standing_routes
-from worker.checkpointing.saving import CheckInputs, Saving, no_check
-from worker.checkpointing.writer import Inline, Writer
-from worker.data.corpus import Corpus
-from worker.device.early_update import Foresight, Hurried, goes_through, restore, save
-from worker.device.integrity import Check
-from worker.device.report import step_done
-from worker.reconfigure.precopy_source import Ahead
-from worker.round.commit import Commit, ReplicasDisagree, outcome_of
-from worker.round.gather import KIND as SUMS
-from worker.round.gather import Contribution
-from worker.round.messenger import Post
-from worker.round.op_times import Round, op_times
-from worker.round.passes import Passes
-from worker.round.reduce import Reducer
-from worker.round.round import Clock, Given, Means
-from worker.round.sum_copies import KINDS as COPY_KINDS
-from worker.round.sum_copies import Copies
-from worker.round.tasks import NO_LAYERS, Order
-from worker.round.update import apply_update, global_norm
-from worker.runtime.activity import Pulse
-from worker.runtime.faults import Faults
-from worker.runtime.timing import moments_of
-from worker.runtime.turn import Aside
-from worker.state.optimizer import clip_scale, lr_at
-from worker.state.store import Store
-from worker.sums.guard import SumsChanged
-from worker.transport.mailbox import Key, Letter
+from oobleckd.worker.checkpointing.saving import CheckInputs, Saving, no_check
+from oobleckd.worker.checkpointing.writer import Inline, Writer
+from oobleckd.worker.data.corpus import Corpus
+from oobleckd.worker.device.early_update import Foresight, Hurried, goes_through, restore, save
+from oobleckd.worker.device.integrity import Check
+from oobleckd.worker.device.report import step_done
+from oobleckd.worker.reconfigure.precopy_source import Ahead
+from oobleckd.worker.round.commit import Commit, ReplicasDisagree, outcome_of
+from oobleckd.worker.round.gather import KIND as SUMS
+from oobleckd.worker.round.gather import Contribution
+from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.op_times import Round, op_times
+from oobleckd.worker.round.passes import Passes
+from oobleckd.worker.round.reduce import Reducer
+from oobleckd.worker.round.round import Clock, Given, Means
+from oobleckd.worker.round.sum_copies import KINDS as COPY_KINDS
+from oobleckd.worker.round.sum_copies import Copies
+from oobleckd.worker.round.tasks import NO_LAYERS, Order
+from oobleckd.worker.round.update import apply_update, global_norm
+from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.faults import Faults
+from oobleckd.worker.runtime.timing import moments_of
+from oobleckd.worker.runtime.turn import Aside
+from oobleckd.worker.state.optimizer import clip_scale, lr_at
+from oobleckd.worker.state.store import Store
+from oobleckd.worker.sums.guard import SumsChanged
+from oobleckd.worker.transport.mailbox import Key, Letter
 
 NO_DONORS: Mapping[int, str] = {}
 

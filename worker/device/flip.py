@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.parts import How
-from worker.round.reduce import Reducer
+from oobleckd.worker.round.reduce import Reducer
 
 BIT = 1 << 12
 """Of a float32 the middle of the mantissa; of a sum in float64 one of the last bits of its integers."""

@@ -12,8 +12,8 @@ from oobleckd.protocol.corruption import Fingerprints, Odd, fingerprints
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Corrupted
 from oobleckd.protocol.parts import Counters, Vote
-from worker.runtime.activity import Pulse
-from worker.state.store import Store
+from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.state.store import Store
 
 
 class Check:

@@ -18,16 +18,16 @@ import msgspec
 import torch
 from torch import Tensor
 
+from oobleckd.planner.profile import LayerCost, Profile, state_bytes_per_param
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, account_of, ways_out
 from oobleckd.protocol.job import Job
-from planner.profile import LayerCost, Profile, state_bytes_per_param
-from worker import sums
-from worker.models import Batch, Layer, ModelSpec, Owed, gradients, input_gradients, seed_layer
-from worker.runtime.deaths import is_out_of_memory, memory_of
-from worker.runtime.errors import UserError
-from worker.runtime.host_memory import most_of
-from worker.state import optimizer
-from worker.state.digest import digest
+from oobleckd.worker import sums
+from oobleckd.worker.models import Batch, Layer, ModelSpec, Owed, gradients, input_gradients, seed_layer
+from oobleckd.worker.runtime.deaths import is_out_of_memory, memory_of
+from oobleckd.worker.runtime.errors import UserError
+from oobleckd.worker.runtime.host_memory import most_of
+from oobleckd.worker.state import optimizer
+from oobleckd.worker.state.digest import digest
 
 _T = TypeVar("_T")
 _VERSION = 5  # of what a profile means

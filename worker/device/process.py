@@ -24,18 +24,18 @@ import msgspec
 
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import LastWords, SpareUp, TakePlace
-from worker.processes.children import die_with_parent
-from worker.runtime.activity import Pulse
-from worker.runtime.deaths import death_of
-from worker.runtime.errors import at_the_end, ends_the_process
-from worker.runtime.framing import read_frame, write_frame
-from worker.runtime.lifeline import hold
+from oobleckd.worker.processes.children import die_with_parent
+from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.deaths import death_of
+from oobleckd.worker.runtime.errors import at_the_end, ends_the_process
+from oobleckd.worker.runtime.framing import read_frame, write_frame
+from oobleckd.worker.runtime.lifeline import hold
 
 _NICER_BY = 5
 """A third of a training process's share: on cores that train without a pause, less would take minutes."""
 _SWITCH_S = 0.0003
 """How long a thread that has something to say waits for the interpreter, where one that computes takes it again and again."""
-HEAVY = ("worker.device.device",)
+HEAVY = ("oobleckd.worker.device.device",)
 """And with it torch, transformers and the engine."""
 
 
@@ -72,8 +72,8 @@ def main(
     with ends_the_process("start"):
         import_for_good(HEAVY)
         device = device or wait_for_place(fd)
-        from worker.device.context import Place
-        from worker.device.device import DeviceProcess
+        from oobleckd.worker.device.context import Place
+        from oobleckd.worker.device.device import DeviceProcess
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         process = DeviceProcess(Place(device, kind, host, bind, run_dir, urgent), fd, Pulse(pulse))

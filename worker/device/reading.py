@@ -20,9 +20,9 @@ from oobleckd.protocol.messages import (
     InputsMoved,
 )
 from oobleckd.protocol.parts import Counters
-from worker.data.corpus import Corpus, open_corpus
-from worker.data.input_watch import Changed, Checked, Finding, Moved, Watch
-from worker.runtime.errors import UserError
+from oobleckd.worker.data.corpus import Corpus, open_corpus
+from oobleckd.worker.data.input_watch import Changed, Checked, Finding, Moved, Watch
+from oobleckd.worker.runtime.errors import UserError
 
 
 class Unread(UserError):

@@ -7,11 +7,11 @@ import time
 from oobleckd.protocol.corruption import Fingerprints
 from oobleckd.protocol.messages import StepDone
 from oobleckd.protocol.parts import Counters, Outcome, Vote
-from worker import sums
-from worker.checkpointing.snapshot import Due, ledger_digest
-from worker.data.corpus import Corpus
-from worker.round.round import Clock
-from worker.runtime.timing import Moments
+from oobleckd.worker import sums
+from oobleckd.worker.checkpointing.snapshot import Due, ledger_digest
+from oobleckd.worker.data.corpus import Corpus
+from oobleckd.worker.round.round import Clock
+from oobleckd.worker.runtime.timing import Moments
 
 
 def step_done(

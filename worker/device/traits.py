@@ -90,7 +90,7 @@ def traits(device: torch.device, cuda: Cuda = torch.cuda) -> dict[str, str]:
 @functools.cache
 def _of_process() -> dict[str, str]:
     """What stays while the process lives. The host's part counts beside a card, too: weights begin there, and so do learning rates."""
-    import transformers  # as ``worker.models`` has imported it
+    import transformers  # as ``oobleckd.worker.models`` has imported it
 
     versions = {name: version for name in _KERNELS if (version := _installed(name))}
     host = (

@@ -5,7 +5,7 @@ Owns its loading, who may ask it, and what a fork takes on to be the program tha
 started by exec or by another base. Programs of the worker that a verb runs are forks of it, too. Without an agent of its own
 for a while it ends by itself. Like a forker it has one thread and computes nothing.
 
-    python -m worker.fork.base SOCKET ROOM
+    python -P -m oobleckd.worker.fork.base SOCKET ROOM
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from pathlib import Path
 
 import msgspec
 
+from oobleckd.host.interpreter import MODULE, command
 from oobleckd.host.standing import PROGRAMS, Birth, Born, Ended, difference, standing
-from worker.fork import forker, forking
-from worker.fork.orders import num_threads
-from worker.processes.children import die_with_parent
-from worker.processes.title import set_title
-from worker.runtime.framing import FrameError, frame, read_exactly
+from oobleckd.worker.fork import forker, forking
+from oobleckd.worker.fork.orders import num_threads
+from oobleckd.worker.processes.children import die_with_parent
+from oobleckd.worker.processes.title import set_title
+from oobleckd.worker.runtime.framing import FrameError, frame, read_exactly
 
 IDLE_S = 600.0
 _REQUEST_S = 10.0
@@ -160,7 +161,7 @@ def _take_on(birth: Birth, outputs: list[int]) -> None:
     os.environ.update(birth.environ)
     os.chdir(birth.folder)
     forker.sow()
-    sys.argv = [word for word in birth.words if word != "-m"]
+    sys.argv = list(birth.words[len(MODULE) :] if birth.words[: len(MODULE)] == MODULE else birth.words)
     set_title([sys.executable, *birth.words], Path(birth.words[0]).name)
 
 
@@ -180,10 +181,10 @@ def listen(path: Path) -> socket.socket:
 def main() -> None:
     """The program."""
     path = Path(sys.argv[1])
-    set_title([sys.executable, "-m", "worker.fork.base", str(path)], "oobleck-base")
+    set_title(command("oobleckd.worker.fork.base", str(path)), "oobleck-base")
     forker.load()
     forking.has_all(forker.live)
-    importlib.import_module("worker.agent.main")  # with ZeroMQ, of which no context is made here
+    importlib.import_module("oobleckd.worker.agent.main")  # with ZeroMQ, of which no context is made here
     birth = Base(listen(path)).serve()
     if birth is None:
         path.unlink(missing_ok=True)

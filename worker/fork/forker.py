@@ -27,15 +27,17 @@ from typing import BinaryIO, NoReturn
 
 import msgspec
 
+from oobleckd.host.interpreter import command
 from oobleckd.host.standing import ENVIRONMENT
-from worker.device import process
-from worker.fork.orders import ORDER_BYTES, READY, Answer, Order, num_threads
-from worker.processes.children import NUM_TIES, die_with_parent, words_of_ties
-from worker.processes.title import set_title
+from oobleckd.worker.device import process
+from oobleckd.worker.fork.orders import ORDER_BYTES, READY, Answer, Order, num_threads
+from oobleckd.worker.processes.children import NUM_TIES, die_with_parent, words_of_ties
+from oobleckd.worker.processes.title import set_title
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _PID_BYTES = 32
 _PATIENCE = 1000  # ms
+PROGRAM = command("oobleckd.worker.device.process")
 Run = Callable[[], object]
 
 
@@ -144,12 +146,12 @@ def _is_in_bad_fork() -> bool:
     return torch is not None and torch.cuda._is_in_bad_fork()  # noqa: SLF001 - torch's own workers ask it
 
 
-def _exec(program: str, words: Sequence[str], fds: Sequence[int]) -> NoReturn:
+def _exec(program: Sequence[str], words: Sequence[str], fds: Sequence[int]) -> NoReturn:
     """The way without a fork, in the same process."""
     print("warning: CUDA was initialised at the import; devices load torch anew", file=sys.stderr, flush=True)
     for fd in fds:
         os.set_inheritable(fd, True)
-    os.execve(sys.executable, [sys.executable, "-m", program, *words], {**ENVIRONMENT, **os.environ})  # noqa: S606
+    os.execve(program[0], [*program, *words], {**ENVIRONMENT, **os.environ})  # noqa: S606
 
 
 def obey(wanted: Mapping[str, tuple[int, int]]) -> None:
@@ -170,10 +172,8 @@ def sow() -> None:
         torch.default_generator.seed()
 
 
-def main(
-    load: Callable[[], None] = load, run: Run = process.main, program: str = "worker.device.process"
-) -> None:
-    """The program: ``python -m worker.fork.forker FD PARENT NODE ROOM``."""
+def main(load: Callable[[], None] = load, run: Run = process.main, program: Sequence[str] = PROGRAM) -> None:
+    """The program: ``python -P -m oobleckd.worker.fork.forker FD PARENT NODE ROOM``."""
     fd, parent, node, *_ = sys.argv[1:]
     _leave_sigterm_to_the_agent()
     die_with_parent(int(parent))
@@ -187,18 +187,18 @@ def _leave_sigterm_to_the_agent() -> None:
 
 
 def live(
-    agent: socket.socket, node: str, run: Run = process.main, program: str = "worker.device.process"
+    agent: socket.socket, node: str, run: Run = process.main, program: Sequence[str] = PROGRAM
 ) -> NoReturn:
     """Be the forker of ``node``, or a fork of it, to the end of the process."""
     code = 0
     try:
         _leave_sigterm_to_the_agent()
-        set_title([sys.executable, "-m", "worker.fork.forker", f"--node={node}"], "oobleck-forker")
+        set_title(command("oobleckd.worker.fork.forker", f"--node={node}"), "oobleck-forker")
         forked = serve(agent)
         if forked is not None:
             words, fds = forked
-            set_title([sys.executable, "-m", program, *words], Path(sys.executable).name)
-            sys.argv = [program, *words]
+            set_title([*program, *words], Path(program[0]).name)
+            sys.argv = [program[-1], *words]
             if _is_in_bad_fork():
                 _exec(program, words, fds)
             run()

@@ -13,22 +13,22 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import msgspec
 
+from oobleckd.host.interpreter import command
 from oobleckd.host.standing import ENVIRONMENT
-from worker.fork.orders import ORDER_BYTES, READY, Answer, Order, limits, num_threads
-from worker.processes.children import Child, Process, Setting, Ties, die_with_parent, start, words_of
-from worker.processes.orphans import Orphans
-from worker.processes.title import ROOM
+from oobleckd.worker.fork.orders import ORDER_BYTES, READY, Answer, Order, limits, num_threads
+from oobleckd.worker.processes.children import Child, Process, Setting, Ties, die_with_parent, start, words_of
+from oobleckd.worker.processes.orphans import Orphans
+from oobleckd.worker.processes.title import ROOM
 
 _LOAD_S, _FORK_S = 120.0, 10.0  # what it gets for it at most
 _MOST_AGAIN_S = 60.0  # between starts of forkers that end before they are ready
-_PROGRAM = (sys.executable, "-m", "worker.fork.forker")
+_PROGRAM = command("oobleckd.worker.fork.forker")
 Live = Callable[[socket.socket, str], NoReturn]
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from worker.groups.store import LaneStore
+from oobleckd.worker.groups.store import LaneStore
 
 SENDER, RECEIVER = 0, 1
 

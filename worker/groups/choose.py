@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from worker.groups.backend import Backend
-from worker.groups.gloo import GlooBackend
-from worker.groups.nccl import MIN_BYTES, NcclBackend
-from worker.runtime.errors import UserError
+from oobleckd.worker.groups.backend import Backend
+from oobleckd.worker.groups.gloo import GlooBackend
+from oobleckd.worker.groups.nccl import MIN_BYTES, NcclBackend
+from oobleckd.worker.runtime.errors import UserError
 
 SETTING = "OOBLECK_ROAD"
 _ROADS = ("auto", "staged", "nccl", "gloo")

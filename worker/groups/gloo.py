@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from worker.groups.backend import RECEIVER, SENDER, Lane, Pair
-from worker.groups.store import LaneOver, LaneStore
+from oobleckd.worker.groups.backend import RECEIVER, SENDER, Lane, Pair
+from oobleckd.worker.groups.store import LaneOver, LaneStore
 
 _STUCK = timedelta(seconds=10)
 """One payload, or the connecting. Less than a group gives its lanes to end (``group.ABORT_S``): a peer that dies just when

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Collection
 from typing import assert_never
 
-from worker.groups import payload, words
-from worker.groups.backend import Backend
-from worker.groups.lanes import End, Outbound, ReceiverEnd, SenderEnd, Surroundings
-from worker.transport.mailbox import Letter
+from oobleckd.worker.groups import payload, words
+from oobleckd.worker.groups.backend import Backend
+from oobleckd.worker.groups.lanes import End, Outbound, ReceiverEnd, SenderEnd, Surroundings
+from oobleckd.worker.transport.mailbox import Letter
 
 ABORT_S = 20.0  # above NCCL's own limit for an init that is under way
 _AGAIN_S = 0.05

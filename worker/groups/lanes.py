@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from worker.groups import payload, words
-from worker.groups.backend import RECEIVER, SENDER, Backend, Lane
-from worker.groups.ledger import Received, Sent
-from worker.groups.store import LaneOver, LaneStore
-from worker.transport.mailbox import Key, Letter
+from oobleckd.worker.groups import payload, words
+from oobleckd.worker.groups.backend import RECEIVER, SENDER, Backend, Lane
+from oobleckd.worker.groups.ledger import Received, Sent
+from oobleckd.worker.groups.store import LaneOver, LaneStore
+from oobleckd.worker.transport.mailbox import Key, Letter
 
 
 @dataclass(frozen=True, slots=True)

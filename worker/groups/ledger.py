@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from worker.groups.words import Header
+from oobleckd.worker.groups.words import Header
 
 L = TypeVar("L")
 

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from worker.groups.backend import RECEIVER, SENDER, Lane, Pair
-from worker.groups.store import LaneOver, LaneStore
+from oobleckd.worker.groups.backend import RECEIVER, SENDER, Lane, Pair
+from oobleckd.worker.groups.store import LaneOver, LaneStore
 
 MIN_BYTES = 1 << 16
 """Below this the transport is as quick: header, launch and acknowledgement cost about what two copies do."""

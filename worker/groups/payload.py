@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from worker.transport import wire
+from oobleckd.worker.transport import wire
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:

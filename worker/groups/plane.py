@@ -16,12 +16,12 @@ from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor
 
-from worker.groups import words
-from worker.groups.backend import Backend
-from worker.groups.group import ABORT_S, Group
-from worker.groups.lanes import Outbound
-from worker.transport import wire
-from worker.transport.mailbox import Key, Letter, Mailbox
+from oobleckd.worker.groups import words
+from oobleckd.worker.groups.backend import Backend
+from oobleckd.worker.groups.group import ABORT_S, Group
+from oobleckd.worker.groups.lanes import Outbound
+from oobleckd.worker.transport import wire
+from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
 
 STUCK = 4  # exit code
 Send = Callable[[str, Key, Sequence[Tensor], bytes], bool]

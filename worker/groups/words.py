@@ -12,8 +12,8 @@ import msgspec
 from torch import Tensor
 
 from oobleckd.protocol.unreadable import UNREADABLE
-from worker.transport import wire
-from worker.transport.mailbox import Key
+from oobleckd.worker.transport import wire
+from oobleckd.worker.transport.mailbox import Key
 
 KEY: Key = ("~",)
 """The key of every letter that carries a word."""

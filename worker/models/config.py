@@ -16,8 +16,8 @@ from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from oobleckd.protocol.job import Job
-from worker.models import rope
-from worker.runtime.errors import UserError
+from oobleckd.worker.models import rope
+from oobleckd.worker.runtime.errors import UserError
 
 CAUSAL = (
     "arcee", "biogpt", "bloom", "codegen", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma",
@@ -31,7 +31,7 @@ MASKED = (
     "bert", "camembert", "convbert", "data2vec-text", "distilbert", "electra", "ernie", "eurobert",
     "modernbert", "rembert", "roberta", "roberta-prelayernorm", "xlm-roberta",
 )  # fmt: skip
-"""Families that are trained to name tokens that were hidden from them (``worker.data.masking``)."""
+"""Families that are trained to name tokens that were hidden from them (``oobleckd.worker.data.masking``)."""
 
 FAMILIES = tuple(sorted(CAUSAL + MASKED))
 """Families whose split is proven bit-equal to the undivided model (tests/unit/worker/test_families.py)."""

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from oobleckd.protocol.unreadable import UNREADABLE
-from worker.runtime.errors import UserError
+from oobleckd.worker.runtime.errors import UserError
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SUFFIX = ".safetensors"

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from oobleckd.protocol.modelnotes import FolderNote, note_of
-from worker.models import files, names
-from worker.models.names import Recipe
-from worker.runtime.errors import UserError
+from oobleckd.worker.models import files, names
+from oobleckd.worker.models.names import Recipe
+from oobleckd.worker.runtime.errors import UserError
 
 _WEIGHTS = frozenset({"F16", "BF16", "F32", "F64"})
 _TOO_SMALL = re.compile(r"F[468](_\w+)?|I[48]|U4")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.autograd.variable import Variable
 
-from worker.models.deferral import Deferral, Owed
-from worker.models.split import Call
-from worker.models.strict import WholeSums
+from oobleckd.worker.models.deferral import Deferral, Owed
+from oobleckd.worker.models.split import Call
+from oobleckd.worker.models.strict import WholeSums
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Transformers without what no worker uses: half the CPU time and two thirds of the memory for every process.
 
-Owns the import of it; ``worker.models`` makes that before any other. Transformers' models as they are bring in torch's
+Owns the import of it; ``oobleckd.worker.models`` makes that before any other. Transformers' models as they are bring in torch's
 compiler (to mark functions that it should leave alone), its sharded tensors, and scipy (for the losses of detecting
 objects in images), and read every source file of every family, to know what each defines; and they bring in whatever
 is installed of libraries for images, sound and more. Without that a process that takes a dead one's place is up that

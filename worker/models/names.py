@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from worker.runtime.errors import UserError
+from oobleckd.worker.runtime.errors import UserError
 
 try:
     from transformers.conversion_mapping import get_model_conversion_mapping

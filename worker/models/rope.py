@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
-from worker.runtime.errors import UserError
+from oobleckd.worker.runtime.errors import UserError
 
 TABLES = ("rope_parameters", "rope_scaling")
 _THETA, _PART = "rope_theta", "partial_rotary_factor"

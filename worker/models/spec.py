@@ -18,12 +18,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote, note_of
-from worker.models.config import TIED, load_config
-from worker.models.folder import Folder
-from worker.models.layer import Layer
-from worker.models.split import Call, Split, split
-from worker.models.weights import fresh
-from worker.runtime.errors import UserError
+from oobleckd.worker.models.config import TIED, load_config
+from oobleckd.worker.models.folder import Folder
+from oobleckd.worker.models.layer import Layer
+from oobleckd.worker.models.split import Call, Split, split
+from oobleckd.worker.models.weights import fresh
+from oobleckd.worker.runtime.errors import UserError
 
 
 class Bucket(msgspec.Struct, frozen=True):

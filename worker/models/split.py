@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from worker.models import light
-from worker.models.config import MASKED
-from worker.models.strict import WholeSums
-from worker.runtime.errors import UserError
+from oobleckd.worker.models import light
+from oobleckd.worker.models.config import MASKED
+from oobleckd.worker.models.strict import WholeSums
+from oobleckd.worker.runtime.errors import UserError
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from worker.models.layer import hash63
+from oobleckd.worker.models.layer import hash63
 
 
 def fresh(model: PreTrainedModel, root_name: str, names: tuple[str, ...], seed: int) -> dict[str, Tensor]:

@@ -17,7 +17,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,12 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from oobleckd.host.interpreter import command
 from oobleckd.host.standing import ENVIRONMENT
 from oobleckd.host.urgency import as_urgent, hurries
-from worker.processes.orphans import Orphans
-from worker.processes.watchdog import Watchdog
-from worker.runtime.activity import PulseReader
-from worker.runtime.lifeline import Lifeline
+from oobleckd.worker.processes.orphans import Orphans
+from oobleckd.worker.processes.watchdog import Watchdog
+from oobleckd.worker.runtime.activity import PulseReader
+from oobleckd.worker.runtime.lifeline import Lifeline
 
 EXITING = "the process is exiting"
 """Evidence of an end whose cause the kernel does not tell yet."""
@@ -60,7 +60,7 @@ class Setting:
     run_dir: Path
     bind: str
     host: str
-    program: tuple[str, ...] = (sys.executable, "-m", "worker.device.process")
+    program: tuple[str, ...] = command("oobleckd.worker.device.process")
 
 
 class Process(Protocol):

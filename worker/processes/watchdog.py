@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.runtime.activity import LOOK_UP_S, PulseReader, Reading
+from oobleckd.worker.runtime.activity import LOOK_UP_S, PulseReader, Reading
 
 LOOK_EVERY_S = 0.1
 _MOST_CREDIT_S = 2 * LOOK_EVERY_S  # what one look may add: more means that we did not look

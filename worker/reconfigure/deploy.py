@@ -13,14 +13,14 @@ from pathlib import Path
 
 import msgspec
 
+from oobleckd.planner.plan import Layers, Transfer
 from oobleckd.protocol.messages import Deploy
-from planner.plan import Layers, Transfer
-from worker.reconfigure.precopy_source import Ahead
-from worker.reconfigure.precopy_target import Staging
-from worker.round.messenger import Post
-from worker.runtime.errors import UserError
-from worker.runtime.faults import Faults
-from worker.state.store import BucketState, Store
+from oobleckd.worker.reconfigure.precopy_source import Ahead
+from oobleckd.worker.reconfigure.precopy_target import Staging
+from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.runtime.errors import UserError
+from oobleckd.worker.runtime.faults import Faults
+from oobleckd.worker.state.store import BucketState, Store
 
 STATE, SENT, WANTED = "T", "P", "Q"
 """Kinds of letters: state; buckets that were sent beforehand; those of them that are wanted all the same."""

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from oobleckd.protocol.parts import Counters
-from worker.round.messenger import Post
-from worker.round.reduce import Reduced
-from worker.state.host_copy import Hosted
-from worker.state.store import BucketState, Store
+from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.reduce import Reduced
+from oobleckd.worker.state.host_copy import Hosted
+from oobleckd.worker.state.store import BucketState, Store
 
 STATE, UPDATE = "S", "U"
 """Kinds of letters, with the keys (kind, number, bucket) and (kind, number, source, round)."""

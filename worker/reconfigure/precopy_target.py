@@ -17,12 +17,12 @@ from torch import Tensor
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters
-from worker.checkpointing.snapshot import pinned
-from worker.reconfigure.precopy_source import KINDS, STATE, UPDATE, Staged, Update
-from worker.round.messenger import Post
-from worker.round.update import update_bucket
-from worker.state.store import BucketState, Store
-from worker.transport.mailbox import Key
+from oobleckd.worker.checkpointing.snapshot import pinned
+from oobleckd.worker.reconfigure.precopy_source import KINDS, STATE, UPDATE, Staged, Update
+from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.update import update_bucket
+from oobleckd.worker.state.store import BucketState, Store
+from oobleckd.worker.transport.mailbox import Key
 
 
 @dataclass(slots=True)

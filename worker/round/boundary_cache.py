@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from worker.round.tasks import Task
+from oobleckd.worker.round.tasks import Task
 
 
 @dataclass(slots=True)

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import msgspec
 from torch import Tensor
 
-from worker import sums
-from worker.runtime.deaths import is_out_of_memory
-from worker.transport.mailbox import Key, Letter
-from worker.transport.transport import Inbox
-from worker.transport.wire import WireError
+from oobleckd.worker import sums
+from oobleckd.worker.runtime.deaths import is_out_of_memory
+from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.transport import Inbox
+from oobleckd.worker.transport.wire import WireError
 
 KIND = "G"
 _AT_A_TIME = 2

@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker.groups.plane import Plane
-from worker.round.gather import Gathering, Intake
-from worker.transport.mailbox import Key, Letter, Mailbox
-from worker.transport.transport import Transport
+from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.round.gather import Gathering, Intake
+from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
+from oobleckd.worker.transport.transport import Transport
 
 LATER = frozenset({"S", "U", "P"})
 """Kinds that leave when no other letter does, as training must not wait for them; in their own order, so that "P" comes behind what it speaks of. They take

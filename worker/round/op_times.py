@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from oobleckd.planner.plan import BACKWARD, FORWARD
 from oobleckd.protocol.messages import OpTimes
 from oobleckd.protocol.parts import Counters, OpTime
-from planner.plan import BACKWARD, FORWARD
-from worker.round.tasks import Task
-from worker.runtime.timing import Moment, Moments
+from oobleckd.worker.round.tasks import Task
+from oobleckd.worker.runtime.timing import Moment, Moments
 
 MOST_OPS = 20_000
 """Beyond, a round is not told: half a megabyte, and more than anybody can look at."""

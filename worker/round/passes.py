@@ -12,16 +12,16 @@ from collections.abc import Callable, Collection, Iterable
 import torch
 from torch import Tensor
 
-from planner.plan import BACKWARD, FORWARD, NOTHING, Route
-from worker.models import Batch, gradients, input_gradients, seed_layer
-from worker.round.boundary_cache import Kept
-from worker.round.op_times import Piece
-from worker.round.reduce import Reducer
-from worker.round.redundant_forward import Shadows
-from worker.round.round import Clock, Debts, Given, Graph, Means, Pieces, Work
-from worker.round.tasks import NO_LAYERS, Board, Kind, Task
-from worker.runtime.timing import Moment
-from worker.transport.mailbox import Key, Letter
+from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING, Route
+from oobleckd.worker.models import Batch, gradients, input_gradients, seed_layer
+from oobleckd.worker.round.boundary_cache import Kept
+from oobleckd.worker.round.op_times import Piece
+from oobleckd.worker.round.reduce import Reducer
+from oobleckd.worker.round.redundant_forward import Shadows
+from oobleckd.worker.round.round import Clock, Debts, Given, Graph, Means, Pieces, Work
+from oobleckd.worker.round.tasks import NO_LAYERS, Board, Kind, Task
+from oobleckd.worker.runtime.timing import Moment
+from oobleckd.worker.transport.mailbox import Key, Letter
 
 
 class Passes:

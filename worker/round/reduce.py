@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 import msgspec
 from torch import Tensor
 
+from oobleckd.planner.plan import Layout
 from oobleckd.protocol.parts import Vote
-from planner.plan import Layout
-from worker import sums
-from worker.round.gather import Contribution, Gathered, Gathering, key_of
-from worker.round.messenger import Post
-from worker.round.tasks import Board
-from worker.runtime.turn import Aside
-from worker.state.store import Store
+from oobleckd.worker import sums
+from oobleckd.worker.round.gather import Contribution, Gathered, Gathering, key_of
+from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.tasks import Board
+from oobleckd.worker.runtime.turn import Aside
+from oobleckd.worker.state.store import Store
 
 
 class SumCopy(msgspec.Struct, frozen=True):

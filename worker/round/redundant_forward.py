@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from planner.plan import Range
-from worker.round.tasks import Task
+from oobleckd.planner.plan import Range
+from oobleckd.worker.round.tasks import Task
 
 _Packed = Tensor | tuple[Tensor, torch.device]
 """A saved tensor, or its copy in the host's memory and where it is to be again."""

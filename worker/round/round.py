@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from oobleckd.planner.plan import Layers, Range, Route
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters
-from planner.plan import Layers, Range, Route
-from worker.data.corpus import Corpus
-from worker.models import Owed
-from worker.round.messenger import Post
-from worker.round.tasks import NO_LAYERS, Kind, Order, Task
-from worker.runtime.activity import Pulse
-from worker.runtime.faults import Faults
-from worker.runtime.timing import Moment, Moments
-from worker.runtime.turn import Aside
-from worker.state.store import Store
-from worker.transport.mailbox import Key, Letter
+from oobleckd.worker.data.corpus import Corpus
+from oobleckd.worker.models import Owed
+from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.tasks import NO_LAYERS, Kind, Order, Task
+from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.faults import Faults
+from oobleckd.worker.runtime.timing import Moment, Moments
+from oobleckd.worker.runtime.turn import Aside
+from oobleckd.worker.state.store import Store
+from oobleckd.worker.transport.mailbox import Key, Letter
 
 Graph = list[tuple[Tensor | None, Tensor, Owed | None]]
 Debts = list[tuple[int, list[Tensor | None], Owed]]

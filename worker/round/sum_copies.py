@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 import msgspec
 from torch import Tensor
 
-from planner.plan import Layout
-from worker.round.messenger import Post
-from worker.round.reduce import Reducer, SumCopy
-from worker.transport.mailbox import Key
+from oobleckd.planner.plan import Layout
+from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.reduce import Reducer, SumCopy
+from oobleckd.worker.transport.mailbox import Key
 
 KINDS = frozenset({"C", "K"})
 """Of letters: a copy, and the word that it has arrived."""

@@ -28,9 +28,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planner.plan import BACKWARD, FORWARD, NOTHING, WEIGHTS, HopState, Layers, Range, Route
-from planner.reroute.shadow import ahead
-from planner.schedule import parse_ops
+from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING, WEIGHTS, HopState, Layers, Range, Route
+from oobleckd.planner.reroute.shadow import ahead
+from oobleckd.planner.schedule import parse_ops
 
 Kind = Literal["F", "B", "I", "W"]
 Step = tuple[Kind, int, int]

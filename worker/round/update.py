@@ -10,11 +10,11 @@ from torch import Tensor
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, Vote
-from worker import sums
-from worker.round.reduce import Reduced
-from worker.runtime.faults import Faults
-from worker.state import optimizer
-from worker.state.store import BucketState, Store
+from oobleckd.worker import sums
+from oobleckd.worker.round.reduce import Reduced
+from oobleckd.worker.runtime.faults import Faults
+from oobleckd.worker.state import optimizer
+from oobleckd.worker.state.store import BucketState, Store
 
 
 def global_norm(vote: Vote) -> float:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death, Memory
-from worker.runtime.errors import UserError
-from worker.runtime.host_memory import memory_of_host, most_of
+from oobleckd.worker.runtime.errors import UserError
+from oobleckd.worker.runtime.host_memory import memory_of_host, most_of
 
 if TYPE_CHECKING:
     import torch

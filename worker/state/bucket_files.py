@@ -32,9 +32,9 @@ from oobleckd.protocol.checkpoint import (
     step_name,
 )
 from oobleckd.protocol.unreadable import UNREADABLE
-from worker.models import Bucket
-from worker.runtime.deaths import is_out_of_memory
-from worker.runtime.errors import UserError
+from oobleckd.worker.models import Bucket
+from oobleckd.worker.runtime.deaths import is_out_of_memory
+from oobleckd.worker.runtime.errors import UserError
 
 __all__ = [
     "CannotWrite",

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from worker.runtime.errors import ends_the_process
-from worker.state.store import BucketState, Store
+from oobleckd.worker.runtime.errors import ends_the_process
+from oobleckd.worker.state.store import BucketState, Store
 
 States = Mapping[int, BucketState]
 Then = Callable[[States], object]

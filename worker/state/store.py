@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from planner.plan import Layers
-from worker import sums
-from worker.models import Layer, ModelSpec
-from worker.state import bucket_files
-from worker.state.digest import digest
+from oobleckd.planner.plan import Layers
+from oobleckd.worker import sums
+from oobleckd.worker.models import Layer, ModelSpec
+from oobleckd.worker.state import bucket_files
+from oobleckd.worker.state.digest import digest
 
 Saved = tuple[list[Tensor], tuple[int, ...]]
 """Copies of a bucket's tensors, and its exponents."""

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import torch
 
-from worker.sums.arithmetic import (
+from oobleckd.worker.sums.arithmetic import (
     HEADROOM_BITS,
     START_EXPONENT,
     added,
@@ -31,9 +31,9 @@ from worker.sums.arithmetic import (
     squared_norms,
     total,
 )
-from worker.sums.chunked import Chunked
-from worker.sums.sum import Sum
-from worker.sums.whole import Whole
+from oobleckd.worker.sums.chunked import Chunked
+from oobleckd.worker.sums.sum import Sum
+from oobleckd.worker.sums.whole import Whole
 
 __all__ = [
     "HEADROOM_BITS",

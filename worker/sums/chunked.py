@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.sums.arithmetic import BASE, NO_TIES, chunk_of, cut, limit_of, pieces_of
-from worker.sums.guard import Guard
-from worker.sums.sum import Sum
+from oobleckd.worker.sums.arithmetic import BASE, NO_TIES, chunk_of, cut, limit_of, pieces_of
+from oobleckd.worker.sums.guard import Guard
+from oobleckd.worker.sums.sum import Sum
 
 _SMALL = 1 << 14
 """Keys of at most so many numbers are added in one go: every call for a key of its own would take longer than its numbers."""

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.sums.arithmetic import BASE, NO_TIES, limit_of
-from worker.sums.guard import Guard
-from worker.sums.sum import Sum
+from oobleckd.worker.sums.arithmetic import BASE, NO_TIES, limit_of
+from oobleckd.worker.sums.guard import Guard
+from oobleckd.worker.sums.sum import Sum
 
 _ALIGNED = 32
 """Numbers: keys begin where a GPU reads several at once."""

@@ -1,4 +1,4 @@
-"""Prints the settings of ``oobleck-worker`` as JSON: ``python -m worker.tools.docs``.
+"""Prints the settings of ``oobleck-worker`` as JSON: ``python -m oobleckd.worker.tools.docs``.
 
 Owns the rows of [worker] in docs/settings.md, which come from the command's options. The page is
 ``oobleckd.ctl.settingsdocs``, which may not import a worker and runs this.
@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from worker.agent.main import main as command
+from oobleckd.worker.agent.main import main as command
 
 Row = tuple[str, str, str, str, str]
 """Key, type, default, flags and meaning, as they are on the page."""

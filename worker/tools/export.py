@@ -1,4 +1,4 @@
-"""A checkpoint as a Hugging Face folder that ``from_pretrained`` loads: ``python -m worker.tools.export``.
+"""A checkpoint as a Hugging Face folder that ``from_pretrained`` loads: ``python -m oobleckd.worker.tools.export``.
 
 Owns what is written: configuration, weights in one file or in shards with an index, and what the folder that the
 job started from had besides. The model is read and written shard by shard, so memory holds one bucket and
@@ -39,9 +39,9 @@ from oobleckd.host.export import (
 from oobleckd.host.hold import held
 from oobleckd.protocol.checkpoint import MANIFEST, Manifest
 from oobleckd.protocol.job import Job
-from worker.models import ModelSpec, load_config
-from worker.runtime.errors import UserError
-from worker.state.bucket_files import read_manifest, read_params
+from oobleckd.worker.models import ModelSpec, load_config
+from oobleckd.worker.runtime.errors import UserError
+from oobleckd.worker.state.bucket_files import read_manifest, read_params
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

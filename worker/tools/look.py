@@ -1,6 +1,6 @@
-"""What is to be said of the folder that a job's model starts from, before it is handed in: ``python -m worker.tools.look``.
+"""What is to be said of the folder that a job's model starts from, before it is handed in: ``python -m oobleckd.worker.tools.look``.
 
-Reads configuration and headers, as every device will; prints the notes as JSON. Owns no rule of its own (``worker.models``).
+Reads configuration and headers, as every device will; prints the notes as JSON. Owns no rule of its own (``oobleckd.worker.models``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 
 from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.job import JobError
-from worker.models import load_spec
-from worker.runtime.errors import UserError
+from oobleckd.worker.models import load_spec
+from oobleckd.worker.runtime.errors import UserError
 
 
 @click.command()

@@ -19,24 +19,24 @@ from torch import Tensor
 
 from oobleckd.host.checkpoint import complete
 from oobleckd.host.jobfile import load_job
+from oobleckd.planner.plan import Layout, Range, Route, Segment, holdings_of
 from oobleckd.protocol.checkpoint import manifest_of
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Job, JobError
 from oobleckd.protocol.messages import CheckpointPart, FromWorker, StepDone
 from oobleckd.protocol.modelnotes import words
 from oobleckd.protocol.parts import Counters, bits_of
-from planner.plan import Layout, Range, Route, Segment, holdings_of
-from worker.data.corpus import open_corpus
-from worker.data.input_watch import LOOK_S, Eyes
-from worker.device.context import arithmetic, device_model
-from worker.device.executor import Executor
-from worker.device.traits import traits
-from worker.models import load_spec
-from worker.round.gather import Gathering
-from worker.runtime.errors import UserError
-from worker.runtime.faults import Faults
-from worker.state.store import Store
-from worker.transport.mailbox import Key, Letter
+from oobleckd.worker.data.corpus import open_corpus
+from oobleckd.worker.data.input_watch import LOOK_S, Eyes
+from oobleckd.worker.device.context import arithmetic, device_model
+from oobleckd.worker.device.executor import Executor
+from oobleckd.worker.device.traits import traits
+from oobleckd.worker.models import load_spec
+from oobleckd.worker.round.gather import Gathering
+from oobleckd.worker.runtime.errors import UserError
+from oobleckd.worker.runtime.faults import Faults
+from oobleckd.worker.state.store import Store
+from oobleckd.worker.transport.mailbox import Key, Letter
 
 DEVICE = "twin/0"
 DATA_CHANGED = 7

@@ -28,7 +28,7 @@ import msgspec
 from oobleckd.protocol.messages import PROTOCOL
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.protocol.versions import OLDEST, spoken, words
-from worker.runtime.framing import FrameError, read_frame, write_frame
+from oobleckd.worker.runtime.framing import FrameError, read_frame, write_frame
 
 _LIMIT_BYTES = 4096
 _NONCE_BYTES = 32

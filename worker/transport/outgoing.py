@@ -21,10 +21,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from oobleckd.protocol.parts import Peer
-from worker.transport import sockets, wire
-from worker.transport.handshake import HandshakeError, NotYet
-from worker.transport.mailbox import Key
-from worker.transport.wire import Frame
+from oobleckd.worker.transport import sockets, wire
+from oobleckd.worker.transport.handshake import HandshakeError, NotYet
+from oobleckd.worker.transport.mailbox import Key
+from oobleckd.worker.transport.wire import Frame
 
 _RETRY_S = (0.02, 1.0)
 _PATIENCE_S = 600.0  # with a peer that answers: it may be loading a model before it hears of our layout

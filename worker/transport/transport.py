@@ -24,12 +24,12 @@ from typing import Protocol
 from torch import Tensor
 
 from oobleckd.protocol.parts import Peer
-from worker.runtime.deaths import is_out_of_memory
-from worker.runtime.errors import ends_the_process
-from worker.transport import handshake, sockets, wire
-from worker.transport.handshake import Greeting
-from worker.transport.mailbox import Key, Letter
-from worker.transport.outgoing import Outgoing
+from oobleckd.worker.runtime.deaths import is_out_of_memory
+from oobleckd.worker.runtime.errors import ends_the_process
+from oobleckd.worker.transport import handshake, sockets, wire
+from oobleckd.worker.transport.handshake import Greeting
+from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.outgoing import Outgoing
 
 _HANDSHAKE_S = 10.0
 _DRAIN_S = 1.0  # how long a broken outgoing link waits for the incoming one to be read to its end

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.unreadable import UNREADABLE
-from worker.runtime.deaths import is_out_of_memory
-from worker.transport.mailbox import Key, Letter
-from worker.transport.pages import LETTERS
+from oobleckd.worker.runtime.deaths import is_out_of_memory
+from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.pages import LETTERS
 
 _MAGIC = b"OBLK"
 _HEADER = struct.Struct("<4sBxxxIQ")  # magic, kind, body bytes, payload bytes

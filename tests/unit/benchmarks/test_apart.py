@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.apart import interval_s, overhead, steps_by, stretch
 from oobleckd.core.entries import AnyEntry, CheckpointWritten, LayoutDeployed, RolledBack, StepEntry
+from oobleckd.planner.plan import Layers, Layout, Plan, Range
 from oobleckd.protocol.parts import Counters
-from planner.plan import Layers, Layout, Plan, Range
 from tests.unit.simulator.build import even_profile, job_of
 
 

@@ -18,8 +18,8 @@ _PROGRAM = """
 import json, msgspec, sys, torch
 from benchmarks.sleeping import job_of
 from oobleckd.protocol.job import Schedule
-from worker.device.measure import measure
-from worker.models import load_spec
+from oobleckd.worker.device.measure import measure
+from oobleckd.worker.models import load_spec
 
 job = msgspec.structs.replace(job_of("oobleck"), schedule=Schedule(backward=sys.argv[1]))
 layers = measure(load_spec(job), job, torch.device("cpu")).layers

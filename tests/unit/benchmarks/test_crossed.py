@@ -6,10 +6,10 @@ import pytest
 from benchmarks.crossed import shortest_period, shortest_step
 from benchmarks.optimum import shortest
 from benchmarks.rerouted import Case
-from planner.costs.work import stage_works
-from planner.reroute.reroute import layout_of
-from planner.schedules.jobshop import Shop, shop_of
-from planner.schedules.routed import crossing, least_s
+from oobleckd.planner.costs.work import stage_works
+from oobleckd.planner.reroute.reroute import layout_of
+from oobleckd.planner.schedules.jobshop import Shop, shop_of
+from oobleckd.planner.schedules.routed import crossing, least_s
 
 TIMES = ((0.03, 0.05, 0.02), (0.04, 0.03, 0.04))
 

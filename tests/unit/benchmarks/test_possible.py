@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.possible import Step, least, possible
 from benchmarks.rerouted import LOST, UNIT_S, Case, losses, suffice
-from planner.reroute.reroute import layout_of
-from planner.schedules.jobshop import shop_of
-from planner.schedules.routed import crossing
+from oobleckd.planner.reroute.reroute import layout_of
+from oobleckd.planner.schedules.jobshop import shop_of
+from oobleckd.planner.schedules.routed import crossing
 
 LIMIT_S = 120.0
 

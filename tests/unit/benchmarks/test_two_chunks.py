@@ -7,10 +7,10 @@ import random
 import pytest
 
 from benchmarks.optimum import shortest
-from planner.costs.work import StageWork
-from planner.schedules.decoupled import best_orders
-from planner.schedules.orders import least_makespan_s, run
-from planner.schedules.pipe import Pipe
+from oobleckd.planner.costs.work import StageWork
+from oobleckd.planner.schedules.decoupled import best_orders
+from oobleckd.planner.schedules.orders import least_makespan_s, run
+from oobleckd.planner.schedules.pipe import Pipe
 
 WITHIN = 1.08
 

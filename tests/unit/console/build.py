@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from console.facts import Fetched, Heard, History
+from oobleckd.console.facts import Fetched, Heard, History
 from oobleckd.protocol.api import (
     IncidentView,
     JobView,

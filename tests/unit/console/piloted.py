@@ -10,11 +10,11 @@ from typing import Any
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
-from console.facts import AnyFact
-from console.keys import ScreenName
-from console.tui import ConsoleApp, Options
-from console.widgets.panel import Panel
 from oobleckd.client import Client
+from oobleckd.console.facts import AnyFact
+from oobleckd.console.keys import ScreenName
+from oobleckd.console.tui import ConsoleApp, Options
+from oobleckd.console.widgets.panel import Panel
 from oobleckd.protocol.api import Accepted
 from tests.unit.console import watching
 from tests.unit.console.build import NOW

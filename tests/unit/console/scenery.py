@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from console.facts import AnyFact, Fetched, Heard, History, Watched
-from console.model import View, fold
-from console.widgets.blast import candidates
 from oobleckd import __version__
+from oobleckd.console.facts import AnyFact, Fetched, Heard, History, Watched
+from oobleckd.console.model import View, fold
+from oobleckd.console.widgets.blast import candidates
 from oobleckd.protocol.api import (
     IncidentView,
     LayerRange,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from console.facts import AnyFact, Away, Fetched
-from console.past import Walk
+from oobleckd.console.facts import AnyFact, Away, Fetched
+from oobleckd.console.past import Walk
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import Past, Snapshot
 from tests.helpers.fleet import JOB, Fleet, thousand

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from textual.widgets import Input
 
-from console.keys import SCREENS, ScreenName
-from console.tui import ConsoleApp, Options
+from oobleckd.console.keys import SCREENS, ScreenName
+from oobleckd.console.tui import ConsoleApp, Options
 from tests.unit.console.drawing import Drawing, drawn
 from tests.unit.console.piloted import Asker, Console
 from tests.unit.console.scenery import MARKED

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from console import bundle
-from console.acts import Act, perform, to_socket
-from console.tui import ConsoleApp
 from oobleckd.client import Client
+from oobleckd.console import bundle
+from oobleckd.console.acts import Act, perform, to_socket
+from oobleckd.console.tui import ConsoleApp
 from oobleckd.protocol.api import Accepted, Problem
 from oobleckd.unixhttp import ApiProblem, Unreachable
 from tests.helpers.api_server import Api, serving, status_view
@@ -65,7 +65,7 @@ def test_where_no_answer_came_it_may_have_been_done(cause: Exception) -> None:
 def test_acts_and_the_past_have_more_time_than_questions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from console import start
+    from oobleckd.console import start
 
     made: list[ConsoleApp] = []
 

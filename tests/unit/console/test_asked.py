@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from console import commands
-from console.acts import Act, perform, refusal
-from console.asked import PERIODS_S, REFUSED_S, TOUCHES, Asked
-from console.facts import Refused, Wants, Watched
-from console.feed import Feed
-from console.marks import Marks
-from console.model import View, fold
-from console.past import Walk
-from console.screens.prompt import word
-from console.screens.steps import StepCursor
 from oobleckd.client import Client
+from oobleckd.console import commands
+from oobleckd.console.acts import Act, perform, refusal
+from oobleckd.console.asked import PERIODS_S, REFUSED_S, TOUCHES, Asked
+from oobleckd.console.facts import Refused, Wants, Watched
+from oobleckd.console.feed import Feed
+from oobleckd.console.marks import Marks
+from oobleckd.console.model import View, fold
+from oobleckd.console.past import Walk
+from oobleckd.console.screens.prompt import word
+from oobleckd.console.screens.steps import StepCursor
 from oobleckd.protocol.api import Accepted
 from oobleckd.protocol.watch import SampledSteps
 from oobleckd.unixhttp import ApiProblem, Unreachable

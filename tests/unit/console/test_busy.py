@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from console.facts import Wants
-from console.feed import Feed, fetch_once
-from console.model import View, fold
 from oobleckd.client import Client
+from oobleckd.console.facts import Wants
+from oobleckd.console.feed import Feed, fetch_once
+from oobleckd.console.model import View, fold
 from tests.helpers.api_server import serving
 from tests.helpers.busy import BusyApi
 from tests.helpers.fleet import LAYERS, Fleet, of_nodes, thousand

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from console import app, bundle, themes
+from oobleckd.console import app, bundle, themes
 from tests.helpers.api_server import Api, serving, status_view
 from tests.unit.console import build, watching
 from tests.unit.console.test_feed import api
@@ -46,7 +46,7 @@ def test_once_in_ascii_is_ascii_and_needs_no_textual(tmp_path: Path) -> None:
     assert not signs.isascii()
     assert letters.isascii()
     assert "* live" in letters
-    assert loaded_by("console.letters").isdisjoint({"textual", "rich"})
+    assert loaded_by("oobleckd.console.letters").isdisjoint({"textual", "rich"})
 
 
 def test_once_with_nothing_there_yet(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_no_terminal_is_said_in_one_line(tmp_path: Path) -> None:
 
 def test_no_textual_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "on_terminal", lambda: True)
-    monkeypatch.setitem(sys.modules, "console.start", None)
+    monkeypatch.setitem(sys.modules, "oobleckd.console.start", None)
     result = run()
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("error: Textual cannot be loaded: ")
@@ -86,7 +86,7 @@ def test_no_textual_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_console_hears_which_socket_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from console import start
+    from oobleckd.console import start
 
     told: list[dict[str, object]] = []
 
@@ -151,7 +151,7 @@ def test_the_past_of_a_daemon_that_keeps_none(tmp_path: Path) -> None:
 
 
 def test_no_server_for_browsers_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "console.web", raising=False)
+    monkeypatch.delitem(sys.modules, "oobleckd.console.web", raising=False)
     monkeypatch.setitem(sys.modules, "textual_serve.server", None)
     result = run("--web")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -160,7 +160,7 @@ def test_no_server_for_browsers_is_said_in_one_line(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_browser_gets_the_same_console_but_may_not_act(monkeypatch: pytest.MonkeyPatch) -> None:
-    from console import web
+    from oobleckd.console import web
 
     made: list[web.ConsoleServer] = []
 
@@ -186,12 +186,12 @@ def test_a_browser_gets_the_same_console_but_may_not_act(monkeypatch: pytest.Mon
     (server,) = made
     assert (server.host, server.port) == ("localhost", 8123)
     program, *rest = shlex.split(server.command)
-    assert (program, rest[:3]) == (sys.executable, ["-m", "console.app", "--read-only"])
-    assert rest[3:] == ["--socket=a b", "--at=-5m", "--theme=light", "--rate=2.0", "--ascii"]
+    assert (program, rest[:4]) == (sys.executable, ["-P", "-m", "oobleckd.console.app", "--read-only"])
+    assert rest[4:] == ["--socket=a b", "--at=-5m", "--theme=light", "--rate=2.0", "--ascii"]
 
 
 def test_a_port_that_is_taken_is_said_in_one_line() -> None:
-    command = [sys.executable, "-m", "console.app", "--web", "--web-port"]
+    command = [sys.executable, "-m", "oobleckd.console.app", "--web", "--web-port"]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         result = subprocess.run([*command, port], capture_output=True, text=True, check=False, timeout=60)

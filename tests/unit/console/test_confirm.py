@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from textual.widgets import Input
 
-from console.acts import Act
-from console.facts import Away
-from console.model import View, fold
-from console.screens.prompt import Confirm, word
+from oobleckd.console.acts import Act
+from oobleckd.console.facts import Away
+from oobleckd.console.model import View, fold
+from oobleckd.console.screens.prompt import Confirm, word
 from tests.helpers.api_server import node_view
 from tests.unit.console import build, watching
 from tests.unit.console.build import NOW, fetched

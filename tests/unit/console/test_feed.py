@@ -11,10 +11,18 @@ from typing import TypeVar
 
 import pytest
 
-from console.facts import AnyFact, Away, Fetched, Heard, History
-from console.feed import ALL, NODES_AT_FULL_RATE, OPEN_INCIDENT_S, PERIODS_S, TOUCHES, Feed, fetch_once
-from console.model import View, fold
 from oobleckd.client import Client
+from oobleckd.console.facts import AnyFact, Away, Fetched, Heard, History
+from oobleckd.console.feed import (
+    ALL,
+    NODES_AT_FULL_RATE,
+    OPEN_INCIDENT_S,
+    PERIODS_S,
+    TOUCHES,
+    Feed,
+    fetch_once,
+)
+from oobleckd.console.model import View, fold
 from oobleckd.protocol.changes import Change
 from tests.helpers.api_server import Api, node_view, serving, status_view
 from tests.unit.console import build

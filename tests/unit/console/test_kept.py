@@ -6,9 +6,9 @@ import time
 
 import msgspec
 
-from console.kept import EVENTS_KEPT, LEAST_OF_LEVEL, SLACK
-from console.model import View, fold
-from console.widgets import log
+from oobleckd.console.kept import EVENTS_KEPT, LEAST_OF_LEVEL, SLACK
+from oobleckd.console.model import View, fold
+from oobleckd.console.widgets import log
 from tests.unit.console.build import NOW, change, heard
 from tests.unit.console.test_painters import LIVE
 

@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from console import keys
-from console.docs import page
-from console.keys import KEYS, SCREENS, ScreenName
-from console.screens import help as help_screen
-from console.screens.events import Events
-from console.screens.incidents import Incidents
-from console.screens.job import Job
-from console.screens.nodes import Nodes
-from console.screens.overview import Overview
-from console.screens.page import Page
-from console.screens.pipelines import Pipelines
-from console.screens.prompt import Confirm
-from console.screens.templates import Templates
-from console.screens.whatif import WhatIf
-from console.tui import ConsoleApp
-from console.widgets import footer
+from oobleckd.console import keys
+from oobleckd.console.docs import page
+from oobleckd.console.keys import KEYS, SCREENS, ScreenName
+from oobleckd.console.screens import help as help_screen
+from oobleckd.console.screens.events import Events
+from oobleckd.console.screens.incidents import Incidents
+from oobleckd.console.screens.job import Job
+from oobleckd.console.screens.nodes import Nodes
+from oobleckd.console.screens.overview import Overview
+from oobleckd.console.screens.page import Page
+from oobleckd.console.screens.pipelines import Pipelines
+from oobleckd.console.screens.prompt import Confirm
+from oobleckd.console.screens.templates import Templates
+from oobleckd.console.screens.whatif import WhatIf
+from oobleckd.console.tui import ConsoleApp
+from oobleckd.console.widgets import footer
 from oobleckd.ctl.main import main as ctl
 from oobleckd.draw.lines import length, plain
 

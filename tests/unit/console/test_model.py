@@ -7,9 +7,9 @@ import math
 import msgspec
 import pytest
 
-from console.facts import Away
-from console.kept import EVENTS_KEPT, SLACK
-from console.model import STEPS_KEPT, View, fold, shown_job
+from oobleckd.console.facts import Away
+from oobleckd.console.kept import EVENTS_KEPT, SLACK
+from oobleckd.console.model import STEPS_KEPT, View, fold, shown_job
 from oobleckd.protocol.api import JobView
 from tests.unit.console.build import (
     NOW,

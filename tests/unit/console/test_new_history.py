@@ -6,11 +6,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from console.asked import Asked
-from console.facts import AnyFact, Away, Fetched, Heard, History, Wants
-from console.feed import Feed
-from console.model import View, fold
 from oobleckd.client import Client
+from oobleckd.console.asked import Asked
+from oobleckd.console.facts import AnyFact, Away, Fetched, Heard, History, Wants
+from oobleckd.console.feed import Feed
+from oobleckd.console.model import View, fold
 from oobleckd.protocol.changes import Change
 from tests.helpers.api_server import serving
 from tests.unit.console import build, watching

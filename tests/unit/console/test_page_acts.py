@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input, Static
 
-from console import bundle
-from console.replay import of_file
-from console.screens.prompt import Confirm
-from console.start import Silence
-from console.tui import ConsoleApp, Options
+from oobleckd.console import bundle
+from oobleckd.console.replay import of_file
+from oobleckd.console.screens.prompt import Confirm
+from oobleckd.console.start import Silence
+from oobleckd.console.tui import ConsoleApp, Options
 from oobleckd.protocol.watch import Past
 from oobleckd.unixhttp import ApiProblem
 from tests.unit.console import watching

@@ -10,12 +10,12 @@ from textual.command import CommandPalette
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 
-from console.facts import AnyFact, Away, Wants, Watched
-from console.keys import SCREENS, TITLES, ScreenName
-from console.screens.help import Help
-from console.screens.prompt import Prompt
-from console.themes import COLOURED, THEMES
-from console.widgets.panel import Panel
+from oobleckd.console.facts import AnyFact, Away, Wants, Watched
+from oobleckd.console.keys import SCREENS, TITLES, ScreenName
+from oobleckd.console.screens.help import Help
+from oobleckd.console.screens.prompt import Prompt
+from oobleckd.console.themes import COLOURED, THEMES
+from oobleckd.console.widgets.panel import Panel
 from tests.helpers.api_server import node_view
 from tests.unit.console import build, watching
 from tests.unit.console.build import NOW, change, fetched, heard

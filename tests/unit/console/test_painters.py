@@ -9,11 +9,11 @@ from functools import partial
 import msgspec
 import pytest
 
-from console.facts import Away, Refused, Watched
-from console.letters import ascii_line
-from console.model import View, fold
-from console.themes import COLOURED, THEMES
-from console.widgets import (
+from oobleckd.console.facts import Away, Refused, Watched
+from oobleckd.console.letters import ascii_line
+from oobleckd.console.model import View, fold
+from oobleckd.console.themes import COLOURED, THEMES
+from oobleckd.console.widgets import (
     blast,
     copies,
     coverage,
@@ -31,9 +31,9 @@ from console.widgets import (
     training,
     verdict,
 )
-from console.widgets.choices import lines as choices
-from console.widgets.listing import matches, rows, window
-from console.widgets.panel import Painter
+from oobleckd.console.widgets.choices import lines as choices
+from oobleckd.console.widgets.listing import matches, rows, window
+from oobleckd.console.widgets.panel import Painter
 from oobleckd.draw.lines import Line, framed, length, plain
 from oobleckd.protocol.api import PhaseView, RejectedView
 from oobleckd.protocol.watch import LaneView, OpView, SampledSteps
@@ -402,7 +402,7 @@ def test_a_daemon_of_another_version_is_said() -> None:
 
 
 def test_the_past_is_said_with_its_reach() -> None:
-    from console.past import Walk
+    from oobleckd.console.past import Walk
 
     view = fold(View(), [Walk(watching.past(), NOW - 60).begin(NOW - 39, playing=False)])
     text = said(verdict.paint(view, NOW, 160))

@@ -6,11 +6,11 @@ import time
 
 import msgspec
 
-from console.facts import Watched
-from console.model import View, fold
-from console.past import Walk
-from console.widgets import blast, coverage, goodput, recovery, templatetable, verdict
-from console.widgets.choices import lines as choices
+from oobleckd.console.facts import Watched
+from oobleckd.console.model import View, fold
+from oobleckd.console.past import Walk
+from oobleckd.console.widgets import blast, coverage, goodput, recovery, templatetable, verdict
+from oobleckd.console.widgets.choices import lines as choices
 from oobleckd.draw.lines import plain
 from oobleckd.protocol.api import SourceView
 from tests.helpers.api_server import node_view

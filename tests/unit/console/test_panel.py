@@ -8,10 +8,10 @@ import pytest
 from textual.app import App, ComposeResult
 from textual.strip import Strip
 
-from console.model import View, fold
-from console.themes import PLAIN
-from console.widgets import grid, nodes, training
-from console.widgets.panel import Painter, Panel
+from oobleckd.console.model import View, fold
+from oobleckd.console.themes import PLAIN
+from oobleckd.console.widgets import grid, nodes, training
+from oobleckd.console.widgets.panel import Painter, Panel
 from oobleckd.draw.lines import Line, framed, length
 from tests.unit.console import build
 

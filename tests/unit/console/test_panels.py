@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from console.facts import Away
-from console.model import Point, View, fold
-from console.themes import COLOURED, PLAIN
-from console.widgets import events, nodes, pipelines, recovery, templates, training, verdict
-from console.widgets.panel import Painter
+from oobleckd.console.facts import Away
+from oobleckd.console.model import Point, View, fold
+from oobleckd.console.themes import COLOURED, PLAIN
+from oobleckd.console.widgets import events, nodes, pipelines, recovery, templates, training, verdict
+from oobleckd.console.widgets.panel import Painter
 from oobleckd.draw.lines import Line, framed, length, plain
 from oobleckd.protocol.api import PhaseView
 from tests.helpers.api_server import node_view

@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from console import bundle
-from console.bundle import BundleError
-from console.facts import AnyFact, Away, Rewound, Unshown
-from console.model import View, fold
-from console.past import Walk
-from console.replay import Replay, of_file
-from console.screens.steps import ASIDE_S, moment_of
-from console.times import dated, moment
-from console.widgets import verdict
+from oobleckd.console import bundle
+from oobleckd.console.bundle import BundleError
+from oobleckd.console.facts import AnyFact, Away, Rewound, Unshown
+from oobleckd.console.model import View, fold
+from oobleckd.console.past import Walk
+from oobleckd.console.replay import Replay, of_file
+from oobleckd.console.screens.steps import ASIDE_S, moment_of
+from oobleckd.console.times import dated, moment
+from oobleckd.console.widgets import verdict
 from oobleckd.protocol.watch import Past
 from oobleckd.unixhttp import ApiProblem, Unreachable
 from tests.unit.console import build, watching

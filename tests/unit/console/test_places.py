@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from console.screens import places
-from console.screens.places import Places, arrangement
+from oobleckd.console.screens import places
+from oobleckd.console.screens.places import Places, arrangement
 
 SIZES = [(160, 46), (120, 36), (80, 24), (200, 24), (81, 60), (300, 90), (57, 16)]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from console.asked import PERIODS_S, REFUSED_S, Asked
-from console.facts import AnyFact, Fetched, History, Refused, Wants, Watched
-from console.feed import ALL, OPEN_INCIDENT_S, TOUCHES, Feed
-from console.feed import PERIODS_S as LISTED_S
-from console.model import View, fold
-from console.widgets import grid, incidents, nodes, nodetable, pipelines, recovery, training, verdict
-from console.widgets.panel import Painter
 from oobleckd.client import Client
+from oobleckd.console.asked import PERIODS_S, REFUSED_S, Asked
+from oobleckd.console.facts import AnyFact, Fetched, History, Refused, Wants, Watched
+from oobleckd.console.feed import ALL, OPEN_INCIDENT_S, TOUCHES, Feed
+from oobleckd.console.feed import PERIODS_S as LISTED_S
+from oobleckd.console.model import View, fold
+from oobleckd.console.widgets import grid, incidents, nodes, nodetable, pipelines, recovery, training, verdict
+from oobleckd.console.widgets.panel import Painter
 from oobleckd.unixhttp import BadAnswer, ClientError, Unreachable
 from tests.helpers.api_server import serving
 from tests.unit.console import build

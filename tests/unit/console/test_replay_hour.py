@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from console.facts import Fetched, Heard, Watched
-from console.model import View, fold
-from console.past import Walk
-from console.replay import SPAN_S
-from console.widgets import events, grid, incidents, log, nodetable, pipelines, templatetable
+from oobleckd.console.facts import Fetched, Heard, Watched
+from oobleckd.console.model import View, fold
+from oobleckd.console.past import Walk
+from oobleckd.console.replay import SPAN_S
+from oobleckd.console.widgets import events, grid, incidents, log, nodetable, pipelines, templatetable
 from oobleckd.daemon.past import Batch, PastStore
 from oobleckd.protocol.changes import Change, StepCommitted
 from oobleckd.protocol.watch import Past, Snapshot

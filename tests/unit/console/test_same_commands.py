@@ -18,11 +18,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from console import bundle
-from console.acts import HOWS
-from console.screens.prompt import Confirm
-from console.tui import ConsoleApp, Options
 from oobleckd.client import Client
+from oobleckd.console import bundle
+from oobleckd.console.acts import HOWS
+from oobleckd.console.screens.prompt import Confirm
+from oobleckd.console.tui import ConsoleApp, Options
 from oobleckd.ctl.main import main
 from tests.helpers.api_server import Api, serving
 from tests.unit.console import build, watching

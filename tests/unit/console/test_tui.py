@@ -11,14 +11,14 @@ import pytest
 from textual.filter import NoColor
 from textual.pilot import Pilot
 
-from console.facts import AnyFact, Away, Wants
-from console.feed import Feed
-from console.screens.help import Help
-from console.screens.overview import Overview
-from console.themes import COLOURED
-from console.tui import ConsoleApp
-from console.widgets.panel import Panel
 from oobleckd.client import Client
+from oobleckd.console.facts import AnyFact, Away, Wants
+from oobleckd.console.feed import Feed
+from oobleckd.console.screens.help import Help
+from oobleckd.console.screens.overview import Overview
+from oobleckd.console.themes import COLOURED
+from oobleckd.console.tui import ConsoleApp
+from oobleckd.console.widgets.panel import Panel
 from tests.helpers.api_server import serving
 from tests.unit.console.build import NOW, change, facts, fetched, heard, incident
 from tests.unit.console.test_feed import WAIT_S, api

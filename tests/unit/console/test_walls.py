@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 
-import console
+from oobleckd import console
 from tests.unit.test_imports import loaded_by
 
 HOME = Path(console.__file__).parent
-ALLOWED = ("oobleckd.protocol", "oobleckd.client", "oobleckd.draw", "oobleckd.unixhttp")
+ALLOWED = (
+    "oobleckd.console",
+    "oobleckd.host.interpreter",
+    "oobleckd.protocol",
+    "oobleckd.client",
+    "oobleckd.draw",
+    "oobleckd.unixhttp",
+)
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -28,11 +35,14 @@ def test_of_the_house_the_console_knows_protocol_and_client(path: Path) -> None:
     for name in imported(path):
         top = name.partition(".")[0]
         # One module is a web server, and is loaded for that alone.
-        banned = {"planner", "worker", "torch", "zmq"} | ({"aiohttp"} if path.name != "web.py" else set())
+        banned = {"torch", "zmq"} | ({"aiohttp"} if path.name != "web.py" else set())
         assert top not in banned, name
         assert top != "oobleckd" or name.startswith(ALLOWED) or name == "oobleckd.__version__", name
 
 
-@pytest.mark.parametrize("module", ["console.app", "console.model", "console.feed", "console.once"])
+@pytest.mark.parametrize(
+    "module",
+    ["oobleckd.console.app", "oobleckd.console.model", "oobleckd.console.feed", "oobleckd.console.once"],
+)
 def test_what_needs_no_terminal_loads_no_textual(module: str) -> None:
     assert loaded_by(module).isdisjoint({"textual", "rich", "asyncio", "torch", "numpy", "zmq", "aiohttp"})

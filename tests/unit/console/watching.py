@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from console.facts import AnyFact, Watched
+from oobleckd.console.facts import AnyFact, Watched
 from oobleckd.protocol.api import IncidentView, RejectedView
 from oobleckd.protocol.watch import (
     BlastView,

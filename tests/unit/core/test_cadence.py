@@ -10,10 +10,10 @@ from oobleckd.core.apply import apply
 from oobleckd.core.cadence import LEAST_COST_S, LEAST_S, MOST_S, cadence, due
 from oobleckd.core.entries import CheckpointWritten, LayoutDeployed, RolledBack
 from oobleckd.core.state import JobRecord, State, Step
+from oobleckd.planner.plan import Layout, Plan
+from oobleckd.planner.policy import Setup
 from oobleckd.protocol.job import Checkpoint
 from oobleckd.protocol.parts import Counters
-from planner.plan import Layout, Plan
-from planner.policy import Setup
 from tests.helpers.simjobs import make_job, profile
 
 STEP_S = 2.0

@@ -3,10 +3,10 @@
 import pytest
 
 from oobleckd.core.decide import Decision, Disagreement, LostLayers, Standing, decide
+from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment, standing_routes
 from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.messages import Progress
 from oobleckd.protocol.parts import Counters, Flags, Vote
-from planner.plan import Layers, Layout, Range, Route, Segment, standing_routes
 
 # Two pipelines over four layers: a/0 holds 0-1, b/0 2-3; c/0 holds 0-3. Bucket 4 ties layers 0 and 3.
 FIRST = (Segment("a/0", Range(0, 2)), Segment("b/0", Range(2, 4)))

@@ -11,6 +11,7 @@ from oobleckd.core.config import Config
 from oobleckd.core.events import Asked, Heard, LinkLost, ManifestWritten, Planned, Tell, Tick, WriteManifest
 from oobleckd.core.machine import Machine
 from oobleckd.core.steps import both_nan
+from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import Control
 from oobleckd.protocol.messages import (
     PROTOCOL,
@@ -29,7 +30,6 @@ from oobleckd.protocol.messages import (
     StepDone,
 )
 from oobleckd.protocol.parts import Counters, Spare
-from planner.plan import node_of
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

@@ -3,8 +3,8 @@
 import itertools
 
 from oobleckd.core.pace import Paces
-from planner.plan import Layers, Layout, Range, Route, Segment
-from planner.profile import LayerCost
+from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment
+from oobleckd.planner.profile import LayerCost
 
 ROUND = itertools.count()
 LAYERS = tuple(LayerCost("layer", 0.01, 0.02, 1, 1, 1, 1) for _ in range(6))

@@ -10,10 +10,10 @@ import pytest
 from oobleckd.core.machine import Machine
 from oobleckd.core.membership import Membership
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.plan import Layers, Layout, Range
 from oobleckd.protocol.parts import Counters
 from oobleckd.simulator.failures import memoryless
 from oobleckd.simulator.world import simulate
-from planner.plan import Layers, Layout, Range
 from tests.unit.simulator.build import job_of, question
 
 

@@ -9,9 +9,9 @@ from oobleckd.core import samples
 from oobleckd.core.samples import Sample, Samples, every
 from oobleckd.core.schedules import sampled_view
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.plan import Layout, Pipeline, Plan, Range, Segment, holdings_of
 from oobleckd.protocol.messages import OpTimes
 from oobleckd.protocol.parts import Counters, OpTime
-from planner.plan import Layout, Pipeline, Plan, Range, Segment, holdings_of
 from tests.helpers.simjobs import make_job
 
 FIRST = (Segment("a/0", Range(0, 2)), Segment("b/0", Range(2, 4)))

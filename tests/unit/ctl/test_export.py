@@ -39,7 +39,7 @@ def test_a_finished_job_has_its_checkpoint(ctl: Ctl, tmp_path: Path, programs_ru
     assert ctl.api.asked == []
     assert programs_run == [
         (
-            "worker.tools.export", "--checkpoint", "/c/step-00000003", "--out", str(tmp_path / "out"),
+            "oobleckd.worker.tools.export", "--checkpoint", "/c/step-00000003", "--out", str(tmp_path / "out"),
             "--shard-bytes", str(2**20), "--dtype", "bfloat16", "--job", "job-1",
         )
     ]  # fmt: skip

@@ -36,7 +36,7 @@ def test_submit_says_what_is_not_used(
     monkeypatch.setattr(folder, "run_worker", run_worker)
     result = ctl("submit", str(with_folder), *words)
     assert result.exit_code == 0
-    assert asked == [("worker.tools.look", str(tmp_path / "m"))]
+    assert asked == [("oobleckd.worker.tools.look", str(tmp_path / "m"))]
     assert f"{tmp_path}/m: 9 tensors of the folder are used by nothing: a, b and 7 more\n" in result.stderr
     assert len(ctl.api.asked) == (not words)
 

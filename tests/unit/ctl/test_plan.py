@@ -25,11 +25,11 @@ from oobleckd.ctl.profiles import analytic, limit_bytes
 from oobleckd.ctl.world import World
 from oobleckd.daemon.journal import Journal
 from oobleckd.host.jobfile import load_job
+from oobleckd.planner.costs.devices import SHEETS
+from oobleckd.planner.profile import Profile
+from oobleckd.planner.schedules.timeline import dry_run_plan
 from oobleckd.protocol.forecast import Forecast
 from oobleckd.protocol.parts import DeviceInfo
-from planner.costs.devices import SHEETS
-from planner.profile import Profile
-from planner.schedules.timeline import dry_run_plan
 from tests.unit.planner.build import even_profile
 from tests.unit.test_imports import ROOT
 

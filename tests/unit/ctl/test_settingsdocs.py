@@ -15,8 +15,8 @@ from oobleckd.ctl.connect import CtlConfig
 from oobleckd.ctl.settingsdocs import RELOADED, page
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.service import open_service
-from worker.agent import main as agent
-from worker.tools import docs
+from oobleckd.worker.agent import main as agent
+from oobleckd.worker.tools import docs
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -36,6 +36,8 @@ from oobleckd.daemon.clock import Clock
 from oobleckd.daemon.history import History
 from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.loop import Loop, Stopped
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol import checkpoint
 from oobleckd.protocol.api import Accepted, Drain
 from oobleckd.protocol.changes import Change
@@ -43,8 +45,6 @@ from oobleckd.protocol.checkpoint import Manifest
 from oobleckd.protocol.job import Job, Train
 from oobleckd.protocol.messages import Ack, Beat, Release
 from oobleckd.protocol.parts import Counters
-from planner.policy import Setup
-from planner.profile import Profile
 
 WAIT_S = 120.0
 REQUEST = Drain("node-1")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from oobleckd.core.entries import Restarted
 from oobleckd.core.events import Command, MakePlan, Record, Tell
 from oobleckd.daemon.waiting import Waiting
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.messages import Ack, Report
-from planner.policy import Setup
-from planner.profile import Profile
 
 RECORD = Record(Restarted(1, 0.0))
 PLAN = MakePlan(7, "oobleck", Setup(Profile("k", "cpu", ()), 1, 0, 0, 1, 1))

@@ -20,6 +20,7 @@ from oobleckd.daemon.history import History
 from oobleckd.daemon.past import PastStore
 from oobleckd.daemon.planning import LOST
 from oobleckd.daemon.recorder import Recorder
+from oobleckd.planner.policy import PlanError, Setup
 from oobleckd.protocol.api import Items
 from oobleckd.protocol.watch import (
     BlastView,
@@ -30,7 +31,6 @@ from oobleckd.protocol.watch import (
     SampledSteps,
     ScheduleView,
 )
-from planner.policy import PlanError, Setup
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from planner.costs.work import StageWork
-from planner.schedules.orders import allowed, run
-from planner.schedules.pipe import CHUNKS, Pipe
+from oobleckd.planner.costs.work import StageWork
+from oobleckd.planner.schedules.orders import allowed, run
+from oobleckd.planner.schedules.pipe import CHUNKS, Pipe
 
 
 def words(num: int, letters: Sequence[str] = CHUNKS[0], order: str = "") -> list[str]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from planner.plan import Template
-from planner.policy import Setup
-from planner.profile import LayerCost, Profile
+from oobleckd.planner.plan import Template
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import LayerCost, Profile
 
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "reference.json").read_text())
 

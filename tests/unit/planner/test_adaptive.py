@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.costs.model import copy_bytes
-from planner.placement.precopy import LEAST_S, caught_up_s, hidden_s
-from planner.placement.transfer import copy_s
-from planner.plan import Plan, node_of
-from planner.policies import adapt, adaptive, policy, prepare
-from planner.policies.adaptive import STOP_S, stop_s
-from planner.policy import PlanError, Proposal, Setup, Situation
-from planner.schedules.jobshop import base_bytes
+from oobleckd.planner.costs.model import copy_bytes
+from oobleckd.planner.placement.precopy import LEAST_S, caught_up_s, hidden_s
+from oobleckd.planner.placement.transfer import copy_s
+from oobleckd.planner.plan import Plan, node_of
+from oobleckd.planner.policies import adapt, adaptive, policy, prepare
+from oobleckd.planner.policies.adaptive import STOP_S, stop_s
+from oobleckd.planner.policy import PlanError, Proposal, Setup, Situation
+from oobleckd.planner.schedules.jobshop import base_bytes
 from tests.unit.planner.build import even_profile, profile_of, setup_of
 from tests.unit.planner.test_oobleck import alive, n0_of_2
 from tests.unit.planner.test_slipstream import check, places, started

@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planner.costs.analytic import Shape, Workload, analytic_profile
-from planner.costs.devices import SHEETS
+from oobleckd.planner.costs.analytic import Shape, Workload, analytic_profile
+from oobleckd.planner.costs.devices import SHEETS
 
 GPT2 = Shape(12, 768, 3072, 12, 768, 768, 50257, positions=1024, bias=True, tied=True)
 LLAMA_7B = Shape(32, 4096, 11008, 32, 4096, 4096, 32000, gated=True)

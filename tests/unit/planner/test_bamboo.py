@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Layers, Plan, node_of
-from planner.policies import adapt, policy, prepare
-from planner.policy import PlanError, Proposal, Setup, Situation
-from planner.profile import Held
-from planner.reroute.reroute import covers, layout_of
-from planner.schedule import parse_ops
-from planner.schedules.jobshop import shop_of
-from planner.schedules.validator import validate_shop
+from oobleckd.planner.plan import Layers, Plan, node_of
+from oobleckd.planner.policies import adapt, policy, prepare
+from oobleckd.planner.policy import PlanError, Proposal, Setup, Situation
+from oobleckd.planner.profile import Held
+from oobleckd.planner.reroute.reroute import covers, layout_of
+from oobleckd.planner.schedule import parse_ops
+from oobleckd.planner.schedules.jobshop import shop_of
+from oobleckd.planner.schedules.validator import validate_shop
 from tests.unit.planner.build import even_profile, setup_of
 
 

@@ -2,8 +2,8 @@
 
 import pickle
 
-from planner.sizing.catalogue import Catalogue, Entry, entries
-from planner.sizing.instantiate import instantiate
+from oobleckd.planner.sizing.catalogue import Catalogue, Entry, entries
+from oobleckd.planner.sizing.instantiate import instantiate
 from tests.unit.planner.build import bare_template
 
 MADE = [bare_template(size, 1.0 + size / 7, 1.3 / size) for size in (5, 6, 7)]

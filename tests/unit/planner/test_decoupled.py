@@ -5,15 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from planner.costs.work import DeviceWork, StageWork, most_in_flight
-from planner.plan import Pipeline, Plan, Range, Segment
-from planner.schedule import Op, ScheduleError, format_ops, one_f_one_b, parse_op
-from planner.schedules import orders
-from planner.schedules.decoupled import best_orders, decoupled, decoupled_plan
-from planner.schedules.orders import improve, least_makespan_s, run
-from planner.schedules.pipe import Pipe
-from planner.schedules.timeline import dry_run_plan, dry_run_works
-from planner.schedules.validator import validate
+from oobleckd.planner.costs.work import DeviceWork, StageWork, most_in_flight
+from oobleckd.planner.plan import Pipeline, Plan, Range, Segment
+from oobleckd.planner.schedule import Op, ScheduleError, format_ops, one_f_one_b, parse_op
+from oobleckd.planner.schedules import orders
+from oobleckd.planner.schedules.decoupled import best_orders, decoupled, decoupled_plan
+from oobleckd.planner.schedules.orders import improve, least_makespan_s, run
+from oobleckd.planner.schedules.pipe import Pipe
+from oobleckd.planner.schedules.timeline import dry_run_plan, dry_run_works
+from oobleckd.planner.schedules.validator import validate
 from tests.unit.planner.brute import shortest_s
 from tests.unit.planner.build import even_profile
 

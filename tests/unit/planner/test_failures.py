@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from planner.costs.model import copy_bytes
-from planner.plan import Layers, Plan, Template, device_name, node_of
-from planner.policies import adapt, prepare
-from planner.policy import PlanError, Proposal, Setup, Situation
-from planner.templates.guarantee import can_replan, lost_layers, most_pipelines
+from oobleckd.planner.costs.model import copy_bytes
+from oobleckd.planner.plan import Layers, Plan, Template, device_name, node_of
+from oobleckd.planner.policies import adapt, prepare
+from oobleckd.planner.policy import PlanError, Proposal, Setup, Situation
+from oobleckd.planner.templates.guarantee import can_replan, lost_layers, most_pipelines
 from tests.unit.planner.build import profile_of, setup_of
 
 QUICK, MANY = 100, 1500

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.placement.transfer import places, segments_on
-from planner.plan import Layers, Range, Template, node_of
-from planner.policies import adapt, prepare
-from planner.policy import Setup, Situation
-from planner.reroute.reroute import covers, layout_of
-from planner.schedule import parse_ops
-from planner.schedules.decoupled import EFFORT_AT_ONCE, best_orders, pipe_of
-from planner.schedules.orders import run
-from planner.schedules.timeline import dry_run_plan
-from planner.schedules.validator import validate
+from oobleckd.planner.placement.transfer import places, segments_on
+from oobleckd.planner.plan import Layers, Range, Template, node_of
+from oobleckd.planner.policies import adapt, prepare
+from oobleckd.planner.policy import Setup, Situation
+from oobleckd.planner.reroute.reroute import covers, layout_of
+from oobleckd.planner.schedule import parse_ops
+from oobleckd.planner.schedules.decoupled import EFFORT_AT_ONCE, best_orders, pipe_of
+from oobleckd.planner.schedules.orders import run
+from oobleckd.planner.schedules.timeline import dry_run_plan
+from oobleckd.planner.schedules.validator import validate
 from tests.unit.planner.build import even_profile, profile_of, profiles, setup_of
 
 

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.placement.transfer import copy_s
-from planner.policies import adapt, prepare
-from planner.policies.adaptive import stop_s
-from planner.policies.grid import Grid
-from planner.policy import Setup, Situation
-from planner.reroute.reroute import layout_of
-from planner.schedule import parse_ops
-from planner.schedules.evaluate import period
-from planner.schedules.jobshop import orders_of, shop_of
-from planner.schedules.routed import busiest_s, ready_first_s
-from planner.sizing.instantiate import slowest_s
+from oobleckd.planner.placement.transfer import copy_s
+from oobleckd.planner.policies import adapt, prepare
+from oobleckd.planner.policies.adaptive import stop_s
+from oobleckd.planner.policies.grid import Grid
+from oobleckd.planner.policy import Setup, Situation
+from oobleckd.planner.reroute.reroute import layout_of
+from oobleckd.planner.schedule import parse_ops
+from oobleckd.planner.schedules.evaluate import period
+from oobleckd.planner.schedules.jobshop import orders_of, shop_of
+from oobleckd.planner.schedules.routed import busiest_s, ready_first_s
+from oobleckd.planner.sizing.instantiate import slowest_s
 from tests.unit.planner.build import even_profile, setup_of
 from tests.unit.planner.test_oobleck import alive, n0_of_2
 from tests.unit.planner.test_slipstream import places, started
@@ -69,7 +69,7 @@ def test_a_step_of_too_many_hops_to_run_is_not_taken_for_its_busiest_device(
         return Grid(setup, (template, template), running, dict(enumerate(here)), {}, 100.0)
 
     as_run_s = grid("abcde").step_s
-    monkeypatch.setattr("planner.policies.grid.MOST_HOPS", 10)
+    monkeypatch.setattr("oobleckd.planner.policies.grid.MOST_HOPS", 10)
     estimated = grid("abcde")
     assert estimated.ops == {}
     assert estimated.step_s > max(whole_s, busiest_s(estimated.routes, setup.profile))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.plan import Range
-from planner.templates import guarantee
+from oobleckd.planner.plan import Range
+from oobleckd.planner.templates import guarantee
 from tests.unit.planner.build import REFERENCE, multisets
 
 

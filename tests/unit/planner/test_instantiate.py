@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Template
-from planner.policy import PlanError
-from planner.sizing import sizes
-from planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches
-from planner.templates.guarantee import most_pipelines, most_usable
+from oobleckd.planner.plan import Template
+from oobleckd.planner.policy import PlanError
+from oobleckd.planner.sizing import sizes
+from oobleckd.planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches
+from oobleckd.planner.templates.guarantee import most_pipelines, most_usable
 from tests.unit.planner.build import REFERENCE, bare_template, multisets
 
 TIMES = st.tuples(st.integers(1, 40), st.integers(1, 20)).map(lambda t: (t[0] / 8, t[1] / 8))

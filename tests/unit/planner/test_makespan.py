@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.costs.makespan import busy_s, one_f_one_b_s, stage_bounds_s
-from planner.costs.work import StageWork
-from planner.schedule import one_f_one_b
-from planner.schedules.timeline import dry_run_works
+from oobleckd.planner.costs.makespan import busy_s, one_f_one_b_s, stage_bounds_s
+from oobleckd.planner.costs.work import StageWork
+from oobleckd.planner.schedule import one_f_one_b
+from oobleckd.planner.schedules.timeline import dry_run_works
 
 
 def simulated_s(works: list[StageWork], num: int) -> float:

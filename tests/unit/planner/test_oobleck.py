@@ -1,6 +1,6 @@
 """Policy oobleck: named cases, and random failure sequences down to n0 with every node used.
 
-With templates as the linear model has them (``planner.templates.template``): their numbers can be followed by hand.
+With templates as the linear model has them (``oobleckd.planner.templates.template``): their numbers can be followed by hand.
 """
 
 import pickle
@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Layers, Plan, Template, device_name, node_of
-from planner.policies import adapt, policy, prepare
-from planner.policies.cases import name_cases
-from planner.policy import PlanError, Policy, Proposal, Setup, Situation
-from planner.schedule import schedules
-from planner.schedules.validator import validate
-from planner.templates.guarantee import most_pipelines, most_usable
-from planner.templates.template import templates as templates_of
+from oobleckd.planner.plan import Layers, Plan, Template, device_name, node_of
+from oobleckd.planner.policies import adapt, policy, prepare
+from oobleckd.planner.policies.cases import name_cases
+from oobleckd.planner.policy import PlanError, Policy, Proposal, Setup, Situation
+from oobleckd.planner.schedule import schedules
+from oobleckd.planner.schedules.validator import validate
+from oobleckd.planner.templates.guarantee import most_pipelines, most_usable
+from oobleckd.planner.templates.template import templates as templates_of
 from tests.unit.planner.build import even_profile, profile_of, setup_of
 
 

@@ -1,6 +1,6 @@
 """The vocabulary of plans: names, copies, tolerance, the layout that a plan leads to."""
 
-from planner.plan import (
+from oobleckd.planner.plan import (
     Layout,
     Pipeline,
     Plan,
@@ -12,7 +12,7 @@ from planner.plan import (
     node_of,
     tolerance,
 )
-from planner.reroute.reroute import layout_of
+from oobleckd.planner.reroute.reroute import layout_of
 
 FIRST = (Segment("a/0", Range(0, 2)), Segment("b/0", Range(2, 3)))
 SECOND = (Segment("c/0", Range(0, 3)),)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.costs.model import copy_bytes
-from planner.placement.precopy import (
+from oobleckd.planner.costs.model import copy_bytes
+from oobleckd.planner.placement.precopy import (
     LEAST_S,
     LEAST_STEPS,
     MOST_STEPS,
@@ -19,10 +19,10 @@ from planner.placement.precopy import (
     pays,
     still_share,
 )
-from planner.plan import Layers, Range, Transfer
-from planner.policies import adapt, prepare
-from planner.policy import Situation
-from planner.schedules.jobshop import base_bytes
+from oobleckd.planner.plan import Layers, Range, Transfer
+from oobleckd.planner.policies import adapt, prepare
+from oobleckd.planner.policy import Situation
+from oobleckd.planner.schedules.jobshop import base_bytes
 from tests.unit.planner.build import even_profile, profile_of, setup_of
 from tests.unit.planner.test_oobleck import alive
 from tests.unit.planner.test_slipstream import started

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.costs.makespan import one_f_one_b_s
-from planner.costs.work import stage_works
-from planner.plan import Range, Template
-from planner.policies import prepare
-from planner.policy import PlanError, Setup
-from planner.profile import Profile
-from planner.templates.refine import refined
-from planner.templates.template import templates, templates_for
+from oobleckd.planner.costs.makespan import one_f_one_b_s
+from oobleckd.planner.costs.work import stage_works
+from oobleckd.planner.plan import Range, Template
+from oobleckd.planner.policies import prepare
+from oobleckd.planner.policy import PlanError, Setup
+from oobleckd.planner.profile import Profile
+from oobleckd.planner.templates.refine import refined
+from oobleckd.planner.templates.template import templates, templates_for
 from tests.unit.planner.build import profile_of, profiles, setup_of
 
 

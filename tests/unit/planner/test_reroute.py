@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.plan import (
+from oobleckd.planner.plan import (
     Detours,
     Layers,
     Layout,
@@ -19,10 +19,10 @@ from planner.plan import (
     holdings_of,
     standing_routes,
 )
-from planner.policy import PlanError
-from planner.reroute.reroute import covers, detour, layout_of, reroute
-from planner.reroute.ways import HOP_COST
-from planner.schedules.pipe import homes
+from oobleckd.planner.policy import PlanError
+from oobleckd.planner.reroute.reroute import covers, detour, layout_of, reroute
+from oobleckd.planner.reroute.ways import HOP_COST
+from oobleckd.planner.schedules.pipe import homes
 
 
 def layout_with(splits: list[list[int]], num_layers: int, num_micro_batches: int) -> Layout:

@@ -8,21 +8,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.costs.makespan import one_f_one_b_s
-from planner.costs.work import stage_works
-from planner.plan import Layers, Layout, Range, Route, Segment, holdings_of
-from planner.policy import Setup
-from planner.profile import LayerCost, Profile
-from planner.reroute.reroute import detour
-from planner.schedule import Op, ScheduleError
-from planner.schedules import tabu
-from planner.schedules.dispatch import READY_FIRST, RULES, RULES_FUSED, RULES_SHUFFLED, dispatch, mirrored
-from planner.schedules.evaluate import makespan_s, period, reduced_s, run
-from planner.schedules.jobshop import Shop, cost_of, orders_of, shop_of, step_ops
-from planner.schedules.routed import WORTH, better, busiest_s, crossing, least_s, ready_first_s
-from planner.schedules.tabu import LOOKED, _Flushed, _moves, improve, moved
-from planner.schedules.timeline import dry_run
-from planner.schedules.validator import validate_shop
+from oobleckd.planner.costs.makespan import one_f_one_b_s
+from oobleckd.planner.costs.work import stage_works
+from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment, holdings_of
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import LayerCost, Profile
+from oobleckd.planner.reroute.reroute import detour
+from oobleckd.planner.schedule import Op, ScheduleError
+from oobleckd.planner.schedules import tabu
+from oobleckd.planner.schedules.dispatch import (
+    READY_FIRST,
+    RULES,
+    RULES_FUSED,
+    RULES_SHUFFLED,
+    dispatch,
+    mirrored,
+)
+from oobleckd.planner.schedules.evaluate import makespan_s, period, reduced_s, run
+from oobleckd.planner.schedules.jobshop import Shop, cost_of, orders_of, shop_of, step_ops
+from oobleckd.planner.schedules.routed import WORTH, better, busiest_s, crossing, least_s, ready_first_s
+from oobleckd.planner.schedules.tabu import LOOKED, _Flushed, _moves, improve, moved
+from oobleckd.planner.schedules.timeline import dry_run
+from oobleckd.planner.schedules.validator import validate_shop
 from tests.unit.planner.build import even_profile, profile_of, profiles, setup_of
 from tests.unit.planner.test_reroute import layout_with
 

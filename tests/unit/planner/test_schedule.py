@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.costs.work import StageWork, most_in_flight
-from planner.plan import Pipeline, Plan, Range, Segment
-from planner.schedule import (
+from oobleckd.planner.costs.work import StageWork, most_in_flight
+from oobleckd.planner.plan import Pipeline, Plan, Range, Segment
+from oobleckd.planner.schedule import (
     Op,
     ScheduleError,
     format_ops,
@@ -16,8 +16,8 @@ from planner.schedule import (
     parse_ops,
     schedules,
 )
-from planner.schedules.timeline import dry_run
-from planner.schedules.validator import validate
+from oobleckd.planner.schedules.timeline import dry_run
+from oobleckd.planner.schedules.validator import validate
 
 
 def test_text_of_the_middle_stage_of_three():

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from planner.plan import (
+from oobleckd.planner.plan import (
     BACKWARD,
     FORWARD,
     NOTHING,
@@ -20,10 +20,10 @@ from planner.plan import (
     Segment,
     holdings_of,
 )
-from planner.profile import Held
-from planner.reroute.reroute import Rerouting, covers, detour, reroute
-from planner.reroute.shadow import ahead, graphs_of, heir
-from planner.reroute.splice import spliced
+from oobleckd.planner.profile import Held
+from oobleckd.planner.reroute.reroute import Rerouting, covers, detour, reroute
+from oobleckd.planner.reroute.shadow import ahead, graphs_of, heir
+from oobleckd.planner.reroute.splice import spliced
 from tests.unit.planner.build import even_profile, setup_of
 
 LAYERS = 6

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from planner.plan import Layers, Range
-from planner.policies import policy, prepare
-from planner.policy import PlanError, Setup
-from planner.profile import Held
-from planner.templates.shadowed import Room, shadowed_templates
-from planner.templates.template import expected_share
+from oobleckd.planner.plan import Layers, Range
+from oobleckd.planner.policies import policy, prepare
+from oobleckd.planner.policy import PlanError, Setup
+from oobleckd.planner.profile import Held
+from oobleckd.planner.templates.shadowed import Room, shadowed_templates
+from oobleckd.planner.templates.template import expected_share
 from tests.unit.planner.build import even_profile, profiles, setup_of
 
 

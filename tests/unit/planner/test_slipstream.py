@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oobleckd.planner.placement.transfer import copy_s
+from oobleckd.planner.plan import Layers, Layout, Plan, Range, Template, node_of
+from oobleckd.planner.policies import adapt, policy, prepare
+from oobleckd.planner.policy import HORIZON_STEPS, REROUTING, PlanError, Proposal, Setup, Situation
+from oobleckd.planner.reroute.reroute import covers, layout_of
+from oobleckd.planner.schedule import parse_ops
+from oobleckd.planner.schedules.evaluate import period
+from oobleckd.planner.schedules.jobshop import cost_of, orders_of, shop_of
+from oobleckd.planner.schedules.routed import WORTH, busiest_s, ready_first_s
+from oobleckd.planner.schedules.timeline import dry_run
+from oobleckd.planner.schedules.validator import validate_shop
 from oobleckd.protocol.job import PolicyName
-from planner.placement.transfer import copy_s
-from planner.plan import Layers, Layout, Plan, Range, Template, node_of
-from planner.policies import adapt, policy, prepare
-from planner.policy import HORIZON_STEPS, REROUTING, PlanError, Proposal, Setup, Situation
-from planner.reroute.reroute import covers, layout_of
-from planner.schedule import parse_ops
-from planner.schedules.evaluate import period
-from planner.schedules.jobshop import cost_of, orders_of, shop_of
-from planner.schedules.routed import WORTH, busiest_s, ready_first_s
-from planner.schedules.timeline import dry_run
-from planner.schedules.validator import validate_shop
 from tests.unit.planner.build import even_profile, setup_of
 from tests.unit.planner.test_oobleck import alive, n0_of_2
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.plan import (
+from oobleckd.planner.plan import (
     BACKWARD,
     FORWARD,
     NOTHING,
@@ -22,8 +22,8 @@ from planner.plan import (
     Segment,
     holdings_of,
 )
-from planner.reroute.reroute import Rerouting, covers
-from planner.reroute.splice import spliced
+from oobleckd.planner.reroute.reroute import Rerouting, covers
+from oobleckd.planner.reroute.splice import spliced
 
 LAYERS = 6
 

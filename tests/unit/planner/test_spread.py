@@ -6,8 +6,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.placement.spread import Copy, spread
-from planner.plan import node_of
+from oobleckd.planner.placement.spread import Copy, spread
+from oobleckd.planner.plan import node_of
 
 
 def copy_to(target: str, num_bytes: int, *holders: str) -> Copy:

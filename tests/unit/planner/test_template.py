@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.brute import SplitCase, best_split_s
-from planner.costs.model import copy_bytes, device_counts, stage_costs
-from planner.plan import Range
-from planner.policy import PlanError
-from planner.profile import Held, LayerCost, Profile
-from planner.templates import split as split_module
-from planner.templates.refine import refined
-from planner.templates.suffix import Menu, exact_split
-from planner.templates.template import expected_share, node_stages, templates, templates_for
+from oobleckd.planner.costs.model import copy_bytes, device_counts, stage_costs
+from oobleckd.planner.plan import Range
+from oobleckd.planner.policy import PlanError
+from oobleckd.planner.profile import Held, LayerCost, Profile
+from oobleckd.planner.templates import split as split_module
+from oobleckd.planner.templates.refine import refined
+from oobleckd.planner.templates.suffix import Menu, exact_split
+from oobleckd.planner.templates.template import expected_share, node_stages, templates, templates_for
 from tests.unit.planner.build import REFERENCE, even_profile, profile_of, profiles, setup_of
 
 LINK = {"link_latency_s": 0.02e-3, "link_bytes_per_s": 25e9}

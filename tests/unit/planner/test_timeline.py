@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.costs.work import StageWork
-from planner.placement.transfer import segments_on
-from planner.plan import Pipeline, Plan
-from planner.profile import Profile
-from planner.schedule import Op, one_f_one_b, parse_ops
-from planner.schedules.timeline import Deadlock, dry_run, dry_run_plan, dry_run_works
-from planner.templates.template import templates
+from oobleckd.planner.costs.work import StageWork
+from oobleckd.planner.placement.transfer import segments_on
+from oobleckd.planner.plan import Pipeline, Plan
+from oobleckd.planner.profile import Profile
+from oobleckd.planner.schedule import Op, one_f_one_b, parse_ops
+from oobleckd.planner.schedules.timeline import Deadlock, dry_run, dry_run_plan, dry_run_works
+from oobleckd.planner.templates.template import templates
 from tests.unit.planner.build import profiles, setup_of
 
 

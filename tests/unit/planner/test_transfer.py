@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.placement.transfer import copy_s, holds, place, places, segments_on, transfers
-from planner.plan import Layers, Range, Transfer, device_name, holdings_of
-from planner.profile import Profile
-from planner.templates.template import templates
+from oobleckd.planner.placement.transfer import copy_s, holds, place, places, segments_on, transfers
+from oobleckd.planner.plan import Layers, Range, Transfer, device_name, holdings_of
+from oobleckd.planner.profile import Profile
+from oobleckd.planner.templates.template import templates
 from tests.unit.planner.build import even_profile, profile_of, profiles, setup_of
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.costs.model import copy_bytes
-from planner.plan import Plan, Template, node_of
-from planner.policies import adapt, policy, prepare
-from planner.policy import HORIZON_STEPS, ROLLING_BACK, PlanError, Proposal, Setup, Situation
-from planner.sizing.instantiate import slowest_s, split_micro_batches
+from oobleckd.planner.costs.model import copy_bytes
+from oobleckd.planner.plan import Plan, Template, node_of
+from oobleckd.planner.policies import adapt, policy, prepare
+from oobleckd.planner.policy import HORIZON_STEPS, ROLLING_BACK, PlanError, Proposal, Setup, Situation
+from oobleckd.planner.sizing.instantiate import slowest_s, split_micro_batches
 from tests.unit.planner.build import even_profile, profiles, setup_of
 from tests.unit.planner.test_oobleck import n0_of_2
 

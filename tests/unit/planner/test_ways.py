@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from planner.plan import Layers, Range, Segment
-from planner.reroute.ways import HOP_COST, Ways
+from oobleckd.planner.plan import Layers, Range, Segment
+from oobleckd.planner.reroute.ways import HOP_COST, Ways
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -7,10 +7,10 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.placement.zones import apart, exchanged
-from planner.plan import Layers, Plan, Range, node_of
-from planner.policies import adapt, prepare
-from planner.policy import Proposal, Setup, Situation
+from oobleckd.planner.placement.zones import apart, exchanged
+from oobleckd.planner.plan import Layers, Plan, Range, node_of
+from oobleckd.planner.policies import adapt, prepare
+from oobleckd.planner.policy import Proposal, Setup, Situation
 from tests.unit.planner.build import even_profile, setup_of
 
 

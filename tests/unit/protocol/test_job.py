@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from oobleckd.core.jobs import as_linked
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.job import JobError, parse_job
 from oobleckd.protocol.units import parse_rate
-from planner.profile import Profile
 
 TRAIN = {"steps": 1, "global_batch": 1, "micro_batch": 1, "sequence": 2}
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, Resources, Schedule, Train
 from oobleckd.simulator.costs import Costs
 from oobleckd.simulator.outcome import Question
 from oobleckd.simulator.traces import Event, Trace, node_names
-from planner.profile import LayerCost, Profile
 
 FREE = Costs(
     detect_s=0.0, silence_s=0.0, report_s=0.0, plan_s=0.0, plan_node_s=0.0, deploy_s=0.0, init_s=0.0, start_s=0.0,

@@ -11,6 +11,9 @@ from oobleckd.core.events import Event as CoreEvent
 from oobleckd.core.machine import Machine
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.placement import precopy
+from oobleckd.planner.plan import Layout, Transfer
+from oobleckd.planner.policy import Proposal
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, FromWorker, Prepare, Prepared
 from oobleckd.protocol.parts import Counters
@@ -19,9 +22,6 @@ from oobleckd.simulator.clock import Clock
 from oobleckd.simulator.outcome import Outcome
 from oobleckd.simulator.traces import Event
 from oobleckd.simulator.world import simulate
-from planner.placement import precopy
-from planner.plan import Layout, Transfer
-from planner.policy import Proposal
 from tests.unit.simulator.build import even_profile, job_of, question, trace_of
 
 LINK_BYTES_PER_S = 320.0

@@ -9,12 +9,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment
 from oobleckd.protocol.job import Schedule
 from oobleckd.simulator.outcome import Outcome
 from oobleckd.simulator.sums import Inherited, Sums
 from oobleckd.simulator.traces import Event
 from oobleckd.simulator.world import simulate
-from planner.plan import Layers, Layout, Range, Route, Segment
 from tests.unit.simulator.build import FREE, even_profile, job_of, question, trace_of
 
 STEP_S = 5.0

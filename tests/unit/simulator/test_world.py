@@ -14,13 +14,13 @@ import msgspec
 import pytest
 
 from oobleckd.core.cadence import cadence
+from oobleckd.planner.policy import SHADOWING
 from oobleckd.protocol.job import Checkpoint, PolicyName
 from oobleckd.simulator.failures import memoryless
 from oobleckd.simulator.outcome import Outcome, SimulationError
 from oobleckd.simulator.runs import apart, run_all
 from oobleckd.simulator.traces import Event
 from oobleckd.simulator.world import World, simulate
-from planner.policy import SHADOWING
 from tests.unit.simulator.build import BATCH_S, FREE, even_profile, job_of, question, trace_of
 
 STEP_S = 0.18

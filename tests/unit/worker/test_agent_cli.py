@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from zmq.auth import create_certificates
 
 from oobleckd.daemon.keys import make_node_keys, make_server_keys
-from worker.agent import main as agent
-from worker.agent.clouds import Aws
-from worker.agent.node import AgentConfig
+from oobleckd.worker.agent import main as agent
+from oobleckd.worker.agent.clouds import Aws
+from oobleckd.worker.agent.node import AgentConfig
 
 
 @pytest.fixture
@@ -174,8 +174,6 @@ def test_visible_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_agent_never_imports_torch() -> None:
-    code = (
-        "import sys, worker.agent.main; print([m for m in ('torch', 'numpy', 'aiohttp') if m in sys.modules])"
-    )
+    code = "import sys, oobleckd.worker.agent.main; print([m for m in ('torch', 'numpy', 'aiohttp') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -12,10 +12,10 @@ import pytest
 
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import Ack, LinkDown, Resume
-from worker.agent.device_link import AgentSide
-from worker.device.agent_link import AGENT_GONE, DeviceLink
-from worker.runtime.framing import read_frame, write_frame
-from worker.transport.mailbox import Mailbox
+from oobleckd.worker.agent.device_link import AgentSide
+from oobleckd.worker.device.agent_link import AGENT_GONE, DeviceLink
+from oobleckd.worker.runtime.framing import read_frame, write_frame
+from oobleckd.worker.transport.mailbox import Mailbox
 
 TIMEOUT_S = 30.0
 
@@ -46,7 +46,7 @@ def test_messages_land_in_the_mailbox_and_unknown_ones_do_not() -> None:
 def test_a_device_ends_when_its_agent_s_end_closes() -> None:
     ours, theirs = socket.socketpair()
     code = (
-        "import sys, threading; from worker.device.agent_link import DeviceLink; from worker.transport.mailbox import Mailbox; "
+        "import sys, threading; from oobleckd.worker.device.agent_link import DeviceLink; from oobleckd.worker.transport.mailbox import Mailbox; "
         "DeviceLink(int(sys.argv[1]), Mailbox()); threading.Event().wait()"
     )
     fd = theirs.fileno()

@@ -22,7 +22,7 @@ from oobleckd.protocol.messages import (
     StepDone,
 )
 from oobleckd.protocol.parts import Counters, Flags
-from worker.agent.outbox import Head, Outbox, peek
+from oobleckd.worker.agent.outbox import Head, Outbox, peek
 
 
 class Box(Outbox):

@@ -9,11 +9,11 @@ import torch
 
 from oobleckd.ctl.profiles import workload_of
 from oobleckd.ctl.shapes import shape_of
+from oobleckd.planner.costs.analytic import analytic_profile
+from oobleckd.planner.costs.devices import SHEETS
 from oobleckd.protocol.job import parse_job
-from planner.costs.analytic import analytic_profile
-from planner.costs.devices import SHEETS
-from worker.device.measure import measure
-from worker.models import load_spec
+from oobleckd.worker.device.measure import measure
+from oobleckd.worker.models import load_spec
 
 GPT2 = {"vocab_size": 500, "n_positions": 32, "n_embd": 128, "n_layer": 2, "n_head": 4}
 LLAMA = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planner.plan import Range, Route, Segment
-from worker.round.boundary_cache import Kept
-from worker.round.tasks import Task
+from oobleckd.planner.plan import Range, Route, Segment
+from oobleckd.worker.round.boundary_cache import Kept
+from oobleckd.worker.round.tasks import Task
 
 CPU = torch.device("cpu")
 TASKS = [Task(Route(mb, 1, (Segment("a/0", Range(0, 1)),)), 0) for mb in range(3)]

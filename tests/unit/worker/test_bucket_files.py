@@ -20,11 +20,10 @@ from oobleckd.host.hold import held
 from oobleckd.protocol.checkpoint import Manifest, manifest_of, model_digest
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
-from tests.helpers.models import CPU, small_config, small_job
-from worker.models import ModelSpec, load_spec
-from worker.runtime.errors import UserError
-from worker.state import bucket_files
-from worker.state.bucket_files import (
+from oobleckd.worker.models import ModelSpec, load_spec
+from oobleckd.worker.runtime.errors import UserError
+from oobleckd.worker.state import bucket_files
+from oobleckd.worker.state.bucket_files import (
     DamagedCheckpoint,
     enter_folder,
     read_bucket,
@@ -32,6 +31,7 @@ from worker.state.bucket_files import (
     step_name,
     write_bucket,
 )
+from tests.helpers.models import CPU, small_config, small_job
 
 JOB = small_job("llama", small_config("llama", tie_word_embeddings=True))
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
+from oobleckd.worker.round.commit import Commit
 from tests.helpers import commit_model
 from tests.helpers.commit_states import REPLICATED_AND_NOT, THREE_REPLICAS, WITH_A_SHADOW, Staggered
-from worker.round.commit import Commit
 
 
 def test_no_interleaving_of_one_step_and_one_death_breaks_the_rule() -> None:

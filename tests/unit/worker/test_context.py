@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from oobleckd.protocol.parts import DeviceInfo
-from worker.device.context import Place, arithmetic, no_cuda, torch_device
-from worker.runtime.errors import UserError
+from oobleckd.worker.device.context import Place, arithmetic, no_cuda, torch_device
+from oobleckd.worker.runtime.errors import UserError
 
 CPU = torch.device("cpu")
 

@@ -11,12 +11,12 @@ from oobleckd.core import blame
 from oobleckd.core.blame import Dispute
 from oobleckd.protocol.corruption import Fingerprints
 from oobleckd.protocol.messages import Corrupted, FromWorker, StepDone
+from oobleckd.worker.device.executor import Executor
+from oobleckd.worker.device.flip import flip
+from oobleckd.worker.round.commit import ReplicasDisagree
+from oobleckd.worker.sums.guard import SumsChanged
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check, scheduled
-from worker.device.executor import Executor
-from worker.device.flip import flip
-from worker.round.commit import ReplicasDisagree
-from worker.sums.guard import SumsChanged
 
 THREE = {**STAGES, "c": [(0, 4)]}
 FLIP_AT = 2

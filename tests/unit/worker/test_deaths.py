@@ -17,15 +17,15 @@ from safetensors import SafetensorError
 
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death
 from oobleckd.protocol.messages import LastWords
+from oobleckd.worker.device import measure
+from oobleckd.worker.models import load_spec
+from oobleckd.worker.runtime.activity import Pulse, phase_of
+from oobleckd.worker.runtime.deaths import death_in_full, death_of, is_out_of_memory, memory_of
+from oobleckd.worker.runtime.errors import UserError
+from oobleckd.worker.runtime.framing import read_frame
+from oobleckd.worker.runtime.host_memory import OomKills, memory_of_host, most_of
+from oobleckd.worker.transport import wire
 from tests.helpers.models import small_job
-from worker.device import measure
-from worker.models import load_spec
-from worker.runtime.activity import Pulse, phase_of
-from worker.runtime.deaths import death_in_full, death_of, is_out_of_memory, memory_of
-from worker.runtime.errors import UserError
-from worker.runtime.framing import read_frame
-from worker.runtime.host_memory import OomKills, memory_of_host, most_of
-from worker.transport import wire
 
 CPU = torch.device("cpu")
 CARD_SAYS = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 18.55 GiB is free."
@@ -194,8 +194,8 @@ def test_the_kernel_has_killed(tmp_path: Path) -> None:
 
 ENDS = """
 import functools, sys
-from worker.runtime.errors import at_the_end, ends_the_process
-from worker.device.process import tell_agent
+from oobleckd.worker.runtime.errors import at_the_end, ends_the_process
+from oobleckd.worker.device.process import tell_agent
 at_the_end(functools.partial(tell_agent, int(sys.argv[1])))
 with ends_the_process("start"):
     raise {error}

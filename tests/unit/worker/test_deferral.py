@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from worker.models.deferral import Deferral, Owed
-from worker.models.layer import gradients, input_gradients
+from oobleckd.worker.models.deferral import Deferral, Owed
+from oobleckd.worker.models.layer import gradients, input_gradients
 
 
 class Twisted(nn.Module):

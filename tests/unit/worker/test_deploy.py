@@ -8,17 +8,17 @@ import msgspec
 import pytest
 import torch
 
+from oobleckd.planner.plan import Layers, Layout, Range, Transfer
 from oobleckd.protocol.messages import Deploy
-from planner.plan import Layers, Layout, Range, Transfer
+from oobleckd.worker.reconfigure.deploy import SENT, STATE, WANTED, Deployment, expected, outgoing
+from oobleckd.worker.reconfigure.precopy_source import STATE as AHEAD
+from oobleckd.worker.reconfigure.precopy_source import UPDATE, Ahead
+from oobleckd.worker.reconfigure.precopy_target import Staging
+from oobleckd.worker.runtime.errors import UserError
+from oobleckd.worker.state.store import Store
 from tests.helpers.ahead import NUMBER, TARGET, Aside
 from tests.helpers.engine import RaisingFaults, World
 from tests.helpers.engine_jobs import STAGES
-from worker.reconfigure.deploy import SENT, STATE, WANTED, Deployment, expected, outgoing
-from worker.reconfigure.precopy_source import STATE as AHEAD
-from worker.reconfigure.precopy_source import UPDATE, Ahead
-from worker.reconfigure.precopy_target import Staging
-from worker.runtime.errors import UserError
-from worker.state.store import Store
 
 SOURCE = "b1/0"
 LAYERS = Layers((Range(1, 3),))

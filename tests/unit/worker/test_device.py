@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from oobleckd.host import urgency
+from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment
 from oobleckd.protocol import codec
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.protocol.messages import (
@@ -39,16 +40,15 @@ from oobleckd.protocol.messages import (
     StepDone,
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags
-from planner.plan import Layers, Layout, Range, Route, Segment
-from worker.agent.outbox import peek
-from worker.data.corpus import Corpus, open_corpus
-from worker.device import device, reading
-from worker.device.agent_link import DeviceLink
-from worker.device.context import Place
-from worker.models import Layer
-from worker.runtime.activity import Pulse
-from worker.runtime.framing import read_frame, write_frame
-from worker.runtime.turn import Turn
+from oobleckd.worker.agent.outbox import peek
+from oobleckd.worker.data.corpus import Corpus, open_corpus
+from oobleckd.worker.device import device, reading
+from oobleckd.worker.device.agent_link import DeviceLink
+from oobleckd.worker.device.context import Place
+from oobleckd.worker.models import Layer
+from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.framing import read_frame, write_frame
+from oobleckd.worker.runtime.turn import Turn
 
 TIMEOUT_S = 60.0
 ME = "n/0"

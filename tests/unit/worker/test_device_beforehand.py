@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import torch
 
+from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment, Transfer
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import (
     Deploy,
@@ -30,14 +31,13 @@ from oobleckd.protocol.messages import (
     StepDone,
 )
 from oobleckd.protocol.parts import Counters, Flags, Peer
-from planner.plan import Layers, Layout, Range, Route, Segment, Transfer
+from oobleckd.worker.agent.outbox import peek
+from oobleckd.worker.device import device
+from oobleckd.worker.device.agent_link import DeviceLink
+from oobleckd.worker.device.context import Place
+from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.framing import read_frame
 from tests.unit.worker.test_device import TIMEOUT_S, Agent, job
-from worker.agent.outbox import peek
-from worker.device import device
-from worker.device.agent_link import DeviceLink
-from worker.device.context import Place
-from worker.runtime.activity import Pulse
-from worker.runtime.framing import read_frame
 
 SOURCE, TARGET = "n/0", "m/0"
 EVERY = Range(0, 4)

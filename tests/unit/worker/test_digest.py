@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from worker.state.digest import digest
+from oobleckd.worker.state.digest import digest
 
 
 def tensors() -> list[torch.Tensor]:

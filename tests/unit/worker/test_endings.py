@@ -11,11 +11,11 @@ import pytest
 
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death
 from oobleckd.protocol.parts import DeviceInfo
-from worker.agent.endings import Endings
-from worker.processes.children import EXITING, Child
-from worker.runtime.activity import Pulse, PulseReader
-from worker.runtime.host_memory import OomKills
-from worker.runtime.lifeline import Lifeline
+from oobleckd.worker.agent.endings import Endings
+from oobleckd.worker.processes.children import EXITING, Child
+from oobleckd.worker.runtime.activity import Pulse, PulseReader
+from oobleckd.worker.runtime.host_memory import OomKills
+from oobleckd.worker.runtime.lifeline import Lifeline
 
 INFO = DeviceInfo("a/0", "cpu", "cpu", 0, "", "", 1, job="job-1", epoch=4)
 

@@ -13,8 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from oobleckd.planner.plan import Layout
 from oobleckd.protocol.parts import Counters, Flags
-from planner.plan import Layout
+from oobleckd.worker import sums
+from oobleckd.worker.round.boundary_cache import Kept
+from oobleckd.worker.round.gather import Contribution
+from oobleckd.worker.round.reduce import Reduced, Reducer
+from oobleckd.worker.runtime.faults import POINTS
+from oobleckd.worker.tools import reference as twin
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import (
     ELSEWHERE,
@@ -26,12 +32,6 @@ from tests.helpers.engine_jobs import (
     scheduled,
     survivable,
 )
-from worker import sums
-from worker.round.boundary_cache import Kept
-from worker.round.gather import Contribution
-from worker.round.reduce import Reduced, Reducer
-from worker.runtime.faults import POINTS
-from worker.tools import reference as twin
 
 
 def test_training_learns(reference) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from oobleckd.protocol.job import Schedule
+from oobleckd.worker.runtime.faults import POINTS
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import (
     ELSEWHERE,
@@ -18,7 +19,6 @@ from tests.helpers.engine_jobs import (
     random_deaths,
     stays_re_routed,
 )
-from worker.runtime.faults import POINTS
 
 BOTH_V = {name: [(0, 1, 0), (1, 2, 1), (2, 3, 1), (3, 4, 0)] for name in "ab"}
 ONE_V = {"a": BOTH_V["a"], "b": STAGES["b"]}

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from oobleckd.protocol.job import Schedule
+from oobleckd.worker.round.reduce import Reducer, SumCopy
+from oobleckd.worker.round.sum_copies import Copies
+from oobleckd.worker.transport.mailbox import Letter
 from tests.helpers.engine import Died, World
 from tests.helpers.engine_jobs import STAGES, Reference, check, job, random_deaths, stays_re_routed
-from worker.round.reduce import Reducer, SumCopy
-from worker.round.sum_copies import Copies
-from worker.transport.mailbox import Letter
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "fused": {},

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from torch import Tensor
 
+from oobleckd.planner.plan import Range
 from oobleckd.protocol.job import Schedule
-from planner.plan import Range
+from oobleckd.worker.round.passes import Passes
+from oobleckd.worker.round.reduce import Reducer
+from oobleckd.worker.round.round import Work
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import (
     check,
 )
-from worker.round.passes import Passes
-from worker.round.reduce import Reducer
-from worker.round.round import Work
 
 STAGES_DEEP = {"a": [(0, 3), (3, 6)], "b": [(0, 2), (2, 6)]}
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from oobleckd.worker import sums
+from oobleckd.worker.runtime.faults import POINTS
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import (
     ELSEWHERE,
@@ -19,8 +21,6 @@ from tests.helpers.engine_jobs import (
     shadowed,
     stays_re_routed,
 )
-from worker import sums
-from worker.runtime.faults import POINTS
 
 VICTIMS = ["a0/0", "a1/0", "b0/0", "b1/0", "b2/0"]
 SCHEDULES: list[dict[str, Any]] = [

@@ -20,11 +20,11 @@ from oobleckd.protocol.checkpoint import manifest_of
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
+from oobleckd.worker.models import FAMILIES, MASKED, ModelSpec, load_spec
+from oobleckd.worker.runtime.errors import UserError
+from oobleckd.worker.state.bucket_files import step_name, write_bucket
+from oobleckd.worker.tools import export
 from tests.helpers.models import all_params, small_job, some_batch, undivided
-from worker.models import FAMILIES, MASKED, ModelSpec, load_spec
-from worker.runtime.errors import UserError
-from worker.state.bucket_files import step_name, write_bucket
-from worker.tools import export
 
 GPT2 = small_job("gpt2")
 LARGE = 10**9

@@ -8,7 +8,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from planner.plan import Layers, Range
+from oobleckd.planner.plan import Layers, Range
+from oobleckd.worker.models import FAMILIES, Layer, ModelSpec, load_spec, seed_layer
+from oobleckd.worker.models.config import TIED
+from oobleckd.worker.state.store import Store
 from tests.helpers.models import (
     CPU,
     DROPOUTS,
@@ -18,9 +21,6 @@ from tests.helpers.models import (
     some_batch,
     undivided,
 )
-from worker.models import FAMILIES, Layer, ModelSpec, load_spec, seed_layer
-from worker.models.config import TIED
-from worker.state.store import Store
 
 STAGES = (Range(0, 2), Range(2, 3), Range(3, 5))
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from worker.runtime.framing import FrameBuffer, FrameError, frame, read_frame, write_frame
+from oobleckd.worker.runtime.framing import FrameBuffer, FrameError, frame, read_frame, write_frame
 
 
 def test_frame_buffer_cuts_at_any_place() -> None:

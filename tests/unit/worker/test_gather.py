@@ -9,10 +9,10 @@ import time
 import torch
 from torch import Tensor
 
+from oobleckd.worker.round.gather import Gathered, Gathering, key_of
+from oobleckd.worker.transport import handshake, wire
+from oobleckd.worker.transport.pages import LETTERS
 from tests.helpers.transports import SECRET, TIMEOUT_S, Device, MakeDevice, dial, introduce
-from worker.round.gather import Gathered, Gathering, key_of
-from worker.transport import handshake, wire
-from worker.transport.pages import LETTERS
 
 NAMES = tuple(f"{name}/0" for name in "abcde")
 SIZE = 2**19

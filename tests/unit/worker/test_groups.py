@@ -15,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from oobleckd.worker.groups import gloo, payload, words
+from oobleckd.worker.groups.choose import choose
+from oobleckd.worker.groups.gloo import GlooBackend
+from oobleckd.worker.groups.group import ABORT_S
+from oobleckd.worker.groups.ledger import Received, Sent
+from oobleckd.worker.groups.nccl import shares_gpus
+from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.groups.store import LaneOver, LaneStore
+from oobleckd.worker.runtime.errors import UserError
+from oobleckd.worker.transport import wire
+from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
 from tests.helpers.lanes import TIMEOUT_S, Yard, YardBackend
-from worker.groups import gloo, payload, words
-from worker.groups.choose import choose
-from worker.groups.gloo import GlooBackend
-from worker.groups.group import ABORT_S
-from worker.groups.ledger import Received, Sent
-from worker.groups.nccl import shares_gpus
-from worker.groups.plane import Plane
-from worker.groups.store import LaneOver, LaneStore
-from worker.runtime.errors import UserError
-from worker.transport import wire
-from worker.transport.mailbox import Key, Letter, Mailbox
 
 # ---------------------------------------------------------------------- ledger
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from worker import sums
-from worker.sums import Chunked, Sum, Whole
-from worker.sums.guard import SumsChanged
+from oobleckd.worker import sums
+from oobleckd.worker.sums import Chunked, Sum, Whole
+from oobleckd.worker.sums.guard import SumsChanged
 
 CPU = torch.device("cpu")
 KINDS = (Chunked, Whole)

@@ -11,8 +11,8 @@ import pytest
 from oobleckd.protocol.datagrams import BEAT_BYTES, Receiver
 from oobleckd.protocol.messages import PROTOCOL, Welcome
 from oobleckd.protocol.parts import DatagramSession
-from worker.agent import heartbeat as module
-from worker.agent.heartbeat import Beacon
+from oobleckd.worker.agent import heartbeat as module
+from oobleckd.worker.agent.heartbeat import Beacon
 
 WAIT_S = 30.0
 KEY = bytes(32)

@@ -13,13 +13,13 @@ import pytest
 
 from oobleckd.protocol.inputs import Input, agree, completed, difference, of_corpus, same
 from oobleckd.protocol.parts import Counters
+from oobleckd.worker.data import corpus as data_module
+from oobleckd.worker.data import inputs as inputs_module
+from oobleckd.worker.data.corpus import open_corpus
+from oobleckd.worker.data.input_watch import Changed, Checked, Eyes, Moved, Watch
+from oobleckd.worker.data.inputs import Opened, opened
+from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import GPT2, small_job
-from worker.data import corpus as data_module
-from worker.data import inputs as inputs_module
-from worker.data.corpus import open_corpus
-from worker.data.input_watch import Changed, Checked, Eyes, Moved, Watch
-from worker.data.inputs import Opened, opened
-from worker.runtime.errors import UserError
 
 HUGE = 100 * 10**9
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from worker.models.light import _without_a_look_at_all_families
+from oobleckd.worker.models.light import _without_a_look_at_all_families
 
 _SPLIT = """
 import sys
-import worker.device.device
-from planner.plan import Layers, Range
+import oobleckd.worker.device.device
+from oobleckd.planner.plan import Layers, Range
 from tests.helpers.models import CPU, layered_step, small_job, some_batch
-from worker.models import load_spec
-from worker.state.store import Store
+from oobleckd.worker.models import load_spec
+from oobleckd.worker.state.store import Store
 spec = load_spec(small_job(sys.argv[1]))
 whole, store = Layers.of(Range(0, spec.num_layers)), Store(spec, CPU)
 store.adopt(whole, {bucket: store.fresh(bucket) for bucket in store.needed(whole)})
@@ -48,9 +48,9 @@ class Breaks:
             raise ImportError("no scipy, no loss")
 
 sys.meta_path.insert(0, Breaks())
-import worker.models
+import oobleckd.worker.models
 from tests.helpers.models import small_job
-from worker.models import load_spec
+from oobleckd.worker.models import load_spec
 import scipy.optimize, transformers
 assert transformers.modeling_utils.PreTrainedModel
 assert load_spec(small_job("llama")).num_layers

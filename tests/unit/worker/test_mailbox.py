@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from worker.transport.mailbox import Letter, Mailbox
+from oobleckd.worker.transport.mailbox import Letter, Mailbox
 
 
 def letter(*key: str | int, source: str = "a/0") -> Letter:

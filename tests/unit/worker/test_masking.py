@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from oobleckd.worker.data.corpus import Corpus, open_corpus
+from oobleckd.worker.data.masking import NOT_ASKED, Masking
+from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import small_config, small_job
-from worker.data.corpus import Corpus, open_corpus
-from worker.data.masking import NOT_ASKED, Masking
-from worker.runtime.errors import UserError
 
 MASK, VOCAB = 999, 1000
 TOKENS = torch.arange(64 * 100).reshape(64, 100) % 500

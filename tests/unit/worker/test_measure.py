@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from oobleckd.worker.device.measure import measure, profile_key, state_bytes
+from oobleckd.worker.models import load_spec
+from oobleckd.worker.runtime.errors import UserError
+from oobleckd.worker.sums import Chunked
 from tests.helpers.models import CPU, GPT2, NO_DROPOUT, small_config, small_job
-from worker.device.measure import measure, profile_key, state_bytes
-from worker.models import load_spec
-from worker.runtime.errors import UserError
-from worker.sums import Chunked
 
 
 def test_a_profile_has_every_layer() -> None:
@@ -76,7 +76,9 @@ def test_what_checks_cost_is_part_of_it(every: int, digests: int, monkeypatch: p
         plain(self, *args, **kwargs)
 
     monkeypatch.setattr(Chunked, "__init__", init)
-    monkeypatch.setattr("worker.device.measure.digest", lambda tensors, _: taken.append(len(tensors)) or 0)
+    monkeypatch.setattr(
+        "oobleckd.worker.device.measure.digest", lambda tensors, _: taken.append(len(tensors)) or 0
+    )
     job = small_job("gpt2", fault_tolerance={"check_every": every})
     measure(load_spec(job), job, CPU)
     assert bool(taken) == bool(digests)

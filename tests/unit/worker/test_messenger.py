@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from worker.groups.plane import Plane
-from worker.round.gather import Intake
-from worker.round.messenger import TransportPost
-from worker.transport.mailbox import Key, Letter, Mailbox
+from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.round.gather import Intake
+from oobleckd.worker.round.messenger import TransportPost
+from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
 
 
 class NoRoad:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from oobleckd.worker.models import ModelSpec, load_spec, seed_layer
+from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import (
     CPU,
     GPT2,
@@ -23,8 +25,6 @@ from tests.helpers.models import (
     some_batch,
     undivided,
 )
-from worker.models import ModelSpec, load_spec, seed_layer
-from worker.runtime.errors import UserError
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

@@ -14,10 +14,10 @@ import torch
 from oobleckd.ctl.compare import read_steps
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.protocol.parts import Outcome
-from worker.round.commit import outcome_of
-from worker.round.gather import Contribution
-from worker.round.reduce import Reduced, Reducer
-from worker.tools.reference import Recorder, run
+from oobleckd.worker.round.commit import outcome_of
+from oobleckd.worker.round.gather import Contribution
+from oobleckd.worker.round.reduce import Reduced, Reducer
+from oobleckd.worker.tools.reference import Recorder, run
 
 
 def hot(tmp_path: Path, **train: Any) -> Job:

@@ -13,10 +13,10 @@ from threading import Thread
 
 import pytest
 
-from worker.agent import notices
-from worker.agent.clouds import Aws, Azure, End, GoogleCloud
-from worker.agent.departure import Departure
-from worker.agent.notices import Poller, UnknownSource, find_source
+from oobleckd.worker.agent import notices
+from oobleckd.worker.agent.clouds import Aws, Azure, End, GoogleCloud
+from oobleckd.worker.agent.departure import Departure
+from oobleckd.worker.agent.notices import Poller, UnknownSource, find_source
 
 SOON = 1_900_000_000.0  # 2030-03-17T17:46:40Z
 

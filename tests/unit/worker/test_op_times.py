@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from oobleckd.planner.plan import BACKWARD, FORWARD, Range, Route, Segment
 from oobleckd.protocol.job import Schedule
 from oobleckd.protocol.messages import FromWorker, OpTimes
 from oobleckd.protocol.parts import Counters, OpTime
-from planner.plan import BACKWARD, FORWARD, Range, Route, Segment
+from oobleckd.worker.round import op_times
+from oobleckd.worker.round.op_times import Piece, Round, sampled, told
+from oobleckd.worker.round.tasks import Task
+from oobleckd.worker.runtime.timing import Moments
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check
-from worker.round import op_times
-from worker.round.op_times import Piece, Round, sampled, told
-from worker.round.tasks import Task
-from worker.runtime.timing import Moments
 
 ROUND = Round("a/0", "job", 2, 1, Counters(3, 3, 3))
 HOPS = (Segment("a/0", Range(0, 2)), Segment("b/0", Range(2, 4)))

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from oobleckd.worker import sums
+from oobleckd.worker.models import Batch, load_spec
+from oobleckd.worker.state.optimizer import adamw_, clip_scale, lr_at
 from tests.helpers.models import CPU, all_layers, all_params, layered_step, small_job
-from worker import sums
-from worker.models import Batch, load_spec
-from worker.state.optimizer import adamw_, clip_scale, lr_at
 
 HYPER = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.05}
 SHAPES = [(3,), (17, 5), (1,), (257,)]

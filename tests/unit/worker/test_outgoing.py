@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from oobleckd.protocol.parts import Peer
+from oobleckd.worker.transport import sockets, wire
+from oobleckd.worker.transport.outgoing import Outgoing
 from tests.helpers.transports import TIMEOUT_S, MakeDevice, introduce
-from worker.transport import sockets, wire
-from worker.transport.outgoing import Outgoing
 
 _LATE_S = 0.2
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from worker.transport.pages import Pages
+from oobleckd.worker.transport.pages import Pages
 
 MIB = 1 << 20
 

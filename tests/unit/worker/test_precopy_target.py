@@ -12,15 +12,15 @@ import torch
 
 from oobleckd.protocol.job import Schedule
 from oobleckd.protocol.parts import Counters, Flags
+from oobleckd.worker import sums
+from oobleckd.worker.device.executor import Executor
+from oobleckd.worker.reconfigure.precopy_source import STATE, UPDATE, Ahead, Update
+from oobleckd.worker.reconfigure.precopy_target import Staging, is_of
+from oobleckd.worker.state.store import Store
+from oobleckd.worker.transport.mailbox import Key
 from tests.helpers.ahead import NUMBER, TARGET, Aside, Late
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check, job, scheduled
-from worker import sums
-from worker.device.executor import Executor
-from worker.reconfigure.precopy_source import STATE, UPDATE, Ahead, Update
-from worker.reconfigure.precopy_target import Staging, is_of
-from worker.state.store import Store
-from worker.transport.mailbox import Key
 
 SOURCES = ("a0/0", "b1/0", "b2/0")
 
@@ -300,7 +300,7 @@ def test_what_is_given_up_is_taken_back(reference, tmp_path: Path) -> None:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
     monkeypatch.setattr(Late, "made", [])
-    monkeypatch.setattr("worker.reconfigure.precopy_source.Hosted", Late)
+    monkeypatch.setattr("oobleckd.worker.reconfigure.precopy_source.Hosted", Late)
     return Late.made
 
 

@@ -11,10 +11,10 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
+from oobleckd.worker.models import MASKED, ModelSpec, load_spec
+from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.folders import Folder, make
 from tests.helpers.models import all_layers, all_params, layered_step, small_job, some_batch
-from worker.models import MASKED, ModelSpec, load_spec
-from worker.runtime.errors import UserError
 
 FOLDERS = 200
 AGAIN = "test_a_folder_gives_the_bits_of_transformers_or_is_refused"

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from worker.round.gather import Contribution, Gathered, Gathering, Intake, key_of
-from worker.transport.mailbox import Letter, Mailbox
-from worker.transport.wire import WireError
+from oobleckd.worker.round.gather import Contribution, Gathered, Gathering, Intake, key_of
+from oobleckd.worker.transport.mailbox import Letter, Mailbox
+from oobleckd.worker.transport.wire import WireError
 
 HOLDERS = ("a/0", "b/0", "c/0")
 

@@ -17,6 +17,8 @@ from oobleckd.ctl.twin import to_toml
 from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.checkpoint import model_digest
 from oobleckd.protocol.job import JobError, parse_job
+from oobleckd.worker.models import FAMILIES, load_config, load_spec
+from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import (
     all_layers,
     all_params,
@@ -25,8 +27,6 @@ from tests.helpers.models import (
     small_job,
     some_batch,
 )
-from worker.models import FAMILIES, load_config, load_spec
-from worker.runtime.errors import UserError
 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

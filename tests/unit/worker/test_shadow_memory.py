@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from oobleckd.core.memory import held_besides
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.reroute.shadow import graphs_of
+from oobleckd.planner.schedules.jobshop import base_bytes
 from oobleckd.protocol.job import Checkpoint, FaultTolerance, Model, Schedule
-from planner.policy import Setup
-from planner.reroute.shadow import graphs_of
-from planner.schedules.jobshop import base_bytes
+from oobleckd.worker.device.executor import Executor
+from oobleckd.worker.device.measure import measure
+from oobleckd.worker.models import load_spec
+from oobleckd.worker.round.round import Graph
+from oobleckd.worker.sums import Chunked, Sum
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import job, ran_ahead
-from worker.device.executor import Executor
-from worker.device.measure import measure
-from worker.models import load_spec
-from worker.round.round import Graph
-from worker.sums import Chunked, Sum
 
 STAGES = {"a": [(0, 2), (2, 4), (4, 6)]}
 CONFIG: dict[str, bool | int | float | str | None] = {

@@ -1,4 +1,4 @@
-"""Nothing that a family computes is refused by torch's strict mode on CUDA (``worker.device.context``), as far as a CPU can tell.
+"""Nothing that a family computes is refused by torch's strict mode on CUDA (``oobleckd.worker.device.context``), as far as a CPU can tell.
 
 The list is of what torch says in ``use_deterministic_algorithms``, by the names of its operators.
 """
@@ -15,6 +15,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
+from oobleckd.worker.models import FAMILIES, load_spec
+from oobleckd.worker.models.config import TIED
+from oobleckd.worker.models.strict import WholeSums
 from tests.helpers.models import (
     CPU,
     DROPOUTS,
@@ -25,9 +28,6 @@ from tests.helpers.models import (
     small_job,
     some_batch,
 )
-from worker.models import FAMILIES, load_spec
-from worker.models.config import TIED
-from worker.models.strict import WholeSums
 
 REFUSED = re.compile(
     r"put_?|histc|kthvalue|(nan)?median|index_reduce_?|nll_loss2d_\w+|\w*ctc_loss_backward|_embedding_bag_\w*backward"

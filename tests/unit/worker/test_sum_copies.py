@@ -9,11 +9,11 @@ import msgspec
 import pytest
 import torch
 
-from planner.plan import Layers, Layout, Range
-from worker.round.reduce import SumCopy
-from worker.round.sum_copies import Copies
-from worker.round.tasks import Board
-from worker.transport.mailbox import Key, Letter
+from oobleckd.planner.plan import Layers, Layout, Range
+from oobleckd.worker.round.reduce import SumCopy
+from oobleckd.worker.round.sum_copies import Copies
+from oobleckd.worker.round.tasks import Board
+from oobleckd.worker.transport.mailbox import Key, Letter
 
 LAYOUT = Layout(3, 2, {name: Layers.of(Range(0, 2)) for name in ("a/0", "b/0", "c/0")}, ())
 LIVE = frozenset(LAYOUT.holdings)
@@ -21,7 +21,7 @@ OWED = 4
 
 
 class Reducer:
-    """Of ``worker.round.reduce.Reducer`` what copies ask for."""
+    """Of ``oobleckd.worker.round.reduce.Reducer`` what copies ask for."""
 
     def __init__(self) -> None:
         self.board = Board("b/0", done={0: set(), 1: set()}, owed={0: set(range(OWED)), 1: set(range(OWED))})

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from oobleckd.worker import sums
+from oobleckd.worker.sums import START_EXPONENT, Chunked, Sum, Whole, chunked
 from tests.helpers.models import CPU
-from worker import sums
-from worker.sums import START_EXPONENT, Chunked, Sum, Whole, chunked
 
 SHAPES = ((300, 7), (5,), (70_000,))
 KINDS = (Chunked, Whole)

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Layers, Layout, Range, Route, Segment
-from planner.policy import Setup
-from planner.profile import LayerCost, Profile
-from planner.schedule import format_ops
-from planner.schedules.dispatch import READY_FIRST, RULES, RULES_FUSED, dispatch
-from planner.schedules.jobshop import Shop, shop_of, step_ops
-from worker.round.tasks import Board, Order, Step, Task, order_of
+from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment
+from oobleckd.planner.policy import Setup
+from oobleckd.planner.profile import LayerCost, Profile
+from oobleckd.planner.schedule import format_ops
+from oobleckd.planner.schedules.dispatch import READY_FIRST, RULES, RULES_FUSED, dispatch
+from oobleckd.planner.schedules.jobshop import Shop, shop_of, step_ops
+from oobleckd.worker.round.tasks import Board, Order, Step, Task, order_of
 
 
 def chain(micro_batch: int, devices: str, mask: tuple[int, ...] | None = None) -> Route:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from worker.runtime.timing import GpuMoments, Moments
+from oobleckd.worker.runtime.timing import GpuMoments, Moments
 
 
 @dataclass

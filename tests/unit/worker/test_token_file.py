@@ -18,9 +18,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from oobleckd.worker.data.corpus import Corpus, open_corpus
+from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import GPT2, small_job
-from worker.data.corpus import Corpus, open_corpus
-from worker.runtime.errors import UserError
 
 TOKENS = np.random.default_rng(0).integers(0, 300, 1280)
 WIDE = np.random.default_rng(1).integers(0, 128_000, 1280)

@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 
-import worker
+from oobleckd import worker
 from oobleckd.protocol.traits import between
+from oobleckd.worker.device.traits import UNKNOWN, code_of, cpu_field, driver_version, traits
 from tests.helpers.cards import CUDA, Card
-from worker.device.traits import UNKNOWN, code_of, cpu_field, driver_version, traits
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.parts import Peer
+from oobleckd.worker.transport import handshake, outgoing, wire
 from tests.helpers.transports import SECRET, TIMEOUT_S, MakeDevice, dial, introduce
-from worker.transport import handshake, outgoing, wire
 
 
 def payloads() -> list[Tensor]:

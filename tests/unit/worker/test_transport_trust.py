@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from oobleckd.protocol.messages import PROTOCOL
+from oobleckd.worker.runtime.framing import frame, read_frame, write_frame
+from oobleckd.worker.transport import handshake
 from tests.helpers.transports import SECRET, TIMEOUT_S, Device, MakeDevice, dial
-from worker.runtime.framing import frame, read_frame, write_frame
-from worker.transport import handshake
 
 
 def greet(sock: socket.socket, secret: bytes, target: str = "b/0") -> None:

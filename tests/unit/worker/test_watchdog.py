@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from worker.processes.watchdog import LOOK_EVERY_S, ProcessAccount, Suspicion, Watchdog, is_frozen
-from worker.runtime.activity import LOOK_UP_S, Pulse, PulseReader, Reading
+from oobleckd.worker.processes.watchdog import LOOK_EVERY_S, ProcessAccount, Suspicion, Watchdog, is_frozen
+from oobleckd.worker.runtime.activity import LOOK_UP_S, Pulse, PulseReader, Reading
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_the_page_tells_what_is_done_and_how_long_it_took_before(page):
 
 def test_the_first_of_a_kind_prepares_much_and_does_not_count_for_long(page, monkeypatch):
     now_ns = 0
-    monkeypatch.setattr("worker.runtime.activity.time.monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr("oobleckd.worker.runtime.activity.time.monotonic_ns", lambda: now_ns)
     pulse = Pulse(page.fd)
     for took_s in (4.0, 0.5, 0.25):
         with pulse.doing("B"):

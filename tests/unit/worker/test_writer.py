@@ -13,19 +13,19 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from oobleckd.planner.plan import Layout, Range, Segment, holdings_of
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.protocol.messages import CheckpointFailed, CheckpointPart
 from oobleckd.protocol.parts import Counters, Flags, Vote
-from planner.plan import Layout, Range, Segment, holdings_of
+from oobleckd.worker.checkpointing.snapshot import Due, Share, due_after, take_share
+from oobleckd.worker.checkpointing.writer import Beside, Inline
+from oobleckd.worker.models import load_spec
+from oobleckd.worker.round.commit import outcome_of
+from oobleckd.worker.runtime.faults import Faults
+from oobleckd.worker.state import bucket_files
+from oobleckd.worker.state.bucket_files import CannotWrite
+from oobleckd.worker.state.store import Store
 from tests.helpers.models import CPU, small_config, small_job
-from worker.checkpointing.snapshot import Due, Share, due_after, take_share
-from worker.checkpointing.writer import Beside, Inline
-from worker.models import load_spec
-from worker.round.commit import outcome_of
-from worker.runtime.faults import Faults
-from worker.state import bucket_files
-from worker.state.bucket_files import CannotWrite
-from worker.state.store import Store
 
 JOB = small_job("llama", small_config("llama"), checkpoint={"every": 2})
 TIMEOUT_S = 60.0
@@ -179,7 +179,7 @@ def test_a_disk_that_refuses_is_told_and_the_next_one_is_written(store: Store, t
 def test_a_disk_without_room_or_inodes_is_not_filled_to_its_brim(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr("worker.checkpointing.snapshot.room", lambda _directory: free)
+    monkeypatch.setattr("oobleckd.worker.checkpointing.snapshot.room", lambda _directory: free)
     told: list[Any] = []
     woken = threading.Event()
     writer = Beside(told.append, Faults("n/0", tmp_path), woken.set)
@@ -194,7 +194,7 @@ def test_the_last_one_is_tried_again_until_there_is_room(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is there already is not written again, unless somebody removed it to make room; people are told once."""
-    monkeypatch.setattr("worker.checkpointing.writer._AGAIN_S", (0.0,))
+    monkeypatch.setattr("oobleckd.worker.checkpointing.writer._AGAIN_S", (0.0,))
     told: list[Any] = []
     woken = threading.Event()
     share = share_of(store, tmp_path, step=JOB.train.steps)
@@ -211,7 +211,7 @@ def test_the_last_one_is_tried_again_until_there_is_room(
         written.append(bucket.index)
         return write(directory, bucket, *rest)
 
-    monkeypatch.setattr("worker.state.bucket_files.write_bucket", refusing)
+    monkeypatch.setattr("oobleckd.worker.state.bucket_files.write_bucket", refusing)
     writer = Beside(told.append, Faults("n/0", tmp_path), woken.set)
     writer.begin(share)
     assert woken.wait(TIMEOUT_S)
