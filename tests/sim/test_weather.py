@@ -18,6 +18,7 @@ SEEDS = 200
 seen = Seen(Counter())
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_weather(seed: int) -> None:
     try:
