@@ -175,7 +175,7 @@ def test_a_spare_is_at_hand_again_when_its_heir_dies_at_once(daemon: StubDaemon,
 
 
 @pytest.mark.parametrize("devices", [2, 3])
-@pytest.mark.parametrize("spare", ["lives", "dies, too"])
+@pytest.mark.parametrize("spare", ["lives", "dies, too", "dies with the forker"])
 def test_forked_spares_are_never_used_up(
     daemon: StubDaemon, launch: Launch, devices: int, spare: str
 ) -> None:
@@ -183,7 +183,8 @@ def test_forked_spares_are_never_used_up(
     agent = launch(daemon.endpoint, devices=devices, spare=True)
     old = with_spare(daemon)
     assert old.spare is not None
-    victims = [*device_pids(old), *([old.spare.pid] if spare == "dies, too" else [])]
+    victims = [*device_pids(old), *([] if spare == "lives" else [old.spare.pid])]
+    victims += [forker_of(agent.pid)] if spare == "dies with the forker" else []
     ends = Pids(*victims)
     agent.send_signal(signal.SIGSTOP)
     for pid in victims:

@@ -135,7 +135,7 @@ class Agent:
         self._endings = Endings()
         self._begin = partial(begin, setting=config.setting, forker=forker, orphans=orphans)
         self._spare = SpareKeeper(
-            self._loop, partial(self._begin, ""), lambda: forker is not None and forker.ready, self._watch, self._burials,
+            self._loop, partial(self._begin, ""), lambda: forker is not None and forker.pid > 0, self._watch, self._burials,
             on_change=self._hello, on_heir=self._inherit,
         )  # fmt: skip
         self._uplink = Uplink(

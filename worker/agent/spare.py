@@ -99,7 +99,9 @@ class SpareKeeper:
         return child
 
     def promise(self, device: str) -> bool:
-        """Whether the next fork is to take the place of ``device``: milliseconds, where a spare that is started by exec takes seconds."""
+        """Whether the next fork is to take the place of ``device``: in milliseconds, or in a second or two where the forker itself
+        is just being made anew.
+        """
         if self._child is not None or not self._is_quick():
             return False
         if self._again is not None:
