@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from oobleckd.worker.models import ModelSpec, load_spec, seed_layer
+from oobleckd.worker.models.split import split
 from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import (
     CPU,
@@ -282,3 +283,42 @@ def test_small_vocabularies_need_no_special_tokens() -> None:
     config = load_spec(small_job("gpt2", {**GPT2, **NO_DROPOUT})).config
     assert config.bos_token_id is None
     assert config.vocab_size == 64
+
+
+def cuts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Every model that is cut from now on, none being known from before."""
+    made: list[object] = []
+    monkeypatch.setattr("oobleckd.worker.models.spec._last", [])
+    monkeypatch.setattr(
+        "oobleckd.worker.models.spec.split", lambda config: made.append(config) or split(config)
+    )
+    return made
+
+
+def test_the_model_that_was_cut_last_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cuts(monkeypatch)
+    one, again = load_spec(small_job()), load_spec(small_job(train={"seed": 5}))
+    assert len(made) == 1
+    assert one.buckets == again.buckets
+    mine, yours = all_params(one), all_params(again)
+    assert mine.keys() == yours.keys()
+    assert any(not torch.equal(mine[key], yours[key]) for key in mine), "each has its own seed"
+
+
+def test_another_model_is_cut_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cuts(monkeypatch)
+    config = small_config("gpt2")
+    for fields in (config, {**config, "tie_word_embeddings": False}, {**config, "resid_pdrop": 0.25}):
+        load_spec(small_job(config=fields))
+    load_spec(small_job("llama"))
+    assert len(made) == 4
+
+
+def test_a_folder_s_model_is_cut_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is found in the folder decides how it is cut."""
+    config = load_spec(small_job()).config
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    made = cuts(monkeypatch)
+    for _ in range(2):
+        load_spec(small_job(model={"family": "gpt2", "config": {}, "checkpoint": str(tmp_path)}))
+    assert len(made) == 2
