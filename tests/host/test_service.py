@@ -25,7 +25,7 @@ SOCKET = "oobleckd.socket"
 WORKERS = [f"oobleck-worker@{node}.service" for node in NODES]
 MOST_EXPOSED = 2.0
 RESTARTS, HANGS = 5, 2
-STEPS = 400
+STEPS = 560
 """For as long as those take, and half as long again. The same for all jobs: one run without failures serves all."""
 WATCHDOG_S = 3
 LOG_LINES = 5000

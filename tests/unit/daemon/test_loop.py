@@ -232,7 +232,7 @@ async def test_a_disk_that_refuses_a_manifest_holds_up_no_other_one(
             return []
         return [WriteManifest(full, MANIFEST, 1), WriteManifest(other, MANIFEST, 1)]
 
-    monkeypatch.setattr(checkpoint, "complete", complete)
+    monkeypatch.setattr("oobleckd.host.checkpoint.complete", complete)
     async with World(tmp_path / "state", answer) as world:
         world.loop.lost("n")
         first, second = [await asyncio.wait_for(heard.get(), WAIT_S) for _ in range(2)]
