@@ -114,6 +114,22 @@ def test_devices_outlive_whoever_forked_them(cluster: Cluster) -> None:
     assert not processes.outlive(family, 10.0)
 
 
+def test_a_killed_device_is_back_at_once(tmp_path: Path) -> None:
+    """Without a spare: 0.04 to 0.09 s were seen, and 1 s in nine of ten is the aim; by exec it takes two and more."""
+    with Cluster(tmp_path, 1) as running:
+        took = []
+        for _ in range(10):
+            ((_, pids),) = devices(running).values()
+            began = time.monotonic()
+            os.kill(pids[0], signal.SIGKILL)
+            while True:
+                (node,) = running.client.nodes()
+                if node.state == "standby" and node.pids and node.pids != pids:
+                    break
+            took.append(time.monotonic() - began)
+    assert sorted(took)[8] < 1.5, took
+
+
 @pytest.mark.slow
 def test_kills_at_random_end_nobody_else(cluster: Cluster) -> None:
     """Of agents, too, which take their own along; at the end nothing is left."""
