@@ -24,7 +24,7 @@ DAEMON = "oobleckd.service"
 SOCKET = "oobleckd.socket"
 WORKERS = [f"oobleck-worker@{node}.service" for node in NODES]
 MOST_EXPOSED = 2.0
-RESTARTS, HANGS = 5, 2
+RESTARTS, HANGS = 4, 2
 STEPS = 560
 """For as long as those take, and half as long again. The same for all jobs: one run without failures serves all."""
 WATCHDOG_S = 3
@@ -105,7 +105,7 @@ def impatient(services: UnitCluster) -> Iterator[UnitCluster]:
 
 def trains_on(services: UnitCluster, name: str, act: Callable[[str], None], times: int) -> None:
     """``act`` upon the daemon (its pid) again and again while a job is trained: nothing of that shows in workers or results."""
-    job = services.client.submit(tiny_job(name, train={"steps": STEPS, "global_batch": 4})).id
+    job = services.client.submit(tiny_job(name, train={"steps": STEPS, "global_batch": 6})).id
     services.at_step(job, 4)
     workers, before = services.pids(), len(services.client.incidents())
     status = f"{job} running"  # told every few seconds
@@ -171,7 +171,7 @@ def test_who_asks_a_daemon_that_is_stopped_starts_it(services: UnitCluster) -> N
 
 
 def test_stopping_a_worker_costs_no_work(services: UnitCluster) -> None:
-    job = services.client.submit(tiny_job("stopped", train={"steps": 80, "global_batch": 4})).id
+    job = services.client.submit(tiny_job("stopped", train={"steps": 80, "global_batch": 6})).id
     services.at_step(job, 4)
     before = len(services.client.incidents())
     services.systemctl("stop", WORKERS[1])
@@ -186,7 +186,7 @@ def test_stopping_a_worker_costs_no_work(services: UnitCluster) -> None:
 
 
 def test_the_journal_tells_the_story_of_an_incident(services: UnitCluster) -> None:
-    job = services.client.submit(tiny_job("story", train={"steps": 80, "global_batch": 4})).id
+    job = services.client.submit(tiny_job("story", train={"steps": 80, "global_batch": 6})).id
     victim = services.at_step(job, 4).nodes[0]
     before = {incident.id for incident in services.client.incidents()}
     services.box.run("kill", "-KILL", str(services.pids()[victim][0]))
