@@ -1,6 +1,6 @@
 """A new layout at a boundary: sent, copied, journaled, adopted (docs/recovery.md, "A new plan").
 
-Owns the road from a proposal to ``Resume``. A failure on the way is ``recovery``'s.
+Owns what leads from a proposal to ``Resume``. A failure on the way is ``recovery``'s.
 """
 
 from __future__ import annotations

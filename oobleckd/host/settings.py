@@ -19,6 +19,8 @@ from typing import Any, Generic, TypeVar, get_type_hints
 import msgspec
 
 PREFIX = "OOBLECK_"
+RENAMED = {"OOBLECK_ROAD": "OOBLECK_BACKEND"}
+"""Variables by their old names."""
 TABLES = frozenset({"console", "ctl", "daemon", "worker"})
 
 Model = TypeVar("Model", bound=msgspec.Struct)
@@ -59,6 +61,7 @@ def load(
     Raises ConfigError for unknown keys and wrong values.
     """
     fields = model.__struct_fields__
+    check_renamed(env)
     values: dict[str, Any] = {}
     origins = dict.fromkeys(fields, "default")
     for origin_of, found in (
@@ -90,6 +93,13 @@ def read_table(path: Path, table: str, known: Iterable[str]) -> dict[str, Any]:
         if key not in known:
             raise ConfigError(str(path), f"unknown key {table}.{key}", suggest(key, known))
     return values
+
+
+def check_renamed(env: Mapping[str, str]) -> None:
+    """Raises ConfigError for a variable that has another name today: unread, it would be a setting that is lost."""
+    for old, new in RENAMED.items():
+        if old in env:
+            raise ConfigError(old, "this variable has a new name", f"set {new} instead, and unset {old}")
 
 
 def suggest(key: str, known: Iterable[str]) -> str:

@@ -40,7 +40,7 @@ class Two:
 
     def start(self, name: str) -> None:
         """A process for ``name``: a new life if there was one."""
-        self.members[name] = Member(name, self.directory, self.places[name], gpu.ROAD)
+        self.members[name] = Member(name, self.directory, self.places[name], gpu.BACKEND)
         self.peers[name] = self.members[name].hear(Peer)
 
     def enter(self, epoch: int) -> None:
@@ -98,7 +98,7 @@ def test_letters_by_lanes_a_kill_abort_and_a_new_group(two: Two) -> None:
 def test_one_rank_inits_aborts_and_inits_again() -> None:
     """What any single GPU allows: the calls, the settings and the store with the NCCL that is installed."""
     device = torch.device(gpu.devices(1)[0])
-    choose(device, {"OOBLECK_ROAD": gpu.ROAD})  # NCCL's settings
+    choose(device, {"OOBLECK_BACKEND": gpu.BACKEND})  # NCCL's settings
     for _ in range(2):
         store = LaneStore(
             lambda _key, _value: None

@@ -15,7 +15,7 @@ from oobleckd.worker.groups.nccl import nccl_version, shares_gpus
 
 REHEARSAL = os.environ.get("OOBLECK_GPU_REHEARSAL") == "1"
 KIND = "cpu" if REHEARSAL else "cuda"
-ROAD = "gloo" if REHEARSAL else "nccl"
+BACKEND = "gloo" if REHEARSAL else "nccl"
 
 
 def problem() -> str:

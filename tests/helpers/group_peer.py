@@ -63,10 +63,10 @@ def tensors_of(key: Key) -> list[Tensor]:
 class GroupPeer:
     """The process's state."""
 
-    def __init__(self, device: str, directory: Path, place: torch.device, road: str) -> None:
+    def __init__(self, device: str, directory: Path, place: torch.device, backend: str) -> None:
         self.device = device
         self.place = place
-        backend, _ = choose(place, {"OOBLECK_ROAD": road})
+        backend, _ = choose(place, {"OOBLECK_BACKEND": backend})
         self.mailbox = Mailbox()
         self.plane = Plane(device, self.mailbox, backend, self._send)
         intake = Intake(self.plane)
@@ -167,10 +167,10 @@ class GroupPeer:
 class Member:
     """The parent's end of such a process. ``ask`` is ``tell`` and ``hear``; do not ask who is stopped."""
 
-    def __init__(self, name: str, directory: Path, device: str = "cpu", road: str = "gloo") -> None:
+    def __init__(self, name: str, directory: Path, device: str = "cpu", backend: str = "gloo") -> None:
         self.name = name
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.group_peer", name, str(directory), device, road],
+            [sys.executable, "-m", "tests.helpers.group_peer", name, str(directory), device, backend],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -201,9 +201,9 @@ class Member:
 
 
 def main() -> None:
-    """Arguments: device, directory of the Unix sockets, torch device, road."""
-    device, directory, place, road = sys.argv[1:]
-    peer = GroupPeer(device, Path(directory), torch.device(place), road)
+    """Arguments: device, directory of the Unix sockets, torch device, backend."""
+    device, directory, place, backend = sys.argv[1:]
+    peer = GroupPeer(device, Path(directory), torch.device(place), backend)
     print(msgspec.json.encode(peer.transport.peer).decode(), flush=True)
     for line in sys.stdin:
         command = msgspec.json.decode(line, type=Command)

@@ -103,8 +103,8 @@ class DeviceProcess:
         self.mailbox, self.turn = Mailbox(), Turn()
         self._loop = threading.get_native_id()  # of the thread that makes this, and runs it
         self.torch_device = torch_device(place)
-        backend, road = choose(self.torch_device)
-        _log.info("%s: letters take %s", place.device, road)
+        backend, why = choose(self.torch_device)
+        _log.info("%s: letters take %s", place.device, why)
         self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once, urgent=place.urgent)
         at_the_end(self.last_words)
         self.plane = Plane(place.device, self.mailbox, backend, self._send)

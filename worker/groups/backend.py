@@ -1,4 +1,4 @@
-"""What a road must be able to do. ``nccl`` is the real one; ``gloo`` stands in for it in tests on a CPU.
+"""What a backend must be able to do. ``nccl`` is the real one; ``gloo`` stands in for it in tests on a CPU.
 
 A lane is a process group of two ranks, the sender (0) and the receiver (1), used in one direction and by one
 thread. (NCCL runs both directions between two ranks on one stream, in which two sends that meet would block
@@ -60,7 +60,7 @@ class Backend(Protocol):
     """The accelerator that this device computes on, named so that no other has the same name."""
 
     def carries(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether a letter with these tensors should take this road: it must be able to, and gain by it."""
+        """Whether a letter with these tensors should go by this backend: it must be able to, and gain by it."""
 
     def refusal(self, place: str) -> str:
         """Why there can be no lane to a device on ``place``; empty when there can."""

@@ -52,9 +52,9 @@ class Post(Protocol):
 class TransportPost:
     """The real post: letters go out by a group or by the transport, and come in through the mailbox.
 
-    Their tensors are on ``device`` when they are taken, whichever road they came, but for those of copies of sums, which most likely nobody
+    Their tensors are on ``device`` when they are taken, whichever way they came, but for those of copies of sums, which most likely nobody
     will look at, and of what comes beforehand, for which a device that trains has no room. What a device sends to itself, where
-    a route comes back to it, needs no road.
+    a route comes back to it, needs no backend.
     """
 
     def __init__(

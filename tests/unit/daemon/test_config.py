@@ -96,6 +96,12 @@ def test_a_slip_in_a_variable_is_an_error_and_a_foreign_one_is_not() -> None:
     assert "OOBLECK_ENDPOINT" in caught.value.hint
 
 
+def test_a_variable_by_its_old_name_is_an_error_that_names_the_new_one() -> None:
+    with pytest.raises(ConfigError, match="OOBLECK_ROAD: this variable has a new name") as caught:
+        load(env={"OOBLECK_ROAD": "staged"})
+    assert caught.value.hint == "set OOBLECK_BACKEND instead, and unset OOBLECK_ROAD"
+
+
 def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load(tmp_path)

@@ -344,16 +344,16 @@ def test_a_word_that_makes_no_sense_breaks_the_link(world: World) -> None:
 # ---------------------------------------------------------------------- choice
 
 
-def test_the_road_and_why() -> None:
+def test_the_backend_and_why() -> None:
     cpu = torch.device("cpu")
     assert choose(cpu, {}) == (None, "the transport (it computes on a cpu)")
-    assert choose(cpu, {"OOBLECK_ROAD": "staged"}) == (None, "the transport (OOBLECK_ROAD=staged)")
-    backend, why = choose(cpu, {"OOBLECK_ROAD": "gloo"})
+    assert choose(cpu, {"OOBLECK_BACKEND": "staged"}) == (None, "the transport (OOBLECK_BACKEND=staged)")
+    backend, why = choose(cpu, {"OOBLECK_BACKEND": "gloo"})
     assert isinstance(backend, GlooBackend)
     assert "for a test" in why
-    for road, problem in [("nccl", "computes on a cpu"), ("rail", "is no road")]:
+    for wanted, problem in [("nccl", "computes on a cpu"), ("rail", "is no backend")]:
         with pytest.raises(UserError, match=problem):
-            choose(cpu, {"OOBLECK_ROAD": road})
+            choose(cpu, {"OOBLECK_BACKEND": wanted})
 
 
 def test_several_ranks_on_a_gpu_need_a_new_nccl_that_was_told() -> None:

@@ -200,7 +200,7 @@ def test_a_broken_link_ends_it_too(reference, tmp_path: Path) -> None:
 
 
 class Slow:
-    """A road on which the last letters of a state have not left yet when all are told to hold; ``left`` have."""
+    """A transport on which the last letters of a state have not left yet when all are told to hold; ``left`` have."""
 
     def __init__(self, aside: Aside, left: int) -> None:
         self.aside, self.left = aside, left
