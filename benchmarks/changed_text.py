@@ -26,7 +26,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.tables import table
-from oobleckd.ctl import twin
+from oobleckd.ctl import reference
 from oobleckd.ctl.waiting import FINAL
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job
@@ -353,7 +353,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         folder, text = Path(made), text_of(1)
         (folder / "reference.txt").write_bytes(text)
-        kept = twin.run_single(job_on(folder / "reference.txt", "reference", args.steps), folder / "twin")
+        kept = reference.run_single(
+            job_on(folder / "reference.txt", "reference", args.steps), folder / "reference-run"
+        )
         true = {fact.step: fact.loss_hex for fact in kept.steps}
         with Cluster(folder / "state", NODES) as cluster:
             for name in names:

@@ -97,18 +97,18 @@ class Verdict(msgspec.Struct, frozen=True):
     findings: tuple[str, ...]
 
 
-def compare(run: Run, twin: Run) -> Verdict:
-    """Compare ``run`` with ``twin``, the run without failures. Reads every tensor of both."""
-    num_losses, num_weights = twin.num_steps, 0
-    same_losses, findings = _compare_steps(run, twin)
+def compare(run: Run, reference: Run) -> Verdict:
+    """Compare ``run`` with ``reference``, the run without failures. Reads every tensor of both."""
+    num_losses, num_weights = reference.num_steps, 0
+    same_losses, findings = _compare_steps(run, reference)
     same_weights, counts = 0, f"{same_losses} of {num_losses} losses"
-    if run.state is None or twin.state is None:
-        findings += _compare_ends(run, twin)
+    if run.state is None or reference.state is None:
+        findings += _compare_ends(run, reference)
         counts += " are bit-identical to the run without failures, up to where both stopped; of weights nothing is compared"
     else:
-        num_weights = sum(map(is_weight, twin.state.tensors))
-        same_weights, more = _compare_tensors(run.state.tensors, twin.state.tensors)
-        findings += more + _compare_notes(run.state.notes, twin.state.notes)
+        num_weights = sum(map(is_weight, reference.state.tensors))
+        same_weights, more = _compare_tensors(run.state.tensors, reference.state.tensors)
+        findings += more + _compare_notes(run.state.notes, reference.state.notes)
         counts += f" and {same_weights} of {num_weights} weight tensors are bit-identical to the run without failures"
     samples = sum(fact.samples for fact in run.steps)
     skipped = sum(fact.outcome == "skipped" for fact in run.steps)
@@ -147,26 +147,26 @@ def ledger_of(steps: Iterable[StepFact]) -> str:
 # --------------------------------------------------------------------------- steps
 
 
-def _compare_steps(run: Run, twin: Run) -> tuple[int, list[str]]:
-    findings = [*_gaps(run, "the run"), *_gaps(twin, "the run without failures")]
-    if run.num_steps != twin.num_steps:
-        findings.append(f"{run.num_steps} steps here, {twin.num_steps} without failures")
-    others = {fact.step: fact for fact in twin.steps}
+def _compare_steps(run: Run, reference: Run) -> tuple[int, list[str]]:
+    findings = [*_gaps(run, "the run"), *_gaps(reference, "the run without failures")]
+    if run.num_steps != reference.num_steps:
+        findings.append(f"{run.num_steps} steps here, {reference.num_steps} without failures")
+    others = {fact.step: fact for fact in reference.steps}
     same = 0
     for fact in sorted(run.steps, key=lambda fact: fact.step):
         other = others.get(fact.step)
         if other is None:
-            continue  # a gap of the twin, or a step past its end: named above
+            continue  # a gap of the reference run, or a step past its end: named above
         found = _compare_step(fact, other, run.batch)
         same += not any("loss" in finding for finding in found)
         findings += found
     return same, findings
 
 
-def _compare_ends(run: Run, twin: Run) -> list[str]:
+def _compare_ends(run: Run, reference: Run) -> list[str]:
     """Whether both stopped before their end."""
     ends = {True: "stopped there", False: "went on to its end"}
-    here, there = (each.state is None for each in (run, twin))
+    here, there = (each.state is None for each in (run, reference))
     return (
         [] if here == there else [f"step {run.num_steps}: {ends[here]} here, {ends[there]} without failures"]
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oobleckd.ctl.twin import to_toml
+from oobleckd.ctl.reference import to_toml
 from oobleckd.protocol.api import IncidentView, NodeView
 from oobleckd.protocol.deaths import OUT_OF_MEMORY
 from tests.helpers.cluster import Cluster, tiny_job

@@ -20,7 +20,7 @@ from oobleckd.worker.round.boundary_cache import Kept
 from oobleckd.worker.round.gather import Contribution
 from oobleckd.worker.round.reduce import Reduced, Reducer
 from oobleckd.worker.runtime.faults import POINTS
-from oobleckd.worker.tools import reference as twin
+from oobleckd.worker.tools import reference as reference_run
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import (
     ELSEWHERE,
@@ -48,9 +48,9 @@ def test_order_of_work_does_not_show(reference, tmp_path: Path, seed: int) -> No
     assert world.redone == 0
 
 
-def test_single_process_twin_is_equal(reference, tmp_path: Path) -> None:
+def test_single_process_reference_run_is_equal(reference, tmp_path: Path) -> None:
     recorded = []
-    twin.run(reference[0], tmp_path, recorded.append)
+    reference_run.run(reference[0], tmp_path, recorded.append)
     losses = {m.counters.step: m.loss for m in recorded if type(m).__name__ == "StepDone"}
     assert losses == reference[1]
 

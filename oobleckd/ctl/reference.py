@@ -1,6 +1,6 @@
-"""The twin of a job: the same job, run without failures, to compare with.
+"""The reference run of a job: the same job, run without failures, to compare with.
 
-Owns how a twin is made (on the cluster, or in one process), and where it is kept, so that a job is not run twice
+Owns how a reference run is made (on the cluster, or in one process), and where it is kept, so that a job is not run twice
 for two calls of ``verify``. Does not own the comparison (``compare``).
 """
 
@@ -34,7 +34,7 @@ Watcher = Callable[[JobView], None]
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A twin that was run: its steps, its last checkpoint ("": it stopped before the end, as too many steps in a row were skipped), and what decides the bits of the devices that it ran on: in short (``kinds``), and all
+    """A finished reference run: its steps, its last checkpoint ("": it stopped before the end, as too many steps in a row were skipped), and what decides the bits of the devices that it ran on: in short (``kinds``), and all
     that does (``traits``).
     """
 
@@ -101,9 +101,9 @@ def traits_of(client: Client, job: JobView) -> tuple[dict[str, str], ...]:
 
 
 def kept_file(client: Client, job: JobView, *, single: bool) -> Path:
-    """Where the twin of ``job`` is noted. A twin of another version of the program is no twin.
+    """Where the reference run of ``job`` is noted. One of another version of the program does not count.
 
-    One that ran in a single process is the twin of every job that trains the same, under whichever policy and schedule: neither
+    One that ran in a single process serves every job that trains the same, under whichever policy and schedule: neither
     may show in a bit.
     """
     name = f"{training(job.spec)}-{__version__}-single" if single else f"{job.digest}-{__version__}-cluster"
@@ -118,7 +118,7 @@ def training(job: Job) -> str:
 
 @contextmanager
 def made_once(file: Path) -> Iterator[None]:
-    """Hold the twin that ``file`` notes to oneself: who else wants it waits, and finds it kept."""
+    """Hold the reference run that ``file`` notes to oneself: who else wants it waits, and finds it kept."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_suffix(".lock").open("w") as lock:
         try:
@@ -130,7 +130,7 @@ def made_once(file: Path) -> Iterator[None]:
 
 
 def recall(file: Path) -> Kept | None:
-    """A twin that was kept and is still whole enough to be read; None otherwise."""
+    """A reference run that was kept and is still whole enough to be read; None otherwise."""
     try:
         kept = msgspec.json.decode(file.read_bytes(), type=Kept)
     except (OSError, *UNREADABLE):
@@ -140,40 +140,42 @@ def recall(file: Path) -> Kept | None:
 
 
 def keep(file: Path, kept: Kept) -> None:
-    """Note a twin, whole or not at all."""
+    """Note a reference run, whole or not at all."""
     write_whole(file, msgspec.json.encode(kept))
 
 
 # --------------------------------------------------------------------------- on the cluster
 
 
-def twin_of(job: Job) -> Job:
+def reference_of(job: Job) -> Job:
     """The same training under another name; it keeps its last checkpoint and writes no others."""
     place = msgspec.structs.replace(job.checkpoint, every=0, keep=1)
-    return msgspec.structs.replace(job, name=f"{job.name[:58]}-twin", checkpoint=place)
+    return msgspec.structs.replace(job, name=f"{job.name[:53]}-reference", checkpoint=place)
 
 
 def run_on_cluster(client: Client, job: JobView, told: Watcher) -> Kept:
-    """Run the twin as a job. One that met failures itself proves nothing, so it is run again."""
-    twin = twin_of(job.spec)
+    """Make the reference run as a job. One that met failures itself proves nothing, so it is run again."""
+    reference = reference_of(job.spec)
     for _ in range(_TRIES):
-        note(f"running {twin.name}, the same job without failures")
-        done = until_final(client, client.submit(twin).id, told)
+        note(f"running {reference.name}, the same job without failures")
+        done = until_final(client, client.submit(reference).id, told)
         if done.state != "done" and not stopped(done):
-            fail(f"{twin.name} is {done.state} at step {done.step}", done.reason, FAILED)
+            fail(f"{reference.name} is {done.state} at step {done.step}", done.reason, FAILED)
         if not done.incidents:
             last = "" if stopped(done) else done.checkpoint
             facts = facts_of(client.steps(done.id))
             return Kept(last, facts, kinds_of(client, done), traits_of(client, done))
-        note(f"{twin.name} lost nodes itself ({done.incidents} incidents); once more")
-    raise Failure(f"{twin.name} met failures {_TRIES} times", "try again when the cluster is quiet", FAILED)
+        note(f"{reference.name} lost nodes itself ({done.incidents} incidents); once more")
+    raise Failure(
+        f"{reference.name} met failures {_TRIES} times", "try again when the cluster is quiet", FAILED
+    )
 
 
 # --------------------------------------------------------------------------- in one process
 
 
 def run_single(job: Job, out: Path) -> Kept:
-    """Run the twin in one process on this machine; it leaves its checkpoint under ``out``."""
+    """Make the reference run in one process on this machine; it leaves its checkpoint under ``out``."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     note("running the same job in a single process")
