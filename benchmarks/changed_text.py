@@ -243,7 +243,7 @@ def resumed(case: Case) -> None:
     case.finishes()
 
 
-def way_back(case: Case) -> None:
+def rollback(case: Case) -> None:
     """All copies of a layer are lost while another text lies there; it is put back."""
     case.begin()
     case.at(0.4)
@@ -256,7 +256,7 @@ def way_back(case: Case) -> None:
     assert view.steps_lost > 0, view
 
 
-def way_back_to_nothing(case: Case) -> None:
+def rollback_to_nothing(case: Case) -> None:
     """The same with all nodes, and nobody puts it back."""
     case.begin()
     case.at(0.4)
@@ -298,8 +298,8 @@ CASES: dict[str, Callable[[Case], None]] = {
     "gone": gone,
     "gone-and-back": gone_and_back,
     "resume": resumed,
-    "way-back": way_back,
-    "way-back-to-nothing": way_back_to_nothing,
+    "rollback": rollback,
+    "rollback-to-nothing": rollback_to_nothing,
     "killed-at-once": killed_at_once,
     "at-the-end": at_the_end,
 }

@@ -97,7 +97,7 @@ class Recorder(World):
 
 
 def decisions_of(entries: Iterable[msgspec.Struct]) -> tuple[str, ...]:
-    """What was decided, by the names of the nodes: plans, ways around the dead, ways back."""
+    """What was decided, by the names of the nodes: plans, ways around the dead, rollbacks."""
     found = []
     for entry in entries:
         match entry:
@@ -111,7 +111,7 @@ def decisions_of(entries: Iterable[msgspec.Struct]) -> tuple[str, ...]:
                 )
                 found.append(f"re-routed over {', '.join(around)}")
             case RolledBack():
-                found.append("back to the checkpoint")
+                found.append("rollback to the checkpoint")
             case _:
                 pass
     return tuple(found)

@@ -26,7 +26,7 @@ SUBJECTS: dict[ScreenName, str] = {
     "templates": "the templates of the job, and which numbers of nodes they cover",
     "incidents": "every recovery by phase, what it cost, what was chosen and what was not",
     "job": "loss, throughput, and where the time of the devices went",
-    "events": "what happened, in order, with filters and a way back to each moment",
+    "events": "what happened, in order, with filters and a return to each moment",
     "whatif": "what would follow if marked nodes died, and failure injection",
 }
 # Screens whose panels are lists that a cursor moves through.

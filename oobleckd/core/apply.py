@@ -209,7 +209,7 @@ def _train(job: JobRecord, entry: _OfTraining) -> None:
             job.rolled_back_at.append(entry.at)
             job.written = [each for each in job.written if each.until <= entry.counters.step]
             job.steps = [step for step in job.steps if step.step < entry.counters.step]
-            _way_back(job, entry.counters.step)
+            _rollback(job, entry.counters.step)
             job.book.rolled_back(entry.at, entry.counters.step)
         case Released():
             job.undeploy(entry.source)
@@ -252,7 +252,7 @@ def _dispute(job: JobRecord, entry: CorruptionFound | CorruptionSettled) -> None
         job.disputes = (*job.disputes, Dispute(entry.step, entry.odds))
 
 
-def _way_back(job: JobRecord, step: int) -> None:
+def _rollback(job: JobRecord, step: int) -> None:
     """Of checkpoints only those count whose state the history that goes on comes from."""
     job.kept = [kept for kept in job.kept if kept.counters.step <= step]
     newest = job.kept[-1] if job.kept else Kept("", Counters())

@@ -1,7 +1,7 @@
-"""Silent data corruption: whoever is named is quarantined, and the job goes back to a state that all agreed on (docs/corruption.md).
+"""Silent data corruption: whoever is named is quarantined, and the job rolls back to a state that all agreed on (docs/corruption.md).
 
 Owns what is found in a disagreement, the quarantine, how far back to go, and what is still to be settled when the same step is computed again.
-Who is to blame is ``blame``'s; the way back is ``recovery``'s.
+Who is to blame is ``blame``'s; the rollback is ``recovery``'s.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the active job reads, and where: its identity, the nodes that have another one, and up to which round it is known to have been right.
 
-Owns these facts and the questions about them. What follows from a word of a device is ``reading``'s, the way back ``recovery``'s. A checkpoint counts as *checked* once
+Owns these facts and the questions about them. What follows from a word of a device is ``reading``'s, the rollback ``recovery``'s. A checkpoint counts as *checked* once
 all who took part in it, and live, have read all of their text again from after its last round, and found what was fixed.
 """
 
@@ -197,8 +197,8 @@ def trusted(job: JobRecord) -> Kept:
     return known[-1] if known else Kept(job.origin, job.start)
 
 
-def way_back(core: Core, job: JobRecord) -> Kept | None:
-    """Where to go back to, if not to the newest checkpoint: nobody lives any more who could say that its text was right."""
+def rollback(core: Core, job: JobRecord) -> Kept | None:
+    """Where to roll back to, if not to the newest checkpoint: nobody lives any more who could say that its text was right."""
     run = core.run
     if run is None or run.job is not job or not job.kept or is_checked(job):
         return None

@@ -84,7 +84,7 @@ def _run(core: Core, run: Run) -> None:
         assert run.phase == "run", f"copies beforehand while in phase {run.phase}"
         assert all(core.members.living(device, life) for device, life in run.preparation.lives.items())
     if job.layout is not None and run.phase != "adrift":
-        assert min(job.layout.copies(job.dead)) > 0, "a lost layer without a way back"
+        assert min(job.layout.copies(job.dead)) > 0, "a lost layer without a rollback"
 
 
 def check_plan(plan: Plan, layout: Layout, num_micro_batches: int) -> None:

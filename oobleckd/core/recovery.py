@@ -1,4 +1,4 @@
-"""Losses: report, decision, way back (docs/recovery.md, "A failure"), and the first look after a restart.
+"""Losses: report, decision, rollback (docs/recovery.md, "A failure"), and the first look after a restart.
 
 Owns what is asked of the survivors and what they are told. The verdict is ``decide``'s, the plan that
 follows is ``steer``'s.
@@ -131,7 +131,7 @@ def _evidence_at(core: Core, name: str) -> float:
 
 
 def _ask_reports(core: Core, run: Run, *, ahead: bool = False) -> None:
-    """Ask the survivors; or go back, if nobody can have what is lost, or the policy has no other way."""
+    """Ask the survivors; or roll back, if nobody can have what is lost, or the policy has no other way."""
     job = run.job
     assert job.layout is not None
     lost = [layer for layer, copies in enumerate(job.layout.copies(job.dead)) if not copies]
@@ -228,7 +228,7 @@ def go_back(core: Core, run: Run, why: str, kept: Kept | None = None) -> None:
     """
     job = run.job
     target, source = job.start, job.source
-    if kept is None and (kept := inputs.way_back(core, job)) is not None:
+    if kept is None and (kept := inputs.rollback(core, job)) is not None:
         why = f"{why}; nobody lives who could say that the text was the right one since"
     if kept is not None:
         target, source = kept.counters, kept.directory
@@ -288,7 +288,7 @@ def on_damaged(core: Core, message: DeviceFailed) -> None:
     job = run.job
     older = checkpoints.damaged(core, job, message)
     if older is None:
-        error = f"{device}: {message.error}; the job has no other checkpoint to go back to"
+        error = f"{device}: {message.error}; the job has no other checkpoint to roll back to"
         jobs.fail(
             core, job, error, f"mend {message.damaged} from a backup and submit with --resume, or begin anew"
         )

@@ -304,8 +304,8 @@ def _boundary_bytes(job: JobRecord) -> int:
 
 
 def node_tolerance(job: JobRecord) -> int:
-    """How many nodes may be lost at once without a way back to a checkpoint (-1: not deployed): as many as leave a copy of every
-    layer, and none where the policy goes back at every loss.
+    """How many nodes may be lost at once without a rollback to a checkpoint (-1: not deployed): as many as leave a copy of every
+    layer, and none where the policy rolls back at every loss.
     """
     if job.layout is None or job.final:
         return -1
@@ -358,7 +358,7 @@ def step_views(job: JobRecord, since: int = 0) -> list[StepView]:
 
 
 def steps_by(job: JobRecord, at: float, most: int) -> list[StepView]:
-    """The newest ``most`` steps that were committed by ``at``, in POSIX seconds; what a way back took is not among them."""
+    """The newest ``most`` steps that were committed by ``at``, in POSIX seconds; what a rollback took is not among them."""
     end = bisect_right(job.steps, at, key=lambda step: step.at)
     return [_step_view(step) for step in job.steps[max(0, end - most) : end]]
 

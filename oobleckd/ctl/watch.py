@@ -175,7 +175,7 @@ def _what_follows(found: BlastView) -> dict[str, str]:
         "without": ", ".join(found.nodes),
         "job": found.job,
         "lost layers": lost or "none: every layer has a copy left",
-        "goes back": f"{count(steps, 'step')}, to the last checkpoint" if steps or lost else "no step",
+        "rolls back": f"{count(steps, 'step')}, to the last checkpoint" if steps or lost else "no step",
         **then,
         "because": found.reason,
     }

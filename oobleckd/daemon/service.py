@@ -226,7 +226,9 @@ def _tokens(config: Config) -> tuple[Token, ...]:
 
 def _of_damage(damage: Damage) -> str:
     """What people are told of a journal that was mended."""
-    lost = "its end is lost, and jobs go back to their last checkpoint" if damage.lost else "nothing was lost"
+    lost = (
+        "its end is lost, and jobs roll back to their last checkpoint" if damage.lost else "nothing was lost"
+    )
     kept = f"; the damaged file is {damage.aside}" if damage.aside is not None else ""
     return f"the journal was damaged ({damage.what}) and is mended: {lost}{kept}"
 

@@ -105,7 +105,7 @@ class GoodputView(msgspec.Struct, frozen=True):
 class BlastView(msgspec.Struct, frozen=True):
     """What would follow if ``nodes`` died now, all at once. Computed by the daemon from the plan in force, with the job's policy.
 
-    ``lost_layers``: without a copy then. ``steps_back``: how far the job would go back (0: not at all). ``stops``: too few nodes would be left to go on.
+    ``lost_layers``: without a copy then. ``steps_back``: how far the job would roll back (0: not at all). ``stops``: too few nodes would be left to go on.
     ``stall_s``: modelled, from the loss until the plan that follows runs: noticed, repaired, deployed, copied (0 where it ``stops``). ``throughput``: share of the present one afterwards. ``copied_bytes`` on the way to it.
     ``plan``: the pipelines that would follow. ``can_lose``: nodes that could still be lost then.
     """

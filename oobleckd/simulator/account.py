@@ -35,7 +35,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Stretch:
-    """Committed steps that a way back may still take: up to ``step``, with what they were booked as."""
+    """Committed steps that a rollback may still take: up to ``step``, with what they were booked as."""
 
     step: int
     useful_ns: int
@@ -46,7 +46,7 @@ class Stretch:
 class Account:
     """``num_devices`` are alive now. ``lost_ns`` by cause; ``total_ns`` is always useful and lost and what is open together.
 
-    ``open``: what the round under way has taken so far, by what was going on. ``stretches``: what a way back may take, oldest first.
+    ``open``: what the round under way has taken so far, by what was going on. ``stretches``: what a rollback may take, oldest first.
     """
 
     num_devices: int = 0
@@ -116,7 +116,7 @@ class Account:
         self.stretches.append(Stretch(step, useful_ns, left_ns - useful_ns))
 
     def safe(self, step: int) -> None:
-        """No way back goes behind ``step``."""
+        """No rollback goes behind ``step``."""
         self.stretches = [stretch for stretch in self.stretches if stretch.step > step]
 
     def abandon(self, now: float) -> None:

@@ -42,7 +42,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ``detect_s``: from a death to the daemon's notice. ``silence_s``: the same where no peer has a link to the dead, so that only its
     silence tells. ``report_s``: from the notice until all survivors have answered and the decision is made. ``plan_s``: what the policy takes
     for a plan, ``plan_node_s`` for every node on top. ``deploy_s``: of a new layout all but its copies; ``init_s`` of the first one. ``restart_s``: on top where
-    every process begins anew because the job goes back to a checkpoint, ``load_bytes_per_s`` what a node then reads.
+    every process begins anew because the job rolls back to a checkpoint, ``load_bytes_per_s`` what a node then reads.
     ``start_s``: from a node's arrival until its devices can be used. ``snapshot_bytes_per_s``: how fast a device copies what it is to write,
     while training waits; ``write_bytes_per_s`` how fast a node writes it, while training goes on. ``manifest_s``: to complete a checkpoint.
     ``keeps``: what a loss leaves of the step under way: everything but the dead devices' own work, or nothing. ``every``: steps between

@@ -1,7 +1,7 @@
 """Policy ``adaptive``: at each change whichever way costs least until the next loss is expected.
 
 Owns the choice between what the others propose: go on as it is, micro-batches of vacant places re-routed (``slipstream``); let
-nodes without a place fill them; re-instantiate (``oobleck``); either of these with copies made while training goes on; go back to the checkpoint. The same choice serves losses, joins
+nodes without a place fill them; re-instantiate (``oobleck``); either of these with copies made while training goes on; roll back to the checkpoint. The same choice serves losses, joins
 and drains: is the gain worth the switch? Plans, copies and routes are theirs.
 
 What is weighed, in seconds until the next loss is expected: the steps as modelled, the copies, the stop at a boundary, and what that loss would cost
@@ -209,4 +209,4 @@ def _rejected(way: _Way, chosen: _Way, situation: Situation, f: int) -> Rejected
 def _back(situation: Situation, chosen: _Way) -> Rejected:
     """What a system without live copies would do."""
     why = f"{situation.redo_s:.3g} s of training again; every layer has a live copy"
-    return Rejected("back to the checkpoint", chosen.cost_s + situation.redo_s, why)
+    return Rejected("rollback to the checkpoint", chosen.cost_s + situation.redo_s, why)

@@ -1,4 +1,4 @@
-"""Policy ``varuna``: back to the checkpoint, and on with the best depth x width for the nodes at hand (Varuna, EuroSys'22).
+"""Policy ``varuna``: rollback to the checkpoint, and on with the best depth x width for the nodes at hand (Varuna, EuroSys'22).
 
 Owns the choice of the shape, *job morphing* (Varuna, sections 4.3 and 5): all pipelines have one depth P, there are D of them, P x D
 nodes work and the rest stand idle. Every shape is scored by its modelled step. No layer is copied from device to device: what a plan
@@ -185,5 +185,5 @@ def _reason(setup: Setup, template: Template, chosen: Shape, idle: Nodes) -> str
         names = f"{listed(idle)} {'are' if len(idle) > 1 else 'is'} idle"
         parts.append(f"{names}: depth x width is {chosen.depth} x {chosen.width}, and no other shape pays")
     copies = "1 copy" if chosen.width == 1 else f"{chosen.width} copies"
-    parts.append(f"{copies} of every layer; can lose 0 without going back to the checkpoint")
+    parts.append(f"{copies} of every layer; can lose 0 without rolling back to the checkpoint")
     return "; ".join(parts)

@@ -232,7 +232,7 @@ def _check_holders(layout: Layout, lost: frozenset[str]) -> None:
         if copies == 0:
             raise PlanError(
                 f"layer {layer} has no live copy: its holders {', '.join(layout.holders(layer))} are lost",
-                "the job goes back to its last checkpoint",
+                "the job rolls back to its last checkpoint",
             )
 
 

@@ -111,7 +111,7 @@ def _pairs(cell: Cell) -> Iterator[tuple[tuple[int, object], tuple[int, object]]
 
 
 def victims(job: JobView, cell: Cell) -> list[str]:
-    """Nodes that die in this cell; every layer keeps a live holder, but where all go back to a checkpoint anyway."""
+    """Nodes that die in this cell; every layer keeps a live holder, but where all roll back to a checkpoint anyway."""
     pipelines = sorted((list(dict.fromkeys(s.device for s in p.stages)) for p in job.pipelines), key=len)
     deepest, shallowest = pipelines[-1], pipelines[0]
     devices = {

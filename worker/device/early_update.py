@@ -58,7 +58,7 @@ class Foresight:
 
 
 def save(store: Store) -> dict[int, Saved]:
-    """The state of every bucket, to be able to go back to it."""
+    """The state of every bucket, to be able to roll back to it."""
     return {bucket: state.save() for bucket, state in store.buckets.items()}
 
 

@@ -118,7 +118,7 @@ class Executor:
         self._begin()
 
     def resume(self) -> None:
-        """Run from a boundary. A way back to the checkpoint of the last step leads to the end."""
+        """Run from a boundary. A rollback to the checkpoint of the last step leads to the end."""
         if self.over:
             self.saving.check_inputs(self.counters, hurry=True)
             self.hold()

@@ -2,7 +2,7 @@
 
 Owns the listeners, the peers and the reader threads: one per incoming link, and one writer thread per
 outgoing link (``outgoing``), so that a silent host holds up nobody else. A link carries letters one
-way; the way back bears nothing but a goodbye. Knows nothing of steps and epochs: after a failure there
+way; the other direction bears nothing but a goodbye. Knows nothing of steps and epochs: after a failure there
 is nothing to rebuild here, the dead are forgotten and the rest stays as it is.
 
 A **life** of a peer is one process of that name, told by its addresses.

@@ -98,7 +98,7 @@ def incident(**changes: Any) -> IncidentView:
         "rejected": (
             RejectedView("stay re-routed", 262.0, "peers of stage 2 would be 19 % slower until the next loss"),
             RejectedView("re-instantiate: pipelines of 4+3+3 nodes", 118.0, f"{SPARE} would stand idle"),
-            RejectedView("back to the checkpoint", 391.0, "60 steps would be computed again"),
+            RejectedView("rollback to the checkpoint", 391.0, "60 steps would be computed again"),
         ),
     }  # fmt: skip
     return IncidentView(**(usual | changes))
@@ -134,7 +134,7 @@ def of_marked() -> BlastView:
         reason="pipelines of 3, 3 and 3 nodes: pipelines 0 and 1 shrink; can lose 1",
         rejected=(
             RejectedView("stay re-routed", 307.0, "peers of stages 1 and 2 would be 31 % slower until the next loss"),
-            RejectedView("back to the checkpoint", 391.0, "80 steps would be computed again"),
+            RejectedView("rollback to the checkpoint", 391.0, "80 steps would be computed again"),
         ),
     )  # fmt: skip
 

@@ -356,7 +356,7 @@ def test_who_missed_a_resume_gets_it_when_it_says_that_it_holds(world):
 
 
 def test_who_holds_at_the_end_again_was_told_to_go_on_from_there(world):
-    """As one that goes back to the checkpoint of the last step."""
+    """As one that rolls back to the checkpoint of the last step."""
     run = world.machine.core.run
     begun = msgspec.structs.replace(run.job.counters, round=run.resumed_round)
     assert resumes(hear(world, Held("n01/0", run.job.epoch, begun, finished=True))) == []

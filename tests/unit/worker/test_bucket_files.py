@@ -108,7 +108,7 @@ def test_only_the_newest_are_kept(spec: ModelSpec, tmp_path: Path) -> None:
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000010", "step-00000011"]
 
 
-def test_a_step_can_be_written_again_after_a_way_back(spec: ModelSpec, tmp_path: Path) -> None:
+def test_a_step_can_be_written_again_after_a_rollback(spec: ModelSpec, tmp_path: Path) -> None:
     write_all(tmp_path, spec, 5)
     write_all(tmp_path, spec, 9)
     (tmp_path / "step-00000005" / "mark").touch()
@@ -289,7 +289,9 @@ def test_what_a_killed_writer_left_does_not_get_into_the_checkpoint(spec: ModelS
         read_bucket(directory, read_manifest(directory), bucket, CPU)
 
 
-def test_the_way_back_stays_until_the_journal_knows_a_newer_one(spec: ModelSpec, tmp_path: Path) -> None:
+def test_the_checkpoint_to_roll_back_to_stays_until_the_journal_knows_a_newer_one(
+    spec: ModelSpec, tmp_path: Path
+) -> None:
     directories = []
     for step in (2, 4, 6):
         before = write_all(tmp_path, spec, step)

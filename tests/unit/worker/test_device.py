@@ -212,7 +212,7 @@ def test_a_job_that_begins_anew_finds_its_samples_open(
     other = msgspec.structs.replace(same, train=msgspec.structs.replace(same.train, seed=1))
     jobs = (("job", same), ("job", same), ("job", other), ("job", other), ("other", other))
     for epoch, (name, spec) in enumerate(jobs, 2):
-        agent.say(Release(ME, jobs[max(0, epoch - 3)][0], "d.1"))  # as before a way back
+        agent.say(Release(ME, jobs[max(0, epoch - 3)][0], "d.1"))  # as before a rollback
         agent.say(msgspec.structs.replace(deploy(epoch, spec), job=name))
         assert agent.hear(Ready).epoch == epoch
     assert opened == [other, other]  # of another job the text may have changed meanwhile

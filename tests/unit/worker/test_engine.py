@@ -282,7 +282,7 @@ def test_other_modes_train_and_survive(tmp_path: Path, change: dict[str, object]
 
 
 def test_who_is_told_to_go_on_at_the_end_says_that_it_is_there(reference, tmp_path: Path) -> None:
-    """A way back to the checkpoint of the last step."""
+    """A rollback to the checkpoint of the last step."""
     world = World(reference[0], STAGES, 0, tmp_path)
     world.run()
     node = world.nodes["a0/0"]
