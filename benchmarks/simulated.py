@@ -111,7 +111,7 @@ def decisions_of(entries: Iterable[msgspec.Struct]) -> tuple[str, ...]:
                 )
                 found.append(f"re-routed over {', '.join(around)}")
             case RolledBack():
-                found.append("rollback to the checkpoint")
+                found.append("rollback")
             case _:
                 pass
     return tuple(found)

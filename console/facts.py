@@ -17,7 +17,7 @@ from oobleckd.protocol.api import (
     TemplateView,
 )
 from oobleckd.protocol.changes import Change
-from oobleckd.protocol.watch import BlastView, GoodputView, LayerView, SampledSteps, ScheduleView
+from oobleckd.protocol.watch import GoodputView, ImpactView, LayerView, SampledSteps, ScheduleView
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True):
@@ -69,7 +69,7 @@ class Watched(Fact, frozen=True):
     modelled: ScheduleView | None = None
     layers: tuple[LayerView, ...] | None = None
     goodput: GoodputView | None = None
-    blast: BlastView | None = None
+    impact: ImpactView | None = None
 
 
 class Refused(Fact, frozen=True):
@@ -106,7 +106,7 @@ AnyFact = Fetched | History | Heard | Away | Watched | Refused | Rewound | Unsho
 class Wants(msgspec.Struct, frozen=True):
     """What the screen in sight wants beyond what is listed. ``step``: of the schedule (0: the newest known).
 
-    ``blasts``: sets of nodes, each by name in order.
+    ``impacts``: sets of nodes, each by name in order.
     """
 
     schedule: bool = False
@@ -114,4 +114,4 @@ class Wants(msgspec.Struct, frozen=True):
     layers: bool = False
     goodput: bool = False
     step: int = 0
-    blasts: tuple[tuple[str, ...], ...] = ()
+    impacts: tuple[tuple[str, ...], ...] = ()

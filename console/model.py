@@ -20,12 +20,12 @@ from oobleckd.console.facts import AnyFact, Away, Fetched, Heard, History, Refus
 from oobleckd.console.kept import kept
 from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, Status, TemplateView
 from oobleckd.protocol.changes import Change, IncidentBegan, IncidentOver, NodeLost, StepCommitted
-from oobleckd.protocol.watch import BlastView, GoodputView, LayerView, SampledSteps, ScheduleView
+from oobleckd.protocol.watch import GoodputView, ImpactView, LayerView, SampledSteps, ScheduleView
 
 Link = Literal["waiting", "live", "stale", "replay"]
 
 STEPS_KEPT = 600
-BLASTS_KEPT = 8
+IMPACTS_KEPT = 8
 ENDED = frozenset({"done", "failed", "cancelled"})
 # What is fetched for all screens; a refusal of one of these is about the daemon and not about a plan.
 LISTS = ("status", "jobs", "nodes", "pipelines", "templates", "incidents")
@@ -81,7 +81,7 @@ class View(msgspec.Struct, frozen=True):
     modelled: ScheduleView | None = None
     layers: tuple[LayerView, ...] = ()
     goodput: GoodputView | None = None
-    blasts: tuple[BlastView, ...] = ()
+    impacts: tuple[ImpactView, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     tape: Tape | None = None
 
@@ -91,10 +91,10 @@ class View(msgspec.Struct, frozen=True):
         found = [incident for incident in self.incidents if incident.open] or self.incidents
         return found[-1] if found else None
 
-    def blast(self, nodes: Iterable[str]) -> BlastView | None:
+    def impact(self, nodes: Iterable[str]) -> ImpactView | None:
         """What would follow without ``nodes``, where that is known."""
         wanted = tuple(sorted(nodes))
-        return next((blast for blast in self.blasts if tuple(sorted(blast.nodes)) == wanted), None)
+        return next((impact for impact in self.impacts if tuple(sorted(impact.nodes)) == wanted), None)
 
     def refusal(self, what: str) -> str:
         """Why a question has no answer; "" where it has one, or was not asked yet."""
@@ -198,7 +198,7 @@ def _outdated(view: View, job: JobView | None, pipelines: tuple[PipelineView, ..
     if _same(before, job) and job is not None and before.epoch == job.epoch and same_plan:
         return {}
     lists = tuple(pair for pair in view.refused if pair[0] in LISTS)
-    of_plan: dict[str, Any] = {"modelled": None, "blasts": (), "refused": lists}
+    of_plan: dict[str, Any] = {"modelled": None, "impacts": (), "refused": lists}
     if _same(before, job):
         return of_plan
     return of_plan | {"schedules": None, "schedule": None, "layers": (), "goodput": None}
@@ -208,10 +208,10 @@ def _watched(view: View, fact: Watched) -> View:
     names = ("schedules", "schedule", "modelled", "layers", "goodput")
     answers = {name: value for name in names if (value := getattr(fact, name)) is not None}
     answered = set(answers)
-    if fact.blast is not None:
-        others = tuple(blast for blast in view.blasts if blast.nodes != fact.blast.nodes)
-        answers["blasts"] = (*others, fact.blast)[-BLASTS_KEPT:]
-        answered.add("blast")
+    if fact.impact is not None:
+        others = tuple(impact for impact in view.impacts if impact.nodes != fact.impact.nodes)
+        answers["impacts"] = (*others, fact.impact)[-IMPACTS_KEPT:]
+        answered.add("impact")
     return msgspec.structs.replace(view, refused=_without(view.refused, answered), **answers)
 
 

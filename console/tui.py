@@ -176,8 +176,8 @@ class ConsoleApp(App[None]):
 
     def _wants(self, page: Page) -> Wants:
         wants = page.wants()
-        if self.asked_for and self.asked_for not in wants.blasts:
-            wants = msgspec.structs.replace(wants, blasts=(*wants.blasts, self.asked_for))
+        if self.asked_for and self.asked_for not in wants.impacts:
+            wants = msgspec.structs.replace(wants, impacts=(*wants.impacts, self.asked_for))
         return wants
 
     # ------------------------------------------------------------------ the screens

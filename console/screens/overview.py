@@ -15,10 +15,11 @@ from oobleckd.console.screens.page import Host, Page, bindings
 from oobleckd.console.screens.places import Places
 from oobleckd.console.screens.risk import Risk
 from oobleckd.console.screens.steps import StepCursor, moment_of
+from oobleckd.console.widgets import events as events_panel
 from oobleckd.console.widgets import (
-    blast,
     fleet,
     grid,
+    impact,
     nodes,
     pipelines,
     recovery,
@@ -26,7 +27,6 @@ from oobleckd.console.widgets import (
     timeline,
     training,
 )
-from oobleckd.console.widgets import events as events_panel
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line, plain
 from oobleckd.protocol.api import IncidentView
@@ -70,7 +70,7 @@ class Overview(Page):
     def wants(self) -> Wants:
         """Op times, layers, goodput, and what a failure of the nodes most at risk would cost."""
         asked = self._risk.candidates(self.view)
-        return Wants(schedule=True, layers=True, goodput=True, step=self.steps.step, blasts=asked)
+        return Wants(schedule=True, layers=True, goodput=True, step=self.steps.step, impacts=asked)
 
     def titles(self) -> None:
         """Which step, and which of how many incidents."""
@@ -153,7 +153,7 @@ class Overview(Page):
         return found[0] if found else self.view.incident
 
     def _recovery(self, view: View, now: float, width: int, height: int) -> list[Line]:
-        cost = blast.line(view, width, self._risk.candidates(view))
+        cost = impact.line(view, width, self._risk.candidates(view))
         incident = self._shown()
         room = height - bool(cost and height > 7)
         lines = (

@@ -32,7 +32,7 @@ from oobleckd.ctl.output import (
 from oobleckd.draw.lines import clock, count, layers, plain, seconds, size
 from oobleckd.draw.schedule import LEGEND, Mark, Row, draw
 from oobleckd.protocol.api import PipelineView
-from oobleckd.protocol.watch import BlastView, LaneView, OpView, ScheduleView
+from oobleckd.protocol.watch import ImpactView, LaneView, OpView, ScheduleView
 
 _WIDTH = (60, 140)
 _MOST_ROWS = 40
@@ -141,9 +141,9 @@ def what_if(client: Client, without: tuple[str, ...], job: str) -> None:
     nodes = [name for names in without for name in names.split(",") if name]
     if not nodes:
         fail("--without names no node", "write --without node-1,node-2", USAGE)
-    found = client.blast(client.job(job).id if job else "", nodes)
+    found = client.impact(client.job(job).id if job else "", nodes)
     if wants_json():
-        emit_item("Blast", found)
+        emit_item("Impact", found)
     else:
         emit_fields(_what_follows(found))
         if found.plan:
@@ -157,7 +157,7 @@ def what_if(client: Client, without: tuple[str, ...], job: str) -> None:
         fail(f"{found.job} would stop", "start more nodes first", NOT_FOUND)
 
 
-def _what_follows(found: BlastView) -> dict[str, str]:
+def _what_follows(found: ImpactView) -> dict[str, str]:
     steps = found.steps_back
     lost = _ranges(found.lost_layers)
     if found.stops:

@@ -102,7 +102,7 @@ class GoodputView(msgspec.Struct, frozen=True):
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
 
 
-class BlastView(msgspec.Struct, frozen=True):
+class ImpactView(msgspec.Struct, frozen=True):
     """What would follow if ``nodes`` died now, all at once. Computed by the daemon from the plan in force, with the job's policy.
 
     ``lost_layers``: without a copy then. ``steps_back``: how far the job would roll back (0: not at all). ``stops``: too few nodes would be left to go on.

@@ -209,4 +209,4 @@ def _rejected(way: _Way, chosen: _Way, situation: Situation, f: int) -> Rejected
 def _back(situation: Situation, chosen: _Way) -> Rejected:
     """What a system without live copies would do."""
     why = f"{situation.redo_s:.3g} s of training again; every layer has a live copy"
-    return Rejected("rollback to the checkpoint", chosen.cost_s + situation.redo_s, why)
+    return Rejected("rollback", chosen.cost_s + situation.redo_s, why)

@@ -95,7 +95,7 @@ def http_requests() -> list[bytes]:
         "/healthz", "/metrics", "/openapi.json", "/v1/status", "/v1/jobs", "/v1/jobs/small-1", "/v1/jobs/small-1/steps?since=3",
         "/v1/jobs/small-1/goodput", "/v1/nodes", "/v1/incidents", "/v1/incidents/inc-1/bundle", "/v1/pipelines?job=small-1",
         "/v1/templates", "/v1/layers?job=small-1", "/v1/story?key=node:node-1", "/v1/events?since=1&follow=0", "/v1/schedules",
-        "/v1/schedule?step=1&modelled=1", "/v1/blast?nodes=node-1,node-2", "/v1/past?at=5.0&span=10",
+        "/v1/schedule?step=1&modelled=1", "/v1/impact?nodes=node-1,node-2", "/v1/past?at=5.0&span=10",
     ]  # fmt: skip
     posts = {
         "/v1/jobs": {"job": job, "resume": "/nowhere"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oobleckd.core.blast import pipelines_of
+from oobleckd.core.impact import pipelines_of
 from oobleckd.planner.policies import adapt, prepare
 from oobleckd.planner.policy import SHADOWING, Situation
 from oobleckd.protocol.api import LayerRange, PipelineView

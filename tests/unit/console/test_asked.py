@@ -24,7 +24,7 @@ from oobleckd.unixhttp import ApiProblem, Unreachable
 from tests.unit.console import build, watching
 from tests.unit.console.build import NOW
 
-ALL = Wants(schedule=True, modelled=True, layers=True, goodput=True, blasts=(("node-1",), ("node-2",)))
+ALL = Wants(schedule=True, modelled=True, layers=True, goodput=True, impacts=(("node-1",), ("node-2",)))
 LIVE = fold(View(), watching.facts())
 
 
@@ -47,8 +47,8 @@ class Daemon(Client):
             return watching.modelled() if query["modelled"] else watching.schedule(query["step"])
         if path == "/v1/layers":
             return type("Items", (), {"items": watching.layers()})
-        if path == "/v1/blast":
-            return watching.blast(*query["nodes"].split(","))
+        if path == "/v1/impact":
+            return watching.impact(*query["nodes"].split(","))
         return watching.goodput()
 
     def _post(self, path: str, body: dict[str, Any]) -> Accepted:
@@ -85,7 +85,7 @@ def test_everything_that_is_wanted_ends_in_the_view(daemon: Daemon) -> None:
         watching.layers(),
         watching.goodput(),
     )
-    assert [blast.nodes for blast in view.blasts] == [("node-1",), ("node-2",)]
+    assert [impact.nodes for impact in view.impacts] == [("node-1",), ("node-2",)]
 
 
 def test_a_step_is_fetched_once_and_another_when_it_is_looked_at(daemon: Daemon) -> None:
@@ -103,13 +103,13 @@ def test_a_step_is_fetched_once_and_another_when_it_is_looked_at(daemon: Daemon)
 
 def test_what_would_follow_is_asked_once_until_the_plan_changes(daemon: Daemon) -> None:
     asked = Asked(daemon)
-    asked.want(Wants(blasts=(("node-1",),)))
+    asked.want(Wants(impacts=(("node-1",),)))
     list(asked.answers(build.job(), NOW))
     list(asked.answers(build.job(), NOW + 1000))
-    assert daemon.asked.count("/v1/blast") == 1
+    assert daemon.asked.count("/v1/impact") == 1
     asked.touch("plan")
     list(asked.answers(build.job(), NOW + 1001))
-    assert daemon.asked.count("/v1/blast") == 2
+    assert daemon.asked.count("/v1/impact") == 2
     assert all(names <= PERIODS_S.keys() for names in TOUCHES.values())
 
 
@@ -126,9 +126,9 @@ def test_an_older_daemon_is_there_all_the_same(daemon: Daemon) -> None:
 
 
 def test_another_plan_makes_the_answers_about_the_old_one_void() -> None:
-    assert LIVE.blasts
+    assert LIVE.impacts
     view = fold(LIVE, [build.fetched(pipelines=build.PIPELINES[:1])])
-    assert (view.blasts, view.modelled) == ((), None)
+    assert (view.impacts, view.modelled) == ((), None)
     assert view.goodput is not None
     other = fold(LIVE, [build.fetched(jobs=(build.job(id="job-2"),))])
     assert (other.goodput, other.schedule, other.layers) == (None, None, ())
@@ -162,7 +162,7 @@ def test_the_jobs_name_is_wanted_where_the_job_may_stop() -> None:
     assert word(Act("kill", ("node-1",)), LIVE) == "small"
     assert word(Act("cancel", ("job-1",)), LIVE) == "small"
     assert word(Act("pause", ("job-1",)), LIVE) == ""
-    stops = fold(LIVE, [Watched(NOW, blast=watching.blast("node-2", stops=True))])
+    stops = fold(LIVE, [Watched(NOW, impact=watching.impact("node-2", stops=True))])
     assert word(Act("kill", ("node-2",)), stops) == "small"
 
 
@@ -214,15 +214,15 @@ def test_scrubbing_through_known_steps() -> None:
 
 def test_what_is_out_of_sight_is_asked_anew_when_it_comes_back(daemon: Daemon) -> None:
     asked = Asked(daemon)
-    for blasts in ((("node-1",),), (("node-2",),), (("node-1",),)):
-        asked.want(Wants(blasts=blasts))
+    for impacts in ((("node-1",),), (("node-2",),), (("node-1",),)):
+        asked.want(Wants(impacts=impacts))
         list(asked.answers(build.job(), NOW))
-    assert daemon.asked.count("/v1/blast") == 3
+    assert daemon.asked.count("/v1/impact") == 3
 
 
 def test_a_plan_that_no_event_told_of_is_asked_about_anew(daemon: Daemon) -> None:
     feed = Feed(daemon, lambda _fact: None, lambda: NOW)
-    feed.want(Wants(blasts=(("node-1",),)))
+    feed.want(Wants(impacts=(("node-1",),)))
     for epoch, pipelines in (
         (3, build.PIPELINES),
         (3, build.PIPELINES),
@@ -231,21 +231,21 @@ def test_a_plan_that_no_event_told_of_is_asked_about_anew(daemon: Daemon) -> Non
     ):
         feed._notice_plan({"jobs": (build.job(epoch=epoch),), "pipelines": pipelines})
         list(feed._asked.answers(build.job(), NOW))
-    assert daemon.asked.count("/v1/blast") == 3
+    assert daemon.asked.count("/v1/impact") == 3
     feed._notice_plan({})
     feed.close()
 
 
 def test_a_shaken_cluster_does_not_make_the_daemon_plan_again_and_again(daemon: Daemon) -> None:
     asked = Asked(daemon)
-    asked.want(Wants(layers=True, blasts=(("node-1",),)))
+    asked.want(Wants(layers=True, impacts=(("node-1",),)))
     for tenth in range(100):
         asked.touch("node")
         list(asked.answers(build.job(), NOW + tenth / 10))
-    assert (daemon.asked.count("/v1/blast"), daemon.asked.count("/v1/layers")) == (4, 10)
+    assert (daemon.asked.count("/v1/impact"), daemon.asked.count("/v1/layers")) == (4, 10)
     asked.touch("node")
     list(asked.answers(build.job(), NOW + 11.5))
-    assert daemon.asked.count("/v1/blast") == 4
+    assert daemon.asked.count("/v1/impact") == 4
     asked.touch("plan")
     list(asked.answers(build.job(), NOW + 11.6))
-    assert daemon.asked.count("/v1/blast") == 5
+    assert daemon.asked.count("/v1/impact") == 5

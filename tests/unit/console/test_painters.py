@@ -14,12 +14,12 @@ from oobleckd.console.letters import ascii_line
 from oobleckd.console.model import View, fold
 from oobleckd.console.themes import COLOURED, THEMES
 from oobleckd.console.widgets import (
-    blast,
     copies,
     coverage,
     fleet,
     goodput,
     grid,
+    impact,
     incidents,
     jobfacts,
     log,
@@ -71,8 +71,8 @@ PAINTERS: tuple[Painter, ...] = (
     log.paint,
     shares.paint,
     templatetable.paint,
-    partial(blast.paint, nodes=("node-2",)),
-    partial(blast.paint, nodes=("node-1", "node-2")),
+    partial(impact.paint, nodes=("node-2",)),
+    partial(impact.paint, nodes=("node-1", "node-2")),
 )
 
 
@@ -336,36 +336,36 @@ def test_the_exactness_tick() -> None:
 
 
 def test_what_would_follow_in_full() -> None:
-    text = said(blast.paint(LIVE, NOW, 100, 12, ("node-2",)))
+    text = said(impact.paint(LIVE, NOW, 100, 12, ("node-2",)))
     for part in ("no step is lost", "75.0% of the throughput stays", "stall 2 s", "copies 5 MiB in 500 ms",
                  "could still lose 0", "P0", "wait, 30 s: too long"):  # fmt: skip
         assert part in text
-    assert "thinking" in said(blast.paint(LIVE, NOW, 100, 12, ("node-1",)))
-    assert "mark nodes" in said(blast.paint(LIVE, NOW, 100, 12))
+    assert "thinking" in said(impact.paint(LIVE, NOW, 100, 12, ("node-1",)))
+    assert "mark nodes" in said(impact.paint(LIVE, NOW, 100, 12))
 
 
 def test_the_worst_is_said_first() -> None:
     def verdict_of(**changes: object) -> str:
-        return plain(blast.verdict(watching.blast("node-2", **changes)))
+        return plain(impact.verdict(watching.impact("node-2", **changes)))
 
     assert verdict_of(stops=True).startswith(" the job stops")
     assert (
         verdict_of(lost_layers=(9,), steps_back=12) == " back 12 steps  the last copies of 1 layer are lost"
     )
-    assert blast.harmful(None)
-    assert blast.harmful(watching.blast("a", steps_back=1, lost_layers=(1,)))
-    assert not blast.harmful(watching.blast("a"))
+    assert impact.harmful(None)
+    assert impact.harmful(watching.impact("a", steps_back=1, lost_layers=(1,)))
+    assert not impact.harmful(watching.impact("a"))
 
 
 def test_a_failure_now_would_cost() -> None:
-    assert blast.candidates(LIVE) == (("node-2",), ("node-5",), ("node-1",))
+    assert impact.candidates(LIVE) == (("node-2",), ("node-5",), ("node-1",))
     assert (
-        plain(blast.line(LIVE, 100, blast.candidates(LIVE)))
+        plain(impact.line(LIVE, 100, impact.candidates(LIVE)))
         == "a failure now would cost  node-2: 25.0% and 2 s"
     )
-    sole = fold(LIVE, [Watched(NOW, blast=watching.blast("node-2", steps_back=3, lost_layers=(9,)))])
-    assert "node-2: 3 steps (sole copy)" in plain(blast.line(sole, 100, blast.candidates(sole)))
-    assert blast.line(View(), 100, ()) == ()
+    sole = fold(LIVE, [Watched(NOW, impact=watching.impact("node-2", steps_back=3, lost_layers=(9,)))])
+    assert "node-2: 3 steps (sole copy)" in plain(impact.line(sole, 100, impact.candidates(sole)))
+    assert impact.line(View(), 100, ()) == ()
 
 
 # --------------------------------------------------------------------------- events, states

@@ -168,8 +168,8 @@ def test_what_an_absence_interrupted_is_asked_as_soon_as_the_daemon_is_back() ->
     assert [path.rpartition("/")[2] for path in daemon.asked[before:]] == [
         "layers",
         "goodput",
-        "blast",
-        "blast",
+        "impact",
+        "impact",
     ]
     assert asked.due_at() == NOW + PERIODS_S["schedules"]
 
@@ -191,12 +191,12 @@ def test_a_slow_answer_leaves_the_picture_live(tmp_path: Path) -> None:
     with serving(tmp_path / "s", api(tmp_path)):
         late = Unreachable("the daemon does not answer in time")
         late.__cause__ = TimeoutError()
-        feed, told = told_by(Odd(tmp_path / "s", blast=late))
-        feed.want(Wants(blasts=(("node-1",),)))
+        feed, told = told_by(Odd(tmp_path / "s", impact=late))
+        feed.want(Wants(impacts=(("node-1",),)))
         feed._fetch()
         feed._fetch_asked()
     view = fold(View(), told)
-    assert (view.link, view.refusal("blast")) == ("live", late.problem)
+    assert (view.link, view.refusal("impact")) == ("live", late.problem)
     feed.close()
 
 

@@ -113,7 +113,7 @@ def test_what_the_next_loss_may_take_along_is_part_of_the_cost():
     assert not risky.plan.vacant
     (stay,) = [way for way in risky.rejected if way.what == "re-route and stay"]
     assert "for a last copy that the next loss may take" in stay.why
-    (back,) = [way for way in risky.rejected if way.what == "rollback to the checkpoint"]
+    (back,) = [way for way in risky.rejected if way.what == "rollback"]
     assert back.cost_s == pytest.approx(risky.cost_s + 1e5)
 
 
