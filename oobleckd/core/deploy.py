@@ -125,7 +125,7 @@ def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
     core.move(job, "deployed")
     pipelines = tuple(pipeline.nodes for pipeline in candidate.plan.pipelines)
     names = ", ".join("+".join(nodes) for nodes in pipelines)
-    text = f"{job.id}: epoch {candidate.epoch}, {names}{beforehand(staged)}"
+    text = f"{job.id}: generation {candidate.epoch}, {names}{beforehand(staged)}"
     core.announce(text, PlanDeployed(job.id, candidate.epoch, pipelines, copied, staged), (f"job:{job.id}",))
     resume(core, run, tuple(candidate.deploys))
 

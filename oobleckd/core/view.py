@@ -431,7 +431,7 @@ def _line(core: Core) -> str:
     words = [nodes, f"{job.id} {job.state}", f"step {job.counters.step}/{job.spec.train.steps}"]
     if job.counters.skipped:
         words.append(f"{job.counters.skipped} skipped ({job.counters.skipped_in_row} in a row)")
-    words.append(f"epoch {job.epoch}")
+    words.append(f"generation {job.epoch}")
     tolerance = node_tolerance(job)
     if tolerance >= 0:
         words.append(f"can lose {tolerance}")

@@ -77,7 +77,7 @@ def _loss(job: JobView, digits: int) -> str:
 
 def _job_row(job: JobView) -> Row:
     return (
-        job.id, job.name, job.state, f"{job.step}/{job.steps}", str(job.steps_skipped), _loss(job, 4), str(job.epoch),
+        job.id, job.name, job.state, f"{job.step}/{job.steps}", str(job.steps_skipped), _loss(job, 4), str(job.generation),
         tolerance(job.tolerance, job.f), str(len(job.nodes)), f"{job.samples_per_s:.1f}", job.reason,
     )  # fmt: skip
 
@@ -127,7 +127,7 @@ _JOB_COLUMNS = (
     "STEP",
     "SKIPPED",
     "LOSS",
-    "EPOCH",
+    "GENERATION",
     "CAN LOSE",
     "NODES",
     "SAMPLES/S",
@@ -228,7 +228,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "step": f"{job.step} of {job.steps}",
         "skipped": _skipped(job),
         "loss": _loss(job, 6) if job.step else "",
-        "epoch": str(job.epoch),
+        "generation": str(job.generation),
         "can lose": tolerance(job.tolerance, job.f) + " nodes",
         "policy": job.policy,
         "step time": seconds(job.step_s) if job.step_s else "",
@@ -357,7 +357,7 @@ def _describe_incident(incident: IncidentView) -> None:
         "job": incident.job,
         "cause": incident.cause,
         "nodes": ", ".join(incident.nodes),
-        "at": f"{clock(incident.at, digits=3)}, step {incident.step}, epoch {incident.epoch}",
+        "at": f"{clock(incident.at, digits=3)}, step {incident.step}, generation {incident.generation}",
         "took": "still open" if incident.open else seconds(incident.total_s),
         "step committed": f"after {seconds(incident.committed_s)}" if incident.committed_s else "",
         "computed again": redone if incident.step_layer_gradients else "",

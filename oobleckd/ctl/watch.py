@@ -102,7 +102,7 @@ def _headline(found: ScheduleView) -> dict[str, str]:
     again = sum(op.again for lane in found.lanes for op in lane.ops)
     how = "measured" if found.measured else "as modelled"
     return {
-        "step": f"{found.step} of {found.job}, epoch {found.epoch}, {how}",
+        "step": f"{found.step} of {found.job}, generation {found.generation}, {how}",
         "began": clock(found.at, digits=3) if found.measured else "",
         "took": seconds(found.span_s),
         "waiting": f"{waiting:.1%} of the devices' time (bubble)",

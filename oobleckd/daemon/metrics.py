@@ -82,7 +82,12 @@ def _of_jobs(core: Core, jobs: list[JobView]) -> Iterator[Metric]:
         ("oobleck_job_step", "Committed steps.", {job.id: float(job.step) for job in jobs}),
         ("oobleck_job_steps", "Steps to do.", {job.id: float(job.steps) for job in jobs}),
         ("oobleck_job_loss", "Loss of the last step.", {j.id: j.loss for j in jobs if j.loss is not None}),
-        ("oobleck_job_epoch", "Epoch.", {job.id: float(job.epoch) for job in opened}),
+        (
+            "oobleck_job_generation",
+            "Grows with each loss and each new plan.",
+            {job.id: float(job.generation) for job in opened},
+        ),
+        ("oobleck_job_epoch", "The first name of generation.", {job.id: float(job.epoch) for job in opened}),
         (
             "oobleck_job_tolerance",
             "Nodes that can still be lost at once; -1 when not deployed.",

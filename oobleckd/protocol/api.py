@@ -11,6 +11,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from oobleckd.protocol.deaths import Death
+from oobleckd.protocol.generation import Numbered
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
@@ -177,7 +178,7 @@ class ReasonView(msgspec.Struct, frozen=True):
     staged_bytes: int = 0
 
 
-class IncidentView(msgspec.Struct, frozen=True):
+class IncidentView(Numbered, frozen=True):
     """One recovery from evidence to resumed step. ``step`` is the one that was interrupted, numbered from 1.
 
     ``steps_lost`` is 0 unless a layer's last copy died and the job went back to a checkpoint.
@@ -280,7 +281,7 @@ class TroubleView(msgspec.Struct, frozen=True):
     free_bytes: int = -1
 
 
-class JobView(msgspec.Struct, frozen=True):
+class JobView(Numbered, frozen=True):
     """A job as ``get jobs`` and ``describe`` show it.
 
     ``step`` is the number of committed steps. ``tolerance``: nodes that can still be lost at once
@@ -337,7 +338,7 @@ class JobView(msgspec.Struct, frozen=True):
     checked_step: int = 0
 
 
-class StepView(msgspec.Struct, frozen=True):
+class StepView(Numbered, frozen=True):
     """One committed step, numbered from 1. ``loss`` round-trips exactly through JSON, where it is finite (else it is null); ``loss_hex`` is its
     bits for people. ``outcome``: applied, or skipped: it made no update, since its loss or a gradient was not finite.
 

@@ -22,6 +22,7 @@ from oobleckd.protocol.api import (
     TemplateView,
 )
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.generation import Numbered
 
 OpKind = Literal["F", "B", "I", "W", "U", "S"]
 """Forward, backward, input gradients, weight gradients, update, a forward pass run ahead for another device."""
@@ -59,7 +60,7 @@ class LaneView(msgspec.Struct, frozen=True):
     dead: bool = False
 
 
-class ScheduleView(msgspec.Struct, frozen=True):
+class ScheduleView(Numbered, frozen=True):
     """One step as it was (``measured``), or as the planner has it. ``step``: numbered from 1; ``span_s``: from its beginning to its end."""
 
     job: str

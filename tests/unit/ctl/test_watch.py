@@ -83,7 +83,7 @@ def test_a_schedule_is_drawn(ctl: Ctl) -> None:
     watched(ctl.api)
     said = ctl("describe", "schedule", "small", "--step", "7").stdout
     fields = {name: text.strip() for name, _, text in (line.partition(":") for line in said.splitlines())}
-    assert fields["step"] == "7 of job-1, epoch 2, measured"
+    assert fields["step"] == "7 of job-1, generation 2, measured"
     assert fields["lost"] == "node-2/0"
     assert fields["re-routed"] == "2 ops of node-2/0 by node-3/0"
     assert fields["done again"] == "1 op"
