@@ -23,7 +23,7 @@ layer is ever copied from a device to another. By name, too."""
 HORIZON_STEPS = 100.0
 """For so many steps a plan is chosen where nobody knows how long it is until the next loss."""
 
-SHADOWING = frozenset({"bamboo"})
+WITH_REDUNDANT_LAYERS = frozenset({"bamboo"})
 """Policies under which a device also holds layers that another one computes, to take over from it."""
 
 

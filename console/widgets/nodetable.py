@@ -36,7 +36,7 @@ def paint(view: View, _now: float, width: int, height: int, look: Look | None = 
     if not found:
         none = f'no node has "{look.words}"' if look.words else "no nodes yet"
         return nothing(missing(view, "nodes", none), height)
-    kept = any(node.spare or node.shadows for node in view.nodes)
+    kept = any(node.spare or node.redundant for node in view.nodes)
     columns = _Columns(
         _places(view), {layer.layer: layer.copies for layer in view.layers}, look.marked, width, kept
     )
@@ -78,7 +78,7 @@ def _places(view: View) -> dict[str, str]:
 
 
 class _Columns(NamedTuple):
-    """What a row says; in a narrow panel without rack and kind of device, in a wide one with host and, where any node has them, spare and shadows (``kept``)."""
+    """What a row says; in a narrow panel without rack and kind of device, in a wide one with host and, where any node has them, spare and redundant layers (``kept``)."""
 
     places: Mapping[str, str]
     copies: Mapping[int, int]
@@ -88,7 +88,7 @@ class _Columns(NamedTuple):
 
     def head(self) -> str:
         """The columns' names."""
-        more = _more("host", "spare", "shadows", kept=self.kept) if self.width >= _WIDE else ""
+        more = _more("host", "spare", "redundant", kept=self.kept) if self.width >= _WIDE else ""
         return (
             "  "
             + self._text("node", "state", "beat", "rack", "device", "place", "layers")
@@ -106,7 +106,7 @@ class _Columns(NamedTuple):
         least = fewest_copies(node, self.copies)
         # Why a node is lost is worth more than what it had.
         wide = self.width >= _WIDE and not node.reason
-        more = _more(node.host, _spare(node), _held(node.shadows), kept=self.kept) if wide else ""
+        more = _more(node.host, _spare(node), _held(node.redundant), kept=self.kept) if wide else ""
         return (
             ("◆" if node.name in self.marked else " ", "warn"), (sign, role), (text, ""),
             (f"{'-' if least is None else least:>7}  ", "bad" if least == 1 else ""), (more, ""), (node.reason, "dim"),
@@ -128,8 +128,8 @@ def _spare(node: NodeView) -> str:
     return f"{node.spare} {size(node.spare_bytes)}" if node.spare and node.spare_bytes else node.spare
 
 
-def _more(host: str, spare: str, shadows: str, *, kept: bool) -> str:
-    more = f"{cut(spare, 16):<16} {cut(shadows, 12):<12} " if kept else ""
+def _more(host: str, spare: str, redundant: str, *, kept: bool) -> str:
+    more = f"{cut(spare, 16):<16} {cut(redundant, 12):<12} " if kept else ""
     return f"{cut(host, 14):<14} {more}"
 
 

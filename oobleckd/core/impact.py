@@ -15,8 +15,8 @@ from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Plan, Template
 from oobleckd.planner.policies import adapt
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Proposal, Setup
+from oobleckd.planner.reroute.redundant import takes_over
 from oobleckd.planner.reroute.reroute import detour
-from oobleckd.planner.reroute.shadow import takes_over
 from oobleckd.planner.schedules.routed import busiest_s, device_s
 from oobleckd.planner.sizing.instantiate import too_few
 from oobleckd.planner.templates.guarantee import losses_survived, lost_layers
@@ -100,7 +100,7 @@ def _far(question: LossQuestion, lost: Collection[int]) -> str:
 
 
 def _in_place(question: LossQuestion, setup: Setup) -> ImpactView:
-    """Shadows take the places of the dead, with the plan as it is."""
+    """Redundant holders take the places of the dead, with the plan as it is."""
     plan = _without(question.plan, question.dead)
     around = {r.micro_batch: r for r in detour(question.layout, question.dead, question.layout.epoch)}
     routes = [around.get(route.micro_batch, route) for route in question.layout.routes]
@@ -118,7 +118,7 @@ def _in_place(question: LossQuestion, setup: Setup) -> ImpactView:
         copy_s=0.0,
         can_lose=max(0, losses_survived(plan.copies())),
         plan=pipelines_of(plan),
-        reason="shadows compute what the dead would have; too few nodes are left for another plan",
+        reason="redundant holders compute what the dead would have; too few nodes are left for another plan",
     )
 
 

@@ -44,8 +44,8 @@ def _job(core: Core, job: JobRecord) -> None:
         assert set(job.settled) <= set(job.dead)
         assert job.lives.keys() == job.layout.holdings.keys()
         assert job.layout.epoch <= job.epoch
-        for device, shadows in job.layout.shadows.items():
-            assert set(shadows.layers()) <= set(job.layout.holdings[device].layers())
+        for device, redundant in job.layout.redundant.items():
+            assert set(redundant.layers()) <= set(job.layout.holdings[device].layers())
         if job.detours is not None:
             assert not any(route.touches(job.settled) for route in job.detours.routes)
             routes = standing_routes(job.layout, job.detours, job.detours.round)

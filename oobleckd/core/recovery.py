@@ -20,7 +20,7 @@ from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, Kept
 from oobleckd.planner.plan import Detours, node_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK
-from oobleckd.planner.reroute.shadow import takes_over
+from oobleckd.planner.reroute.redundant import takes_over
 from oobleckd.protocol.api import ReasonView
 from oobleckd.protocol.changes import JobWentBack
 from oobleckd.protocol.messages import Corrupted, Decide, DeviceFailed, Progress, Report
@@ -207,7 +207,7 @@ def _detour(core: Core, run: Run, detours: Detours) -> None:
 
 def _goes_on(core: Core, job: JobRecord) -> bool:
     """Whether the job goes on without its dead, as far as its policy and the nodes that are left allow: with fewer than n0 where
-    shadows take over from all of them, which their templates have room for.
+    redundant holders take over from all of them, which their templates have room for.
     """
     if job.spec.fault_tolerance.policy not in REROUTING:
         return False

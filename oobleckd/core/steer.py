@@ -264,7 +264,7 @@ def _change_plan(core: Core, run: Run) -> None:
     nodes = core.candidates(job)
     if len(nodes) < job.n0:
         if job.settled and not job.unsettled and not _leaving(core, run):
-            _go_on(core, run)  # shadows compute for those who are missing
+            _go_on(core, run)  # redundant holders compute for those who are missing
         else:
             _starve(core, run, nodes)
         return

@@ -119,7 +119,7 @@ class _Held(NamedTuple):
     """What live devices of a node have: all, and what of it is for others."""
 
     layers: list[LayerRange]
-    shadows: list[LayerRange]
+    redundant: list[LayerRange]
 
 
 class _Use(NamedTuple):
@@ -148,7 +148,7 @@ def _by_node(core: Core) -> dict[str, _Held]:
     for device in job.survivors():
         held = found.setdefault(node_of(device), _Held([], []))
         held.layers.extend(_ranges(device, job.layout.holdings[device]))
-        held.shadows.extend(_ranges(device, job.layout.shadows.get(device, Layers())))
+        held.redundant.extend(_ranges(device, job.layout.redundant.get(device, Layers())))
     return found
 
 
@@ -159,10 +159,10 @@ def _ranges(device: str, held: Layers) -> Iterator[LayerRange]:
 def _node_view(core: Core, node: Node, held: _Held | None, use: _Use, *, inside: bool) -> NodeView:
     state = node_state(core, node, inside=inside)
     layers: tuple[LayerRange, ...] = ()
-    shadows: tuple[LayerRange, ...] = ()
+    redundant: tuple[LayerRange, ...] = ()
     if held is not None and state in {"active", "draining", "disconnected"}:
-        shadows = tuple(held.shadows)
-        layers = tuple(each for each in held.layers if each not in shadows)
+        redundant = tuple(held.redundant)
+        layers = tuple(each for each in held.layers if each not in redundant)
     spare = node.spare or Spare(0)
     return NodeView(
         name=node.name,
@@ -178,7 +178,7 @@ def _node_view(core: Core, node: Node, held: _Held | None, use: _Use, *, inside:
         spare="ready" if spare.ready else "starting" if spare.pid else "",
         spare_pid=spare.pid,
         spare_bytes=spare.memory_bytes,
-        shadows=shadows,
+        redundant=redundant,
         zone=node.zone,
         bits=tuple(d.decides_bits for d in node.devices),
         traits=tuple(d.all_traits for d in node.devices),

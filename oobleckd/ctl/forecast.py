@@ -25,7 +25,7 @@ from oobleckd.planner.schedules.routed import device_s
 from oobleckd.planner.schedules.timeline import dry_run_plan
 from oobleckd.planner.sizing.instantiate import why_idle
 from oobleckd.planner.templates.guarantee import guarantee, losses_survived
-from oobleckd.planner.templates.shadowed import decoupled_within
+from oobleckd.planner.templates.redundant import decoupled_within
 from oobleckd.protocol.api import LayerRange, PipelineView
 from oobleckd.protocol.forecast import (
     Forecast,
@@ -230,8 +230,8 @@ def _schedule(world: World, plan: Plan) -> ScheduleForecast:
     names, share = deepest.devices, len(deepest.micro_batches)
     drawn = min(share, max(2, DRAWN_A_STAGE * len(names)), MOST_DRAWN)
     first = Plan((msgspec.structs.replace(deepest, micro_batches=tuple(range(drawn))),))
-    shadowed = bool(plan.shadows)
-    ops = decoupled_within(setup, first, shadowed=shadowed) if setup.decoupled else schedules(first)
+    redundant = bool(plan.redundant)
+    ops = decoupled_within(setup, first, redundant=redundant) if setup.decoupled else schedules(first)
     run = dry_run_plan(first, setup.profile, ops)
     return ScheduleForecast(
         num_nodes=len(deepest.nodes),

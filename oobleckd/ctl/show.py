@@ -62,10 +62,11 @@ View = TypeVar("View", bound=msgspec.Struct)
 
 def _held(node: NodeView) -> str:
     """What it computes, and in brackets what it holds for others."""
-    computed, shadows = (
-        ", ".join(layers(held.start, held.stop) for held in ranges) for ranges in (node.layers, node.shadows)
+    computed, redundant = (
+        ", ".join(layers(held.start, held.stop) for held in ranges)
+        for ranges in (node.layers, node.redundant)
     )
-    return f"{computed or '-'} ({shadows})" if shadows else computed or "-"
+    return f"{computed or '-'} ({redundant})" if redundant else computed or "-"
 
 
 def _loss(job: JobView, digits: int) -> str:
@@ -325,7 +326,7 @@ def _describe_node(node: NodeView) -> None:
         ),
         "spare": _spare(node),
         "layers": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.layers),
-        "shadows": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.shadows),
+        "redundant": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.redundant),
     })  # fmt: skip
     names = {name: None for traits in node.traits for name in traits}
     if names:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from oobleckd.core.memory import held_besides
-from oobleckd.planner.placement.transfer import copy_s, segments_on, shadows_on
+from oobleckd.planner.placement.transfer import copy_s, redundant_on, segments_on
 from oobleckd.planner.plan import Pipeline, Plan, Transfer, node_of
 from oobleckd.planner.policies import adapt, prepare
 from oobleckd.planner.policy import ROLLING_BACK, Setup, Situation
@@ -194,5 +194,5 @@ class World:
             pipelines.append(Pipeline(nodes, segments_on(template, nodes), block))
             first += share
         return Plan(
-            tuple(pipelines), tuple(idle), slowest_s(members, shares), shadows=shadows_on(members, placed)
+            tuple(pipelines), tuple(idle), slowest_s(members, shares), redundant=redundant_on(members, placed)
         )

@@ -214,7 +214,7 @@ class NodeView(msgspec.Struct, frozen=True):
     """A node and its devices. ``beat_age_s`` is the age of its last sign of life.
 
     ``spare``: its warm spare, "" if it keeps none; ``spare_bytes`` of the host's memory are the spare's
-    (0: not known yet). ``layers`` are those that its devices compute, ``shadows`` those that they hold for others. ``zone``: what
+    (0: not known yet). ``layers`` are those that its devices compute, ``redundant`` (in JSON ``shadows``) the redundant ones, which they hold for others. ``zone``: what
     it fails together with, where that is known. ``bits``: of each device what decides the bits of its results, in short; ``traits``:
     all that does, by name. ``kept_out``: why no plan of the active job uses it, where a program should know ("data-changed": it would read another text).
     ``lease_s``: how long its silence is forgiven at present; what its first beats teach makes that shorter.
@@ -233,7 +233,7 @@ class NodeView(msgspec.Struct, frozen=True):
     spare: Literal["", "starting", "ready"] = ""
     spare_pid: int = 0
     spare_bytes: int = 0
-    shadows: tuple[LayerRange, ...] = ()
+    redundant: tuple[LayerRange, ...] = msgspec.field(default=(), name="shadows")  # its first name
     zone: str = ""
     bits: tuple[str, ...] = ()
     traits: tuple[dict[str, str], ...] = ()

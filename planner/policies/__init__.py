@@ -18,7 +18,7 @@ from oobleckd.planner.reroute.reroute import layout_of
 from oobleckd.planner.schedule import Op, format_ops
 from oobleckd.planner.schedules.jobshop import orders_of, shop_of, step_ops
 from oobleckd.planner.schedules.routed import MOST_HOPS, better
-from oobleckd.planner.templates.shadowed import decoupled_within
+from oobleckd.planner.templates.redundant import decoupled_within
 
 _POLICIES: dict[str, Policy] = {
     one.name: one for one in (Adaptive(), Oobleck(), SlipStream(), Bamboo(), Varuna())
@@ -94,7 +94,7 @@ def schedules_of(setup: Setup, plan: Plan) -> dict[str, tuple[Op, ...]]:
     """
     if not setup.decoupled:
         return {}
-    ops = decoupled_within(setup, plan, shadowed=bool(plan.shadows))
+    ops = decoupled_within(setup, plan, redundant=bool(plan.redundant))
     if not setup.staggered or sum(len(p.micro_batches) * len(p.segments) for p in plan.pipelines) > MOST_HOPS:
         return ops
     shop = shop_of(layout_of(plan, 1, len(setup.profile.layers)), setup)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import count
 
-from oobleckd.planner.policy import SHADOWING
+from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job
 from tests.helpers.cluster import Cluster, tiny_job
@@ -94,8 +94,8 @@ def _job(manner: Manner, link: int) -> Job:
 
 
 def _state_bytes(manner: Manner) -> int:
-    """Of a stage's state: half of the blocks, and those of the other stage where devices shadow it."""
-    stages = 2 if manner.policy in SHADOWING else 1
+    """Of a stage's state: half of the blocks, and those of the other stage where devices hold it redundantly."""
+    stages = 2 if manner.policy in WITH_REDUNDANT_LAYERS else 1
     return stages * _BLOCKS // 2 * 12 * _WIDTH**2 * _BYTES
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from oobleckd.ctl.compare import read_checkpoint
-from oobleckd.planner.policy import ROLLING_BACK, SHADOWING
+from oobleckd.planner.policy import ROLLING_BACK, WITH_REDUNDANT_LAYERS
 from oobleckd.protocol.api import IncidentView
 from oobleckd.protocol.job import PolicyName
 from tests.helpers.cluster import Cluster, tiny_job
@@ -29,9 +29,9 @@ def manner_of_torn(seed: int) -> Manner:
 
 
 def tables_of(manner: Manner) -> dict[str, dict[str, Any]]:
-    """Of job.toml: those of the manner, with room for the copy that a checkpoint is written from; who shadows another has that already."""
+    """Of job.toml: those of the manner, with room for the copy that a checkpoint is written from; who holds the layers of another has that already."""
     tables = manner.tables()
-    roomy = tables["resources"] if manner.policy in SHADOWING else {"device_memory": "14MiB"}
+    roomy = tables["resources"] if manner.policy in WITH_REDUNDANT_LAYERS else {"device_memory": "14MiB"}
     return tables | {"checkpoint": {"every": EVERY}, "resources": roomy}
 
 

@@ -154,8 +154,8 @@ class Executor:
         standing = standing_routes(self.layout, self.detours, counters.round)
         routes = tuple(route for route in standing if not route.touches(self.dead))
         order = () if self.dead else self.order
-        shadows = self.layout.shadows.get(self.device, NO_LAYERS)
-        return Given(counters, self._tag(counters.round), routes, order, returned or {}, shadows)
+        redundant = self.layout.redundant.get(self.device, NO_LAYERS)
+        return Given(counters, self._tag(counters.round), routes, order, returned or {}, redundant)
 
     def _tag(self, round_: int) -> int:
         """What names ``round_`` in the keys of data.
@@ -259,7 +259,7 @@ class Executor:
         digests = self.check.digests(self.counters.step, shared)
         compared = self.check.every > 0
         self.commit.cast(msgspec.structs.replace(vote, flags=flags, digests=digests, compared=compared))
-        self.now.drop_shadows()
+        self.now.drop_redundant()
         self._send_vote()
         self.faults.reach("reduced", self.counters.round)
         if self._may_hurry(vote):

@@ -73,14 +73,14 @@ class Means:
     faults: Faults
     pulse: Pulse
     aside: Aside = nullcontext
-    shadow_bytes: dict[Range, int] = field(default_factory=dict)
+    redundant_bytes: dict[Range, int] = field(default_factory=dict)
     moments: Moments = field(default_factory=Moments)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
     """A round to be run: ``tag`` names it in the keys of data; ``returned``: letters that were taken for it in vain;
-    ``shadows``: the layers that this device holds for others.
+    ``redundant``: the layers that this device holds for others.
     """
 
     counters: Counters
@@ -88,4 +88,4 @@ class Given:
     routes: tuple[Route, ...]
     order: Order = ()
     returned: dict[Key, Letter] = field(default_factory=dict)
-    shadows: Layers = NO_LAYERS
+    redundant: Layers = NO_LAYERS

@@ -192,7 +192,7 @@ def test_the_same_as_the_best_is_not_better(line: PolicyLine) -> None:
 
 
 def test_a_policy_that_cannot_run_is_a_row_with_its_reason(line: PolicyLine) -> None:
-    """Shadows take as much again, so bamboo needs twice as many nodes."""
+    """Redundant layers take as much again, so bamboo needs twice as many nodes."""
     trace = trace_of(4)
     [ran] = run_all([question(trace=trace)], 1)
     [failed] = run_all([question("bamboo", trace)], 1)

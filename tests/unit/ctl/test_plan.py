@@ -148,7 +148,7 @@ def test_under_bamboo_the_predecessor_takes_over(tmp_path: Path) -> None:
     found = planned(file, "--nodes", "6", "--without", "node-2")
     assert found.change is not None
     assert found.change.copied_bytes == 0
-    assert found.change.reason.startswith("node-1, which shadowed node-2, does its work too; ")
+    assert found.change.reason.startswith("node-1, which held the layers of node-2, does its work too; ")
     assert found.plan.can_lose == 2
 
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from oobleckd.core.cadence import cadence
-from oobleckd.planner.policy import SHADOWING
+from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol.job import Checkpoint, PolicyName
 from oobleckd.simulator.failures import memoryless
 from oobleckd.simulator.outcome import Outcome, SimulationError
@@ -185,7 +185,7 @@ def test_storms(policy: str, num_nodes: int) -> None:
     for seed in range(2):
         trace = memoryless(num_nodes, 30.0, 60.0, 200.0, seed)
         # Two stages in place of one, and a third more while a checkpoint is written.
-        job = job_of(2 * num_nodes, every=20, limit_bytes=500 if policy in SHADOWING else 250)
+        job = job_of(2 * num_nodes, every=20, limit_bytes=500 if policy in WITH_REDUNDANT_LAYERS else 250)
         run = simulate(
             question(policy, trace, job=job, costs=msgspec.structs.replace(FREE, detect_s=0.1, deploy_s=0.5))
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from oobleckd.planner.plan import Range, Route, Segment
 from oobleckd.worker.device.context import Place, torch_device
 from oobleckd.worker.models import Batch, Layer, gradients, load_spec, seed_layer
-from oobleckd.worker.round.redundant_forward import Shadows
+from oobleckd.worker.round.redundant_forward import RedundantForwards
 from oobleckd.worker.round.tasks import Task
 from tests.helpers import gpu
 from tests.helpers.models import small_job
@@ -47,18 +47,18 @@ def test_a_backward_of_what_was_run_ahead_has_the_same_bits(
     device: torch.device, family: str, precision: str
 ) -> None:
     layer, x = block(device, family, precision)
-    shadows = Shadows(1 << 30)
-    assert shadows.expect(TASK, x)
-    assert shadows.begins(TASK)
+    redundant = RedundantForwards(1 << 30)
+    assert redundant.expect(TASK, x)
+    assert redundant.begins(TASK)
     found = []
     for ahead in (False, True):
         into = x.detach().requires_grad_()
         seed_layer(0, 0, 0, 1, device)
         if ahead:
-            with shadows.saving(TASK, into, layer.leaves):
+            with redundant.saving(TASK, into, layer.leaves):
                 out = layer(into, None)
         else:
             out = layer(into, None)
         found.append([out.detach(), *gradients(out, [*layer.leaves, into], torch.ones_like(out))])
-    assert shadows.held_bytes > 0
+    assert redundant.held_bytes > 0
     assert all(map(torch.equal, *found))
