@@ -184,7 +184,7 @@ def _screens() -> Iterator[Key]:
         ("s",),
         "sort",
         "Sort",
-        "sort the table by name, by state (worst first), by age of the last beat",
+        "sort the table by name, by state (worst first), by age of the last heartbeat",
     )
     yield Key(
         "nodes", ("m",), "mark", "Mark", "mark the node for the what-if screen, or take the mark back", 7

@@ -55,10 +55,10 @@ def _row(node: NodeView, name: int, state: int, width: int) -> Line:
     what = node.reason or (f"layers {held}" if held else "") + (
         f", redundant layers {redundant}" if redundant else ""
     )
-    beat = f"  {seconds(node.beat_age_s):>7}" if node.state not in {"lost", "left"} else ""
+    heartbeat = f"  {seconds(node.heartbeat_age_s):>7}" if node.state not in {"lost", "left"} else ""
     left = f" {cut(node.name, name):<{name}}  {node.state:<{state}}  "
-    room = max(0, width - 1 - len(left) - len(beat))
-    return ((glyph, role), (left, ""), (cut(what, room).ljust(room), "dim"), (beat, "dim"))
+    room = max(0, width - 1 - len(left) - len(heartbeat))
+    return ((glyph, role), (left, ""), (cut(what, room).ljust(room), "dim"), (heartbeat, "dim"))
 
 
 def _named_grid(nodes: Sequence[NodeView], width: int, height: int) -> list[Line]:

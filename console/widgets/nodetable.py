@@ -13,8 +13,8 @@ from oobleckd.console.widgets.nodes import STATES, natural
 from oobleckd.draw.lines import Line, clipped, cut, layers, seconds, size
 from oobleckd.protocol.api import LayerRange, NodeState, NodeView
 
-Order = Literal["name", "state", "beat"]
-ORDERS: tuple[Order, ...] = ("name", "state", "beat")
+Order = Literal["name", "state", "seen"]
+ORDERS: tuple[Order, ...] = ("name", "state", "seen")
 DEPENDS = ("nodes", "pipelines", "layers", "refused")
 _RANK: dict[NodeState, int] = {state: rank for rank, state in enumerate(STATES)}
 _ROOMY, _WIDE = 90, 130
@@ -52,8 +52,8 @@ def selected(view: View, look: Look) -> list[NodeView]:
     match look.order:
         case "state":
             return sorted(found, key=lambda node: (_RANK[node.state], natural(node.name)))
-        case "beat":
-            return sorted(found, key=lambda node: (-node.beat_age_s, natural(node.name)))
+        case "seen":
+            return sorted(found, key=lambda node: (-node.heartbeat_age_s, natural(node.name)))
         case _:
             return sorted(found, key=lambda node: natural(node.name))
 
@@ -91,7 +91,7 @@ class _Columns(NamedTuple):
         more = _more("host", "spare", "redundant", kept=self.kept) if self.width >= _WIDE else ""
         return (
             "  "
-            + self._text("node", "state", "beat", "rack", "device", "place", "layers")
+            + self._text("node", "state", "seen", "rack", "device", "place", "layers")
             + " copies  "
             + more
         )
@@ -100,9 +100,11 @@ class _Columns(NamedTuple):
         """One node."""
         sign, role = STATES[node.state]
         held = _held(node.layers)
-        beat = seconds(node.beat_age_s) if node.state not in {"lost", "left"} else "-"
+        heartbeat = seconds(node.heartbeat_age_s) if node.state not in {"lost", "left"} else "-"
         kinds = "+".join(sorted(set(node.kinds)))
-        text = self._text(node.name, node.state, beat, node.zone, kinds, self.places.get(node.name, ""), held)
+        text = self._text(
+            node.name, node.state, heartbeat, node.zone, kinds, self.places.get(node.name, ""), held
+        )
         least = fewest_copies(node, self.copies)
         # Why a node is lost is worth more than what it had.
         wide = self.width >= _WIDE and not node.reason
@@ -112,11 +114,13 @@ class _Columns(NamedTuple):
             (f"{'-' if least is None else least:>7}  ", "bad" if least == 1 else ""), (more, ""), (node.reason, "dim"),
         )  # fmt: skip
 
-    def _text(self, name: str, state: str, beat: str, rack: str, kind: str, place: str, held: str) -> str:
+    def _text(
+        self, name: str, state: str, heartbeat: str, rack: str, kind: str, place: str, held: str
+    ) -> str:
         if self.width < _ROOMY:
-            return f" {cut(name, 12):<12} {state:<12} {beat:>7} {place:<8} {cut(held, 10):<10}"
+            return f" {cut(name, 12):<12} {state:<12} {heartbeat:>7} {place:<8} {cut(held, 10):<10}"
         wide = f"{cut(rack, 8):<8} {cut(kind, 12):<12} "
-        return f" {cut(name, 18):<18} {state:<12} {beat:>7}  {wide}{place:<8} {cut(held, 14):<14}"
+        return f" {cut(name, 18):<18} {state:<12} {heartbeat:>7}  {wide}{place:<8} {cut(held, 14):<14}"
 
 
 def _held(ranges: Sequence[LayerRange]) -> str:

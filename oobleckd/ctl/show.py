@@ -86,7 +86,7 @@ def _job_row(job: JobView) -> Row:
 def _node_row(node: NodeView) -> Row:
     return (
         node.name, node.state, ", ".join(sorted(set(node.kinds))) or "-", str(len(node.devices)),
-        _held(node), seconds(node.beat_age_s), node.host, node.zone or "-", node.reason,
+        _held(node), seconds(node.heartbeat_age_s), node.host, node.zone or "-", node.reason,
     )  # fmt: skip
 
 
@@ -319,7 +319,7 @@ def _describe_node(node: NodeView) -> None:
         "host": node.host,
         "zone": node.zone,
         "incarnation": node.incarnation,
-        "last beat": f"{seconds(node.beat_age_s)} ago",
+        "last heartbeat": f"{seconds(node.heartbeat_age_s)} ago",
         "devices": ", ".join(
             f"{device} ({kind}, pid {pid})"
             for device, kind, pid in zip(node.devices, node.bits or node.kinds, node.pids, strict=False)

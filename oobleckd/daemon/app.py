@@ -164,11 +164,11 @@ async def _live(service: Service, load: Callable[[], Loaded[Config]]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     loop.add_signal_handler(signal.SIGHUP, _reload, service, load)
-    beat = asyncio.create_task(_tell_systemd(service))
+    heartbeat = asyncio.create_task(_tell_systemd(service))
     _log.info("ready: api on %s", service.config.socket_path)
     sd.notify("READY=1")
     await ended.wait()
-    beat.cancel()
+    heartbeat.cancel()
     if running.done():
         running.result()
 

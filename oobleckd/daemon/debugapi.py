@@ -55,7 +55,7 @@ def _debug_view(service: Service) -> DebugView:
             "manifest_errors": loop.num_manifest_errors,
             "refused_keys": service.hub.num_refused_keys,
             **asdict(service.hub.counters),
-            **asdict(service.hub.beats.counters),
+            **asdict(service.hub.heartbeats.counters),
         },
         journal=str(service.journal.path),
         trouble=service.journal.trouble,

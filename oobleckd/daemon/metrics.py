@@ -170,7 +170,7 @@ def _of_incidents(incidents: list[IncidentView]) -> Iterator[Metric]:
 
 
 def _of_shell(service: Service) -> Iterator[Metric]:
-    hub, datagrams, loop = service.hub.counters, service.hub.beats.counters, service.loop
+    hub, datagrams, loop = service.hub.counters, service.hub.heartbeats.counters, service.loop
     up_s = service.clock.now() - service.started_at
     yield _gauge("oobleck_up_seconds", "Age of this life of the daemon.", {(): up_s})
     failing = float(bool(service.journal.trouble))
@@ -188,7 +188,7 @@ def _of_shell(service: Service) -> Iterator[Metric]:
         ("oobleck_damaged_messages_total", "Bytes that were no message.", hub.damaged),
         ("oobleck_refused_hellos_total", "Agents that were refused.", hub.refused),
         ("oobleck_refused_keys_total", "Connections with unknown keys.", service.hub.num_refused_keys),
-        ("oobleck_datagram_beats_total", "Beats of idle nodes by UDP.", datagrams.datagram_beats),
+        ("oobleck_datagram_beats_total", "Heartbeats of idle nodes by UDP.", datagrams.datagram_heartbeats),
         ("oobleck_datagram_answers_total", "Answers of silent nodes by UDP.", datagrams.datagram_answers),
         ("oobleck_strange_datagrams_total", "Datagrams of no session.", datagrams.datagrams_strange),
         ("oobleck_forged_datagrams_total", "Datagrams with a wrong code.", datagrams.datagrams_forged),

@@ -183,7 +183,7 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
         pair = keys.make_server_keys(config.keys_path, sd.credential(SERVER_KEY))
         allowed = keys.load_authorized(config.keys_path)
     secret = keys.job_secret(config.state_path)
-    hub = Hub(config.endpoint, pair=pair, allowed=allowed, udp=config.udp, beat_s=config.beat_s)
+    hub = Hub(config.endpoint, pair=pair, allowed=allowed, udp=config.udp, heartbeat_s=config.heartbeat_s)
     try:
         forgotten = journal.damage is not None and journal.damage.lost
         for_core = _for_core(config, hub.endpoint, secret, journal.names[0])
@@ -267,7 +267,7 @@ def _for_core(config: Config, endpoint: str, secret: str, journal: str) -> core_
         journal=journal,
         secret=secret,
         allow_injection=config.allow_injection,
-        beat_s=config.beat_s,
+        heartbeat_s=config.heartbeat_s,
         lease_s=config.lease_s,
         grace_s=config.grace_s,
     )

@@ -19,8 +19,10 @@ from typing import Any, Generic, TypeVar, get_type_hints
 import msgspec
 
 PREFIX = "OOBLECK_"
-RENAMED = {"OOBLECK_ROAD": "OOBLECK_BACKEND"}
+RENAMED = {"OOBLECK_BEAT_S": "OOBLECK_HEARTBEAT_S", "OOBLECK_ROAD": "OOBLECK_BACKEND"}
 """Variables by their old names."""
+_RENAMED_KEYS = {"beat_s": "heartbeat_s"}
+"""Keys of files by their old names."""
 TABLES = frozenset({"console", "ctl", "daemon", "worker"})
 
 Model = TypeVar("Model", bound=msgspec.Struct)
@@ -104,6 +106,8 @@ def check_renamed(env: Mapping[str, str]) -> None:
 
 def suggest(key: str, known: Iterable[str]) -> str:
     """A hint for a name that is not known."""
+    if key in _RENAMED_KEYS:
+        return f"it has a new name: write {_RENAMED_KEYS[key]!r}"
     names = sorted(known)
     close = difflib.get_close_matches(key, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(names)}"

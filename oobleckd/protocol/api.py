@@ -211,13 +211,13 @@ class IncidentView(Numbered, frozen=True):
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """A node and its devices. ``beat_age_s`` is the age of its last sign of life.
+    """A node and its devices. ``heartbeat_age_s`` (in JSON ``beat_age_s``) is the age of its last heartbeat.
 
     ``spare``: its warm spare, "" if it keeps none; ``spare_bytes`` of the host's memory are the spare's
     (0: not known yet). ``layers`` are those that its devices compute, ``redundant`` (in JSON ``shadows``) the redundant ones, which they hold for others. ``zone``: what
     it fails together with, where that is known. ``bits``: of each device what decides the bits of its results, in short; ``traits``:
     all that does, by name. ``kept_out``: why no plan of the active job uses it, where a program should know ("data-changed": it would read another text).
-    ``lease_s``: how long its silence is forgiven at present; what its first beats teach makes that shorter.
+    ``lease_s``: how long its silence is forgiven at present; what its first heartbeats teach makes that shorter.
     """
 
     name: str
@@ -227,7 +227,7 @@ class NodeView(msgspec.Struct, frozen=True):
     devices: tuple[str, ...]
     kinds: tuple[str, ...]
     pids: tuple[int, ...]
-    beat_age_s: float
+    heartbeat_age_s: float = msgspec.field(name="beat_age_s")
     layers: tuple[LayerRange, ...]
     reason: str = ""
     spare: Literal["", "starting", "ready"] = ""

@@ -75,8 +75,8 @@ class Hello(Message, frozen=True):
     oldest: int = 0
 
 
-class Beat(Message, frozen=True):
-    """Sign of life of an agent, every ``Welcome.beat_s`` seconds."""
+class Heartbeat(Message, frozen=True, tag="Beat"):
+    """Sign of life of an agent, every ``Welcome.heartbeat_s`` seconds."""
 
     incarnation: str
 
@@ -385,7 +385,7 @@ class Goodbye(Message, frozen=True):
 
 FromWorker = (
     Hello
-    | Beat
+    | Heartbeat
     | DeviceLost
     | DeviceStopped
     | DeviceAwake
@@ -417,13 +417,13 @@ class Welcome(Message, frozen=True):
     """Accepted: ``protocol`` is spoken from now on. ``daemon`` is the incarnation of the daemon.
 
     ``lives``: the device lives of the Hello that this answers. Until a life is among them, what comes for
-    its device is meant for the life before it, and the agent drops it. ``datagrams``: how the node may beat while it is idle, until the
+    its device is meant for the life before it, and the agent drops it. ``datagrams``: how the node may send heartbeats while it is idle, until the
     next Welcome or the end of the connection; None: over the connection alone.
     """
 
     protocol: int
     daemon: str
-    beat_s: float
+    heartbeat_s: float = msgspec.field(name="beat_s")
     lease_s: float
     lives: tuple[str, ...] = ()
     datagrams: DatagramSession | None = None

@@ -1,7 +1,7 @@
 """The nodes of a simulated cluster: who comes, goes and dies, and how the daemon gets to know.
 
 Owns the lives of nodes and the evidence of their ends, which is what a real cluster would have: the agent's link closes and a peer in the layout has lost its
-link too; where there is none only silence tells, after longer. Beats are not sent, since nobody is silent who lives.
+link too; where there is none only silence tells, after longer. Heartbeats are not sent, since nobody is silent who lives.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def node_view(name: str, **changes: Any) -> NodeView:
     """A node at work."""
     usual: dict[str, Any] = {
         "name": name, "state": "active", "incarnation": "i.0", "host": "h", "devices": (f"{name}/0",),
-        "kinds": ("cpu",), "pids": (1,), "beat_age_s": 0.25, "layers": (),
+        "kinds": ("cpu",), "pids": (1,), "heartbeat_age_s": 0.25, "layers": (),
     }  # fmt: skip
     return NodeView(**(usual | changes))
 

@@ -10,13 +10,13 @@ import msgspec
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import (
-    Beat,
     CheckpointPart,
     Corrupted,
     DeviceFailed,
     DeviceLost,
     Emptied,
     Goodbye,
+    Heartbeat,
     Held,
     LinkDown,
     Measured,
@@ -69,7 +69,7 @@ def worker_frames(node: str) -> list[bytes]:
     layer = LayerCost("layer", 0.01, 0.02, 1, 1, 1, 1)
     messages: list[msgspec.Struct] = [
         hello(node),
-        Beat("life.1"),
+        Heartbeat("life.1"),
         DeviceLost("life.1", device, "signal 9", spare=True),
         LinkDown(device, "node-9/0", "closed"),
         Measured(device, "job-1", Profile("p", "cpu", (layer,) * 3)),

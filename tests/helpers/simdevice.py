@@ -39,7 +39,7 @@ from oobleckd.worker.round.messenger import TransportPost
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round.round import Given
 from oobleckd.worker.round.tasks import Order, Step
-from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import Moments
 from oobleckd.worker.sums.guard import SumsChanged
@@ -77,7 +77,7 @@ class SimFaults(Faults):
         raise Died(point)
 
 
-class SimPulse(Pulse):
+class SimActivity(ActivityPage):
     """Nobody watches."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class SimDevice(DeviceProcess):
         self.followed = 0  # tasks of the planner's order
         self.ahead = 0  # layers of forward passes that were run for another device
         self.place = Place(name, "cpu", "host", "", Path())
-        self.pulse, self.faults, self.mailbox = SimPulse(), SimFaults(self), Mailbox()
+        self.activity, self.faults, self.mailbox = SimActivity(), SimFaults(self), Mailbox()
         self.torch_device = CPU
         self.transport: Any = SimTransport(self)
         self.plane: Any = SimPlane()
@@ -367,7 +367,7 @@ class SimExecutor(Executor):
         self.sim = sim
         store: Any = SimStore(sim.world)
         super().__init__(
-            sim.name, job_id, job, store, corpus, sim.post, sim.faults, sim.tell, sim.pulse,
+            sim.name, job_id, job, store, corpus, sim.post, sim.faults, sim.tell, sim.activity,
             writer=SimWriter(sim), check_inputs=sim.reading.check,
         )  # fmt: skip
         self.means = replace(self.means, moments=Moments(lambda: sim.world.now))

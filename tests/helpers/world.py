@@ -84,7 +84,7 @@ class World:
         self.rounds_apart = rounds_apart or {}
         self.strikes: Callable[[SimDevice, str, int], bool] = lambda _device, _point, _round: False
         self.on_strike: Callable[[str, int], None] = lambda name, _index: self.kill(name)
-        self.lateness_s: Callable[[], float] = lambda: 0.0  # of a beat: agents that get no processor
+        self.lateness_s: Callable[[], float] = lambda: 0.0  # of a heartbeat: agents that get no processor
         self.daemon = Daemon(self, Config(daemon="d0", state_dir="state", allow_injection=True, **config))
         self.network = Network(self, codec=codec)
         self.checks = Checks(self)

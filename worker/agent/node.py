@@ -29,12 +29,12 @@ from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Ack,
-    Beat,
     DeviceLost,
     DeviceUp,
     Dismiss,
     EndStopped,
     Goodbye,
+    Heartbeat,
     Hello,
     Inject,
     LastWords,
@@ -49,7 +49,7 @@ from oobleckd.worker.agent.daemon_link import CurveKeys, Uplink
 from oobleckd.worker.agent.departure import Departure
 from oobleckd.worker.agent.device_link import AgentSide
 from oobleckd.worker.agent.endings import Endings
-from oobleckd.worker.agent.heartbeat import Beacon
+from oobleckd.worker.agent.heartbeat import HeartbeatSender
 from oobleckd.worker.agent.injection import inject
 from oobleckd.worker.agent.notices import Poller, Source
 from oobleckd.worker.agent.outbox import Head, Outbox, peek
@@ -146,11 +146,11 @@ class Agent:
             on_connected=self._connected,
             on_lost=self._lost,
         )
-        self._beacon = Beacon(
+        self._heartbeat_sender = HeartbeatSender(
             self._loop,
             config.daemon,
             self._uplink,
-            beat=lambda: self._say(Beat(self.incarnation)),
+            heartbeat=lambda: self._say(Heartbeat(self.incarnation)),
             is_idle=lambda: not self._jobs(),
         )
 
@@ -368,13 +368,13 @@ class Agent:
     # ------------------------------------------------------------------ daemon
 
     def _connected(self) -> None:
-        self._beacon.forget()
+        self._heartbeat_sender.forget()
         self._daemon, self._known_lives = "", frozenset()
         self._replay_due = True
         self._hello()
 
     def _lost(self) -> None:
-        self._beacon.forget()
+        self._heartbeat_sender.forget()
 
     def _hello(self) -> None:
         """Say who and what we are; again and again until the daemon answers."""
@@ -446,7 +446,7 @@ class Agent:
             self._replay_due = False
             for data in self._outbox.pending():
                 self._uplink.send(data)
-        self._beacon.welcome(message)
+        self._heartbeat_sender.welcome(message)
 
     def _jobs(self) -> list[str]:
         """What devices of the node have state of."""
@@ -514,7 +514,7 @@ class Agent:
         self._departure.close()
         if self._poller is not None:
             self._poller.close()
-        self._beacon.close()
+        self._heartbeat_sender.close()
         if self._hello_again is not None:
             self._hello_again.cancel()
         if self._renewing is not None:

@@ -76,7 +76,7 @@ from oobleckd.worker.round.commit import ReplicasDisagree
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.round.messenger import TransportPost
 from oobleckd.worker.round.tasks import order_of
-from oobleckd.worker.runtime.activity import LOOK_UP_S, Pulse, phase_of
+from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityPage, phase_of
 from oobleckd.worker.runtime.deaths import death_in_full
 from oobleckd.worker.runtime.errors import UserError, at_the_end, ends_the_process
 from oobleckd.worker.runtime.faults import ANYWHERE, Faults, hang_for_ever
@@ -94,8 +94,8 @@ _log = logging.getLogger(__name__)
 class DeviceProcess:
     """Controls in, training state and answers out."""
 
-    def __init__(self, place: Place, fd: int, pulse: Pulse) -> None:
-        self.place, self.pulse = place, pulse
+    def __init__(self, place: Place, fd: int, activity: ActivityPage) -> None:
+        self.place, self.activity = place, activity
         self.executor: Executor | None = None
         self.deployment: Deployment | None = None
         self.staging: Staging | None = None
@@ -134,7 +134,7 @@ class DeviceProcess:
                 worked = self._turn()
             while not worked and not self.mailbox.wait(LOOK_UP_S):
                 with self.turn:
-                    self.pulse.wait()
+                    self.activity.wait()
 
     def _turn(self) -> bool:
         """Heed what is said, then do one piece of work; False when there was none."""
@@ -145,7 +145,7 @@ class DeviceProcess:
             self._tell_up()
         worked = self._work()
         if not worked:
-            self.pulse.wait()
+            self.activity.wait()
         return worked
 
     def _answer_at_once(self) -> None:
@@ -176,7 +176,7 @@ class DeviceProcess:
         try:
             if self.deployment is not None and self.deployment.at_work and self._copy(self.deployment):
                 return True
-            with self.pulse.doing("R"):  # forward, backward and update are named inside
+            with self.activity.doing("R"):  # forward, backward and update are named inside
                 if self.executor is not None and self._advance(self.executor):
                     return True
             return self._stage()
@@ -208,7 +208,7 @@ class DeviceProcess:
 
     def _copy(self, deployment: Deployment) -> bool:
         """Go on with the deployment under way; whether there was anything to do."""
-        with self.pulse.doing("copy", units=0):
+        with self.activity.doing("copy", units=0):
             awaited = bool(deployment.awaited)
             worked = deployment.advance()
         if awaited and not deployment.awaited:
@@ -220,7 +220,7 @@ class DeviceProcess:
         staging = self.staging
         if staging is None or self.deployment is not None:
             return False
-        with self.pulse.doing("stage", units=0):
+        with self.activity.doing("stage", units=0):
             worked = staging.advance()
         if worked:
             self.faults.reach("stage", staging.round)
@@ -231,7 +231,7 @@ class DeviceProcess:
 
     def _guarded(self, control: ToWorker) -> None:
         try:
-            with self.pulse.doing(type(control).__name__, units=0):
+            with self.activity.doing(type(control).__name__, units=0):
                 self._handle(control)
         except UserError as error:
             self._fail(error)
@@ -279,7 +279,7 @@ class DeviceProcess:
         elif message.how == "slow":
             self.faults.slow_down(message.times, message.seconds)
         elif message.how == "hang" and not message.at and self.executor is None:
-            self.pulse.wait()
+            self.activity.wait()
             hang_for_ever()
         else:
             self.faults.arm(message.at or ANYWHERE, message.round, hang=message.how == "hang")
@@ -358,7 +358,7 @@ class DeviceProcess:
         store = Store(load_spec(job), self.torch_device)
         self.executor = Executor(
             self.place.device, job_id, job, store, corpus, self.post, self.faults, self.tell,
-            self.pulse, self.turn.aside, Beside(self.tell, self.faults, self.mailbox.wake), self.reading.check,
+            self.activity, self.turn.aside, Beside(self.tell, self.faults, self.mailbox.wake), self.reading.check,
         )  # fmt: skip
         return self.executor
 
@@ -466,7 +466,7 @@ class DeviceProcess:
         executor, deployment = self.executor, self.deployment
         heard = executor.commit.answered if executor is not None else 0
         epoch = max(heard, deployment.message.epoch if deployment is not None else 0)
-        phase = phase or phase_of(self.pulse.failed_in(error))
+        phase = phase or phase_of(self.activity.failed_in(error))
         death = death_in_full(error, phase, self.job_id, epoch, self.torch_device, self._idle_bytes)
         if death is not None:
             self.link.send_last(LastWords(death))

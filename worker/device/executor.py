@@ -39,7 +39,7 @@ from oobleckd.worker.round.sum_copies import KINDS as COPY_KINDS
 from oobleckd.worker.round.sum_copies import Copies
 from oobleckd.worker.round.tasks import NO_LAYERS, Order
 from oobleckd.worker.round.update import apply_update, global_norm
-from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import moments_of
 from oobleckd.worker.runtime.turn import Aside
@@ -64,14 +64,14 @@ class Executor:
         post: Post,
         faults: Faults,
         tell: Callable[[FromWorker], None],
-        pulse: Pulse | None = None,
+        activity: ActivityPage | None = None,
         aside: Aside = nullcontext,
         writer: Writer | None = None,
         check_inputs: CheckInputs = no_check,
     ) -> None:
         self.device, self.job_id, self.job = device, job_id, job
         self.store, self.corpus, self.post, self.faults, self.tell = store, corpus, post, faults, tell
-        self.pulse = pulse or Pulse()
+        self.activity = activity or ActivityPage()
         self.saving = Saving(device, job_id, job, store, corpus, writer or Inline(tell, faults), check_inputs)
         self.misread = False  # what it reads has changed: nothing more is to come of it
         self.layout = Layout(0, store.spec.num_layers, {}, ())
@@ -81,7 +81,7 @@ class Executor:
         self.flags = Flags()
         self.holding, self.hold_next = True, False
         self.commit = Commit(device)
-        self.check = Check(device, job_id, job, store, self.pulse)
+        self.check = Check(device, job_id, job, store, self.activity)
         guarded = bool(self.check.every)
         self.reducer = Reducer(
             device, store, post, job.num_micro_batches, job.train.exact, guarded=guarded, aside=aside
@@ -90,7 +90,7 @@ class Executor:
         self.order: Order = ()
         self.sample_every = 0  # op times are told of rounds whose number it divides
         self.means = Means(
-            device, job, store, corpus, post, faults, self.pulse, aside, moments=moments_of(store.device)
+            device, job, store, corpus, post, faults, self.activity, aside, moments=moments_of(store.device)
         )
         self.late = False
         self.now = self._passes(self._given(self.counters))
@@ -286,7 +286,7 @@ class Executor:
     def _hurry(self) -> None:
         """Update, and begin the next round, as if all votes were in and let the round through."""
         began = self.means.moments.now()
-        with self.pulse.doing("U", units=max(1, len(self.store.layers))):
+        with self.activity.doing("U", units=max(1, len(self.store.layers))):
             saved = save(self.store)
             self.faults.reach("backup", self.counters.round)
             self._apply(1.0)
@@ -317,13 +317,13 @@ class Executor:
             self.returned = self._take_back()
         due = self.saving.decide(vote, self.counters)
         passes, was, began = self.now, self.counters, self.means.moments.now()
-        with self.pulse.doing("U", units=max(1, len(self.store.layers))):
+        with self.activity.doing("U", units=max(1, len(self.store.layers))):
             self._update(vote)
         if self.hurried is None:
             passes.note("U", None, began)
         hold = self.hold_next or vote.flags.hold or self.over
         if self.ahead is not None:
-            with self.pulse.doing("copy", units=0):
+            with self.activity.doing("copy", units=0):
                 self.ahead.committed(was, self.counters, self.store, self.reducer.reduced, hold=hold)
                 self.faults.reach("ahead", was.round)
         self.commit.advance(vote)
@@ -402,7 +402,7 @@ class Executor:
     def write_checkpoint(self) -> None:
         """Begin to write this device's share of the state at this boundary."""
         live = frozenset(self.layout.holdings) - self.dead
-        with self.pulse.doing("checkpoint", units=0):
+        with self.activity.doing("checkpoint", units=0):
             self.saving.begin(self.layout, live, self.counters, last=self.finished)
 
     # ------------------------------------------------------------------ failures

@@ -60,7 +60,9 @@ class Passes:
             return self._advance_redundant()
         kind, task = found
         began = self.means.moments.now()
-        with self.means.pulse.doing(kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)):
+        with self.means.activity.doing(
+            kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)
+        ):
             work = self.halted.pop((kind, task), None)
             self._run(work or self._begun(kind, task))
         self.clock.busy.append((began, self.note(kind, task, began)))
@@ -242,7 +244,7 @@ class Passes:
         if work is None:
             return False
         began = self.means.moments.now()
-        with self.means.pulse.doing("S", f"{work.task.position}S{work.task.route.micro_batch}"):
+        with self.means.activity.doing("S", f"{work.task.position}S{work.task.route.micro_batch}"):
             more = work.compute()
         self.note("S", work.task, began)
         if not more:

@@ -19,7 +19,7 @@ from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.models import Owed
 from oobleckd.worker.round.messenger import Post
 from oobleckd.worker.round.tasks import NO_LAYERS, Kind, Order, Task
-from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import Moment, Moments
 from oobleckd.worker.runtime.turn import Aside
@@ -71,7 +71,7 @@ class Means:
     corpus: Corpus
     post: Post
     faults: Faults
-    pulse: Pulse
+    activity: ActivityPage
     aside: Aside = nullcontext
     redundant_bytes: dict[Range, int] = field(default_factory=dict)
     moments: Moments = field(default_factory=Moments)

@@ -16,11 +16,11 @@ from oobleckd.protocol.api import Control
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Ack,
-    Beat,
     CheckpointPart,
     DeviceFailed,
     Emptied,
     Goodbye,
+    Heartbeat,
     Held,
     Hello,
     LinkDown,
@@ -78,8 +78,8 @@ def test_a_spare_that_is_ready_is_announced_once():
     assert said == [[], ready, [], [], ready]
 
 
-def beat_cost_s(num_nodes):
-    """CPU seconds of a beat, the best of a few rounds."""
+def heartbeat_cost_s(num_nodes):
+    """CPU seconds of a heartbeat, the best of a few rounds."""
     machine = Machine(Config())
     for number in range(num_nodes):
         machine.handle(Heard(f"n{number}", Hello(PROTOCOL, f"n{number}", "1", "host", True, ())), 1.0)
@@ -87,48 +87,48 @@ def beat_cost_s(num_nodes):
     for turn in range(5):
         began = time.process_time()
         for number in range(100):
-            assert machine.handle(Heard(f"n{number}", Beat("1")), 1.0 + turn / 100) == []
+            assert machine.handle(Heard(f"n{number}", Heartbeat("1")), 1.0 + turn / 100) == []
             machine.next_deadline()
         costs.append(time.process_time() - began)
     return min(costs) / 100
 
 
-def test_a_beat_costs_the_same_with_a_hundred_nodes_and_with_thousands():
-    assert beat_cost_s(4000) < 8 * beat_cost_s(100)
+def test_a_heartbeat_costs_the_same_with_a_hundred_nodes_and_with_thousands():
+    assert heartbeat_cost_s(4000) < 8 * heartbeat_cost_s(100)
 
 
-def beating(look_s, beat_s, times):
-    """A machine with one node that beats so often."""
+def heartbeating(look_s, heartbeat_s, times):
+    """A machine with one node that sends heartbeats so often."""
     machine, now = Machine(Config(look_s=look_s)), 1.0
     machine.handle(Heard("n1", Hello(PROTOCOL, "n1", "1", "host", False, ())), now)
     for _ in range(times):
-        now += beat_s
-        assert machine.handle(Heard("n1", Beat("1")), now) == []
+        now += heartbeat_s
+        assert machine.handle(Heard("n1", Heartbeat("1")), now) == []
     return machine, now
 
 
-def test_a_beat_in_time_leaves_due_what_was():
-    machine, now = beating(look_s=1.0, beat_s=0.25, times=3)
+def test_a_heartbeat_in_time_leaves_due_what_was():
+    machine, now = heartbeating(look_s=1.0, heartbeat_s=0.25, times=3)
     assert machine.next_deadline() == 2.0
     assert machine.core.members.nodes["n1"].lease.heard == machine.core.now == now
-    machine.handle(Heard("n1", Beat("1")), 2.25)
+    machine.handle(Heard("n1", Heartbeat("1")), 2.25)
     assert machine.next_deadline() == 3.25
     assert machine.core.members.asleep_s == 0.25  # there was no Tick
 
 
-def test_a_beat_that_shortens_a_lease_is_asked_about_earlier():
-    machine, now = beating(look_s=60.0, beat_s=0.25, times=20)
+def test_a_heartbeat_that_shortens_a_lease_is_asked_about_earlier():
+    machine, now = heartbeating(look_s=60.0, heartbeat_s=0.25, times=20)
     assert now < machine.next_deadline() < now + 1.5
 
 
-def test_a_beat_of_another_life_is_looked_at():
-    machine, now = beating(look_s=1.0, beat_s=0.25, times=1)
+def test_a_heartbeat_of_another_life_is_looked_at():
+    machine, now = heartbeating(look_s=1.0, heartbeat_s=0.25, times=1)
     machine.core.members.evict("n1", "why", now)
     assert not machine.core.members.nodes["n1"].alive
-    commands = machine.handle(Heard("n1", Beat("1")), now + 0.25)
+    commands = machine.handle(Heard("n1", Heartbeat("1")), now + 0.25)
     assert machine.core.members.nodes["n1"].alive
     assert commands
-    machine.handle(Heard("n1", Beat("another")), now + 0.5)
+    machine.handle(Heard("n1", Heartbeat("another")), now + 0.5)
     assert machine.core.members.nodes["n1"].lease.heard == now + 0.5
 
 
@@ -406,7 +406,7 @@ def test_who_is_back_drops_what_it_holds_if_anybody_has_acted_on_its_loss(world,
     assert (core.run.phase == "adrift") == adrift
     core.members.evict("n01", "silent", world.now)
     world.machine.handle(Tick(), world.now)
-    back = hear(world, Beat(world.nodes["n01"].incarnation))
+    back = hear(world, Heartbeat(world.nodes["n01"].incarnation))
     assert told_releases(back) == ([] if adrift else [("n01", "n01/0")])
     assert core.members.nodes["n01"].alive
 

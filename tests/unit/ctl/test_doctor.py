@@ -102,9 +102,9 @@ def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings(tmp_path: Path) -> None:
     file = tmp_path / "oobleck.toml"
     assert clustercheck.settings({}, [file])[1].level == "ok"
-    file.write_text("[daemon]\nbeats_s = 1\n")
+    file.write_text("[daemon]\nheartbeats_s = 1\n")
     config, check = clustercheck.settings({}, [file])
-    assert (config, check.level, check.hint) == (None, "fail", "did you mean 'beat_s'?")
+    assert (config, check.level, check.hint) == (None, "fail", "did you mean 'heartbeat_s'?")
 
 
 def test_keys(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from oobleckd.worker.device import device, reading
 from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.context import Place
 from oobleckd.worker.models import Layer
-from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.framing import read_frame, write_frame
 from oobleckd.worker.runtime.turn import Turn
 
@@ -115,7 +115,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     monkeypatch.setattr(device, "DeviceLink", partial(DeviceLink, on_closed=lambda: None))
     place = Place(ME, "cpu", "host", "127.0.0.1", tmp_path)
     with ours, ExitStack() as ends:
-        process = device.DeviceProcess(place, theirs.detach(), Pulse())
+        process = device.DeviceProcess(place, theirs.detach(), ActivityPage())
         ends.callback(process.transport.close)
         ends.callback(process.link.close)
         threading.Thread(target=process.run, daemon=True).start()

@@ -35,7 +35,7 @@ from oobleckd.worker.agent.outbox import peek
 from oobleckd.worker.device import device
 from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.context import Place
-from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.framing import read_frame
 from tests.unit.worker.test_device import TIMEOUT_S, Agent, job
 
@@ -144,7 +144,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
             ours, theirs = socket.socketpair()
             ends.enter_context(ours)
             place = Place(name, "cpu", "host", "127.0.0.1", tmp_path)
-            process = processes[name] = device.DeviceProcess(place, theirs.detach(), Pulse())
+            process = processes[name] = device.DeviceProcess(place, theirs.detach(), ActivityPage())
             ends.callback(process.transport.close)
             ends.callback(process.link.close)
             threading.Thread(target=process.run, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Idle nodes that beat by UDP, whole: the real daemon and real agents, whose devices are stand-ins; and what happens where UDP does not arrive."""
+"""Idle nodes that send heartbeats by UDP, whole: the real daemon and real agents, whose devices are stand-ins; and what happens where UDP does not arrive."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ from oobleckd.unixhttp import ClientError
 from tests.helpers.daemons import Daemon, daemon
 
 WAIT_S = 120.0
-BEATS = ("--beat-s", "0.25", "--lease-s", "10")  # so a lease is 1 s and more, once some beats have come
-LEASES = 24  # beats
+HEARTBEATS = (
+    "--heartbeat-s",
+    "0.25",
+    "--lease-s",
+    "10",
+)  # so a lease is 1 s and more, once some heartbeats have come
+LEASES = 24  # heartbeats
 ELSEWHERE = "127.0.0.2"  # this machine too, where the daemon does not listen
 
 Launch = Callable[[str], subprocess.Popen[bytes]]
@@ -36,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def running(folder: Path) -> Iterator[Daemon]:
-    with daemon(folder, *BEATS) as made:
+    with daemon(folder, *HEARTBEATS) as made:
         assert made.process.stderr is not None
         reader = threading.Thread(
             target=made.process.stderr.read
@@ -135,7 +140,7 @@ def test_a_killed_agent_is_gone_at_once(running: Daemon, launch: Launch) -> None
     until(lambda: node(running).state in {"disconnected", "lost"}, "its connection has closed")
 
 
-def test_a_key_is_changed_and_it_beats_by_datagrams_again(
+def test_a_key_is_changed_and_it_heartbeats_by_datagrams_again(
     running: Daemon, launch: Launch, folder: Path
 ) -> None:
     agent = launch(running.endpoint)
@@ -158,7 +163,7 @@ def test_after_a_restart_of_the_daemon_it_is_back(folder: Path, launch: Launch) 
         probe.bind(("127.0.0.1", 0))
         endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     for _ in range(2):
-        with daemon(folder, *BEATS, "--endpoint", endpoint) as running:
+        with daemon(folder, *HEARTBEATS, "--endpoint", endpoint) as running:
             if not (folder / "agent").exists():
                 launch(endpoint)
             usable(running)
@@ -167,8 +172,8 @@ def test_after_a_restart_of_the_daemon_it_is_back(folder: Path, launch: Launch) 
             running.stop(signal.SIGKILL)
 
 
-def test_without_udp_it_beats_over_zeromq(folder: Path, launch: Launch) -> None:
-    with daemon(folder, *BEATS, "--no-udp") as running:
+def test_without_udp_it_heartbeats_over_zeromq(folder: Path, launch: Launch) -> None:
+    with daemon(folder, *HEARTBEATS, "--no-udp") as running:
         launch(running.endpoint)
         usable(running)
         more(running, "received")
@@ -259,7 +264,7 @@ def detour(running: Daemon, request: pytest.FixtureRequest) -> Iterator[Detour]:
 
 
 @pytest.mark.parametrize("detour", [False], indirect=True)
-def test_where_nobody_listens_at_the_port_it_beats_over_zeromq(
+def test_where_nobody_listens_at_the_port_it_heartbeats_over_zeromq(
     running: Daemon, launch: Launch, detour: Detour
 ) -> None:
     launch(detour.endpoint)
