@@ -93,7 +93,7 @@ class Rejected(msgspec.Struct, frozen=True):
 class Proposal(msgspec.Struct, frozen=True):
     """A plan, the copies that lead to it, its modelled cost in seconds, and one sentence of reason.
 
-    ``ops``: device -> its schedule, as text. ``beforehand_s``: seconds until the copies are made while training goes on, before the stop; 0: nobody waits
+    ``ops``: device -> its schedule, as text. ``precopy_s``: seconds until the copies are made while training goes on, before the stop; 0: nobody waits
     for that, as nobody does where the caller cannot; negative: the policy has not weighed it. ``at_once``: copies begin in the step under way, even so;
     what is left of them is made in the stop. ``cases``: of the reason what becomes of the pipelines, without sizes, copies and what can be lost
     ("": it is all of it).
@@ -105,14 +105,14 @@ class Proposal(msgspec.Struct, frozen=True):
     reason: str
     rejected: tuple[Rejected, ...] = ()
     ops: dict[str, str] = {}
-    beforehand_s: float = -1.0
+    precopy_s: float = -1.0
     at_once: bool = False
     cases: str = ""
 
     @property
     def begins(self) -> bool:
         """Whether copies begin before the stop."""
-        return bool(self.transfers) and (self.at_once or self.beforehand_s > 0)
+        return bool(self.transfers) and (self.at_once or self.precopy_s > 0)
 
 
 class Policy(Protocol):

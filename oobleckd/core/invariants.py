@@ -80,9 +80,9 @@ def _run(core: Core, run: Run) -> None:
             assert not [device for device in candidate.deploys if core.members.owes(device)], (
                 "copies to a device that is about to drop what it holds"
             )
-    if run.preparation is not None:
-        assert run.phase == "run", f"copies beforehand while in phase {run.phase}"
-        assert all(core.members.living(device, life) for device, life in run.preparation.lives.items())
+    if run.pre_copy is not None:
+        assert run.phase == "run", f"pre-copies while in phase {run.phase}"
+        assert all(core.members.living(device, life) for device, life in run.pre_copy.lives.items())
     if job.layout is not None and run.phase != "adrift":
         assert min(job.layout.copies(job.dead)) > 0, "a lost layer without a rollback"
 

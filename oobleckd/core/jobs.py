@@ -153,7 +153,7 @@ def release(core: Core, run: Run) -> None:
     if run.candidate is not None:
         devices |= set(run.candidate.deploys)
     devices |= run.guests
-    run.guests, run.preparation = set(), None
+    run.guests, run.pre_copy = set(), None
     known = (info for node in core.members.nodes.values() for info in node.devices)
     devices |= {info.device for info in known if info.job == run.job.id}
     for device in sorted(devices):

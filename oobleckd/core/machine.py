@@ -16,7 +16,7 @@ from oobleckd.core import (
     inputs,
     jobs,
     lastcopy,
-    prepare,
+    precopy,
     reading,
     recovery,
     requests,
@@ -69,7 +69,7 @@ from oobleckd.protocol.messages import (
     LinkDown,
     Measured,
     OpTimes,
-    Prepared,
+    PreCopied,
     Progress,
     Ready,
     Refused,
@@ -82,7 +82,7 @@ _HEARTBEAT_OF_NODE_S = (
 )
 OfJob = (
     Measured
-    | Prepared
+    | PreCopied
     | Emptied
     | Ready
     | Progress
@@ -218,16 +218,16 @@ class Machine:
                 return (
                     not self.core.outbox
                 )  # the last one leads to a decision, to a new layout, or to the end
-            case Held() | Prepared():
+            case Held() | PreCopied():
                 run = self.core.run
                 return run is not None and not self._is_last(run, event.message)
             case _:
                 return False
 
-    def _is_last(self, run: Run, message: Held | Prepared) -> bool:
+    def _is_last(self, run: Run, message: Held | PreCopied) -> bool:
         """Whether with ``message`` all devices have said theirs."""
-        if isinstance(message, Prepared):
-            return prepare.is_complete(run)
+        if isinstance(message, PreCopied):
+            return precopy.is_complete(run)
         return len(run.held) >= len(run.job.survivors())
 
     def _settle(self) -> None:
@@ -329,8 +329,8 @@ class Machine:
         match message:
             case Measured():
                 reading.on_measured(core, message)
-            case Prepared():
-                prepare.on_prepared(core, message)
+            case PreCopied():
+                precopy.on_precopied(core, message)
             case Emptied():
                 core.members.emptied(message.device, message.order)
             case Ready():

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from oobleckd.core import checkpoints, corruption, deploy, incidents, inputs, jobs, prepare
+from oobleckd.core import checkpoints, corruption, deploy, incidents, inputs, jobs, precopy
 from oobleckd.core.context import Core
 from oobleckd.core.corruption import Finding
 from oobleckd.core.decide import Decision, Disagreement, Standing, decide
@@ -33,10 +33,10 @@ def check_lives(core: Core, run: Run) -> None:
     """
     if run.phase == "adrift":
         return
-    seen = (core.members.turns, run.job.survivors(), run.job.lives, run.candidate, run.preparation)
+    seen = (core.members.turns, run.job.survivors(), run.job.lives, run.candidate, run.pre_copy)
     if run.seen_alive == seen:
         return
-    prepare.check_lives(core, run)
+    precopy.check_lives(core, run)
     lost = _ended(core, {device: run.job.lives[device] for device in run.job.survivors()})
     joining = run.candidate.lives if run.candidate is not None else {}
     failed = [device for device in _ended(core, joining) if device not in lost]
@@ -86,7 +86,7 @@ def restart_deployment(core: Core, run: Run, device: str, why: str) -> None:
 
 
 def _raise(core: Core, run: Run, dead: tuple[str, ...], devices: Collection[str]) -> None:
-    prepare.forget(core, run)
+    precopy.forget(core, run)
     epoch, names = core.next_epoch(), _whole(core, devices)
     cause = "; ".join(f"{name}: {_cause(core, name)}" for name in names)
     core.record(EpochRaised(run.job.id, epoch, dead, cause, core.now))
@@ -102,7 +102,7 @@ def _whole(core: Core, devices: Collection[str]) -> list[str]:
 
 
 def _raise_quietly(core: Core, run: Run, why: str) -> None:
-    prepare.forget(core, run)
+    precopy.forget(core, run)
     core.record(EpochRaised(run.job.id, core.next_epoch(), run.job.dead, why, core.now))
 
 
@@ -298,7 +298,7 @@ def on_damaged(core: Core, message: DeviceFailed) -> None:
 
 def distrust(core: Core, run: Run, finding: Finding) -> None:
     """Nobody is lost, and what devices have cannot be trusted: back to what can."""
-    prepare.forget(core, run)
+    precopy.forget(core, run)
     epoch = core.next_epoch()
     core.record(EpochRaised(run.job.id, epoch, run.job.dead, finding.cause, core.now))
     incidents.loss(core, run, finding.nodes, finding.cause, core.now, epoch)

@@ -184,7 +184,7 @@ class IncidentView(Numbered, frozen=True):
     ``steps_lost`` is 0 unless a layer's last copy died and the job went back to a checkpoint.
     ``layer_gradients`` were computed again, of ``step_layer_gradients`` that one step has, and ``layer_forwards``, of as many.
     ``cost_s``: what was modelled of the way taken, until the next loss is expected (0: there was no choice); ``rejected``: the others.
-    ``sources``: who the copies came from, most bytes first; some may have been copied beforehand. ``reason`` is a sentence, ``parts`` what it is made of.
+    ``sources``: who the copies came from, most bytes first; some may have been pre-copied. ``reason`` is a sentence, ``parts`` what it is made of.
     """
 
     id: str

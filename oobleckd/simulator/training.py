@@ -30,9 +30,9 @@ from oobleckd.protocol.messages import (
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.simulator import saving
 from oobleckd.simulator.account import Account
-from oobleckd.simulator.beforehand import Beforehand
 from oobleckd.simulator.clock import Clock
 from oobleckd.simulator.costs import Costs
+from oobleckd.simulator.precopy import SimulatedPreCopy
 from oobleckd.simulator.progress import Moment, answers
 from oobleckd.simulator.steps import mended_at
 from oobleckd.simulator.sums import Sums
@@ -114,10 +114,10 @@ class Training:
     deployment: Deployment | None = None
     losses: int = 0
     writing: bool = False
-    beforehand: Beforehand = field(init=False)
+    precopy: SimulatedPreCopy = field(init=False)
 
     def __post_init__(self) -> None:
-        self.beforehand = Beforehand(self.world, self.profile, self.gone)
+        self.precopy = SimulatedPreCopy(self.world, self.profile, self.gone)
 
     # ------------------------------------------------------------------ time
 
@@ -216,9 +216,9 @@ class Training:
         costs = self.costs
         fixed_s = costs.deploy_s
         if not self.new.isdisjoint(message.layout.holdings):
-            fixed_s += max(0.0, costs.begin_s - self.beforehand.begun_s(message))
+            fixed_s += max(0.0, costs.begin_s - self.precopy.begun_s(message))
         if message.source == "copy":
-            return fixed_s, self.beforehand.copies_s(message)
+            return fixed_s, self.precopy.copies_s(message)
         if message.source == "init":
             return fixed_s + costs.init_s, 0.0
         held: dict[str, int] = {}
@@ -237,7 +237,7 @@ class Training:
         if found is None or found.told.epoch != epoch:
             return
         self.new.difference_update(found.told.layout.holdings)
-        copied = self.beforehand.copied(found.told)
+        copied = self.precopy.copied(found.told)
         for device in found.devices:
             if device not in self.gone and self.deployment is found:
                 self.world.hear(device, Ready(device, epoch, *copied.get(device, (0, 0))))

@@ -56,7 +56,7 @@ from oobleckd.protocol.messages import (
     Inject,
     Measure,
     Measured,
-    Prepare,
+    PreCopy,
     Refused,
     Release,
     Report,
@@ -223,7 +223,7 @@ class World:
         self.clock.after(takes_s, lambda: self._planned(request))
 
     def _planned(self, request: MakePlan) -> None:
-        answer = self.planner.answer(request, beforehand=self.costs.beforehand)
+        answer = self.planner.answer(request, precopy=self.costs.precopy)
         if answer.proposal is not None:
             plan = answer.proposal.plan
             self.written.decisions.append(Decided(self.clock.now, answer.proposal.reason, plan.step_s))
@@ -232,8 +232,8 @@ class World:
     def _tell(self, message: ToWorker) -> None:
         training = self.training
         match message:
-            case Prepare():
-                training.beforehand.prepare(message, training.counters.step, training.step_s)
+            case PreCopy():
+                training.precopy.prepare(message, training.counters.step, training.step_s)
             case Deploy():
                 training.deploy(message)
             case Resume():

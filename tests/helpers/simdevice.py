@@ -108,7 +108,7 @@ class SimDevice(DeviceProcess):
         self.executor: SimExecutor | None = None
         self.flips: list[Any] = []
         self.deployment = None
-        self.staging = None
+        self.precopy_target = None
         self.job_id = ""
         self.reading: Any = SimReading(self)
         # What the agent knows of it, for its Hello: told after every control message, as the real device does.
@@ -276,7 +276,7 @@ class SimDevice(DeviceProcess):
     def _release(self, *, abandon: bool = True) -> None:
         if self.executor is not None and abandon:
             self.executor.saving.writer.abandon()
-        self.executor, self.deployment, self.staging, self.job_id = None, None, None, ""
+        self.executor, self.deployment, self.precopy_target, self.job_id = None, None, None, ""
         self.reading.rest()
         self.post.purge(lambda _: True)
         self._forget(self.transport.peers())

@@ -176,7 +176,7 @@ async def test_unknown_tags_and_damage_are_counted_and_ignored(world: World) -> 
     agent.say(hello("node-1"))
     agent.say(msgspec.msgpack.encode({"type": "Novelty", "x": 1}))
     agent.say(b"\xc1 no msgpack")
-    agent.say(msgspec.msgpack.encode({"type": "Heartbeat"}))
+    agent.say(msgspec.msgpack.encode({"type": "Beat"}))
     agent.socket.send_multipart([b"two", b"frames"])
     agent.say(Heartbeat("life.1"))
     assert (await world.next())[0] == "node-1"

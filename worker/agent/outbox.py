@@ -14,6 +14,7 @@ from oobleckd.protocol.codec import CodecError
 from oobleckd.protocol.parts import Counters
 from oobleckd.protocol.unreadable import UNREADABLE
 
+# By their names on the wire, which a class may have no more: ``PreCopy`` is "Prepare", ``PreCopied`` "Prepared".
 _UNTIL_ACK = frozenset({"StepDone", "CheckpointPart", "CheckpointFailed"})
 _STANDING = frozenset(
     {

@@ -1,6 +1,6 @@
 """The device process: one per device, owns torch, lives through every reconfiguration.
 
-Owns the loop (controls, then the deployment under way, then the executor, then what comes beforehand for a plan), what a control message does, and the answer to
+Owns the loop (controls, then the deployment under way, then the executor, then what is pre-copied for a plan), what a control message does, and the answer to
 a report in the middle of a task.
 Started by the agent (``process``); ends with it. Training itself is in ``executor``.
 """
@@ -39,8 +39,8 @@ from oobleckd.protocol.messages import (
     LinkDown,
     Measure,
     Measured,
-    Prepare,
-    Prepared,
+    PreCopied,
+    PreCopy,
     Ready,
     Refused,
     Release,
@@ -70,8 +70,8 @@ from oobleckd.worker.groups.choose import choose
 from oobleckd.worker.groups.plane import Plane
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.reconfigure.deploy import KINDS, Deployment, expected, outgoing
-from oobleckd.worker.reconfigure.precopy_source import Ahead
-from oobleckd.worker.reconfigure.precopy_target import Staging, is_of
+from oobleckd.worker.reconfigure.precopy_source import PreCopySource
+from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget, is_of
 from oobleckd.worker.round.commit import ReplicasDisagree
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.round.messenger import TransportPost
@@ -98,7 +98,7 @@ class DeviceProcess:
         self.place, self.activity = place, activity
         self.executor: Executor | None = None
         self.deployment: Deployment | None = None
-        self.staging: Staging | None = None
+        self.precopy_target: PreCopyTarget | None = None
         self.job_id = ""
         self.mailbox, self.turn = Mailbox(), Turn()
         self._loop = threading.get_native_id()  # of the thread that makes this, and runs it
@@ -216,17 +216,17 @@ class DeviceProcess:
         return worked
 
     def _stage(self) -> bool:
-        """While there is nothing else to do: make an update of what came beforehand; False when nothing is to be done there either."""
-        staging = self.staging
-        if staging is None or self.deployment is not None:
+        """While there is nothing else to do: make an update of what was pre-copied; False when nothing is to be done there either."""
+        precopy_target = self.precopy_target
+        if precopy_target is None or self.deployment is not None:
             return False
         with self.activity.doing("stage", units=0):
-            worked = staging.advance()
+            worked = precopy_target.advance()
         if worked:
-            self.faults.reach("stage", staging.round)
-        if not (worked or staging.told) and staging.caught_up:
-            staging.told = True
-            self.tell(Prepared(self.place.device, staging.number, staging.round))
+            self.faults.reach("stage", precopy_target.round)
+        if not (worked or precopy_target.told) and precopy_target.caught_up:
+            precopy_target.told = True
+            self.tell(PreCopied(self.place.device, precopy_target.number, precopy_target.round))
         return worked
 
     def _guarded(self, control: ToWorker) -> None:
@@ -250,8 +250,8 @@ class DeviceProcess:
                 self._measure(control)
             case Identify():
                 self.reading.identify(control, reads=self.executor is not None)
-            case Prepare():
-                self._prepare(control)
+            case PreCopy():
+                self._precopy(control)
             case Deploy():
                 self._deploy(control)
             case Resume():
@@ -299,19 +299,19 @@ class DeviceProcess:
             self._release()
         executor = self.executor or self._begin_job(message.job, message.spec)
         self.faults.reach("deploy", message.counters.round)
-        anew = frozenset() if message.prepared else self._strangers(message.peers)
+        anew = frozenset() if message.precopied else self._strangers(message.peers)
         self.transport.configure(message.peers, bytes.fromhex(message.secret), anew)
         self.plane.enter(message.epoch, message.layout.holdings)
-        self._drop_before(message.prepared or sys.maxsize)
+        self._drop_before(message.precopied or sys.maxsize)
         self.deployment = Deployment(
-            message, executor.store, self.post, self.faults, executor.ahead, self.staging
+            message, executor.store, self.post, self.faults, executor.precopy_source, self.precopy_target
         )
         self.deployment.start()
         if not self.deployment.awaited:
             self._ready()
 
-    def _prepare(self, message: Prepare) -> None:
-        """Copy beforehand, from now on; or no more."""
+    def _precopy(self, message: PreCopy) -> None:
+        """Pre-copy, from now on; or no more."""
         if self.deployment is not None:
             if self.executor is not None and self.executor.layout.epoch:
                 return
@@ -326,29 +326,29 @@ class DeviceProcess:
         store, device = executor.store, self.place.device
         targets = outgoing(store, message.transfers, device)
         if targets:
-            executor.send_ahead(Ahead(message.number, device, self.post, targets, message.rounds))
+            executor.begin_precopy(PreCopySource(message.number, device, self.post, targets, message.rounds))
         sources = expected(store, message.transfers, device)
         missing = {bucket: source for bucket, source in sources.items() if bucket not in store.buckets}
         if sources:
-            self.staging = Staging(message.number, executor.job, store, self.post, missing)
+            self.precopy_target = PreCopyTarget(message.number, executor.job, store, self.post, missing)
 
     def _strangers(self, peers: Collection[str]) -> frozenset[str]:
         """Those of ``peers`` who are not in a layout with this device. Links to them may be left of a plan of which nothing came, and either end may yet
-        have to hear of that, so they are made anew; but for a plan that follows its own preparation.
+        have to hear of that, so they are made anew; but for a plan that follows its own pre-copy.
         """
         executor = self.executor
         return frozenset(peers) - (executor.layout.holdings.keys() if executor is not None else frozenset())
 
     def _drop_before(self, number: int) -> None:
-        """Forget preparations before ``number``."""
+        """Forget pre-copies before ``number``."""
         if (
             self.executor is not None
-            and self.executor.ahead is not None
-            and self.executor.ahead.number < number
+            and self.executor.precopy_source is not None
+            and self.executor.precopy_source.number < number
         ):
-            self.executor.end_ahead()
-        if self.staging is not None and self.staging.number < number:
-            self.staging = None
+            self.executor.end_precopy()
+        if self.precopy_target is not None and self.precopy_target.number < number:
+            self.precopy_target = None
         self.post.purge(lambda key: is_of(key, number - 1))
 
     def _begin_job(self, job_id: str, job: Job) -> Executor:
@@ -435,7 +435,7 @@ class DeviceProcess:
     def _release(self, *, abandon: bool = True) -> None:
         if self.executor is not None and abandon:
             self.executor.saving.writer.abandon()
-        self.executor, self.deployment, self.staging, self.job_id = None, None, None, ""
+        self.executor, self.deployment, self.precopy_target, self.job_id = None, None, None, ""
         self.reading.rest()
         self.post.gather(None)
         self.post.purge(lambda _: True)
@@ -477,8 +477,8 @@ class DeviceProcess:
 
     def _peer_lost(self, peer: str, why: str) -> None:
         executor = self.executor
-        if executor is not None and executor.ahead is not None:
-            executor.ahead.broken.add(peer)
+        if executor is not None and executor.precopy_source is not None:
+            executor.precopy_source.broken.add(peer)
         self.tell(LinkDown(self.place.device, peer, why))
 
     def _tell_up(self) -> None:

@@ -26,7 +26,7 @@ from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.device.early_update import Foresight, Hurried, goes_through, restore, save
 from oobleckd.worker.device.integrity import Check
 from oobleckd.worker.device.report import step_done
-from oobleckd.worker.reconfigure.precopy_source import Ahead
+from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.round.commit import Commit, ReplicasDisagree, outcome_of
 from oobleckd.worker.round.gather import KIND as SUMS
 from oobleckd.worker.round.gather import Contribution
@@ -97,7 +97,7 @@ class Executor:
         self.hurried: Hurried | None = None
         self.returned: dict[Key, Letter] = {}
         self.foresight = Foresight()
-        self.ahead: Ahead | None = None
+        self.precopy_source: PreCopySource | None = None
 
     # ------------------------------------------------------------------ layouts and boundaries
 
@@ -111,7 +111,7 @@ class Executor:
         self.holding, self.hold_next = True, False
         self.flags = Flags()
         self.late, self.hurried, self.returned = False, None, {}
-        self.end_ahead()
+        self.end_precopy()
         self.reducer.adopt()
         self.copies.adopt(layout.epoch)
         self.commit.adopt(layout.epoch, counters.round, layout.holdings)
@@ -173,18 +173,18 @@ class Executor:
         self.reducer.enter(self.commit.epoch, self.layout, self.commit.live, donors)
         self.copies.enter(self.layout, self.commit.live)
 
-    def send_ahead(self, ahead: Ahead) -> None:
-        """Send copies beforehand from now on. Until a round is committed the weights are those before it, but where they were updated early."""
-        self.ahead = ahead
+    def begin_precopy(self, precopy_source: PreCopySource) -> None:
+        """Send pre-copies from now on. Until a round is committed the weights are those before it, but where they were updated early."""
+        self.precopy_source = precopy_source
         if self.hurried is None:
-            ahead.begin(self.counters, self.store)
+            precopy_source.begin(self.counters, self.store)
             self.faults.reach("ahead", self.counters.round)
 
-    def end_ahead(self) -> None:
-        """Nothing is copied beforehand any more."""
-        if self.ahead is not None:
-            self.ahead.stop()
-        self.ahead = None
+    def end_precopy(self) -> None:
+        """Nothing is pre-copied any more."""
+        if self.precopy_source is not None:
+            self.precopy_source.stop()
+        self.precopy_source = None
 
     # ------------------------------------------------------------------ one piece of work
 
@@ -322,9 +322,9 @@ class Executor:
         if self.hurried is None:
             passes.note("U", None, began)
         hold = self.hold_next or vote.flags.hold or self.over
-        if self.ahead is not None:
+        if self.precopy_source is not None:
             with self.activity.doing("copy", units=0):
-                self.ahead.committed(was, self.counters, self.store, self.reducer.reduced, hold=hold)
+                self.precopy_source.committed(was, self.counters, self.store, self.reducer.reduced, hold=hold)
                 self.faults.reach("ahead", was.round)
         self.commit.advance(vote)
         done, later = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next

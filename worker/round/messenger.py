@@ -2,7 +2,7 @@
 
 Letters are found by what they are, not by who sent them or in which order. The first part of a key is
 its kind: "F" activations, "B" their gradients, "G" contributions, "C" copies of sums, "K" that one has arrived, "V" votes, "T" training state,
-"P" that it was sent beforehand and "Q" that it is wanted all the same, "S" state and "U" updates that are sent beforehand.
+"P" that it was pre-copied and "Q" that it is wanted all the same, "S" state and "U" updates that are pre-copied.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TransportPost:
     """The real post: letters go out by a group or by the transport, and come in through the mailbox.
 
     Their tensors are on ``device`` when they are taken, whichever way they came, but for those of copies of sums, which most likely nobody
-    will look at, and of what comes beforehand, for which a device that trains has no room. What a device sends to itself, where
+    will look at, and of what is pre-copied, for which a device that trains has no room. What a device sends to itself, where
     a route comes back to it, needs no backend.
     """
 

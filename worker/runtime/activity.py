@@ -27,7 +27,7 @@ _NAME_BYTES = 48
 _TRIES = 8
 _PHASES = {
     "F": "forward", "S": "forward", "B": "backward", "I": "backward", "W": "backward", "U": "update", "R": "reduce", "check": "reduce",
-    "Measure": "measure", "Deploy": "deploy", "Prepare": "copy", "stage": "copy",
+    "Measure": "measure", "Deploy": "deploy", "PreCopy": "copy", "stage": "copy",
 }  # fmt: skip
 _TASK = re.compile(r"\d+([A-Z])\d+")  # as ``passes`` names its work
 

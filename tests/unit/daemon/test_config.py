@@ -31,7 +31,9 @@ def test_defaults() -> None:
 
 def test_flag_over_environment_over_files(tmp_path: Path) -> None:
     near = write(tmp_path / "near.toml", "[daemon]\nheartbeat_s = 2\nlease_s = 20\ngroup = 'near'\n")
-    far = write(tmp_path / "far.toml", "[daemon]\nheartbeat_s = 1\ngrace_s = 3\ngroup = 'far'\n[ctl]\nx = 1\n")
+    far = write(
+        tmp_path / "far.toml", "[daemon]\nheartbeat_s = 1\ngrace_s = 3\ngroup = 'far'\n[ctl]\nx = 1\n"
+    )
     loaded = load(
         near,
         tmp_path / "none.toml",

@@ -82,7 +82,9 @@ class Agent:
         while True:
             data = read_frame(self.sock)
             assert data is not None
-            if peek(data).type in {kind.__name__ for kind in kinds}:  # a DeviceUp is for the agent alone
+            if peek(data).type in {
+                kind.__struct_config__.tag for kind in kinds
+            }:  # a DeviceUp is for the agent alone
                 return codec.decode_from_worker(data)
 
     def up(self) -> DeviceInfo:

@@ -59,7 +59,7 @@ class Group:
         return True
 
 
-def test_what_comes_beforehand_takes_no_group_and_waits_for_all_others() -> None:
+def test_what_is_precopied_takes_no_group_and_waits_for_all_others() -> None:
     mailbox, transport = Mailbox(), FakeTransport()
     post = TransportPost(transport, Group(), Intake(mailbox), mailbox, torch.device("cpu"))
     for kind in "FSUPTQ":
@@ -71,7 +71,7 @@ def test_what_comes_beforehand_takes_no_group_and_waits_for_all_others() -> None
 @pytest.mark.parametrize(
     ("kind", "where"), [("F", "meta"), ("T", "meta"), ("S", "cpu"), ("U", "cpu"), ("C", "cpu")]
 )
-def test_what_comes_beforehand_stays_in_the_host_s_memory(kind: str, where: str) -> None:
+def test_what_is_precopied_stays_in_the_host_s_memory(kind: str, where: str) -> None:
     mailbox, transport = Mailbox(), FakeTransport()
     post = TransportPost(transport, Group(), Intake(mailbox), mailbox, torch.device("meta"))
     mailbox.put(Letter((kind, 1), "b/0", b"", [torch.ones(2)]))
