@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from oobleckd.client import Client
-from oobleckd.console.facts import AnyFact, Refused, Wants, Watched
+from oobleckd.console.facts import AnyFact, QueryRefused, Wants, Watched
 from oobleckd.console.model import identity
 from oobleckd.protocol.api import JobView
 from oobleckd.unixhttp import ClientError, Unreachable
@@ -43,7 +43,7 @@ def is_of_one_question(error: ClientError) -> bool:
     return not isinstance(error, Unreachable) or isinstance(error.__cause__, TimeoutError)
 
 
-class Asked:
+class ConsoleQueries:
     """The wishes of one console. ``want`` and ``touch`` may be called from any thread, ``answers`` from one.
 
     ``stretch``: how many times less often than usual, for large clusters.
@@ -112,7 +112,7 @@ class Asked:
                     self._put_off(name, 0.0)
                     raise
                 self._put_off(name, now + REFUSED_S)
-                yield Refused(now, name, error.problem)
+                yield QueryRefused(now, name, error.problem)
                 if isinstance(error, Unreachable):  # whether it is there at all, the lists say
                     return
 

@@ -37,14 +37,14 @@ class Fetched(Fact, frozen=True):
     incidents: tuple[IncidentView, ...] | None = None
 
 
-class History(Fact, frozen=True):
+class PastHistory(Fact, frozen=True):
     """The newest committed steps of a job, in order, as the daemon has them."""
 
     job: str
     steps: tuple[StepView, ...]
 
 
-class Heard(Fact, frozen=True):
+class ChangesHeard(Fact, frozen=True):
     """One entry of the event stream."""
 
     change: Change
@@ -72,8 +72,8 @@ class Watched(Fact, frozen=True):
     impact: ImpactView | None = None
 
 
-class Refused(Fact, frozen=True):
-    """A question that the daemon does not answer, and why in one sentence. ``what``: the field of ``Fetched`` or ``Watched``, or steps (``History``)."""
+class QueryRefused(Fact, frozen=True):
+    """A question that the daemon does not answer, and why in one sentence. ``what``: the field of ``Fetched`` or ``Watched``, or steps (``PastHistory``)."""
 
     what: str
     problem: str
@@ -88,7 +88,7 @@ class Rewound(Fact, frozen=True):
     begins: float
     until: float
     playing: bool
-    start: tuple[Fetched | History | Heard | Watched, ...] = ()
+    start: tuple[Fetched | PastHistory | ChangesHeard | Watched, ...] = ()
     changes: tuple[Change, ...] = ()
     sampled: tuple[float, ...] = ()
 
@@ -100,7 +100,7 @@ class Unshown(Fact, frozen=True):
     hint: str = ""
 
 
-AnyFact = Fetched | History | Heard | Away | Watched | Refused | Rewound | Unshown
+AnyFact = Fetched | PastHistory | ChangesHeard | Away | Watched | QueryRefused | Rewound | Unshown
 
 
 class Wants(msgspec.Struct, frozen=True):

@@ -16,7 +16,17 @@ from typing import Any, Literal, assert_never
 
 import msgspec
 
-from oobleckd.console.facts import AnyFact, Away, Fetched, Heard, History, Refused, Rewound, Unshown, Watched
+from oobleckd.console.facts import (
+    AnyFact,
+    Away,
+    ChangesHeard,
+    Fetched,
+    PastHistory,
+    QueryRefused,
+    Rewound,
+    Unshown,
+    Watched,
+)
 from oobleckd.console.kept import kept
 from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, Status, TemplateView
 from oobleckd.protocol.changes import Change, IncidentBegan, IncidentOver, NodeLost, StepCommitted
@@ -34,7 +44,7 @@ LISTS = ("status", "jobs", "nodes", "pipelines", "templates", "incidents")
 # --------------------------------------------------------------------------- the view
 
 
-class Point(msgspec.Struct, frozen=True):
+class StepPoint(msgspec.Struct, frozen=True):
     """A committed step (the first is 1): when, and with which loss (NaN where it is no number). ``skipped``: it made no update."""
 
     step: int
@@ -73,7 +83,7 @@ class View(msgspec.Struct, frozen=True):
     pipelines: tuple[PipelineView, ...] = ()
     templates: tuple[TemplateView, ...] = ()
     incidents: tuple[IncidentView, ...] = ()
-    points: tuple[Point, ...] = ()
+    points: tuple[StepPoint, ...] = ()
     events: tuple[Change, ...] = ()
     seq: int = -1
     schedules: SampledSteps | None = None
@@ -140,15 +150,15 @@ def fold(view: View, facts: Iterable[AnyFact]) -> View:
         match fact:
             case Fetched():
                 view = _fetched(view, fact)
-            case History():
+            case PastHistory():
                 view = _history(view, fact)
-            case Heard():
+            case ChangesHeard():
                 view = _heard(_died_since(view, fact.change), fact.change)
             case Away():
                 view = _away(view, fact)
             case Watched():
                 view = _watched(view, fact)
-            case Refused():
+            case QueryRefused():
                 others = tuple(pair for pair in view.refused if pair[0] != fact.what)
                 view = msgspec.structs.replace(view, refused=(*others, (fact.what, fact.problem)))
             case Rewound():
@@ -252,17 +262,17 @@ def _not_overtaken(before: JobView | None, job: JobView | None) -> JobView | Non
     return msgspec.structs.replace(job, step=before.step, loss=before.loss)
 
 
-def _still_valid(view: View, job: JobView | None) -> tuple[Point, ...]:
+def _still_valid(view: View, job: JobView | None) -> tuple[StepPoint, ...]:
     """The points, without those of another job or of steps that a rollback took back."""
     if job is None or not _same(view.job, job):
         return ()
     return tuple(point for point in view.points if point.step <= job.step)
 
 
-def _history(view: View, fact: History) -> View:
+def _history(view: View, fact: PastHistory) -> View:
     if view.job is None or view.job.id != fact.job:
         return view
-    told = tuple(Point(step.step, step.at, step.loss, step.outcome == "skipped") for step in fact.steps)
+    told = tuple(StepPoint(step.step, step.at, step.loss, step.outcome == "skipped") for step in fact.steps)
     last = told[-1].step if told else -1
     newer = tuple(point for point in view.points if point.step > last)
     refused = _without(view.refused, {"steps"})
@@ -316,7 +326,7 @@ def _step(view: View, at_s: float, data: StepCommitted) -> View:
         job = msgspec.structs.replace(
             job, step=data.step, loss=loss, epoch=data.epoch, steps_skipped=total, skipped_in_row=skipped
         )
-    point = Point(data.step, at_s, loss, data.outcome == "skipped")
+    point = StepPoint(data.step, at_s, loss, data.outcome == "skipped")
     points = (*before, point, *after)[-STEPS_KEPT:]
     return msgspec.structs.replace(view, job=job, points=points)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from oobleckd.planner.plan import Layers, Plan, Template, Transfer
-from oobleckd.planner.profile import NOTHING, Held, Profile
+from oobleckd.planner.profile import NOTHING, HeldBesides, Profile
 
 REROUTING = frozenset({"adaptive", "bamboo", "slipstream"})
 """Policies under which a job goes on with detours after a loss, instead of stopping for a new plan at the next
@@ -58,7 +58,7 @@ class Setup(msgspec.Struct, frozen=True):
     max_nodes: int
     max_devices_per_stage: int = 1
     gap: float = 0.0
-    held: Held = NOTHING
+    held: HeldBesides = NOTHING
     min_nodes: int = 1
     decoupled: bool = False
     nodes_now: int = 0

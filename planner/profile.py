@@ -68,7 +68,7 @@ class Profile(msgspec.Struct, frozen=True):
         return min(limit_bytes, 2 * num_micro_batches * largest)  # activations one way, gradients the other
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldBesides(msgspec.Struct, frozen=True):
     """What a policy keeps on every device besides its stage (backups, redundant layers, spares).
 
     ``state_copies``: training states of further stages, each taken to be as large as its own, or a part of its own;
@@ -81,4 +81,4 @@ class Held(msgspec.Struct, frozen=True):
     redundant_bytes: int = msgspec.field(default=0, name="shadow_bytes")  # its name on disk and wire
 
 
-NOTHING = Held()
+NOTHING = HeldBesides()

@@ -77,7 +77,7 @@ class Overview(Page):
         if self.view.schedule is None:
             self.entitle("pipelines", "Pipelines")
         else:
-            step = plain(timeline.headline(self.view, timeline.Look()))
+            step = plain(timeline.headline(self.view, timeline.TimelineLook()))
             self.entitle("pipelines", f"Pipelines, {step}", "←→ scrub")
         incident = self._shown()
         last = incident is not None and incident is self.view.incident
@@ -180,11 +180,11 @@ def _timeline(view: View, now: float, width: int, height: int) -> list[Line]:
     return [*timeline.paint(view, now, width, room, _look(view, room)), timeline.legend(width), *strip]
 
 
-def _look(view: View, height: int) -> timeline.Look:
+def _look(view: View, height: int) -> timeline.TimelineLook:
     """Where not all pipelines have room, those that a loss touches are what one looks for."""
     lanes = view.schedule.lanes if view.schedule is not None else ()
     needed = len(lanes) + len({lane.pipeline for lane in lanes})
-    return timeline.Look(order="hurt" if needed > height else "number")
+    return timeline.TimelineLook(order="hurt" if needed > height else "number")
 
 
 def _holders(view: View, now: float, width: int, height: int) -> list[Line]:

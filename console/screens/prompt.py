@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.events import Key
 from textual.widgets import Input, Static
 
-from oobleckd.console.acts import Act
+from oobleckd.console.acts import ConsoleAct
 from oobleckd.console.model import View
 from oobleckd.console.screens.modal import Answer, Modal
 from oobleckd.console.widgets import impact
@@ -80,7 +80,7 @@ class Confirm(_Asking[bool]):
 
     def __init__(
         self,
-        act: Act,
+        act: ConsoleAct,
         command: str,
         newest: Callable[[], View],
         nodes: tuple[str, ...],
@@ -147,7 +147,7 @@ class Confirm(_Asking[bool]):
         return self.legible("\n".join(lines))
 
 
-def word(act: Act, view: View) -> str:
+def word(act: ConsoleAct, view: View) -> str:
     """What has to be typed: the job's name where the act stops it, takes it back, or may; else nothing. Of a job that is not the one in ``view``, its id."""
     name = view.job.name if view.job is not None else ""
     if act.verb == "cancel":

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from oobleckd.console.acts import HOWS, Act
+from oobleckd.console.acts import HOWS, ConsoleAct
 from oobleckd.console.facts import Wants
 from oobleckd.console.keys import ScreenName
 from oobleckd.console.model import View
@@ -16,7 +16,7 @@ from oobleckd.console.screens.page import Host, ListPage, bindings
 from oobleckd.console.screens.places import Places
 from oobleckd.console.screens.risk import Risk
 from oobleckd.console.widgets import impact, nodetable
-from oobleckd.console.widgets.nodetable import Look
+from oobleckd.console.widgets.nodetable import NodeTableLook
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
 
@@ -59,9 +59,9 @@ class WhatIf(ListPage):
         return f"oobleckctl what-if --without {','.join(marked)}" if marked else "oobleckctl get nodes"
 
     @property
-    def look(self) -> Look:
+    def look(self) -> NodeTableLook:
         """What of the nodes one looks at."""
-        return Look(self.words, "name", self.cursor, self.host.marks.names)
+        return NodeTableLook(self.words, "name", self.cursor, self.host.marks.names)
 
     def num_rows(self) -> int:
         """Rows of the nodes."""
@@ -93,7 +93,7 @@ class WhatIf(ListPage):
     def action_inject(self) -> None:
         """Let them die, if that is confirmed."""
         marked = self.host.marks.names
-        self.host.ask(Act("kill", marked, HOWS[self.how]), marked)
+        self.host.ask(ConsoleAct("kill", marked, HOWS[self.how]), marked)
 
     # ------------------------------------------------------------------ panels
 

@@ -20,7 +20,7 @@ _RANK: dict[NodeState, int] = {state: rank for rank, state in enumerate(STATES)}
 _ROOMY, _WIDE = 90, 130
 
 
-class Look(msgspec.Struct, frozen=True):
+class NodeTableLook(msgspec.Struct, frozen=True):
     """Which rows, in which order, and where the cursor is."""
 
     words: str = ""
@@ -29,9 +29,9 @@ class Look(msgspec.Struct, frozen=True):
     marked: tuple[str, ...] = ()
 
 
-def paint(view: View, _now: float, width: int, height: int, look: Look | None = None) -> list[Line]:
+def paint(view: View, _now: float, width: int, height: int, look: NodeTableLook | None = None) -> list[Line]:
     """A line with the columns' names, and the rows in sight."""
-    look = look or Look()
+    look = look or NodeTableLook()
     found = selected(view, look)
     if not found:
         none = f'no node has "{look.words}"' if look.words else "no nodes yet"
@@ -46,7 +46,7 @@ def paint(view: View, _now: float, width: int, height: int, look: Look | None = 
     return [head, *body][:height] if height > 1 else body
 
 
-def selected(view: View, look: Look) -> list[NodeView]:
+def selected(view: View, look: NodeTableLook) -> list[NodeView]:
     """The rows, in order."""
     found = [node for node in view.nodes if not look.words or matches(_words(node), look.words)]
     match look.order:
@@ -58,7 +58,7 @@ def selected(view: View, look: Look) -> list[NodeView]:
             return sorted(found, key=lambda node: natural(node.name))
 
 
-def at_cursor(view: View, look: Look) -> NodeView | None:
+def at_cursor(view: View, look: NodeTableLook) -> NodeView | None:
     """The node of the cursor; None where no row is left."""
     found = selected(view, look)
     return found[clamped(look.cursor, len(found))] if found else None

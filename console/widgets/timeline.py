@@ -37,7 +37,7 @@ _SHORT: Line = (
 )  # fmt: skip
 
 
-class Look(msgspec.Struct, frozen=True):
+class TimelineLook(msgspec.Struct, frozen=True):
     """What of it one looks at. ``top``: index of the first pipeline in sight; ``order`` of them."""
 
     mode: Mode = "measured"
@@ -45,9 +45,9 @@ class Look(msgspec.Struct, frozen=True):
     order: Order = "number"
 
 
-def paint(view: View, _now: float, width: int, height: int, look: Look | None = None) -> list[Line]:
+def paint(view: View, _now: float, width: int, height: int, look: TimelineLook | None = None) -> list[Line]:
     """Pipelines from ``look.top`` on, as many as have room."""
-    look = look or Look()
+    look = look or TimelineLook()
     shown = shown_schedule(view, look.mode)
     if shown is None:
         return [clipped(line, width) for line in _missing(view, look.mode)][:height]
@@ -79,7 +79,7 @@ def shown_schedule(view: View, mode: Mode) -> ScheduleView | None:
     return view.schedule
 
 
-def headline(view: View, look: Look) -> Line:
+def headline(view: View, look: TimelineLook) -> Line:
     """Which step, how long it took, and how much of it was waiting."""
     shown = shown_schedule(view, look.mode)
     if shown is None:

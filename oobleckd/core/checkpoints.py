@@ -13,7 +13,7 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import CheckpointWritten, FolderTaken
 from oobleckd.core.events import FolderFound, ManifestWritten, SetAside, WriteManifest
 from oobleckd.core.run import Run
-from oobleckd.core.state import JobRecord, Kept
+from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.changes import CheckpointComplete, CheckpointDamaged, CheckpointFolder, CheckpointSaid
 from oobleckd.protocol.checkpoint import DAMAGED, manifest_of
@@ -189,7 +189,7 @@ def saved(job: JobRecord) -> bool:
     return bool(job.checkpoint) and job.checkpoint_counters.step == job.counters.step
 
 
-def damaged(core: Core, job: JobRecord, message: DeviceFailed) -> Kept | None:
+def damaged(core: Core, job: JobRecord, message: DeviceFailed) -> KeptCheckpoint | None:
     """What a device was to load is not what was written: it is named, set aside, and the one to roll back to instead is returned. None, and
     nothing is done, where there is none: of the last one even what is left may be worth something under its name.
     """
@@ -204,7 +204,7 @@ def damaged(core: Core, job: JobRecord, message: DeviceFailed) -> Kept | None:
     )
     story = (f"job:{job.id}", f"node:{node_of(message.device)}")
     core.announce(text, CheckpointDamaged(job.id, step, directory, message.device), story, level="error")
-    return whole[-1] if whole else Kept(job.origin, job.start)
+    return whole[-1] if whole else KeptCheckpoint(job.origin, job.start)
 
 
 def ack(core: Core, job: JobRecord, device_or_node: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
+class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Fixed for a life of the daemon.
 
     ``daemon``: this life's incarnation. ``lease_s``: the longest silence of a node that is borne; what its

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 import msgspec
 
 from oobleckd.core.apply import apply
-from oobleckd.core.config import Config
+from oobleckd.core.config import CoreConfig
 from oobleckd.core.entries import AnyEntry, JobStateChanged, note
 from oobleckd.core.events import Announce, Command, MakePlan, Record, Tell
 from oobleckd.core.membership import Membership
@@ -35,7 +35,7 @@ from oobleckd.protocol.parts import FailureCause, Peer
 class Core:
     """The machine's whole state. ``now`` is the time of the event at hand, POSIX seconds. ``queue_reason``: what jobs of the queue were last told to wait for."""
 
-    config: Config
+    config: CoreConfig
     state: State
     members: Membership
     now: float

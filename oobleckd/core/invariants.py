@@ -1,6 +1,6 @@
 """What must hold between any two events: asserted by the simulated worlds after every one of them.
 
-``check`` looks at one moment, ``Past`` at what may only grow in a life of the daemon.
+``check`` looks at one moment, ``PastState`` at what may only grow in a life of the daemon.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def check_plan(plan: Plan, layout: Layout, num_micro_batches: int) -> None:
 
 
 @dataclass(slots=True)
-class Past:
+class PastState:
     """What was so after the event before. A restarted daemon may have lost what nobody was told: each life has its own."""
 
     now: float = float("-inf")

@@ -25,7 +25,7 @@ from oobleckd.core import (
     steps,
 )
 from oobleckd.core.apply import apply
-from oobleckd.core.config import Config
+from oobleckd.core.config import CoreConfig
 from oobleckd.core.context import Core
 from oobleckd.core.entries import AnyEntry, NodeDrained, NodeJoined, NodeOver, Restarted
 from oobleckd.core.events import (
@@ -103,7 +103,7 @@ class Machine:
     to be lost of whom nothing was heard since.
     """
 
-    def __init__(self, config: Config, now: float = 0.0) -> None:
+    def __init__(self, config: CoreConfig, now: float = 0.0) -> None:
         members = Membership(config.lease_s, config.link_grace_s, config.heartbeat_s)
         self.core = Core(config, State(), members, now, now)
         self.grace_until: float | None = None
@@ -112,7 +112,7 @@ class Machine:
 
     @classmethod
     def restore(
-        cls, entries: Iterable[AnyEntry], now: float, config: Config, *, forgotten: bool = False
+        cls, entries: Iterable[AnyEntry], now: float, config: CoreConfig, *, forgotten: bool = False
     ) -> Machine:
         """The machine after a restart of the daemon: state from the journal, nobody dead for a grace. ``forgotten``: entries at the journal's end
         are lost, so what workers hold may be anything that came after.

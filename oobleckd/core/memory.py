@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from oobleckd.core.membership import Node
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
-from oobleckd.planner.profile import Held, Profile, state_bytes_per_param, sum_bytes
+from oobleckd.planner.profile import HeldBesides, Profile, state_bytes_per_param, sum_bytes
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import DeviceInfo
 
@@ -40,7 +40,7 @@ def _on_host(node: Node) -> list[DeviceInfo]:
     return [info for info in node.devices if info.kind == "cpu"]
 
 
-def held_besides(job: Job, profile: Profile) -> Held:
+def held_besides(job: Job, profile: Profile) -> HeldBesides:
     """What a device of ``job`` holds besides its stage: all that it sent in a step, where its memory is the host's;
     and with a staggered update weights and moments as they were (of each parameter 12 bytes of all that live with it),
     and once more while a checkpoint of them is written, where its memory is the host's; forward passes that it runs ahead,
@@ -53,4 +53,4 @@ def held_besides(job: Job, profile: Profile) -> Held:
     sums = 3 * sum_bytes(exact) / state_bytes_per_param(exact) * (on_host and job.schedule.sum_copies > 0)
     copies = (job.schedule.update == "staggered") + (on_host and job.checkpoint.every != 0)
     ahead_bytes = job.schedule.redundant_bytes if job.fault_tolerance.policy in WITH_REDUNDANT_LAYERS else 0
-    return Held(one * copies + sums, sent_bytes, ahead_bytes)
+    return HeldBesides(one * copies + sums, sent_bytes, ahead_bytes)

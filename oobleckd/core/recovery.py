@@ -17,7 +17,7 @@ from oobleckd.core.decide import Decision, Disagreement, Standing, decide
 from oobleckd.core.entries import Detoured, EpochRaised, RolledBack
 from oobleckd.core.incident import reopened
 from oobleckd.core.run import Run
-from oobleckd.core.state import JobRecord, Kept
+from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import Detours, node_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK
 from oobleckd.planner.reroute.redundant import takes_over
@@ -222,7 +222,7 @@ def decision(run: Run, device: str) -> Decide:
     return found.told(device, run.job.epoch, run.job.detours)
 
 
-def go_back(core: Core, run: Run, why: str, kept: Kept | None = None) -> None:
+def go_back(core: Core, run: Run, why: str, kept: KeptCheckpoint | None = None) -> None:
     """On from ``kept``, or else the last checkpoint, or the start when there is none: a layer has no copy left, the policy rolls back, or the
     state cannot be trusted.
     """

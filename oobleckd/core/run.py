@@ -66,7 +66,7 @@ class PreCopyUnderWay:
 
 
 @dataclass(slots=True)
-class Asked:
+class PlannerRequest:
     """A question to the planner. ``situation`` is None for ``prepare``."""
 
     ticket: int
@@ -149,7 +149,7 @@ class Run:
     decision: Decision | None = None
     candidate: Candidate | None = None
     measuring: str = ""
-    asked: Asked | None = None
+    asked: PlannerRequest | None = None
     proposal: tuple[Situation, Proposal] | None = None
     pre_copy: PreCopyUnderWay | None = None
     guests: set[str] = field(default_factory=set)

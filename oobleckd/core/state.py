@@ -40,7 +40,7 @@ class Written(msgspec.Struct, frozen=True, gc=False):
     took_s: float
 
 
-class Kept(msgspec.Struct, frozen=True, gc=False):
+class KeptCheckpoint(msgspec.Struct, frozen=True, gc=False):
     """A state that the job can roll back to: a complete checkpoint, or where it began ("init", or a folder). ``checked``: it is known to come of
     the right text.
     """
@@ -151,7 +151,7 @@ class JobRecord:
     checkpoint_counters: Counters = field(default_factory=Counters)
     book: Book = field(default_factory=Book)
     origin: str = "init"
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[KeptCheckpoint] = field(default_factory=list)
     disputes: tuple[Dispute, ...] = ()
     notes: tuple[FolderNote, ...] = ()
     num_skipped: int = 0

@@ -28,7 +28,7 @@ from oobleckd.core import (
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Released
 from oobleckd.core.events import Planned
-from oobleckd.core.run import Asked, Run
+from oobleckd.core.run import PlannerRequest, Run
 from oobleckd.planner.policy import ROLLING_BACK, Proposal, Situation
 from oobleckd.protocol.changes import PlanRefused
 from oobleckd.protocol.messages import Flag
@@ -380,7 +380,7 @@ def _proposal(core: Core, run: Run, wanted: Situation) -> tuple[Situation, Propo
     assert job.setup is not None
     if run.asked is None or not _alike(wanted, run.asked.situation):
         ticket = core.ask_plan(job.spec.fault_tolerance.policy, job.setup, wanted)
-        run.asked = Asked(ticket, job.setup, wanted)
+        run.asked = PlannerRequest(ticket, job.setup, wanted)
     return None
 
 

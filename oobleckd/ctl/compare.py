@@ -65,20 +65,20 @@ class TensorPlace(msgspec.Struct, frozen=True):
     stop: int
 
 
-class State(msgspec.Struct, frozen=True):
+class CheckpointState(msgspec.Struct, frozen=True):
     """A checkpoint: its tensors by name, and what its files say besides (the exponents of the sums)."""
 
     tensors: dict[str, TensorPlace]
     notes: dict[str, dict[str, str]]
 
 
-class Run(msgspec.Struct, frozen=True):
+class RunEvidence(msgspec.Struct, frozen=True):
     """One run as it is compared. ``batch`` is the number of samples that every step must have counted. ``state`` is None of one that stopped
     before its end, as too many steps in a row were skipped: it has no last checkpoint.
     """
 
     steps: tuple[StepFact, ...]
-    state: State | None
+    state: CheckpointState | None
     num_steps: int
     batch: int
 
@@ -97,7 +97,7 @@ class Verdict(msgspec.Struct, frozen=True):
     findings: tuple[str, ...]
 
 
-def compare(run: Run, reference: Run) -> Verdict:
+def compare(run: RunEvidence, reference: RunEvidence) -> Verdict:
     """Compare ``run`` with ``reference``, the run without failures. Reads every tensor of both."""
     num_losses, num_weights = reference.num_steps, 0
     same_losses, findings = _compare_steps(run, reference)
@@ -147,7 +147,7 @@ def ledger_of(steps: Iterable[StepFact]) -> str:
 # --------------------------------------------------------------------------- steps
 
 
-def _compare_steps(run: Run, reference: Run) -> tuple[int, list[str]]:
+def _compare_steps(run: RunEvidence, reference: RunEvidence) -> tuple[int, list[str]]:
     findings = [*_gaps(run, "the run"), *_gaps(reference, "the run without failures")]
     if run.num_steps != reference.num_steps:
         findings.append(f"{run.num_steps} steps here, {reference.num_steps} without failures")
@@ -163,7 +163,7 @@ def _compare_steps(run: Run, reference: Run) -> tuple[int, list[str]]:
     return same, findings
 
 
-def _compare_ends(run: Run, reference: Run) -> list[str]:
+def _compare_ends(run: RunEvidence, reference: RunEvidence) -> list[str]:
     """Whether both stopped before their end."""
     ends = {True: "stopped there", False: "went on to its end"}
     here, there = (each.state is None for each in (run, reference))
@@ -172,7 +172,7 @@ def _compare_ends(run: Run, reference: Run) -> list[str]:
     )
 
 
-def _gaps(run: Run, whose: str) -> list[str]:
+def _gaps(run: RunEvidence, whose: str) -> list[str]:
     counted = Counter(fact.step for fact in run.steps)
     findings = [f"{whose} has no step {step}" for step in range(1, run.num_steps + 1) if not counted[step]]
     findings += [f"{whose} has step {step} {n} times" for step, n in sorted(counted.items()) if n > 1]
@@ -279,13 +279,13 @@ def read_steps(lines: Path) -> tuple[StepFact, ...]:
         raise CompareError(f"{lines}: cannot be read: {error}") from error
 
 
-def read_checkpoint(directory: Path) -> State:
+def read_checkpoint(directory: Path) -> CheckpointState:
     """Everything in a checkpoint folder, after its files were found to be what the manifest says.
 
     Raises CompareError when the folder is torn, or damaged since it was written.
     """
     files = manifest_files(directory)
-    state = State({}, {})
+    state = CheckpointState({}, {})
     for name, (num_bytes, sha256) in sorted(files.items()):
         file = directory / name
         _check_file(file, num_bytes, sha256)

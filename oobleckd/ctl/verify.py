@@ -11,7 +11,7 @@ import click
 
 from oobleckd.client import Client
 from oobleckd.ctl import reference
-from oobleckd.ctl.compare import CompareError, Run, Verdict, compare, inputs_of
+from oobleckd.ctl.compare import CompareError, RunEvidence, Verdict, compare, inputs_of
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import FAILED, REFUSED, emit_item, fail, note
@@ -37,7 +37,7 @@ def verify(client: Client, job: str, single: bool, fresh: bool) -> None:
     _say(view, ours, verdict)
 
 
-def judge(client: Client, view: JobView, *, single: bool, fresh: bool = False) -> tuple[Run, Verdict]:
+def judge(client: Client, view: JobView, *, single: bool, fresh: bool = False) -> tuple[RunEvidence, Verdict]:
     """A finished job, and what the comparison with its reference run says. Raises Failure where there is none."""
     _check(view)
     file = reference.kept_file(client, view, single=single)
@@ -72,14 +72,14 @@ def _check(view: JobView) -> None:
         )
 
 
-def _make(client: Client, view: JobView, file: Path, *, single: bool) -> reference.Kept:
+def _make(client: Client, view: JobView, file: Path, *, single: bool) -> reference.ReferenceRun:
     if single:
         return reference.run_single(view.spec, file.with_suffix(""))
     with _progress(view.steps) as told:
         return reference.run_on_cluster(client, view, told)
 
 
-def _check_comparable(client: Client, view: JobView, kept: reference.Kept) -> None:
+def _check_comparable(client: Client, view: JobView, kept: reference.ReferenceRun) -> None:
     """Equal bits are promised on one kind of device and for one text; elsewhere a difference means nothing."""
     # A daemon that was started upon a journal of before knows of no device: then only the reference run's kind is known.
     ours, theirs = (
@@ -121,7 +121,7 @@ def _not_comparable(what: str, ours: str, theirs: str) -> None:
     )
 
 
-def _say(view: JobView, ours: Run, verdict: Verdict) -> None:
+def _say(view: JobView, ours: RunEvidence, verdict: Verdict) -> None:
     if wants_json():
         emit_item("Verdict", verdict)
     else:

@@ -30,7 +30,7 @@ from oobleckd.ctl.output import (
     note,
 )
 from oobleckd.draw.lines import clock, count, layers, plain, seconds, size
-from oobleckd.draw.schedule import LEGEND, Mark, Row, draw
+from oobleckd.draw.schedule import LEGEND, Row, ScheduleMark, draw
 from oobleckd.protocol.api import PipelineView
 from oobleckd.protocol.watch import ImpactView, LaneView, OpView, ScheduleView
 
@@ -120,8 +120,8 @@ def _label(lane: LaneView) -> str:
     return f"{lane.pipeline}: {lane.device} ({stages})"
 
 
-def _mark(op: OpView) -> Mark:
-    return Mark(op.micro_batch, op.kind != "F", op.start_s, op.stop_s)
+def _mark(op: OpView) -> ScheduleMark:
+    return ScheduleMark(op.micro_batch, op.kind != "F", op.start_s, op.stop_s)
 
 
 # --------------------------------------------------------------------------- what-if

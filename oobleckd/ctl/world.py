@@ -45,7 +45,7 @@ def node_names(num_nodes: int) -> tuple[str, ...]:
     return tuple(f"node-{number}" for number in range(1, num_nodes + 1))
 
 
-class World:
+class PlannedWorld:
     """A job on ``num_nodes`` nodes of ``devices_per_node`` devices, each with ``limit_bytes`` (0: unlimited).
 
     Making it makes the templates. Raises PlanError where the model fits no number of nodes.

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from oobleckd.host.settings import ConfigError, Loaded, load
+from oobleckd.host.settings import ConfigError, LoadedSettings, load
 
 TABLE = "daemon"
 Seconds = Annotated[float, Meta(gt=0)]
@@ -127,7 +127,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return Path(self.keys_dir).expanduser().absolute() if self.keys_dir else self.state_path / "keys"
 
 
-def load_config(flags: Mapping[str, Any], env: Mapping[str, str], files: Iterable[Path]) -> Loaded[Config]:
+def load_config(
+    flags: Mapping[str, Any], env: Mapping[str, str], files: Iterable[Path]
+) -> LoadedSettings[Config]:
     """Merge all sources; ``flags`` that are None were not given, ``files`` come winning first.
 
     Raises ConfigError for unknown keys, wrong values, and values that do not go together.

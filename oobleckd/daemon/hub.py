@@ -52,7 +52,7 @@ class HubError(Exception):
 
 
 @dataclass(slots=True)
-class Counters:
+class HubCounters:
     """What went through, and what did not."""
 
     received: int = 0
@@ -97,7 +97,7 @@ class Hub:
                 f"{endpoint} reaches beyond this machine, and there is no key",
                 "make keys with `oobleckctl keygen`, or bind to 127.0.0.1",
             )
-        self.counters = Counters()
+        self.counters = HubCounters()
         self._curve = pair is not None
         self._allowed = dict(allowed)
         self._peers: dict[bytes, _Peer] = {}

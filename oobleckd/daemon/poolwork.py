@@ -17,7 +17,7 @@ import msgspec
 from oobleckd.core.questions import LossQuestion, StepQuestion
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import Proposal, Setup, Situation
-from oobleckd.planner.sizing.catalogue import Entry
+from oobleckd.planner.sizing.catalogue import CatalogueEntry
 from oobleckd.protocol.watch import ImpactView, ScheduleView
 
 _setup_of = lru_cache(4)(msgspec.msgpack.Decoder(Setup).decode)
@@ -55,7 +55,9 @@ def adapt(policy: str, setup: bytes, templates: bytes, situation: bytes, sizes: 
     return pack(made)
 
 
-def ahead(templates: bytes, numbers: Sequence[int], f: int, num_micro_batches: int) -> tuple[Entry, ...]:
+def ahead(
+    templates: bytes, numbers: Sequence[int], f: int, num_micro_batches: int
+) -> tuple[CatalogueEntry, ...]:
     """Entries of the catalogue."""
     from oobleckd.planner.sizing import catalogue
 

@@ -257,8 +257,8 @@ def status_of(service: Service) -> Status:
     )
 
 
-def _for_core(config: Config, endpoint: str, secret: str, journal: str) -> core_config.Config:
-    return core_config.Config(
+def _for_core(config: Config, endpoint: str, secret: str, journal: str) -> core_config.CoreConfig:
+    return core_config.CoreConfig(
         daemon=secrets.token_hex(8),
         version=__version__,
         state_dir=str(config.state_path),

@@ -39,7 +39,7 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded(Generic[Model]):
+class LoadedSettings(Generic[Model]):
     """A configuration, and where each of its values comes from (a flag, a variable, a file, "default")."""
 
     config: Model
@@ -57,7 +57,7 @@ def config_files(home: Path, cwd: Path) -> tuple[Path, ...]:
 
 def load(
     model: type[Model], table: str, flags: Mapping[str, Any], env: Mapping[str, str], files: Iterable[Path]
-) -> Loaded[Model]:
+) -> LoadedSettings[Model]:
     """Merge all sources; ``flags`` that are None were not given, ``files`` come winning first.
 
     Raises ConfigError for unknown keys and wrong values.
@@ -74,7 +74,7 @@ def load(
         for key, value in found.items():
             origins[key] = origin_of(key)
             values[key] = _convert(model, origins[key], key, value, text=origin_of is _env_origin)
-    return Loaded(model(**values), origins)
+    return LoadedSettings(model(**values), origins)
 
 
 def read_table(path: Path, table: str, known: Iterable[str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Stretch:
+class BookedStretch:
     """Committed steps that a rollback may still take: up to ``step``, with what they were booked as."""
 
     step: int
@@ -56,7 +56,7 @@ class Account:
     useful_ns: int = 0
     lost_ns: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     open: dict[What, Tally] = field(default_factory=dict)
-    stretches: list[Stretch] = field(default_factory=list)
+    stretches: list[BookedStretch] = field(default_factory=list)
 
     def until(self, now: float) -> None:
         """Time has passed."""
@@ -113,7 +113,7 @@ class Account:
         useful_ns = left_ns if best_s >= normal_s else int(left_ns * (best_s / normal_s))
         self.useful_ns += useful_ns
         self.lost_ns["degraded"] += left_ns - useful_ns
-        self.stretches.append(Stretch(step, useful_ns, left_ns - useful_ns))
+        self.stretches.append(BookedStretch(step, useful_ns, left_ns - useful_ns))
 
     def safe(self, step: int) -> None:
         """No rollback goes behind ``step``."""

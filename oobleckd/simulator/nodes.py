@@ -18,17 +18,17 @@ from oobleckd.protocol.api import Drain
 from oobleckd.protocol.messages import PROTOCOL, DeviceLost, Goodbye, Hello, LinkDown
 from oobleckd.protocol.parts import DeviceInfo, Notice
 from oobleckd.simulator.account import Account
-from oobleckd.simulator.clock import Clock
+from oobleckd.simulator.clock import VirtualClock
 from oobleckd.simulator.costs import Costs
 from oobleckd.simulator.training import Training
 
 TICKET = 0  # nobody waits for the answers
 
 
-class Shell(Protocol):
+class NodesShell(Protocol):
     """What nodes need of the world around them."""
 
-    clock: Clock
+    clock: VirtualClock
     account: Account
     machine: Machine
 
@@ -40,10 +40,10 @@ class Shell(Protocol):
 
 
 @dataclass(slots=True)
-class Nodes:
+class SimulatedNodes:
     """All nodes ever seen: name -> number of its life. ``alive``: now; ``known``: of those, who has said Hello. ``zones``: node -> its zone, if it has one."""
 
-    world: Shell
+    world: NodesShell
     training: Training
     costs: Costs
     devices_per_node: int

@@ -13,13 +13,13 @@ from oobleckd.planner.placement.precopy import LAST_UPDATE, caught_up_s, still_s
 from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.messages import Deploy, FromWorker, PreCopied, PreCopy
-from oobleckd.simulator.clock import Clock
+from oobleckd.simulator.clock import VirtualClock
 
 
-class Shell(Protocol):
+class PreCopyShell(Protocol):
     """What it needs of the world around it."""
 
-    clock: Clock
+    clock: VirtualClock
 
     def hear(self, device: str, message: FromWorker) -> None:
         """Bring a device's message to the core."""
@@ -31,7 +31,7 @@ class SimulatedPreCopy:
     that are dead.
     """
 
-    world: Shell
+    world: PreCopyShell
     profile: Profile
     gone: Collection[str]
     number: int = 0

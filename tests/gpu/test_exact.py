@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oobleckd.protocol.job import Job
 from oobleckd.worker import sums
-from oobleckd.worker.device.context import Place, torch_device
+from oobleckd.worker.device.context import DeviceContext, torch_device
 from oobleckd.worker.groups.plane import Plane
 from oobleckd.worker.models import Batch, load_spec, seed_layer
 from oobleckd.worker.round.gather import Intake
@@ -34,7 +34,7 @@ SHAPES = ((257, 130), (1000,))
 @pytest.fixture
 def device(tmp_path: Path) -> torch.device:
     """The device as a device process sets it up."""
-    return torch_device(Place("node-1/0", gpu.KIND, "here", "127.0.0.1", tmp_path))
+    return torch_device(DeviceContext("node-1/0", gpu.KIND, "here", "127.0.0.1", tmp_path))
 
 
 def gradients(device: torch.device) -> list[list[Tensor]]:

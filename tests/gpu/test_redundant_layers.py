@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.planner.plan import Range, Route, Segment
-from oobleckd.worker.device.context import Place, torch_device
+from oobleckd.worker.device.context import DeviceContext, torch_device
 from oobleckd.worker.models import Batch, Layer, gradients, load_spec, seed_layer
 from oobleckd.worker.round.redundant_forward import RedundantForwards
 from oobleckd.worker.round.tasks import Task
@@ -22,7 +22,7 @@ TASK = Task(Route(0, 1, (Segment("a/0", Range(0, 1)), Segment("b/0", Range(1, 2)
 
 @pytest.fixture
 def device(tmp_path: Path) -> torch.device:
-    return torch_device(Place("node-1/0", gpu.KIND, "here", "127.0.0.1", tmp_path))
+    return torch_device(DeviceContext("node-1/0", gpu.KIND, "here", "127.0.0.1", tmp_path))
 
 
 def block(device: torch.device, family: str, precision: str) -> tuple[Layer, Tensor]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from oobleckd.planner.plan import device_name
 from oobleckd.protocol.messages import PROTOCOL, Ack, Dismiss, EndStopped, Heartbeat, Hello, Wake, Welcome
 from oobleckd.protocol.parts import Notice
-from oobleckd.worker.agent.outbox import Head, Outbox
+from oobleckd.worker.agent.outbox import MessageHead, Outbox
 from tests.helpers.simdevice import SimDevice
 
 if TYPE_CHECKING:
@@ -187,9 +187,9 @@ class SimNode:
             self.host.call(device.control, message)
 
 
-def _head(message: Any) -> Head:
+def _head(message: Any) -> MessageHead:
     """What ``outbox.peek`` reads of the message's bytes."""
-    return Head(
+    return MessageHead(
         type(message).__name__,
         getattr(message, "device", ""),
         getattr(message, "peer", ""),

@@ -30,7 +30,7 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Outcome, Vote
 from oobleckd.worker.checkpointing.snapshot import Share
-from oobleckd.worker.device.context import Place
+from oobleckd.worker.device.context import DeviceContext
 from oobleckd.worker.device.device import DeviceProcess
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.round.commit import Commit, ReplicasDisagree
@@ -99,7 +99,7 @@ class SimDevice(DeviceProcess):
         self.alive, self.busy, self.busy_s = True, False, 0.0
         self.followed = 0  # tasks of the planner's order
         self.ahead = 0  # layers of forward passes that were run for another device
-        self.place = Place(name, "cpu", "host", "", Path())
+        self.place = DeviceContext(name, "cpu", "host", "", Path())
         self.activity, self.faults, self.mailbox = SimActivity(), SimFaults(self), Mailbox()
         self.torch_device = CPU
         self.transport: Any = SimTransport(self)

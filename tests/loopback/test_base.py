@@ -190,7 +190,7 @@ def test_programs_of_a_verb_are_forks_that_end_with_whoever_waits(base: Base, tm
     assert not processes.outlive([spare], 10.0)
 
 
-def child_of(pid: int) -> processes.Process:
+def child_of(pid: int) -> processes.ClusterProcess:
     """The one child of a process, once there is one."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     deadline = time.monotonic() + 20.0

@@ -51,13 +51,13 @@ from oobleckd.worker.agent.device_link import AgentSide
 from oobleckd.worker.agent.endings import Endings
 from oobleckd.worker.agent.heartbeat import HeartbeatSender
 from oobleckd.worker.agent.injection import inject
-from oobleckd.worker.agent.notices import Poller, Source
-from oobleckd.worker.agent.outbox import Head, Outbox, peek
+from oobleckd.worker.agent.notices import NoticeSource, Poller
+from oobleckd.worker.agent.outbox import MessageHead, Outbox, peek
 from oobleckd.worker.agent.spare import SpareKeeper
 from oobleckd.worker.agent.stopped import Stops, wake
 from oobleckd.worker.agent.systemd import Unit
 from oobleckd.worker.fork.forking import Forker, begin
-from oobleckd.worker.processes.children import Burials, Child, Setting, Watch, bury
+from oobleckd.worker.processes.children import Burials, Child, ChildSetting, Watch, bury
 from oobleckd.worker.processes.orphans import Orphans
 from oobleckd.worker.processes.watchdog import LOOK_EVERY_S
 
@@ -82,13 +82,13 @@ class AgentConfig:
     node: str
     daemon: str
     num_devices: int
-    setting: Setting
+    setting: ChildSetting
     keys: CurveKeys | None = None
     read_keys: Callable[[], CurveKeys | None] = lambda: None
     spare: bool = True
     zone: str = ""
     notice_s: float = 0.0
-    notices: Source | None = None
+    notices: NoticeSource | None = None
     fork: bool = True
 
 
@@ -402,7 +402,7 @@ class Agent:
         except codec.CodecError as error:
             _log.warning("ignored a message of the daemon: %s", error)
 
-    def _pass_on(self, head: Head, data: bytes) -> None:
+    def _pass_on(self, head: MessageHead, data: bytes) -> None:
         device = self._devices.get(head.device)
         if device is None:
             _log.warning("ignored %s for %r: no such device is running", head.type, head.device)

@@ -54,7 +54,7 @@ from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
 from oobleckd.worker.checkpointing.writer import Beside
 from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.context import (
-    Place,
+    DeviceContext,
     arithmetic,
     device_memory_bytes,
     device_model,
@@ -94,7 +94,7 @@ _log = logging.getLogger(__name__)
 class DeviceProcess:
     """Controls in, training state and answers out."""
 
-    def __init__(self, place: Place, fd: int, activity: ActivityPage) -> None:
+    def __init__(self, place: DeviceContext, fd: int, activity: ActivityPage) -> None:
         self.place, self.activity = place, activity
         self.executor: Executor | None = None
         self.deployment: Deployment | None = None

@@ -34,7 +34,7 @@ from oobleckd.worker.round.messenger import Post
 from oobleckd.worker.round.op_times import Round, op_times
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round.reduce import Reducer
-from oobleckd.worker.round.round import Clock, Given, Means
+from oobleckd.worker.round.round import Given, Means, RoundClock
 from oobleckd.worker.round.sum_copies import KINDS as COPY_KINDS
 from oobleckd.worker.round.sum_copies import Copies
 from oobleckd.worker.round.tasks import NO_LAYERS, Order
@@ -124,7 +124,7 @@ class Executor:
             self.hold()
             return
         self.holding = False
-        self.now.clock = Clock()
+        self.now.clock = RoundClock()
 
     @property
     def finished(self) -> bool:
@@ -344,7 +344,7 @@ class Executor:
         """The next round: the one begun in a hurry, or a new one, which is given again what was taken for that one."""
         hurried, self.hurried = self.hurried, None
         if hurried is not None and not hold:
-            hurried.ahead.clock, hurried.ahead.taken = Clock(), {}
+            hurried.ahead.clock, hurried.ahead.taken = RoundClock(), {}
             return hurried.ahead
         returned = self.returned if hurried is None else hurried.ahead.taken
         self.returned = {}

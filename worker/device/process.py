@@ -72,11 +72,13 @@ def main(
     with ends_the_process("start"):
         import_for_good(HEAVY)
         device = device or wait_for_place(fd)
-        from oobleckd.worker.device.context import Place
+        from oobleckd.worker.device.context import DeviceContext
         from oobleckd.worker.device.device import DeviceProcess
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        process = DeviceProcess(Place(device, kind, host, bind, run_dir, urgent), fd, ActivityPage(activity))
+        process = DeviceProcess(
+            DeviceContext(device, kind, host, bind, run_dir, urgent), fd, ActivityPage(activity)
+        )
     with ends_the_process():
         process.run()
 

@@ -21,7 +21,7 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters
 from oobleckd.worker.data.corpus import Corpus, open_corpus
-from oobleckd.worker.data.input_watch import Changed, Checked, Finding, Moved, Watch
+from oobleckd.worker.data.input_watch import Changed, Checked, Finding, InputWatch, Moved
 from oobleckd.worker.runtime.errors import UserError
 
 
@@ -36,7 +36,7 @@ class Reading:
         self.device, self._tell, self._wake = device, tell, wake
         self._of: tuple[str, Job] | None = None
         self._corpus: Corpus | None = None
-        self._watch: Watch | None = None
+        self._watch: InputWatch | None = None
         self.changed = ""
         self._at = Counters()
         self._checked: Counters | None = None
@@ -67,8 +67,8 @@ class Reading:
     def _open(self, job: Job) -> Corpus:
         return open_corpus(job)
 
-    def _look_at(self, corpus: Corpus) -> Watch:
-        return Watch(corpus.inputs, self._wake)
+    def _look_at(self, corpus: Corpus) -> InputWatch:
+        return InputWatch(corpus.inputs, self._wake)
 
     def _as_it_was(self, corpus: Corpus) -> bool:
         """Whether what is open can be read from once more."""

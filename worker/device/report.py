@@ -10,7 +10,7 @@ from oobleckd.protocol.parts import Counters, Outcome, Vote
 from oobleckd.worker import sums
 from oobleckd.worker.checkpointing.snapshot import Due, ledger_digest
 from oobleckd.worker.data.corpus import Corpus
-from oobleckd.worker.round.round import Clock
+from oobleckd.worker.round.round import RoundClock
 from oobleckd.worker.runtime.timing import Moments
 
 
@@ -23,7 +23,7 @@ def step_done(
     outcome: Outcome,
     rates: tuple[float, float],
     corpus: Corpus,
-    clock: Clock,
+    clock: RoundClock,
     moments: Moments,
     due: Due,
     *,

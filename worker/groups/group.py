@@ -15,7 +15,7 @@ from typing import assert_never
 
 from oobleckd.worker.groups import payload, words
 from oobleckd.worker.groups.backend import Backend
-from oobleckd.worker.groups.lanes import End, Outbound, ReceiverEnd, SenderEnd, Surroundings
+from oobleckd.worker.groups.lanes import ChannelEnd, Outbound, ReceiverEnd, SenderEnd, Surroundings
 from oobleckd.worker.transport.mailbox import Letter
 
 ABORT_S = 20.0  # above NCCL's own limit for an init that is under way
@@ -23,7 +23,7 @@ _AGAIN_S = 0.05
 _log = logging.getLogger(__name__)
 
 
-class Group:
+class DeviceGroup:
     """``device``'s end of the group of ``epoch`` among ``members``.
 
     ``say(peer, word)`` and ``deliver(letter)`` as in ``Surroundings``; ``stage(peer, letter)`` sends by the
@@ -102,7 +102,7 @@ class Group:
                 self.abort(f"{source} has left it ({word.why})")
             case words.Again():
                 self._again(source, word)
-            case words.Refused():
+            case words.ChannelRefused():
                 self._refuse(source, word.why)
             case _:
                 assert_never(word)
@@ -141,7 +141,7 @@ class Group:
             if source not in self._members:
                 problem = f"{source} is no member of epoch {self.epoch}"
             if problem:
-                self._around.say(source, words.Refused(self.epoch, problem))
+                self._around.say(source, words.ChannelRefused(self.epoch, problem))
             elif self._over:
                 self._around.say(source, words.Again(self.epoch, 0, self._over))
             else:
@@ -173,7 +173,7 @@ class Group:
 
     # ------------------------------------------------------------------ the end
 
-    def _end(self, ends: Collection[End]) -> None:
+    def _end(self, ends: Collection[ChannelEnd]) -> None:
         """Abort every lane at the same time, each in a thread of its own, and see that they end."""
         self._around.ready.wait()
         enders = [threading.Thread(target=_end_lane, args=(end,), daemon=True) for end in ends]
@@ -190,7 +190,7 @@ class Group:
         self.ended.set()
 
 
-def _end_lane(end: End) -> None:
+def _end_lane(end: ChannelEnd) -> None:
     # More than once: what is being opened may not have been there to be aborted.
     end.lane.abort()
     while end.thread.is_alive():

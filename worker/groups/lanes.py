@@ -59,7 +59,7 @@ class Surroundings:
     opened: Callable[[str], None]
 
 
-class End(ABC):
+class ChannelEnd(ABC):
     """What both ends have in common: the lane, its store, the thread, and how it ends."""
 
     def __init__(self, around: Surroundings, peer: str, rank: int) -> None:
@@ -102,7 +102,7 @@ class End(ABC):
         """Move letters until there are none or the lane is over; in the lane's thread."""
 
 
-class SenderEnd(End):
+class SenderEnd(ChannelEnd):
     """Our letters to ``peer``."""
 
     def __init__(self, around: Surroundings, peer: str) -> None:
@@ -142,7 +142,7 @@ class SenderEnd(End):
             return None if self.over else self.sent.unwritten.popleft()
 
 
-class ReceiverEnd(End):
+class ReceiverEnd(ChannelEnd):
     """Letters of ``peer`` to us."""
 
     def __init__(self, around: Surroundings, peer: str) -> None:

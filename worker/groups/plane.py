@@ -18,7 +18,7 @@ from torch import Tensor
 
 from oobleckd.worker.groups import words
 from oobleckd.worker.groups.backend import Backend
-from oobleckd.worker.groups.group import ABORT_S, Group
+from oobleckd.worker.groups.group import ABORT_S, DeviceGroup
 from oobleckd.worker.groups.lanes import Outbound
 from oobleckd.worker.transport import wire
 from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
@@ -55,7 +55,7 @@ class Plane:
         self._abort_s = abort_s
         self._changed = threading.Condition()
         self._epoch = 0
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, DeviceGroup] = {}
         self._early: list[tuple[str, words.Any]] = []
         self.num_letters = 0
         """Letters that were given to a lane."""
@@ -121,8 +121,10 @@ class Plane:
         deadline = time.monotonic() + timeout_s
         return all(group.ended.wait(max(0.0, deadline - time.monotonic())) for group in groups)
 
-    def _group(self, epoch: int, members: Collection[str], backend: Backend, ready: threading.Event) -> Group:
-        return Group(
+    def _group(
+        self, epoch: int, members: Collection[str], backend: Backend, ready: threading.Event
+    ) -> DeviceGroup:
+        return DeviceGroup(
             epoch,
             self._device,
             members,
@@ -155,7 +157,7 @@ class Plane:
             group.hear(source, word)
         elif isinstance(word, words.Open):
             why = f"{self._device} is in no group of epoch {word.epoch}"
-            self._say(source, words.Refused(word.epoch, why))
+            self._say(source, words.ChannelRefused(word.epoch, why))
 
 
 def _set_event() -> threading.Event:

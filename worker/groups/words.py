@@ -68,13 +68,13 @@ class Again(Word, frozen=True):
     why: str
 
 
-class Refused(Word, frozen=True):
+class ChannelRefused(Word, frozen=True, tag="Refused"):
     """Receiver: there can be no lane between us two; the group goes on without it."""
 
     why: str
 
 
-Any = Open | Stored | Header | Arrived | Over | Again | Refused
+Any = Open | Stored | Header | Arrived | Over | Again | ChannelRefused
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Any)

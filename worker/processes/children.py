@@ -53,7 +53,7 @@ def die_with_parent(expected_ppid: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ChildSetting:
     """What all device processes of an agent have in common."""
 
     kind: str
@@ -180,7 +180,7 @@ class Ties:
         self._activity.close()
 
 
-def words_of(device: str, setting: Setting) -> tuple[str, ...]:
+def words_of(device: str, setting: ChildSetting) -> tuple[str, ...]:
     """The command line of the process of ``device``, or of a spare (""), but for the program and the ties."""
     return (
         f"--device={device}",
@@ -199,7 +199,7 @@ def words_of_ties(theirs: Sequence[int]) -> tuple[str, ...]:
     return (f"--fd={link}", "--lifeline", str(lifeline), str(held), f"--activity={activity}")
 
 
-def start(device: str, setting: Setting, orphans: Orphans | None = None) -> Child:
+def start(device: str, setting: ChildSetting, orphans: Orphans | None = None) -> Child:
     """Start the process of ``device``, or a spare (""), by exec; ``forking`` knows a faster way.
 
     Call it from the main thread: the child dies with the calling one.

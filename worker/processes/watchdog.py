@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityReader, Reading
+from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityReader, ActivityReading
 
 LOOK_EVERY_S = 0.1
 _MOST_CREDIT_S = 2 * LOOK_EVERY_S  # what one look may add: more means that we did not look
@@ -73,7 +73,7 @@ class Suspicion:
     stopped: bool = False
     frozen: bool = False
 
-    def look(self, now_s: float, reading: Reading | None, state: str, delay_s: float) -> str:
+    def look(self, now_s: float, reading: ActivityReading | None, state: str, delay_s: float) -> str:
         """Why the process hangs, for people; "" if nothing says that it does.
 
         Without a reading (before the first word, or stopped in the middle of one) the kernel's account is all.
@@ -103,7 +103,7 @@ class Suspicion:
         self.frozen, self.stopped_s = False, 0.0
 
     @staticmethod
-    def _too_long(reading: Reading, took_s: float) -> str:
+    def _too_long(reading: ActivityReading, took_s: float) -> str:
         if took_s < reading.limit_s:
             return ""
         if reading.what:
@@ -116,7 +116,7 @@ class Suspicion:
         return f"hung: gave no sign for {took_s:.1f} s while waiting (it does so every {LOOK_UP_S:g} s)"
 
 
-def _where(reading: Reading | None) -> str:
+def _where(reading: ActivityReading | None) -> str:
     return f" in {reading.what}" if reading is not None and reading.what else ""
 
 
@@ -131,7 +131,7 @@ class Watchdog:
         self._activity = activity
         self._suspicion = Suspicion()
 
-    def reading(self) -> Reading | None:
+    def reading(self) -> ActivityReading | None:
         """What the process does, or did last."""
         return self._activity.read()
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING, Route
 from oobleckd.worker.models import Batch, gradients, input_gradients, seed_layer
-from oobleckd.worker.round.boundary_cache import Kept
+from oobleckd.worker.round.boundary_cache import BoundaryCache
 from oobleckd.worker.round.op_times import Piece
 from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.round.redundant_forward import RedundantForwards
-from oobleckd.worker.round.round import Clock, Debts, Given, Graph, Means, Pieces, Work
+from oobleckd.worker.round.round import Debts, Given, Graph, Means, Pieces, RoundClock, Work
 from oobleckd.worker.round.tasks import NO_LAYERS, Board, Kind, Task
 from oobleckd.worker.runtime.timing import Moment
 from oobleckd.worker.transport.mailbox import Key, Letter
@@ -40,12 +40,12 @@ class Passes:
         self.debts: dict[Task, Debts] = {}
         self.under_way: Work | None = None
         self.halted: dict[tuple[Kind, Task], Work] = {}
-        self.kept = Kept(means.job.schedule.boundary_bytes)
+        self.kept = BoundaryCache(means.job.schedule.boundary_bytes)
         self.redundant_forwards = RedundantForwards(limit_bytes, means.redundant_bytes)
         self.redundant_work: Work | None = None
         self.returned = given.returned
         self.taken: dict[Key, Letter] = {}
-        self.clock = Clock()
+        self.clock = RoundClock()
         self.pieces: list[Piece] = []
         self.repaired = False
         self.contribute: Callable[[], object] = lambda: None

@@ -51,7 +51,7 @@ class Work:
 
 
 @dataclass(slots=True)
-class Clock:
+class RoundClock:
     """What the present round cost so far on this device."""
 
     began: float = field(default_factory=time.perf_counter)

@@ -33,7 +33,7 @@ _TASK = re.compile(r"\d+([A-Z])\d+")  # as ``passes`` names its work
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ActivityReading:
     """``what`` has been under way since ``since_s`` (monotonic clock of this host; "" for waiting).
 
     ``longest_s``: the longest such work took so far in this process, 0 if there was none. ``limit_s``: what
@@ -149,7 +149,7 @@ class ActivityReader:
         os.ftruncate(self.fd, mmap.PAGESIZE)
         self._page = mmap.mmap(self.fd, mmap.PAGESIZE)
 
-    def read(self) -> Reading | None:
+    def read(self) -> ActivityReading | None:
         """What the device does now; None before its first word, or when it was caught writing."""
         for _ in range(_TRIES):
             sequence, since_ns, longest_ns, limit_ns, what = _PAGE.unpack_from(self._page)
@@ -157,7 +157,7 @@ class ActivityReader:
                 return None
             if sequence % 2 == 0 and sequence == struct.unpack_from("<Q", self._page)[0]:
                 name = what.rstrip(b"\0").decode(errors="replace")
-                return Reading(name, since_ns / 1e9, longest_ns / 1e9, limit_ns / 1e9)
+                return ActivityReading(name, since_ns / 1e9, longest_ns / 1e9, limit_ns / 1e9)
         return None
 
     def close(self) -> None:

@@ -119,7 +119,7 @@ def _stop_if_changed(eyes: Eyes, executor: Executor, *, only_if_suspect: bool = 
         )
 
 
-class Recorder:
+class ReferenceRecorder:
     """Writes ``steps.jsonl`` and, at the end, the final checkpoint's manifest."""
 
     def __init__(self, job: Job, out: Path) -> None:
@@ -176,7 +176,7 @@ def main(job_file: Path, out: Path) -> None:
         job = load_job(job_file)
         place = msgspec.structs.replace(job.checkpoint, dir=str(out), every=0)
         job = msgspec.structs.replace(job, checkpoint=place)
-        with closing(Recorder(job, out)) as recorder:
+        with closing(ReferenceRecorder(job, out)) as recorder:
             recorder.complete(run(job, out, recorder))
     except (JobError, UserError) as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from oobleckd import __version__
-from oobleckd.console.facts import AnyFact, Fetched, Heard, History, Watched
+from oobleckd.console.facts import AnyFact, ChangesHeard, Fetched, PastHistory, Watched
 from oobleckd.console.model import View, fold
 from oobleckd.console.widgets.impact import candidates
 from oobleckd.protocol.api import (
@@ -253,8 +253,8 @@ def told(
     }  # fmt: skip
     facts = (
         Fetched(NOW, status(fleet), (view,), nodes, plan, _used(fleet, plan), incidents),
-        History(NOW, JOB, fleet.steps(view.step, NOW - stands_s, step_s=view.step_s, gap=gap)),
-        *(Heard(NOW, each) for each in events),
+        PastHistory(NOW, JOB, fleet.steps(view.step, NOW - stands_s, step_s=view.step_s, gap=gap)),
+        *(ChangesHeard(NOW, each) for each in events),
         Watched(NOW, **(usual | dict(watched or {}))),
     )
     asked = candidates(fold(View(), facts)) if plan else ()

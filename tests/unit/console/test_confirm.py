@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from textual.widgets import Input
 
-from oobleckd.console.acts import Act
+from oobleckd.console.acts import ConsoleAct
 from oobleckd.console.facts import Away
 from oobleckd.console.model import View, fold
 from oobleckd.console.screens.prompt import Confirm, word
@@ -86,7 +86,7 @@ async def test_a_name_that_looks_like_markup_is_a_name() -> None:
 def test_of_a_job_that_is_not_in_sight_the_id_is_wanted() -> None:
     other = fold(View(), [fetched(jobs=(build.job(id="job-2"),))])
     for view in (View(), other):
-        assert word(Act("cancel", ("job-1",)), view) == "job-1"
+        assert word(ConsoleAct("cancel", ("job-1",)), view) == "job-1"
 
 
 # --------------------------------------------------------------------------- while the picture is frozen

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from oobleckd.core.config import Config
+from oobleckd.core.config import CoreConfig
 from oobleckd.core.lease import Lease
 from oobleckd.protocol.datagrams import Receiver, Sender
 
@@ -75,7 +75,7 @@ def test_thirty_minutes_of_jitter_are_no_death(seed):
 def test_ten_minutes_of_lost_packets_are_no_death(seed):
     """One in ten packets is lost, also when sent again: after 0.1, 0.3, 0.6 s, and so on. Heartbeats arrive in order."""
     dice = random.Random(seed)
-    lease, arrived = Lease(Config().lease_s, 0.0), 0.0
+    lease, arrived = Lease(CoreConfig().lease_s, 0.0), 0.0
     for number in range(int(600 / HEARTBEAT_S)):
         delay, again = 0.02, 0.1
         while dice.random() < 0.1:
@@ -104,7 +104,7 @@ def test_ten_minutes_of_lost_datagrams_are_no_death(seed):
                 delay, again = delay + again, max(0.3, 2 * again)
             arrived = max(arrived, number * HEARTBEAT_S + delay)
             heard.append(arrived)
-    lease = Lease(Config().lease_s, 0.0, HEARTBEAT_S)
+    lease = Lease(CoreConfig().lease_s, 0.0, HEARTBEAT_S)
     for now in sorted(heard):
         assert now < lease.ends(), f"seed {seed}: lost at {now:.1f} s"
         lease.heartbeats(now)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from oobleckd.core import view
-from oobleckd.core.config import Config
+from oobleckd.core.config import CoreConfig
 from oobleckd.core.events import Asked, Heard, LinkLost, ManifestWritten, Planned, Tell, Tick, WriteManifest
 from oobleckd.core.machine import Machine
 from oobleckd.core.steps import both_nan
@@ -62,7 +62,7 @@ def acks(commands):
 
 
 def test_another_protocol_version_is_refused():
-    machine = Machine(Config())
+    machine = Machine(CoreConfig())
     (tell,) = machine.handle(Heard("n1", Hello(99, "n1", "1", "host", True, ())), 1.0)
     assert isinstance(tell.message, Refused)
     assert "install the same version" in tell.message.hint
@@ -70,7 +70,7 @@ def test_another_protocol_version_is_refused():
 
 
 def test_a_spare_that_is_ready_is_announced_once():
-    machine, said = Machine(Config()), []
+    machine, said = Machine(CoreConfig()), []
     for spare in (Spare(7), Spare(7, ready=True), Spare(7, ready=True), Spare(8), Spare(8, ready=True)):
         commands = machine.handle(Heard("n1", Hello(PROTOCOL, "n1", "1", "host", True, (), spare)), 1.0)
         said.append([c.change.text for c in commands if hasattr(c, "change") and "spare" in c.change.text])
@@ -80,7 +80,7 @@ def test_a_spare_that_is_ready_is_announced_once():
 
 def heartbeat_cost_s(num_nodes):
     """CPU seconds of a heartbeat, the best of a few rounds."""
-    machine = Machine(Config())
+    machine = Machine(CoreConfig())
     for number in range(num_nodes):
         machine.handle(Heard(f"n{number}", Hello(PROTOCOL, f"n{number}", "1", "host", True, ())), 1.0)
     costs = []
@@ -99,7 +99,7 @@ def test_a_heartbeat_costs_the_same_with_a_hundred_nodes_and_with_thousands():
 
 def heartbeating(look_s, heartbeat_s, times):
     """A machine with one node that sends heartbeats so often."""
-    machine, now = Machine(Config(look_s=look_s)), 1.0
+    machine, now = Machine(CoreConfig(look_s=look_s)), 1.0
     machine.handle(Heard("n1", Hello(PROTOCOL, "n1", "1", "host", False, ())), now)
     for _ in range(times):
         now += heartbeat_s
@@ -255,7 +255,7 @@ def test_a_grace_lasts_while_the_daemon_is_awake_whatever_rounding_does(world):
 
 def test_unknown_requests_are_a_bug():
     with pytest.raises(TypeError):
-        Machine(Config()).handle(Asked(1, object()), 0.0)
+        Machine(CoreConfig()).handle(Asked(1, object()), 0.0)
 
 
 def test_the_journal_rebuilds_the_state(world):
@@ -290,7 +290,7 @@ def test_views(world):
     world.run(lambda: not world.incidents()[0].open)
     assert view.story(core, "incident:inc-1")[0].kind == "incident"
     assert view.story(core, "node:n02")
-    assert view.status(Machine(Config()).core).line == "0 nodes, no job"
+    assert view.status(Machine(CoreConfig()).core).line == "0 nodes, no job"
     assert len(view.pipeline_views(world.job())) == len(world.view().pipelines)
 
 
@@ -456,7 +456,7 @@ def test_a_guest_of_another_job_is_released(world):
 
 
 def test_a_worker_that_speaks_a_range_is_answered_in_what_both_speak():
-    machine = Machine(Config())
+    machine = Machine(CoreConfig())
     hello = Hello(PROTOCOL + 2, "n1", "1", "host", True, (), oldest=PROTOCOL - 1)
     (welcome,) = [c.message for c in machine.handle(Heard("n1", hello), 1.0) if isinstance(c, Tell)]
     assert welcome.protocol == PROTOCOL

@@ -97,9 +97,11 @@ def test_a_reference_run_of_one_process_serves_every_job_that_trains_the_same(
 ) -> None:
     ran: list[str] = []
 
-    def run(job: Job, _out: Path) -> reference.Kept:
+    def run(job: Job, _out: Path) -> reference.ReferenceRun:
         ran.append(job.name)
-        return reference.Kept(str(write_checkpoint(tmp_path / f"single-{len(ran)}")), facts(), ("cpu",))
+        return reference.ReferenceRun(
+            str(write_checkpoint(tmp_path / f"single-{len(ran)}")), facts(), ("cpu",)
+        )
 
     monkeypatch.setattr(reference, "run_single", run)
     usual = msgspec.to_builtins(job_spec())
@@ -127,7 +129,7 @@ def test_who_wants_a_reference_run_that_is_being_made_waits_for_it(
             held.set()
             waited_for.wait()
             reference.keep(
-                file, reference.Kept(str(write_checkpoint(tmp_path / "theirs")), facts(), ("cpu",))
+                file, reference.ReferenceRun(str(write_checkpoint(tmp_path / "theirs")), facts(), ("cpu",))
             )
 
     def noted(text: str) -> None:

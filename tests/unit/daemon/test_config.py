@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oobleckd.daemon.config import Config, is_loopback, load_config
-from oobleckd.host.settings import ConfigError, Loaded, config_files
+from oobleckd.host.settings import ConfigError, LoadedSettings, config_files
 
 
 def write(path: Path, text: str) -> Path:
@@ -18,7 +18,7 @@ def write(path: Path, text: str) -> Path:
 
 def load(
     *files: Path, flags: dict[str, Any] | None = None, env: dict[str, str] | None = None
-) -> Loaded[Config]:
+) -> LoadedSettings[Config]:
     return load_config(flags or {}, env or {}, files)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oobleckd.planner.plan import Layers, Plan, node_of
 from oobleckd.planner.policies import adapt, policy, prepare
 from oobleckd.planner.policy import PlanError, Proposal, Setup, Situation
-from oobleckd.planner.profile import Held
+from oobleckd.planner.profile import HeldBesides
 from oobleckd.planner.reroute.reroute import covers, layout_of
 from oobleckd.planner.schedule import parse_ops
 from oobleckd.planner.schedules.jobshop import shop_of
@@ -22,7 +22,7 @@ from tests.unit.planner.build import even_profile, setup_of
 
 def threes(**changes: Any) -> Setup:
     """Pipelines of three nodes and more."""
-    fields = {"num_micro_batches": 6, "min_nodes": 3, "max_nodes": 6, "held": Held(redundant_bytes=40)}
+    fields = {"num_micro_batches": 6, "min_nodes": 3, "max_nodes": 6, "held": HeldBesides(redundant_bytes=40)}
     return setup_of(even_profile(6), **(fields | changes))
 
 

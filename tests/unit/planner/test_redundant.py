@@ -20,7 +20,7 @@ from oobleckd.planner.plan import (
     Segment,
     holdings_of,
 )
-from oobleckd.planner.profile import Held
+from oobleckd.planner.profile import HeldBesides
 from oobleckd.planner.reroute.redundant import ahead, graphs_of, heir
 from oobleckd.planner.reroute.reroute import Rerouting, covers, detour, reroute
 from oobleckd.planner.reroute.splice import spliced
@@ -139,7 +139,7 @@ def test_without_a_redundant_holder_a_splice_takes_any_holder() -> None:
 @pytest.mark.parametrize(("limit", "wanted"), [(0, 0), (50, 50), (10**6, 2 * 40)])
 def test_what_passes_ahead_hold(limit: int, wanted: int) -> None:
     """20 bytes a layer and micro-batch; on a GPU the outputs, 1000 bytes each, whatever the bound on the host's memory."""
-    setup = setup_of(even_profile(LAYERS), held=Held(redundant_bytes=limit))
+    setup = setup_of(even_profile(LAYERS), held=HeldBesides(redundant_bytes=limit))
     assert graphs_of(TWO, setup)["a0/0"] == wanted
     gpu = replace(setup, profile=replace(setup.profile, device="NVIDIA H200"))
     assert graphs_of(TWO, gpu)["a0/0"] == (2 * 2 * 1000 if limit else 0)

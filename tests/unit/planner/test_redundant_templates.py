@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from oobleckd.planner.plan import Layers, Range
 from oobleckd.planner.policies import policy, prepare
 from oobleckd.planner.policy import PlanError, Setup
-from oobleckd.planner.profile import Held
+from oobleckd.planner.profile import HeldBesides
 from oobleckd.planner.templates.redundant import Room, redundant_templates
 from oobleckd.planner.templates.template import expected_share
 from tests.unit.planner.build import even_profile, profiles, setup_of
@@ -49,7 +49,7 @@ def splits(num_layers: int, count: int) -> list[list[Range]]:
 
 @st.composite
 def setups(draw: st.DrawFn) -> Setup:
-    held = Held(
+    held = HeldBesides(
         draw(st.sampled_from([0.0, 0.5])),
         draw(st.sampled_from([0, 30])),
         draw(st.sampled_from([0, 100, 10**6])),
@@ -122,7 +122,7 @@ def test_redundant_layers_count_in_n0() -> None:
 
 
 def test_the_error_says_how_much_would_be_enough() -> None:
-    setup = setup_of(even_profile(4), device_memory_bytes=300, held=Held(redundant_bytes=10**6))
+    setup = setup_of(even_profile(4), device_memory_bytes=300, held=HeldBesides(redundant_bytes=10**6))
     with pytest.raises(PlanError, match="successor's layers too the model fits no number of nodes") as caught:
         prepare("bamboo", setup)
     least = int(caught.value.hint.split(" bytes")[0].rsplit(" ", 1)[1].replace(",", ""))

@@ -18,19 +18,19 @@ from oobleckd.planner.policy import Proposal
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, FromWorker, PreCopied, PreCopy
 from oobleckd.protocol.parts import Counters
-from oobleckd.simulator.clock import Clock
+from oobleckd.simulator.clock import VirtualClock
 from oobleckd.simulator.outcome import Outcome
 from oobleckd.simulator.precopy import SimulatedPreCopy
-from oobleckd.simulator.traces import Event
+from oobleckd.simulator.traces import TraceEvent
 from oobleckd.simulator.world import simulate
 from tests.unit.simulator.build import even_profile, job_of, question, trace_of
 
 LINK_BYTES_PER_S = 320.0
 """A stage of two layers, 180 bytes, takes 0.56 s; with six micro-batches a pipeline a step takes 0.42 s, with four 0.30."""
-JOINS = (Event(10.0, "join", "node-5"), Event(10.0, "join", "node-6"))
+JOINS = (TraceEvent(10.0, "join", "node-5"), TraceEvent(10.0, "join", "node-6"))
 
 
-def run(*events: Event) -> Outcome:
+def run(*events: TraceEvent) -> Outcome:
     profile = even_profile(link_bytes_per_s=LINK_BYTES_PER_S)
     found = simulate(question("oobleck", trace_of(4, *events), profile=profile, job=job_of(12)))
     booked = found.useful_device_s + sum(found.lost_device_s.values())
@@ -91,7 +91,7 @@ class Still:
     """A world in which nothing happens."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = VirtualClock()
 
     def hear(self, device: str, message: FromWorker) -> None:
         raise AssertionError(f"{device}: {message}")
@@ -127,7 +127,7 @@ def test_what_is_left_for_the_stop(after_s: float, steps: int, left_s: float) ->
 
 def test_after_a_loss_copies_begin_in_the_step_that_is_mended() -> None:
     """Nobody waits for them, and the stop is shorter than one with all of them."""
-    lost = (Event(10.05, "fail", "node-2"),)
+    lost = (TraceEvent(10.05, "fail", "node-2"),)
     copies = {}
     for policy in ("adaptive", "oobleck"):
         profile = even_profile(8, link_bytes_per_s=LINK_BYTES_PER_S)
@@ -138,13 +138,13 @@ def test_after_a_loss_copies_begin_in_the_step_that_is_mended() -> None:
 
 @pytest.mark.parametrize("after_s", [0.35, 0.5, 0.7, 0.9, 1.1])
 def test_a_target_that_is_lost_meanwhile_is_not_waited_for(after_s: float) -> None:
-    found = run(*JOINS, Event(10.0 + after_s, "fail", "node-6"))
+    found = run(*JOINS, TraceEvent(10.0 + after_s, "fail", "node-6"))
     assert found.rollbacks == 0
     assert found.steps > 30
 
 
 @pytest.mark.parametrize("after_s", [0.35, 0.5, 0.7, 0.9, 1.1])
 def test_a_source_that_is_lost_meanwhile(after_s: float) -> None:
-    found = run(*JOINS, Event(10.0 + after_s, "fail", "node-1"))
+    found = run(*JOINS, TraceEvent(10.0 + after_s, "fail", "node-1"))
     assert found.rollbacks == 0
     assert found.plans >= 2

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from oobleckd.host.checkpoint import checkpoints, complete, discard_partial, room, set_aside
-from oobleckd.host.folder import MARK, Mark, claim
+from oobleckd.host.folder import MARK, FolderMark, claim
 from oobleckd.host.hold import held
 from oobleckd.protocol.checkpoint import Manifest, manifest_of, model_digest
 from oobleckd.protocol.messages import CheckpointPart
@@ -419,8 +419,8 @@ def test_what_somebody_reads_stays_until_it_is_read(spec: ModelSpec, tmp_path: P
 
 def test_a_share_is_not_written_into_a_folder_of_another_journal(spec: ModelSpec, tmp_path: Path) -> None:
     foreign = tmp_path / "job-1"
-    assert claim(foreign, Mark("theirs", "job-1"))
+    assert claim(foreign, FolderMark("theirs", "job-1"))
     with pytest.raises(UserError, match="of another journal") as raised:
-        enter_folder(foreign, Mark("ours", "job-1"))
+        enter_folder(foreign, FolderMark("ours", "job-1"))
     assert raised.value.hint
     assert [path.name for path in foreign.iterdir()] == [MARK]

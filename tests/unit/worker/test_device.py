@@ -44,7 +44,7 @@ from oobleckd.worker.agent.outbox import peek
 from oobleckd.worker.data.corpus import Corpus, open_corpus
 from oobleckd.worker.device import device, reading
 from oobleckd.worker.device.agent_link import DeviceLink
-from oobleckd.worker.device.context import Place
+from oobleckd.worker.device.context import DeviceContext
 from oobleckd.worker.models import Layer
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.framing import read_frame, write_frame
@@ -115,7 +115,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     """Of a device process in this one, that has a job of one device and was told to get ready for it."""
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(device, "DeviceLink", partial(DeviceLink, on_closed=lambda: None))
-    place = Place(ME, "cpu", "host", "127.0.0.1", tmp_path)
+    place = DeviceContext(ME, "cpu", "host", "127.0.0.1", tmp_path)
     with ours, ExitStack() as ends:
         process = device.DeviceProcess(place, theirs.detach(), ActivityPage())
         ends.callback(process.transport.close)

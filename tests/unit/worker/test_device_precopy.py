@@ -34,7 +34,7 @@ from oobleckd.protocol.parts import Counters, Flags, Peer
 from oobleckd.worker.agent.outbox import peek
 from oobleckd.worker.device import device
 from oobleckd.worker.device.agent_link import DeviceLink
-from oobleckd.worker.device.context import Place
+from oobleckd.worker.device.context import DeviceContext
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.framing import read_frame
 from tests.unit.worker.test_device import TIMEOUT_S, Agent, job
@@ -143,7 +143,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
         for name in (SOURCE, TARGET):
             ours, theirs = socket.socketpair()
             ends.enter_context(ours)
-            place = Place(name, "cpu", "host", "127.0.0.1", tmp_path)
+            place = DeviceContext(name, "cpu", "host", "127.0.0.1", tmp_path)
             process = processes[name] = device.DeviceProcess(place, theirs.detach(), ActivityPage())
             ends.callback(process.transport.close)
             ends.callback(process.link.close)

@@ -16,7 +16,7 @@ from torch import Tensor
 from oobleckd.planner.plan import Layout
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.worker import sums
-from oobleckd.worker.round.boundary_cache import Kept
+from oobleckd.worker.round.boundary_cache import BoundaryCache
 from oobleckd.worker.round.gather import Contribution
 from oobleckd.worker.round.reduce import Reduced, Reducer
 from oobleckd.worker.runtime.faults import POINTS
@@ -166,13 +166,13 @@ def test_what_was_not_kept_is_done_again(
     reference, tmp_path: Path, seed: int, limit_bytes: int, backward: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off, or room for one boundary message of two (2 KiB each): whole routes take the place of spliced ones."""
-    put, held = Kept.put, set()
+    put, held = BoundaryCache.put, set()
 
-    def watched(self: Kept, *args: Any) -> None:
+    def watched(self: BoundaryCache, *args: Any) -> None:
         put(self, *args)
         held.add(self.held_bytes)
 
-    monkeypatch.setattr(Kept, "put", watched)
+    monkeypatch.setattr(BoundaryCache, "put", watched)
     world = scheduled(reference, tmp_path, seed, backward=backward, boundary_memory=limit_bytes)
     world.nodes["a0/0"].faults.arm("backward", 2)
     world.run()

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from oobleckd.worker.processes.watchdog import LOOK_EVERY_S, ProcessAccount, Suspicion, Watchdog, is_frozen
-from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityPage, ActivityReader, Reading
+from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityPage, ActivityReader, ActivityReading
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def looks(reading, seconds, *, state="S", delay_of=lambda _took: 0.0, every=LOOK
 
 
 def forward(longest_s=0.05, limit_s=2.0):
-    return Reading("2F0", 100.0, longest_s, limit_s)
+    return ActivityReading("2F0", 100.0, longest_s, limit_s)
 
 
 def test_work_that_takes_far_longer_than_ever_is_a_hang():
@@ -42,14 +42,14 @@ def test_work_that_takes_far_longer_than_ever_is_a_hang():
 
 
 def test_a_device_that_waits_and_shows_nothing_hangs_too():
-    verdict, _ = looks(Reading("", 100.0, LOOK_UP_S, 2.5), 10.0)
+    verdict, _ = looks(ActivityReading("", 100.0, LOOK_UP_S, 2.5), 10.0)
     assert verdict.startswith("hung: gave no sign for 2.")
 
 
 def test_progress_is_none_of_it():
     suspicion = Suspicion()
     for look in range(1000):
-        reading = Reading("", 100.0 + LOOK_UP_S * (look // 3), LOOK_UP_S, 2.5)
+        reading = ActivityReading("", 100.0 + LOOK_UP_S * (look // 3), LOOK_UP_S, 2.5)
         assert not suspicion.look(100.0 + look * LOOK_EVERY_S, reading, "S", 0.0)
 
 
