@@ -19,7 +19,7 @@ from oobleckd.worker.groups.plane import Plane
 from oobleckd.worker.models import Batch, load_spec, seed_layer
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.round.messenger import TransportPost
-from oobleckd.worker.runtime.timing import moments_of
+from oobleckd.worker.runtime.timing import timer_of
 from oobleckd.worker.transport.mailbox import Mailbox
 from oobleckd.worker.transport.transport import Transport
 from tests.helpers import gpu
@@ -124,20 +124,20 @@ def test_norms_and_exponents_are_those_of_a_cpu(device: torch.device) -> None:
     )
 
 
-def test_moments_have_the_time_at_which_the_gpu_got_there(device: torch.device) -> None:
-    moments = moments_of(device)
-    began = moments.now()
+def test_a_timer_has_the_time_at_which_the_gpu_got_there(device: torch.device) -> None:
+    timer = timer_of(device)
+    began = timer.now()
     x = torch.randn(2048, 2048, device=device)
     for _ in range(50):
         x = x @ x / 2048
-    stopped = moments.now()
+    stopped = timer.now()
     told_s = time.perf_counter()
-    settled_s = moments.settle()
-    took_s = moments.seconds(stopped) - moments.seconds(began)
+    settled_s = timer.settle()
+    took_s = timer.seconds(stopped) - timer.seconds(began)
     assert took_s > 0
-    assert moments.seconds(stopped) <= settled_s + 1e-3
+    assert timer.seconds(stopped) <= settled_s + 1e-3
     if not gpu.REHEARSAL:
-        assert moments.seconds(stopped) > told_s  # whoever told it did not wait
+        assert timer.seconds(stopped) > told_s  # whoever told it did not wait
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

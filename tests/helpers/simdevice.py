@@ -41,7 +41,7 @@ from oobleckd.worker.round.round import Given
 from oobleckd.worker.round.tasks import Order, Step
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
-from oobleckd.worker.runtime.timing import Moments
+from oobleckd.worker.runtime.timing import DeviceTimer
 from oobleckd.worker.sums.guard import SumsChanged
 from oobleckd.worker.transport.mailbox import Letter, Mailbox
 from tests.helpers.simpasses import SimPasses
@@ -370,7 +370,7 @@ class SimExecutor(Executor):
             sim.name, job_id, job, store, corpus, sim.post, sim.faults, sim.tell, sim.activity,
             writer=SimWriter(sim), check_inputs=sim.reading.check,
         )  # fmt: skip
-        self.means = replace(self.means, moments=Moments(lambda: sim.world.now))
+        self.means = replace(self.means, timer=DeviceTimer(lambda: sim.world.now))
         self.reducer = SimReducer(sim.name, store, sim.post, job.num_micro_batches, job.train.exact)
         self.reducer.world, self.reducer.step = sim.world, lambda: self.counters.step
 

@@ -66,7 +66,7 @@ class SimPasses(Passes):
             return self._advance_redundant()
         self.sim.followed += bool(self.board.order)
         self.under_way = self.halted.pop(found, None) or self._begun(*found)
-        self.began = self.means.moments.now()
+        self.began = self.means.timer.now()
         self._compute(self.under_way)
         return True
 

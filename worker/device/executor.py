@@ -41,7 +41,7 @@ from oobleckd.worker.round.tasks import NO_LAYERS, Order
 from oobleckd.worker.round.update import apply_update, global_norm
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
-from oobleckd.worker.runtime.timing import moments_of
+from oobleckd.worker.runtime.timing import timer_of
 from oobleckd.worker.runtime.turn import Aside
 from oobleckd.worker.state.optimizer import clip_scale, lr_at
 from oobleckd.worker.state.store import Store
@@ -90,7 +90,7 @@ class Executor:
         self.order: Order = ()
         self.sample_every = 0  # op times are told of rounds whose number it divides
         self.means = Means(
-            device, job, store, corpus, post, faults, self.activity, aside, moments=moments_of(store.device)
+            device, job, store, corpus, post, faults, self.activity, aside, timer=timer_of(store.device)
         )
         self.late = False
         self.now = self._passes(self._given(self.counters))
@@ -253,7 +253,7 @@ class Executor:
 
     def _vote(self) -> None:
         vote = self.reducer.vote()
-        self.means.moments.settle()
+        self.means.timer.settle()
         flags = self.flags | Flags(writing=self.saving.writer.busy)
         shared = [bucket for bucket, holders in self.reducer.holders.items() if len(holders) > 1]
         digests = self.check.digests(self.counters.step, shared)
@@ -285,7 +285,7 @@ class Executor:
 
     def _hurry(self) -> None:
         """Update, and begin the next round, as if all votes were in and let the round through."""
-        began = self.means.moments.now()
+        began = self.means.timer.now()
         with self.activity.doing("U", units=max(1, len(self.store.layers))):
             saved = save(self.store)
             self.faults.reach("backup", self.counters.round)
@@ -316,7 +316,7 @@ class Executor:
         if hurried is not None and self.late:
             self.returned = self._take_back()
         due = self.saving.decide(vote, self.counters)
-        passes, was, began = self.now, self.counters, self.means.moments.now()
+        passes, was, began = self.now, self.counters, self.means.timer.now()
         with self.activity.doing("U", units=max(1, len(self.store.layers))):
             self._update(vote)
         if self.hurried is None:
@@ -366,7 +366,7 @@ class Executor:
         self.tell(
             step_done(
                 self.device, self.job_id, self.commit.epoch, self.counters, vote, outcome, (norm, lr),
-                self.corpus, self.now.clock, self.means.moments, self.saving.due, taken_back=taken_back,
+                self.corpus, self.now.clock, self.means.timer, self.saving.due, taken_back=taken_back,
                 fingerprints=self.check.told(self.counters.step, vote),
             )
         )  # fmt: skip
@@ -382,7 +382,7 @@ class Executor:
     def _tell_op_times(self, passes: Passes, was: Counters) -> None:
         """Of the round ``was``, if it is one of those that are told."""
         of = Round(self.device, self.job_id, self.commit.epoch, self.layout.epoch, was)
-        message = op_times(of, passes.pieces, self.sample_every, self.means.moments, repaired=passes.repaired)
+        message = op_times(of, passes.pieces, self.sample_every, self.means.timer, repaired=passes.repaired)
         if message is not None:
             self.tell(message)
 

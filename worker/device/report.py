@@ -11,7 +11,7 @@ from oobleckd.worker import sums
 from oobleckd.worker.checkpointing.snapshot import Due, ledger_digest
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.round.round import RoundClock
-from oobleckd.worker.runtime.timing import Moments
+from oobleckd.worker.runtime.timing import DeviceTimer
 
 
 def step_done(
@@ -24,7 +24,7 @@ def step_done(
     rates: tuple[float, float],
     corpus: Corpus,
     clock: RoundClock,
-    moments: Moments,
+    timer: DeviceTimer,
     due: Due,
     *,
     taken_back: bool,
@@ -45,7 +45,7 @@ def step_done(
         samples,
         ledger,
         time.perf_counter() - clock.began,
-        sum((moments.seconds(stop) - moments.seconds(start) for start, stop in clock.busy), 0.0),
+        sum((timer.seconds(stop) - timer.seconds(start) for start, stop in clock.busy), 0.0),
         clock.gradients,
         clock.forwards,
         early=clock.early,

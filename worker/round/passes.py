@@ -59,7 +59,7 @@ class Passes:
         if found is None:
             return self._advance_redundant()
         kind, task = found
-        began = self.means.moments.now()
+        began = self.means.timer.now()
         with self.means.activity.doing(
             kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)
         ):
@@ -70,7 +70,7 @@ class Passes:
 
     def note(self, kind: str, task: Task | None, began: Moment, *, early: bool = False) -> Moment:
         """Work that began at ``began`` is over, or halts. Returns when."""
-        stopped = self.means.moments.now()
+        stopped = self.means.timer.now()
         self.pieces.append(Piece(kind, task, began, stopped, early))
         return stopped
 
@@ -91,9 +91,9 @@ class Passes:
         """A layer of it; whether there are more."""
         if not self.means.faults.drags:
             return work.compute()
-        began_s = self.means.moments.settle()
+        began_s = self.means.timer.settle()
         more = work.compute()
-        self.means.faults.drag(self.means.moments.settle() - began_s)
+        self.means.faults.drag(self.means.timer.settle() - began_s)
         return more
 
     def _halts(self, work: Work) -> bool:
@@ -243,7 +243,7 @@ class Passes:
         work = self.redundant_work = self.redundant_work or self._begun_redundant()
         if work is None:
             return False
-        began = self.means.moments.now()
+        began = self.means.timer.now()
         with self.means.activity.doing("S", f"{work.task.position}S{work.task.route.micro_batch}"):
             more = work.compute()
         self.note("S", work.task, began)

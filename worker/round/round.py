@@ -21,7 +21,7 @@ from oobleckd.worker.round.messenger import Post
 from oobleckd.worker.round.tasks import NO_LAYERS, Kind, Order, Task
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
-from oobleckd.worker.runtime.timing import Moment, Moments
+from oobleckd.worker.runtime.timing import DeviceTimer, Moment
 from oobleckd.worker.runtime.turn import Aside
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.transport.mailbox import Key, Letter
@@ -74,7 +74,7 @@ class Means:
     activity: ActivityPage
     aside: Aside = nullcontext
     redundant_bytes: dict[Range, int] = field(default_factory=dict)
-    moments: Moments = field(default_factory=Moments)
+    timer: DeviceTimer = field(default_factory=DeviceTimer)
 
 
 @dataclass(frozen=True, slots=True)
