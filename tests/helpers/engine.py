@@ -303,7 +303,7 @@ class World:
         yield
         executor = self.nodes[device].executor
         mine = [control for control in self.controls if control[0] == device]
-        if mine and mine[0] in self.reports and executor.hurried is None and self.random.random() < 0.7:
+        if mine and mine[0] in self.reports and executor.speculative is None and self.random.random() < 0.7:
             self.controls.remove(mine[0])
             self.answered_aside += 1
             mine[0][1](executor)

@@ -160,7 +160,7 @@ class SimDevice(DeviceProcess):
             return "no job"
         now, reducer = self.executor.now, self.executor.reducer
         left = [*now.board.forward, *now.board.in_flight, *now.board.weights]
-        return f"reduced={sorted(reducer.reduced)} left={left} hurried={self.executor.hurried is not None}"
+        return f"reduced={sorted(reducer.reduced)} left={left} speculative={self.executor.speculative is not None}"
 
     # ------------------------------------------------------------------ the loop
 

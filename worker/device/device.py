@@ -162,7 +162,7 @@ class DeviceProcess:
         then the loop does it.
         """
         busy = self.deployment is not None or (
-            self.executor is not None and self.executor.hurried is not None
+            self.executor is not None and self.executor.speculative is not None
         )
         if not busy and isinstance(report := self.mailbox.next_control(), Report):
             self.mailbox.remove_control(report)

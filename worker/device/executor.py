@@ -23,7 +23,13 @@ from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
 from oobleckd.worker.checkpointing.saving import CheckInputs, Saving, no_check
 from oobleckd.worker.checkpointing.writer import Inline, Writer
 from oobleckd.worker.data.corpus import Corpus
-from oobleckd.worker.device.early_update import Foresight, Hurried, goes_through, restore, save
+from oobleckd.worker.device.early_update import (
+    SpeculativeUpdate,
+    UpdatePredictor,
+    goes_through,
+    restore,
+    save,
+)
 from oobleckd.worker.device.integrity import Check
 from oobleckd.worker.device.report import step_done
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
@@ -94,9 +100,9 @@ class Executor:
         )
         self.late = False
         self.now = self._passes(self._given(self.counters))
-        self.hurried: Hurried | None = None
+        self.speculative: SpeculativeUpdate | None = None
         self.returned: dict[Key, Letter] = {}
-        self.foresight = Foresight()
+        self.predictor = UpdatePredictor()
         self.precopy_source: PreCopySource | None = None
 
     # ------------------------------------------------------------------ layouts and boundaries
@@ -110,7 +116,7 @@ class Executor:
         self.layout, self.dead, self.detours, self.counters = layout, frozenset(), None, counters
         self.holding, self.hold_next = True, False
         self.flags = Flags()
-        self.late, self.hurried, self.returned = False, None, {}
+        self.late, self.speculative, self.returned = False, None, {}
         self.end_precopy()
         self.reducer.adopt()
         self.copies.adopt(layout.epoch)
@@ -176,7 +182,7 @@ class Executor:
     def begin_precopy(self, precopy_source: PreCopySource) -> None:
         """Send pre-copies from now on. Until a round is committed the weights are those before it, but where they were updated early."""
         self.precopy_source = precopy_source
-        if self.hurried is None:
+        if self.speculative is None:
             precopy_source.begin(self.counters, self.store)
             self.faults.reach("ahead", self.counters.round)
 
@@ -204,7 +210,7 @@ class Executor:
                 if self._commit(vote):
                     self.hold()
                 return True
-        ahead = self.hurried.ahead if self.hurried else None
+        ahead = self.speculative.next_round if self.speculative else None
         if self.now.advance() or (ahead is not None and ahead.advance()) or heard:
             return True
         # Samples of the next step are drawn now that there is time: at the step's end everybody would wait for them.
@@ -281,7 +287,12 @@ class Executor:
         last = self.counters.step + 1 >= self.job.train.steps
         stops = self.hold_next or self.flags != Flags() or last or len(self.commit.live) == 1
         clean = not (own.nan or own.overflow) and self.now.board.idle
-        return self.job.schedule.update == "staggered" and clean and not stops and self.foresight.hopeful
+        return (
+            self.job.schedule.update == "staggered"
+            and clean
+            and not stops
+            and self.predictor.expects_a_commit
+        )
 
     def _hurry(self) -> None:
         """Update, and begin the next round, as if all votes were in and let the round through."""
@@ -293,33 +304,33 @@ class Executor:
         self.now.note("U", None, began, early=True)
         self.now.clock.early = True
         following = self._given(self.counters.after("applied"))
-        self.hurried = Hurried(saved, self._passes(following, forward_only=True))
+        self.speculative = SpeculativeUpdate(saved, self._passes(following, forward_only=True))
 
     def _take_back(self) -> dict[Key, Letter]:
-        """Be where the device was before it hurried. Returns what it was sent for the round that it had begun."""
-        if self.hurried is None:
+        """Be where the device was before its speculative update. Returns what it was sent for the round that it had begun."""
+        if self.speculative is None:
             return {}
-        hurried, self.hurried = self.hurried, None
+        speculative, self.speculative = self.speculative, None
         self.store.settle()
-        restore(self.store, hurried.saved)
-        return hurried.ahead.taken
+        restore(self.store, speculative.saved)
+        return speculative.next_round.taken
 
     # ------------------------------------------------------------------ commit
 
     def _commit(self, vote: Vote, donors: Mapping[int, str] = NO_DONORS) -> bool:
         """The round's one commit point has passed: roll forward. Returns whether to stop here. ``donors``: of buckets in the next round."""
         self.late = not goes_through(self.job, vote)
-        self.foresight.saw(not self.late)
-        hurried = self.hurried
-        if hurried is not None:
+        self.predictor.saw(not self.late)
+        speculative = self.speculative
+        if speculative is not None:
             self.faults.reach("validate", self.counters.round)
-        if hurried is not None and self.late:
+        if speculative is not None and self.late:
             self.returned = self._take_back()
         due = self.saving.decide(vote, self.counters)
         passes, was, began = self.now, self.counters, self.means.timer.now()
         with self.activity.doing("U", units=max(1, len(self.store.layers))):
             self._update(vote)
-        if self.hurried is None:
+        if self.speculative is None:
             passes.note("U", None, began)
         hold = self.hold_next or vote.flags.hold or self.over
         if self.precopy_source is not None:
@@ -342,11 +353,11 @@ class Executor:
 
     def _begun(self, *, hold: bool) -> Passes:
         """The next round: the one begun in a hurry, or a new one, which is given again what was taken for that one."""
-        hurried, self.hurried = self.hurried, None
-        if hurried is not None and not hold:
-            hurried.ahead.clock, hurried.ahead.taken = RoundClock(), {}
-            return hurried.ahead
-        returned = self.returned if hurried is None else hurried.ahead.taken
+        speculative, self.speculative = self.speculative, None
+        if speculative is not None and not hold:
+            speculative.next_round.clock, speculative.next_round.taken = RoundClock(), {}
+            return speculative.next_round
+        returned = self.returned if speculative is None else speculative.next_round.taken
         self.returned = {}
         return self._passes(self._given(self.counters, returned))
 
@@ -357,12 +368,12 @@ class Executor:
         norm = lr = 0.0
         if outcome == "applied":
             norm, lr = global_norm(vote), lr_at(self.counters.step, self.job)
-            if self.hurried is None:
+            if self.speculative is None:
                 self._apply(clip_scale(norm, self.job.optimizer.clip_norm))
         elif outcome == "repeated":
             over = [bucket for bucket, part in self.reducer.reduced.items() if part.what.overflow]
             self.store.squeeze(over)
-        taken_back = self.now.clock.early and self.hurried is None
+        taken_back = self.now.clock.early and self.speculative is None
         self.tell(
             step_done(
                 self.device, self.job_id, self.commit.epoch, self.counters, vote, outcome, (norm, lr),

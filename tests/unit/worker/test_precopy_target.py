@@ -80,9 +80,9 @@ def test_it_begins_anywhere_in_a_round(
         def counted(self: Executor, aside: Aside = aside, left: list[int] = left) -> bool:
             left[0] -= self is aside.executor
             if left[0] == 0 and self is aside.executor and not self.finished:
-                early.add(self.hurried is not None)
+                early.add(self.speculative is not None)
                 precopy_source = aside.begin()
-                assert precopy_source.began == (self.hurried is None)
+                assert precopy_source.began == (self.speculative is None)
             return advance(self)
 
         monkeypatch.setattr(Executor, "advance", counted)
