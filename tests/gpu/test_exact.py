@@ -15,7 +15,7 @@ from torch import Tensor
 from oobleckd.protocol.job import Job
 from oobleckd.worker import sums
 from oobleckd.worker.device.context import DeviceContext, torch_device
-from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.models import Batch, load_spec, seed_layer
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.round.messenger import TransportPost
@@ -185,7 +185,7 @@ def test_staged_letters_come_back_with_the_same_bits(device: torch.device, tmp_p
         end.configure({n: other.peer for n, other in ends.items() if n != name}, bytes(32))
     posts = {
         name: TransportPost(
-            end, Plane(name, boxes[name], None, end.send), Intake(boxes[name]), boxes[name], device
+            end, GroupManager(name, boxes[name], None, end.send), Intake(boxes[name]), boxes[name], device
         )
         for name, end in ends.items()
     }

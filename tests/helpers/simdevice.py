@@ -47,7 +47,7 @@ from oobleckd.worker.transport.mailbox import Letter, Mailbox
 from tests.helpers.simpasses import SimPasses
 from tests.helpers.simstore import CPU, SimReducer, SimStore, updated
 from tests.helpers.simtext import SimReading
-from tests.helpers.simtransport import Link, SimPlane, SimTransport
+from tests.helpers.simtransport import Link, SimGroupManager, SimTransport
 
 if TYPE_CHECKING:
     from tests.helpers.simagent import SimNode
@@ -103,8 +103,8 @@ class SimDevice(DeviceProcess):
         self.activity, self.faults, self.mailbox = SimActivity(), SimFaults(self), Mailbox()
         self.torch_device = CPU
         self.transport: Any = SimTransport(self)
-        self.plane: Any = SimPlane()
-        self.post = TransportPost(self.transport, self.plane, Intake(self.mailbox), self.mailbox, CPU)
+        self.groups: Any = SimGroupManager()
+        self.post = TransportPost(self.transport, self.groups, Intake(self.mailbox), self.mailbox, CPU)
         self.executor: SimExecutor | None = None
         self.flips: list[Any] = []
         self.deployment = None

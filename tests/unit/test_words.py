@@ -23,6 +23,7 @@ RETIRED = {
     "beat": "heartbeat",
     "beforehand": "pre-copy",
     "blast": "impact",
+    "plane": "group manager",
     "pulse": "activity page",
     "road": "backend",
     "shadow": "redundant layers",

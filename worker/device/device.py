@@ -67,7 +67,7 @@ from oobleckd.worker.device.measure import measure
 from oobleckd.worker.device.reading import Reading, Unread
 from oobleckd.worker.device.traits import traits
 from oobleckd.worker.groups.choose import choose
-from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.reconfigure.deploy import KINDS, Deployment, expected, outgoing
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
@@ -107,8 +107,8 @@ class DeviceProcess:
         _log.info("%s: letters take %s", place.device, why)
         self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once, urgent=place.urgent)
         at_the_end(self.last_words)
-        self.plane = Plane(place.device, self.mailbox, backend, self._send)
-        intake = Intake(self.plane)
+        self.groups = GroupManager(place.device, self.mailbox, backend, self._send)
+        intake = Intake(self.groups)
         self.transport = Transport(
             place.device,
             place.host,
@@ -118,7 +118,7 @@ class DeviceProcess:
             on_peer_lost=self._peer_lost,
             room=intake.room,
         )
-        self.post = TransportPost(self.transport, self.plane, intake, self.mailbox, self.torch_device)
+        self.post = TransportPost(self.transport, self.groups, intake, self.mailbox, self.torch_device)
         self.faults = Faults(place.device, place.run_dir)
         self.flips: list[How] = []
         self.reading = Reading(place.device, self.tell, self.mailbox.wake)
@@ -301,7 +301,7 @@ class DeviceProcess:
         self.faults.reach("deploy", message.counters.round)
         anew = frozenset() if message.precopied else self._strangers(message.peers)
         self.transport.configure(message.peers, bytes.fromhex(message.secret), anew)
-        self.plane.enter(message.epoch, message.layout.holdings)
+        self.groups.enter(message.epoch, message.layout.holdings)
         self._drop_before(message.precopied or sys.maxsize)
         self.deployment = Deployment(
             message, executor.store, self.post, self.faults, executor.precopy_source, self.precopy_target
@@ -439,12 +439,12 @@ class DeviceProcess:
         self.reading.rest()
         self.post.gather(None)
         self.post.purge(lambda _: True)
-        self.plane.leave()
+        self.groups.leave()
         self._forget(self.transport.peers())
         give_back_memory()
 
     def _forget(self, peers: Collection[str]) -> None:
-        self.plane.forget(peers)
+        self.groups.forget(peers)
         self.transport.forget(peers)
 
     # ------------------------------------------------------------------ to the agent

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.round.gather import Gathering, Intake
 from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
 from oobleckd.worker.transport.transport import Transport
@@ -58,22 +58,27 @@ class TransportPost:
     """
 
     def __init__(
-        self, transport: Transport, plane: Plane, intake: Intake, mailbox: Mailbox, device: torch.device
+        self,
+        transport: Transport,
+        groups: GroupManager,
+        intake: Intake,
+        mailbox: Mailbox,
+        device: torch.device,
     ) -> None:
         self._transport = transport
         self._intake = intake
-        self._plane = plane
+        self._groups = groups
         self._mailbox = mailbox
         self._device = device
 
     def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> bool:
-        """Hand a letter to a lane or to the peer's writer thread; False if the peer is gone."""
+        """Hand a letter to a channel or to the peer's writer thread; False if the peer is gone."""
         if peer == self._transport.device:
             self._mailbox.put(Letter(key, peer, meta, list(tensors)))
             return True
         if key[0] in LATER:
             return self._transport.send(peer, key, tensors, meta, later=True)
-        return self._plane.offer(peer, key, tensors, meta) or self._transport.send(peer, key, tensors, meta)
+        return self._groups.offer(peer, key, tensors, meta) or self._transport.send(peer, key, tensors, meta)
 
     def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> Sequence[Key]:
         """Take letters back that the transport still has."""

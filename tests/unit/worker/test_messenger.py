@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.round.messenger import TransportPost
 from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
@@ -25,7 +25,11 @@ class NoTransport:
 def test_a_letter_to_itself_is_there_at_once() -> None:
     mailbox, transport = Mailbox(), NoTransport()
     post = TransportPost(
-        transport, Plane("a/0", mailbox, None, transport.send), Intake(mailbox), mailbox, torch.device("cpu")
+        transport,
+        GroupManager("a/0", mailbox, None, transport.send),
+        Intake(mailbox),
+        mailbox,
+        torch.device("cpu"),
     )
     key, tensor = ("F", 3, 0, 1, 4), torch.arange(3.0)
     assert post.send("a/0", key, [tensor])

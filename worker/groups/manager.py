@@ -18,8 +18,8 @@ from torch import Tensor
 
 from oobleckd.worker.groups import words
 from oobleckd.worker.groups.backend import Backend
+from oobleckd.worker.groups.channels import Outbound
 from oobleckd.worker.groups.group import ABORT_S, DeviceGroup
-from oobleckd.worker.groups.lanes import Outbound
 from oobleckd.worker.transport import wire
 from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
 
@@ -34,7 +34,7 @@ def _end_process(why: str) -> None:
     os._exit(STUCK)
 
 
-class Plane:
+class GroupManager:
     """The groups of ``device``. ``send`` is the transport's; ``stuck(why)`` when an abort exceeds ``abort_s``."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Plane:
         self._groups: dict[int, DeviceGroup] = {}
         self._early: list[tuple[str, words.Any]] = []
         self.num_letters = 0
-        """Letters that were given to a lane."""
+        """Letters that were given to a channel."""
 
     def enter(self, epoch: int, members: Collection[str]) -> None:
         """The group of ``epoch``, higher than any before, takes the place of the present one."""
