@@ -37,7 +37,7 @@ class EventsPage(ListPage):
 
     def body(self) -> Iterable[Panel]:
         """List, one event."""
-        yield Panel(self._list, "EventsPage", id="list", depends=log.DEPENDS)
+        yield Panel(self._list, "Events", id="list", depends=log.DEPENDS)
         yield Panel(self._one, "Event", id="one", depends=log.DEPENDS)
 
     def places(self, width: int, height: int) -> Places:
@@ -48,7 +48,7 @@ class EventsPage(ListPage):
         """What is filtered."""
         self.entitle(
             "list",
-            f'Events: "{self.words}"' if self.words else "EventsPage",
+            f'Events: "{self.words}"' if self.words else "Events",
             "following" if self.follow else "",
         )
 

@@ -25,7 +25,7 @@ class JobPage(Page):
 
     def body(self) -> Iterable[Panel]:
         """Facts, curves, goodput."""
-        yield Panel(jobfacts.paint, "JobPage", id="facts", depends=jobfacts.DEPENDS)
+        yield Panel(jobfacts.paint, "Job", id="facts", depends=jobfacts.DEPENDS)
         yield Panel(training.paint, "Throughput and loss", id="curves")
         yield Panel(goodput.paint, "Where the time went", id="goodput", depends=goodput.DEPENDS)
 

@@ -34,7 +34,7 @@ class NodesPage(ListPage):
 
     def body(self) -> Iterable[Panel]:
         """Grid, layers, table."""
-        yield Panel(self._grid, "NodesPage", id="grid", depends=grid.DEPENDS)
+        yield Panel(self._grid, "Nodes", id="grid", depends=grid.DEPENDS)
         yield Panel(copies.paint, "Live copies of each layer", id="copies", depends=copies.DEPENDS)
         yield Panel(self._table, "Table", id="table", depends=nodetable.DEPENDS)
 
@@ -57,7 +57,7 @@ class NodesPage(ListPage):
 
     def titles(self) -> None:
         """How the grid is grouped, how the table is sorted."""
-        self.entitle("grid", "NodesPage", f"by {grid.GROUPINGS[self.by]}")
+        self.entitle("grid", "Nodes", f"by {grid.GROUPINGS[self.by]}")
         order = nodetable.ORDERS[self.order]
         self.entitle("table", f'Table: "{self.words}"' if self.words else "Table", f"by {order}")
 
