@@ -2,7 +2,7 @@
 
     python benchmarks/fleet.py [--nodes 1000] [--seconds 30] [--minutes 0]
 
-The daemon is the real program with a probe of its loop (``probed.py``); the agents are ``heartbeating.py``'s, which do nothing but live, four
+The daemon is the real program with a probe of its loop (``probed.py``); the agents are ``idle_agents.py``'s, which do nothing but live, four
 processes of them; the job runs on two real workers. They send heartbeats for so many ``--minutes`` (ten where there are more than 1,000 of them), and what is
 measured are the last ``--seconds`` of it, so that memory is what it stays: libzmq's queues fill for ten minutes where heartbeats go through them. Processor time is the daemon's own, of all its threads, as the scheduler has it. *Back*: from
 the start of a new daemon until it has welcomed everybody again. Ends with 1 where a goal is missed: with up to 1,000 nodes 10 % of a core and

@@ -110,7 +110,7 @@ class Agents:
 
     def _hello(self, socket: zmq.Socket[bytes]) -> None:
         node = self._sockets[socket]
-        device = DeviceInfo(f"{node}/0", "cpu", "beating", 2**30, "127.0.0.1:1", "", 1)
+        device = DeviceInfo(f"{node}/0", "cpu", "idle", 2**30, "127.0.0.1:1", "", 1)
         socket.send(codec.encode(Hello(PROTOCOL, node, _LIFE, "host", ready=self._ready, devices=(device,))))
         self._asked.pop(socket, None)
         self._asked[socket] = time.monotonic()

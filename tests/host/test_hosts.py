@@ -132,9 +132,9 @@ def test_idle_workers_heartbeat_by_udp_to_the_daemon_s_port(hosts: Hosts) -> Non
     def counters() -> dict[str, int]:
         return hosts.cluster.client.debug().counters
 
-    before = counters()["datagram_beats"]
+    before = counters()["datagram_heartbeats"]
     hosts.cluster.until(
-        lambda: counters()["datagram_beats"] >= before + 20 * NUM_HOSTS or None, "heartbeats come by UDP"
+        lambda: counters()["datagram_heartbeats"] >= before + 20 * NUM_HOSTS or None, "heartbeats come by UDP"
     )
     assert counters()["datagrams_forged"] == counters()["datagrams_replayed"] == 0
 

@@ -225,10 +225,10 @@ def test_workers_say_what_they_do(services: UnitCluster) -> None:
 
 def test_idle_workers_heartbeat_by_udp(services: UnitCluster) -> None:
     """The units let them."""
-    before = services.client.debug().counters["datagram_beats"]
+    before = services.client.debug().counters["datagram_heartbeats"]
 
     def beaten() -> bool | None:
-        return services.client.debug().counters["datagram_beats"] >= before + 20 * len(NODES) or None
+        return services.client.debug().counters["datagram_heartbeats"] >= before + 20 * len(NODES) or None
 
     services.until(beaten, "heartbeats come by UDP")
 

@@ -111,9 +111,9 @@ def unharmed(running: Daemon) -> None:
 def test_an_idle_node_lives_by_datagrams_alone(running: Daemon, launch: Launch) -> None:
     launch(running.endpoint)
     usable(running)
-    more(running, "datagram_beats", 2)
+    more(running, "datagram_heartbeats", 2)
     messages = counted(running, "received")
-    more(running, "datagram_beats")
+    more(running, "datagram_heartbeats")
     assert counted(running, "received") - messages < LEASES / 2, (
         "but for lost packets nothing came over ZeroMQ"
     )
@@ -124,18 +124,18 @@ def test_an_idle_node_lives_by_datagrams_alone(running: Daemon, launch: Launch) 
 def test_a_stopped_agent_is_lost_by_its_lease(running: Daemon, launch: Launch) -> None:
     agent = launch(running.endpoint)
     usable(running)
-    more(running, "datagram_beats", 10)
+    more(running, "datagram_heartbeats", 10)
     agent.send_signal(signal.SIGSTOP)
     until(lambda: node(running).state == "lost", "it is lost")
     agent.send_signal(signal.SIGCONT)
     usable(running)
-    more(running, "datagram_beats", 10)
+    more(running, "datagram_heartbeats", 10)
 
 
 def test_a_killed_agent_is_gone_at_once(running: Daemon, launch: Launch) -> None:
     agent = launch(running.endpoint)
     usable(running)
-    more(running, "datagram_beats", 2)
+    more(running, "datagram_heartbeats", 2)
     agent.kill()
     until(lambda: node(running).state in {"disconnected", "lost"}, "its connection has closed")
 
@@ -145,7 +145,7 @@ def test_a_key_is_changed_and_it_heartbeats_by_datagrams_again(
 ) -> None:
     agent = launch(running.endpoint)
     usable(running)
-    more(running, "datagram_beats", 2)
+    more(running, "datagram_heartbeats", 2)
     keys.rotate_node_keys(folder / "keys", "n1")
     running.process.send_signal(signal.SIGHUP)
     received = counted(running, "received")
@@ -155,7 +155,7 @@ def test_a_key_is_changed_and_it_heartbeats_by_datagrams_again(
         "it says Hello with its new key, or waits for the reload",
     )
     usable(running)
-    more(running, "datagram_beats", 10)
+    more(running, "datagram_heartbeats", 10)
 
 
 def test_after_a_restart_of_the_daemon_it_is_back(folder: Path, launch: Launch) -> None:
@@ -167,7 +167,7 @@ def test_after_a_restart_of_the_daemon_it_is_back(folder: Path, launch: Launch) 
             if not (folder / "agent").exists():
                 launch(endpoint)
             usable(running)
-            more(running, "datagram_beats", 10)
+            more(running, "datagram_heartbeats", 10)
             assert "lost" not in " ".join(change.text for change in running.client.story("node:n1"))
             running.stop(signal.SIGKILL)
 
@@ -177,7 +177,7 @@ def test_without_udp_it_heartbeats_over_zeromq(folder: Path, launch: Launch) -> 
         launch(running.endpoint)
         usable(running)
         more(running, "received")
-        assert counted(running, "datagram_beats") == 0
+        assert counted(running, "datagram_heartbeats") == 0
         unharmed(running)
 
 
@@ -270,7 +270,7 @@ def test_where_nobody_listens_at_the_port_it_heartbeats_over_zeromq(
     launch(detour.endpoint)
     usable(running)
     more(running, "received")
-    assert counted(running, "datagram_beats") == 0
+    assert counted(running, "datagram_heartbeats") == 0
     unharmed(running)
 
 
@@ -279,10 +279,10 @@ def test_where_udp_comes_and_goes_no_node_does(running: Daemon, launch: Launch, 
     launch(detour.endpoint)
     usable(running)
     for _ in range(2):
-        more(running, "datagram_beats", 10)
+        more(running, "datagram_heartbeats", 10)
         detour.open.clear()
         more(running, "received")
         assert detour.num_dropped > 0
         detour.open.set()
-    more(running, "datagram_beats", 10)
+    more(running, "datagram_heartbeats", 10)
     unharmed(running)

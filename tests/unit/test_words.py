@@ -50,6 +50,7 @@ EXEMPT = {
     "docs/mechanisms/redundant-layers.md": {"shadow"},
     "docs/observability.md": {"beat"},
     "docs/troubleshooting.md": {"beat", "shadow"},
+    "oobleckd/daemon/debugapi.py": {"beat"},
     "oobleckd/daemon/http.py": {"beat"},
     "oobleckd/daemon/metrics.py": {"beat"},
     "oobleckd/daemon/openapi.py": {"blast"},
