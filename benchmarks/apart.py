@@ -21,7 +21,7 @@ _WARM_UP = 2  # steps after a deployment in which memory is taken and links are 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Between two events: steps that count at its end beyond those at its beginning (after a way back fewer than were made, or less than none),
+    """Between two events: steps that count at its end beyond those at its beginning (after a rollback fewer than were made, or less than none),
     seconds of one (the median; 0.0: none was committed), seconds from its beginning to the first commit, and how old the newest checkpoint was when
     it began (None: there was none).
     """

@@ -15,7 +15,7 @@ import msgspec
 
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import Setup
-from oobleckd.planner.profile import Held, LayerCost, Profile
+from oobleckd.planner.profile import HeldBesides, LayerCost, Profile
 
 Stages = tuple[tuple[int, int, int], ...]  # first layer, layer after the last, devices
 
@@ -175,7 +175,7 @@ def random_split_case(chance: random.Random) -> tuple[SplitCase, tuple[int, ...]
         for i in range(max(1, num_layers))
     )
     profile = Profile("", "", layers, 0.0625, 8.0, reserve_bytes=chance.randint(0, 100))
-    held = Held(chance.choice([0, 0, 1]), chance.choice([0, 50]))
+    held = HeldBesides(chance.choice([0, 0, 1]), chance.choice([0, 50]))
     most = chance.randint(1, 9)
     setup = Setup(profile, most, 0, 0, devices_per_node, 0, max_devices_per_stage=largest, held=held)
     if chance.random() < 0.7:

@@ -26,7 +26,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.tables import table
-from oobleckd.ctl import twin
+from oobleckd.ctl import reference
 from oobleckd.ctl.waiting import FINAL
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job
@@ -243,7 +243,7 @@ def resumed(case: Case) -> None:
     case.finishes()
 
 
-def way_back(case: Case) -> None:
+def rollback(case: Case) -> None:
     """All copies of a layer are lost while another text lies there; it is put back."""
     case.begin()
     case.at(0.4)
@@ -256,7 +256,7 @@ def way_back(case: Case) -> None:
     assert view.steps_lost > 0, view
 
 
-def way_back_to_nothing(case: Case) -> None:
+def rollback_to_nothing(case: Case) -> None:
     """The same with all nodes, and nobody puts it back."""
     case.begin()
     case.at(0.4)
@@ -298,8 +298,8 @@ CASES: dict[str, Callable[[Case], None]] = {
     "gone": gone,
     "gone-and-back": gone_and_back,
     "resume": resumed,
-    "way-back": way_back,
-    "way-back-to-nothing": way_back_to_nothing,
+    "rollback": rollback,
+    "rollback-to-nothing": rollback_to_nothing,
     "killed-at-once": killed_at_once,
     "at-the-end": at_the_end,
 }
@@ -353,7 +353,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         folder, text = Path(made), text_of(1)
         (folder / "reference.txt").write_bytes(text)
-        kept = twin.run_single(job_on(folder / "reference.txt", "reference", args.steps), folder / "twin")
+        kept = reference.run_single(
+            job_on(folder / "reference.txt", "reference", args.steps), folder / "reference-run"
+        )
         true = {fact.step: fact.loss_hex for fact in kept.steps}
         with Cluster(folder / "state", NODES) as cluster:
             for name in names:

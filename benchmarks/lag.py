@@ -1,9 +1,9 @@
-"""How late the daemon's event loop is while the pool plans: 1,000 agents that beat, a model of 128 blocks.
+"""How late the daemon's event loop is while the pool plans: 1,000 agents that send heartbeats, a model of 128 blocks.
 
     python benchmarks/lag.py [--nodes 1000]
 
 The daemon's own service in this process, real sockets with CURVE, the agents in another process. The lag is how much
-later than asked for the loop comes back from a sleep of 5 ms; first with beats alone, then while templates and the
+later than asked for the loop comes back from a sleep of 5 ms; first with heartbeats alone, then while templates and the
 catalogue of sizes for up to so many nodes are planned. Ends with 1 if the 99th percentile is over 10 ms, or a node
 was lost. The last line is one JSON object.
 """
@@ -58,15 +58,15 @@ async def measure(num_nodes: int, folder: Path) -> dict[str, list[float]]:
     service = open_service(config)
     service.start()
     agents = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.beating", service.hub.endpoint, str(config.keys_path), *names,
+        sys.executable, "-m", "benchmarks.idle_agents", service.hub.endpoint, str(config.keys_path), *names,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=_ROOT,
     )  # fmt: skip
     try:
         assert agents.stdout is not None
         if await agents.stdout.readline() != b"joined\n":
             raise RuntimeError("the agents could not join")
-        lags: dict[str, list[float]] = {"beats alone": [], "while the pool plans": []}
-        await _probed(asyncio.sleep(_ALONE_S), lags["beats alone"])
+        lags: dict[str, list[float]] = {"heartbeats alone": [], "while the pool plans": []}
+        await _probed(asyncio.sleep(_ALONE_S), lags["heartbeats alone"])
         await _probed(_plan(service, names), lags["while the pool plans"])
         lost = sum(not node.alive for node in service.core.members.nodes.values())
         if lost or len(service.core.members.nodes) != num_nodes:

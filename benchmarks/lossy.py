@@ -1,4 +1,4 @@
-"""No false deaths on a bad network: two namespaces, one packet in ten lost each way, and 20 ms on the road. Needs root.
+"""No false deaths on a bad network: two namespaces, one packet in ten lost each way, and 20 ms on the way. Needs root.
 
 python benchmarks/lossy.py --minutes 10
 
@@ -40,7 +40,7 @@ NODES = {"node-1": "a", "node-2": "a", "node-3": "b", "node-4": "b"}
 ADDRESS = {"a": "10.213.77.1", "b": "10.213.77.2"}
 
 
-class Road(threading.Thread):
+class Tunnels(threading.Thread):
     """Carries packets between two TUN devices, drops each with probability ``loss``, and takes ``delay_s``."""
 
     def __init__(self, ends: tuple[int, int], loss: float, delay_s: float) -> None:
@@ -83,7 +83,7 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--loss", type=float, default=0.1, help="share of packets that are lost")
-    parser.add_argument("--delay", type=float, default=0.02, help="seconds on the road, one way")
+    parser.add_argument("--delay", type=float, default=0.02, help="seconds on the way, one way")
     args = parser.parse_args()
     if os.geteuid() != 0:
         print(
@@ -93,12 +93,12 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="oobleck-lossy-") as folder, ExitStack() as stack:
         spaces = {side: stack.enter_context(namespace(side)) for side in SIDES}
-        road = Road((tunnel(spaces["a"], "a"), tunnel(spaces["b"], "b")), args.loss, args.delay)
-        road.start()
+        tunnels = Tunnels((tunnel(spaces["a"], "a"), tunnel(spaces["b"], "b")), args.loss, args.delay)
+        tunnels.start()
         cluster = stack.enter_context(started(Path(folder), spaces))
         rounds, jobs = train(cluster, 60 * args.minutes)
         lost = evictions(cluster)
-    packets = f"{road.num_lost} of {road.num_lost + road.num_passed} packets lost"
+    packets = f"{tunnels.num_lost} of {tunnels.num_lost + tunnels.num_passed} packets lost"
     print(f"{args.minutes:g} min, {packets}: {jobs} jobs, {rounds} steps, {len(lost)} nodes lost")
     for text in lost:
         print(f"  {text}")

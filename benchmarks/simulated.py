@@ -40,7 +40,7 @@ from oobleckd.daemon.service import step_row
 from oobleckd.protocol.job import Job
 from oobleckd.simulator.costs import ONE_MACHINE
 from oobleckd.simulator.outcome import Question
-from oobleckd.simulator.traces import Event, Trace
+from oobleckd.simulator.traces import Trace, TraceEvent
 from oobleckd.simulator.world import World
 
 SCRIPT = ((8.0, (0, 1)), (24.0, (1, 0)), (36.0, None), (52.0, (2, 1)), (63.0, None))
@@ -97,7 +97,7 @@ class Recorder(World):
 
 
 def decisions_of(entries: Iterable[msgspec.Struct]) -> tuple[str, ...]:
-    """What was decided, by the names of the nodes: plans, ways around the dead, ways back."""
+    """What was decided, by the names of the nodes: plans, ways around the dead, rollbacks."""
     found = []
     for entry in entries:
         match entry:
@@ -111,7 +111,7 @@ def decisions_of(entries: Iterable[msgspec.Struct]) -> tuple[str, ...]:
                 )
                 found.append(f"re-routed over {', '.join(around)}")
             case RolledBack():
-                found.append("back to the checkpoint")
+                found.append("rollback")
             case _:
                 pass
     return tuple(found)
@@ -176,7 +176,7 @@ def trace_of(found: Live, began_s: float) -> Trace:
     """Of what happened, where the first step begins after ``began_s``."""
     nodes = tuple(f"node-{number}" for number in range(1, PIPELINES * STAGES + 1))
     events = tuple(
-        Event(at - found.began_at + began_s, kind, node)  # type: ignore[arg-type]
+        TraceEvent(at - found.began_at + began_s, kind, node)  # type: ignore[arg-type]
         for at, kind, node in found.happened
     )
     return Trace("live", nodes, events, found.ended_at - found.began_at + began_s)

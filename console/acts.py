@@ -26,14 +26,14 @@ _NOT_SENT = (FileNotFoundError, ConnectionRefusedError, PermissionError)
 _PROGRAM = re.compile(r"(^|; )oobleckctl ")
 
 
-class Outcome(NamedTuple):
+class ActOutcome(NamedTuple):
     """What came of something, in a sentence, and whether that is bad."""
 
     said: str
     bad: bool = False
 
 
-class Act(msgspec.Struct, frozen=True):
+class ConsoleAct(msgspec.Struct, frozen=True):
     """``verb`` on ``names``: nodes, or the one job. ``how`` nodes are killed."""
 
     verb: Verb
@@ -55,7 +55,7 @@ class Act(msgspec.Struct, frozen=True):
         return f"{self.verb} {names} by {self.how}" if self.verb == "kill" else f"{self.verb} {names}"
 
 
-def refusal(act: Act, view: View, *, read_only: bool) -> str:
+def refusal(act: ConsoleAct, view: View, *, read_only: bool) -> str:
     """Why it cannot be done here and now; "" where it can."""
     if read_only:
         return "this console was started with --read-only"
@@ -77,7 +77,7 @@ def to_socket(command: str, socket: str) -> str:
     return _PROGRAM.sub(lambda found: f"{found[0]}--socket {shlex.quote(socket)} ", command)
 
 
-def perform(client: Client, act: Act) -> Outcome:
+def perform(client: Client, act: ConsoleAct) -> ActOutcome:
     """Do it to each of its names, whatever becomes of the others, and say what the daemon said; where some went wrong, of whom."""
     found = {name: _tried(client, act, name) for name in act.names}
     names: dict[str, list[str]] = {}
@@ -85,34 +85,34 @@ def perform(client: Client, act: Act) -> Outcome:
         names.setdefault(outcome.said, []).append(name)
     bad = any(outcome.bad for outcome in found.values())
     if bad and len(names) > 1:
-        return Outcome("; ".join(f"{', '.join(whose)}: {said}" for said, whose in names.items()), bad)
-    return Outcome("; ".join(names), bad)
+        return ActOutcome("; ".join(f"{', '.join(whose)}: {said}" for said, whose in names.items()), bad)
+    return ActOutcome("; ".join(names), bad)
 
 
-def export(client: Client, incident: str) -> Outcome:
+def export(client: Client, incident: str) -> ActOutcome:
     """Write an incident into the current folder, over no file that is there."""
     path = Path(f"{incident}.json").absolute()
     try:
         written = bundle.write(path, client.bundle(incident))
     except ClientError as error:
-        return Outcome(f"not written: {error.problem}", bad=True)
+        return ActOutcome(f"not written: {error.problem}", bad=True)
     except OSError as error:
-        return Outcome(f"{path} cannot be written: {error.strerror}", bad=True)
-    return Outcome(f"written: oobleck-console --bundle {written}")
+        return ActOutcome(f"{path} cannot be written: {error.strerror}", bad=True)
+    return ActOutcome(f"written: oobleck-console --bundle {written}")
 
 
-def _tried(client: Client, act: Act, name: str) -> Outcome:
+def _tried(client: Client, act: ConsoleAct, name: str) -> ActOutcome:
     try:
-        return Outcome(_one(client, act, name) or "done")
+        return ActOutcome(_one(client, act, name) or "done")
     except ClientError as error:
         if isinstance(error, ApiProblem) or isinstance(error.__cause__, _NOT_SENT):
-            return Outcome(f"not done: {error.problem}. {error.hint}".rstrip(), bad=True)
-        return Outcome(
+            return ActOutcome(f"not done: {error.problem}. {error.hint}".rstrip(), bad=True)
+        return ActOutcome(
             f"not known whether it was done: {error.problem}; look before you do it again", bad=True
         )
 
 
-def _one(client: Client, act: Act, name: str) -> str:
+def _one(client: Client, act: ConsoleAct, name: str) -> str:
     match act.verb:
         case "drain":
             return client.drain(name).message

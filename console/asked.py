@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from oobleckd.client import Client
-from oobleckd.console.facts import AnyFact, Refused, Wants, Watched
+from oobleckd.console.facts import AnyFact, QueryRefused, Wants, Watched
 from oobleckd.console.model import identity
 from oobleckd.protocol.api import JobView
 from oobleckd.unixhttp import ClientError, Unreachable
@@ -22,17 +22,17 @@ PERIODS_S = {
     "modelled": 60.0,
     "layers": 10.0,
     "goodput": 5.0,
-    "blast": 60.0,
+    "impact": 60.0,
 }
 TOUCHES: dict[str, frozenset[str]] = {
-    "plan": frozenset({"schedules", "schedule", "modelled", "layers", "goodput", "blast"}),
-    "node": frozenset({"layers", "blast"}),
+    "plan": frozenset({"schedules", "schedule", "modelled", "layers", "goodput", "impact"}),
+    "node": frozenset({"layers", "impact"}),
     "incident": frozenset({"layers", "goodput"}),
     "gap": frozenset(PERIODS_S),
 }
 # Nodes come and go in bursts, and for an answer about what would follow the daemon has to plan: not again within so many seconds. What is
 # about another plan is asked at once.
-LEAST_S = {"layers": 1.0, "goodput": 1.0, "blast": 3.0}
+LEAST_S = {"layers": 1.0, "goodput": 1.0, "impact": 3.0}
 AT_ONCE = frozenset({"plan", "gap"})
 # A daemon that refused one of these, or took too long over it, is asked again, but not at the usual pace.
 REFUSED_S = 15.0
@@ -43,7 +43,7 @@ def is_of_one_question(error: ClientError) -> bool:
     return not isinstance(error, Unreachable) or isinstance(error.__cause__, TimeoutError)
 
 
-class Asked:
+class ConsoleQueries:
     """The wishes of one console. ``want`` and ``touch`` may be called from any thread, ``answers`` from one.
 
     ``stretch``: how many times less often than usual, for large clusters.
@@ -60,7 +60,7 @@ class Asked:
         self._of: tuple[str, float] | None = None
         self._newest = 0
         self._shown: tuple[str, int] = ("", 0)
-        self._blasts: set[tuple[str, ...]] = set()
+        self._impacts: set[tuple[str, ...]] = set()
 
     def want(self, wants: Wants) -> bool:
         """From now on this. Whether it is anything new."""
@@ -70,8 +70,8 @@ class Asked:
             before, self._wants = self._wants, wants
             fresh = [name for name in ("modelled", "layers", "goodput") if _wanted(wants, name)]
             self._due |= {name: 0.0 for name in fresh if not _wanted(before, name)}
-            self._due |= dict.fromkeys(("schedules", "schedule", "blast"), 0.0)
-            self._blasts &= set(wants.blasts)  # what is not kept in sight may have been dropped
+            self._due |= dict.fromkeys(("schedules", "schedule", "impact"), 0.0)
+            self._impacts &= set(wants.impacts)  # what is not kept in sight may have been dropped
             return True
 
     def touch(self, kind: str) -> None:
@@ -81,8 +81,8 @@ class Asked:
             for name in touched:
                 wait_s = 0.0 if kind in AT_ONCE else LEAST_S.get(name, 0.0) * self.stretch
                 self._due[name] = min(self._due[name], self._asked_at[name] + wait_s)
-            if "blast" in touched:
-                self._blasts.clear()
+            if "impact" in touched:
+                self._impacts.clear()
 
     def due_at(self) -> float:
         """When there is something to fetch again, in POSIX seconds."""
@@ -100,7 +100,7 @@ class Asked:
         if identity(job) != self._of:
             self._of, self._job = identity(job), job.id
             self._newest, self._shown = 0, ("", 0)
-            self._blasts.clear()
+            self._impacts.clear()
         with self._lock:
             wants = self._wants
             due = [name for name in PERIODS_S if _wanted(wants, name) and self._due[name] <= now]
@@ -112,7 +112,7 @@ class Asked:
                     self._put_off(name, 0.0)
                     raise
                 self._put_off(name, now + REFUSED_S)
-                yield Refused(now, name, error.problem)
+                yield QueryRefused(now, name, error.problem)
                 if isinstance(error, Unreachable):  # whether it is there at all, the lists say
                     return
 
@@ -122,7 +122,7 @@ class Asked:
             self._asked_at[name] = now
         questions: dict[str, Callable[[Wants, float], Iterator[AnyFact]]] = {
             "schedules": self._schedules, "schedule": self._schedule, "modelled": self._modelled,
-            "layers": self._layers, "goodput": self._goodput, "blast": self._blast,
+            "layers": self._layers, "goodput": self._goodput, "impact": self._impact,
         }  # fmt: skip
         yield from questions[name](wants, now)
 
@@ -152,20 +152,20 @@ class Asked:
     def _goodput(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
         yield Watched(now, goodput=self._client.goodput(self._job))
 
-    def _blast(self, wants: Wants, now: float) -> Iterator[AnyFact]:
+    def _impact(self, wants: Wants, now: float) -> Iterator[AnyFact]:
         """Each set of nodes once until the plan is another one: the daemon has to plan for it."""
-        for nodes in wants.blasts:
-            if nodes not in self._blasts:
-                found = self._client.blast(self._job, nodes)
-                self._blasts.add(nodes)
-                yield Watched(now, blast=found)
+        for nodes in wants.impacts:
+            if nodes not in self._impacts:
+                found = self._client.impact(self._job, nodes)
+                self._impacts.add(nodes)
+                yield Watched(now, impact=found)
 
 
 def _wanted(wants: Wants, name: str) -> bool:
     match name:
         case "schedules" | "schedule":
             return wants.schedule
-        case "blast":
-            return bool(wants.blasts)
+        case "impact":
+            return bool(wants.impacts)
         case _:
             return bool(getattr(wants, name))

@@ -17,7 +17,7 @@ from oobleckd.protocol.api import (
     TemplateView,
 )
 from oobleckd.protocol.changes import Change
-from oobleckd.protocol.watch import BlastView, GoodputView, LayerView, SampledSteps, ScheduleView
+from oobleckd.protocol.watch import GoodputView, ImpactView, LayerView, SampledSteps, ScheduleView
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True):
@@ -37,14 +37,14 @@ class Fetched(Fact, frozen=True):
     incidents: tuple[IncidentView, ...] | None = None
 
 
-class History(Fact, frozen=True):
+class PastHistory(Fact, frozen=True):
     """The newest committed steps of a job, in order, as the daemon has them."""
 
     job: str
     steps: tuple[StepView, ...]
 
 
-class Heard(Fact, frozen=True):
+class ChangesHeard(Fact, frozen=True):
     """One entry of the event stream."""
 
     change: Change
@@ -69,11 +69,11 @@ class Watched(Fact, frozen=True):
     modelled: ScheduleView | None = None
     layers: tuple[LayerView, ...] | None = None
     goodput: GoodputView | None = None
-    blast: BlastView | None = None
+    impact: ImpactView | None = None
 
 
-class Refused(Fact, frozen=True):
-    """A question that the daemon does not answer, and why in one sentence. ``what``: the field of ``Fetched`` or ``Watched``, or steps (``History``)."""
+class QueryRefused(Fact, frozen=True):
+    """A question that the daemon does not answer, and why in one sentence. ``what``: the field of ``Fetched`` or ``Watched``, or steps (``PastHistory``)."""
 
     what: str
     problem: str
@@ -88,7 +88,7 @@ class Rewound(Fact, frozen=True):
     begins: float
     until: float
     playing: bool
-    start: tuple[Fetched | History | Heard | Watched, ...] = ()
+    start: tuple[Fetched | PastHistory | ChangesHeard | Watched, ...] = ()
     changes: tuple[Change, ...] = ()
     sampled: tuple[float, ...] = ()
 
@@ -100,13 +100,13 @@ class Unshown(Fact, frozen=True):
     hint: str = ""
 
 
-AnyFact = Fetched | History | Heard | Away | Watched | Refused | Rewound | Unshown
+AnyFact = Fetched | PastHistory | ChangesHeard | Away | Watched | QueryRefused | Rewound | Unshown
 
 
 class Wants(msgspec.Struct, frozen=True):
     """What the screen in sight wants beyond what is listed. ``step``: of the schedule (0: the newest known).
 
-    ``blasts``: sets of nodes, each by name in order.
+    ``impacts``: sets of nodes, each by name in order.
     """
 
     schedule: bool = False
@@ -114,4 +114,4 @@ class Wants(msgspec.Struct, frozen=True):
     layers: bool = False
     goodput: bool = False
     step: int = 0
-    blasts: tuple[tuple[str, ...], ...] = ()
+    impacts: tuple[tuple[str, ...], ...] = ()

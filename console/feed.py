@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from oobleckd.client import Client, Events
-from oobleckd.console.asked import Asked, is_of_one_question
-from oobleckd.console.facts import AnyFact, Away, Fetched, Heard, History, Refused, Wants
+from oobleckd.console.asked import ConsoleQueries, is_of_one_question
+from oobleckd.console.facts import AnyFact, Away, ChangesHeard, Fetched, PastHistory, QueryRefused, Wants
 from oobleckd.console.model import STEPS_KEPT, identity, is_other_history, shown_job
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.changes import Change
@@ -95,7 +95,7 @@ class Feed:
         self._other_history = False
         self._stretch = 1.0
         self._rested_at = 0.0
-        self._asked = Asked(client)
+        self._asked = ConsoleQueries(client)
         self._job: JobView | None = None
         self._plan: tuple[object, object] = (None, None)
         self._events: Events = client.events(0, on_link=self._on_link)
@@ -123,13 +123,13 @@ class Feed:
         while not self._closed.is_set():
             try:
                 for change in self._events:
-                    self._deliver(Heard(self._clock(), change))
+                    self._deliver(ChangesHeard(self._clock(), change))
                     self._touch(change)
                     self._gather()
             except ClientError as error:
                 now = self._clock()
                 change = Change(self._events.last or 0, now, "console", "warn", error.problem, ())
-                self._deliver(Heard(now, change))
+                self._deliver(ChangesHeard(now, change))
                 self._closed.wait(STREAM_RETRY_S)
                 self._events = self._client.events(self._events.last, on_link=self._on_link)
             if self._other_history:
@@ -140,7 +140,7 @@ class Feed:
         self._other_history = False
         now = self._clock()
         said = "another cluster: its changes from the beginning"
-        self._deliver(Heard(now, Change(0, now, "gap", "info", said, ())))
+        self._deliver(ChangesHeard(now, Change(0, now, "gap", "info", said, ())))
         self._events = self._client.events(0, on_link=self._on_link)
 
     def _gather(self) -> None:
@@ -208,7 +208,7 @@ class Feed:
         if answers:
             self._deliver(Fetched(self._clock(), **answers))
         for name, error in refused.items():
-            self._deliver(Refused(self._clock(), name, error.problem))
+            self._deliver(QueryRefused(self._clock(), name, error.problem))
         if "nodes" in answers:
             self._stretch = max(1.0, len(answers["nodes"]) / NODES_AT_FULL_RATE)
             self._asked.stretch = self._stretch
@@ -268,9 +268,9 @@ class Feed:
             self._forget_history()
             if not is_of_one_question(error):
                 raise
-            self._deliver(Refused(self._clock(), "steps", error.problem))
+            self._deliver(QueryRefused(self._clock(), "steps", error.problem))
         else:
-            self._deliver(History(self._clock(), job.id, steps))
+            self._deliver(PastHistory(self._clock(), job.id, steps))
 
 
 def fetch_once(client: Client, now: float) -> tuple[AnyFact, ...]:
@@ -282,6 +282,6 @@ def fetch_once(client: Client, now: float) -> tuple[AnyFact, ...]:
     ]  # fmt: skip
     job = shown_job(jobs)
     if job is not None:
-        facts.append(History(now, job.id, client.steps(job.id, max(0, job.step - STEPS_KEPT))))
-    facts += [Heard(now, change) for change in client.events(0, follow=False)]
+        facts.append(PastHistory(now, job.id, client.steps(job.id, max(0, job.step - STEPS_KEPT))))
+    facts += [ChangesHeard(now, change) for change in client.events(0, follow=False)]
     return tuple(facts)

@@ -26,7 +26,7 @@ SUBJECTS: dict[ScreenName, str] = {
     "templates": "the templates of the job, and which numbers of nodes they cover",
     "incidents": "every recovery by phase, what it cost, what was chosen and what was not",
     "job": "loss, throughput, and where the time of the devices went",
-    "events": "what happened, in order, with filters and a way back to each moment",
+    "events": "what happened, in order, with filters and a return to each moment",
     "whatif": "what would follow if marked nodes died, and failure injection",
 }
 # Screens whose panels are lists that a cursor moves through.
@@ -184,7 +184,7 @@ def _screens() -> Iterator[Key]:
         ("s",),
         "sort",
         "Sort",
-        "sort the table by name, by state (worst first), by age of the last beat",
+        "sort the table by name, by state (worst first), by age of the last heartbeat",
     )
     yield Key(
         "nodes", ("m",), "mark", "Mark", "mark the node for the what-if screen, or take the mark back", 7

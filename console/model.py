@@ -16,16 +16,26 @@ from typing import Any, Literal, assert_never
 
 import msgspec
 
-from oobleckd.console.facts import AnyFact, Away, Fetched, Heard, History, Refused, Rewound, Unshown, Watched
+from oobleckd.console.facts import (
+    AnyFact,
+    Away,
+    ChangesHeard,
+    Fetched,
+    PastHistory,
+    QueryRefused,
+    Rewound,
+    Unshown,
+    Watched,
+)
 from oobleckd.console.kept import kept
 from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, Status, TemplateView
 from oobleckd.protocol.changes import Change, IncidentBegan, IncidentOver, NodeLost, StepCommitted
-from oobleckd.protocol.watch import BlastView, GoodputView, LayerView, SampledSteps, ScheduleView
+from oobleckd.protocol.watch import GoodputView, ImpactView, LayerView, SampledSteps, ScheduleView
 
 Link = Literal["waiting", "live", "stale", "replay"]
 
 STEPS_KEPT = 600
-BLASTS_KEPT = 8
+IMPACTS_KEPT = 8
 ENDED = frozenset({"done", "failed", "cancelled"})
 # What is fetched for all screens; a refusal of one of these is about the daemon and not about a plan.
 LISTS = ("status", "jobs", "nodes", "pipelines", "templates", "incidents")
@@ -34,7 +44,7 @@ LISTS = ("status", "jobs", "nodes", "pipelines", "templates", "incidents")
 # --------------------------------------------------------------------------- the view
 
 
-class Point(msgspec.Struct, frozen=True):
+class StepPoint(msgspec.Struct, frozen=True):
     """A committed step (the first is 1): when, and with which loss (NaN where it is no number). ``skipped``: it made no update."""
 
     step: int
@@ -73,7 +83,7 @@ class View(msgspec.Struct, frozen=True):
     pipelines: tuple[PipelineView, ...] = ()
     templates: tuple[TemplateView, ...] = ()
     incidents: tuple[IncidentView, ...] = ()
-    points: tuple[Point, ...] = ()
+    points: tuple[StepPoint, ...] = ()
     events: tuple[Change, ...] = ()
     seq: int = -1
     schedules: SampledSteps | None = None
@@ -81,7 +91,7 @@ class View(msgspec.Struct, frozen=True):
     modelled: ScheduleView | None = None
     layers: tuple[LayerView, ...] = ()
     goodput: GoodputView | None = None
-    blasts: tuple[BlastView, ...] = ()
+    impacts: tuple[ImpactView, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     tape: Tape | None = None
 
@@ -91,10 +101,10 @@ class View(msgspec.Struct, frozen=True):
         found = [incident for incident in self.incidents if incident.open] or self.incidents
         return found[-1] if found else None
 
-    def blast(self, nodes: Iterable[str]) -> BlastView | None:
+    def impact(self, nodes: Iterable[str]) -> ImpactView | None:
         """What would follow without ``nodes``, where that is known."""
         wanted = tuple(sorted(nodes))
-        return next((blast for blast in self.blasts if tuple(sorted(blast.nodes)) == wanted), None)
+        return next((impact for impact in self.impacts if tuple(sorted(impact.nodes)) == wanted), None)
 
     def refusal(self, what: str) -> str:
         """Why a question has no answer; "" where it has one, or was not asked yet."""
@@ -140,15 +150,15 @@ def fold(view: View, facts: Iterable[AnyFact]) -> View:
         match fact:
             case Fetched():
                 view = _fetched(view, fact)
-            case History():
+            case PastHistory():
                 view = _history(view, fact)
-            case Heard():
+            case ChangesHeard():
                 view = _heard(_died_since(view, fact.change), fact.change)
             case Away():
                 view = _away(view, fact)
             case Watched():
                 view = _watched(view, fact)
-            case Refused():
+            case QueryRefused():
                 others = tuple(pair for pair in view.refused if pair[0] != fact.what)
                 view = msgspec.structs.replace(view, refused=(*others, (fact.what, fact.problem)))
             case Rewound():
@@ -198,7 +208,7 @@ def _outdated(view: View, job: JobView | None, pipelines: tuple[PipelineView, ..
     if _same(before, job) and job is not None and before.epoch == job.epoch and same_plan:
         return {}
     lists = tuple(pair for pair in view.refused if pair[0] in LISTS)
-    of_plan: dict[str, Any] = {"modelled": None, "blasts": (), "refused": lists}
+    of_plan: dict[str, Any] = {"modelled": None, "impacts": (), "refused": lists}
     if _same(before, job):
         return of_plan
     return of_plan | {"schedules": None, "schedule": None, "layers": (), "goodput": None}
@@ -208,10 +218,10 @@ def _watched(view: View, fact: Watched) -> View:
     names = ("schedules", "schedule", "modelled", "layers", "goodput")
     answers = {name: value for name in names if (value := getattr(fact, name)) is not None}
     answered = set(answers)
-    if fact.blast is not None:
-        others = tuple(blast for blast in view.blasts if blast.nodes != fact.blast.nodes)
-        answers["blasts"] = (*others, fact.blast)[-BLASTS_KEPT:]
-        answered.add("blast")
+    if fact.impact is not None:
+        others = tuple(impact for impact in view.impacts if impact.nodes != fact.impact.nodes)
+        answers["impacts"] = (*others, fact.impact)[-IMPACTS_KEPT:]
+        answered.add("impact")
     return msgspec.structs.replace(view, refused=_without(view.refused, answered), **answers)
 
 
@@ -252,17 +262,17 @@ def _not_overtaken(before: JobView | None, job: JobView | None) -> JobView | Non
     return msgspec.structs.replace(job, step=before.step, loss=before.loss)
 
 
-def _still_valid(view: View, job: JobView | None) -> tuple[Point, ...]:
+def _still_valid(view: View, job: JobView | None) -> tuple[StepPoint, ...]:
     """The points, without those of another job or of steps that a rollback took back."""
     if job is None or not _same(view.job, job):
         return ()
     return tuple(point for point in view.points if point.step <= job.step)
 
 
-def _history(view: View, fact: History) -> View:
+def _history(view: View, fact: PastHistory) -> View:
     if view.job is None or view.job.id != fact.job:
         return view
-    told = tuple(Point(step.step, step.at, step.loss, step.outcome == "skipped") for step in fact.steps)
+    told = tuple(StepPoint(step.step, step.at, step.loss, step.outcome == "skipped") for step in fact.steps)
     last = told[-1].step if told else -1
     newer = tuple(point for point in view.points if point.step > last)
     refused = _without(view.refused, {"steps"})
@@ -316,7 +326,7 @@ def _step(view: View, at_s: float, data: StepCommitted) -> View:
         job = msgspec.structs.replace(
             job, step=data.step, loss=loss, epoch=data.epoch, steps_skipped=total, skipped_in_row=skipped
         )
-    point = Point(data.step, at_s, loss, data.outcome == "skipped")
+    point = StepPoint(data.step, at_s, loss, data.outcome == "skipped")
     points = (*before, point, *after)[-STEPS_KEPT:]
     return msgspec.structs.replace(view, job=job, points=points)
 

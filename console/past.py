@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oobleckd.console.facts import Fetched, Heard, History, Rewound, Watched
+from oobleckd.console.facts import ChangesHeard, Fetched, PastHistory, Rewound, Watched
 from oobleckd.console.model import shown_job
 from oobleckd.protocol.watch import Past, SampledSteps, ScheduleView
 
@@ -46,7 +46,7 @@ class Walk:
         return self.past.schedules[self.schedule]
 
     def _go(
-        self, at: float, playing: bool, start: tuple[Fetched | History | Heard | Watched, ...]
+        self, at: float, playing: bool, start: tuple[Fetched | PastHistory | ChangesHeard | Watched, ...]
     ) -> Rewound:
         changes = self.past.changes
         first = last = self.told
@@ -64,13 +64,13 @@ class Walk:
         return (Watched(at, schedules=SampledSteps(found.job, steps), schedule=found),)
 
 
-def _start(past: Past) -> tuple[Fetched | History | Heard | Watched, ...]:
+def _start(past: Past) -> tuple[Fetched | PastHistory | ChangesHeard | Watched, ...]:
     """The snapshot, as if it had been fetched, and what is known of the time before it."""
     shot = past.snapshot
     job = shown_job(shot.jobs)
     return (
         Fetched(shot.at, shot.status, shot.jobs, shot.nodes, shot.pipelines, shot.templates, shot.incidents),
-        *((History(shot.at, job.id, past.steps),) if job is not None and past.steps else ()),
-        *(Heard(shot.at, change) for change in past.before),
+        *((PastHistory(shot.at, job.id, past.steps),) if job is not None and past.steps else ()),
+        *(ChangesHeard(shot.at, change) for change in past.before),
         Watched(shot.at, layers=shot.layers),
     )

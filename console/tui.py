@@ -19,18 +19,18 @@ from textual.binding import BindingType
 
 from oobleckd.client import Client
 from oobleckd.console import commands, letters, themes
-from oobleckd.console.acts import Act, Outcome, export, perform, refusal, to_socket
+from oobleckd.console.acts import ActOutcome, ConsoleAct, export, perform, refusal, to_socket
 from oobleckd.console.facts import AnyFact, Wants
 from oobleckd.console.feed import Source
 from oobleckd.console.keys import FILTERED, SCREENS, WITH_FILTER, ScreenName
 from oobleckd.console.marks import Marks
 from oobleckd.console.model import View, fold
 from oobleckd.console.replay import Load, Replay
-from oobleckd.console.screens.events import Events
+from oobleckd.console.screens.events import EventsPage
 from oobleckd.console.screens.help import Help
 from oobleckd.console.screens.incidents import Incidents
-from oobleckd.console.screens.job import Job
-from oobleckd.console.screens.nodes import Nodes
+from oobleckd.console.screens.job import JobPage
+from oobleckd.console.screens.nodes import NodesPage
 from oobleckd.console.screens.overview import Overview
 from oobleckd.console.screens.page import Page, bindings
 from oobleckd.console.screens.palette import Finder, Keys
@@ -95,7 +95,7 @@ class ConsoleApp(App[None]):
         self.pages: dict[ScreenName, Page] = {
             page.TAG: page
             for page in (
-                Overview(self), Nodes(self), Pipelines(self), Templates(self), Incidents(self), Job(self), Events(self),
+                Overview(self), NodesPage(self), Pipelines(self), Templates(self), Incidents(self), JobPage(self), EventsPage(self),
                 WhatIf(self),
             )
         }  # fmt: skip
@@ -176,8 +176,8 @@ class ConsoleApp(App[None]):
 
     def _wants(self, page: Page) -> Wants:
         wants = page.wants()
-        if self.asked_for and self.asked_for not in wants.blasts:
-            wants = msgspec.structs.replace(wants, blasts=(*wants.blasts, self.asked_for))
+        if self.asked_for and self.asked_for not in wants.impacts:
+            wants = msgspec.structs.replace(wants, impacts=(*wants.impacts, self.asked_for))
         return wants
 
     # ------------------------------------------------------------------ the screens
@@ -357,7 +357,7 @@ class ConsoleApp(App[None]):
 
     # ------------------------------------------------------------------ acts
 
-    def ask(self, act: Act, preview: tuple[str, ...] = ()) -> None:
+    def ask(self, act: ConsoleAct, preview: tuple[str, ...] = ()) -> None:
         """Do ``act`` if it is allowed and confirmed."""
         view = self._past_view if self._past is not None else self.newest()
         command = self._here(act.command)
@@ -382,7 +382,7 @@ class ConsoleApp(App[None]):
             return
         self._ask_daemon(lambda client: export(client, incident))
 
-    def _ask_daemon(self, work: Callable[[Client], Outcome], without: str = "") -> None:
+    def _ask_daemon(self, work: Callable[[Client], ActOutcome], without: str = "") -> None:
         """Do it in a thread, and say what came of it."""
         client = self.options.client
         if client is None:

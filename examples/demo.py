@@ -112,7 +112,9 @@ class Demo:
         if not console.is_terminal and view.step // 10 > self.said_step // 10:
             self.said_step = view.step
             loss = "-" if view.loss is None else f"{view.loss:.3f}"
-            console.print(f"step {view.step}/{view.steps}  loss {loss}  epoch {view.epoch}  {view.state}")
+            console.print(
+                f"step {view.step}/{view.steps}  loss {loss}  generation {view.generation}  {view.state}"
+            )
 
     def tell_incidents(self) -> bool:
         """Print incidents that have closed since the last look; whether one is open."""
@@ -129,7 +131,7 @@ class Demo:
             (0.2, self.kill_two), (0.45, self.bring_one_back), (0.7, self.kill_another),
         ]  # fmt: skip
         with _progress() as progress:
-            bar = progress.add_task("", total=None, loss="", speed="", epoch="", lose="")
+            bar = progress.add_task("", total=None, loss="", speed="", generation="", lose="")
             while True:
                 view = self.client.job(self.job)
                 _show(progress, bar, view)
@@ -166,7 +168,7 @@ def _said(output: str) -> str:
 
 
 def _progress() -> Progress:
-    words = [TextColumn(f"{{task.fields[{name}]}}") for name in ("loss", "speed", "epoch", "lose")]
+    words = [TextColumn(f"{{task.fields[{name}]}}") for name in ("loss", "speed", "generation", "lose")]
     return Progress(BarColumn(), MofNCompleteColumn(), *words, console=console, refresh_per_second=4)
 
 
@@ -177,7 +179,7 @@ def _show(progress: Progress, bar: TaskID, view: JobView) -> None:
         completed=view.step,
         loss="" if view.loss is None else f"loss {view.loss:.3f}",
         speed=f"{view.samples_per_s:.1f} samples/s",
-        epoch=f"epoch {view.epoch}",
+        generation=f"generation {view.generation}",
         lose=view.state if view.tolerance < 0 else f"can lose {view.tolerance} of {view.f}",
     )
 

@@ -33,10 +33,10 @@ from oobleckd.protocol.changes import Change
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import How
 from oobleckd.protocol.watch import (
-    BlastView,
     Bundle,
     DebugView,
     GoodputView,
+    ImpactView,
     LayerView,
     Past,
     SampledSteps,
@@ -158,9 +158,9 @@ class Client:
         """Where the time of the job's devices went."""
         return self._get(f"/v1/jobs/{quote(job, safe='')}/goodput", GoodputView)
 
-    def blast(self, job: str, nodes: Iterable[str]) -> BlastView:
+    def impact(self, job: str, nodes: Iterable[str]) -> ImpactView:
         """What would follow for ``job`` ("": the active one) if ``nodes`` died now, all at once. ApiProblem 404 for a node that nobody knows, 409 where nothing is deployed."""
-        return self._get("/v1/blast", BlastView, job=job, nodes=",".join(nodes))
+        return self._get("/v1/impact", ImpactView, job=job, nodes=",".join(nodes))
 
     def past(self, at: float, span_s: float = 60.0) -> Past:
         """The state at ``at`` (POSIX seconds) and what came within ``span_s`` seconds after it. ApiProblem 404 where nothing is kept."""

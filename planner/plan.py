@@ -91,7 +91,7 @@ class Template(msgspec.Struct, frozen=True):
     (``refine``, ``fold``); ``period_s`` the slowest stage with its transfers. No split takes less than (1 - ``gap``) of its time, so modelled, for
     the micro-batches that it was made for (with a decoupled backward: less than of the split that it began with). ``chunks``: stages a device; with two, ``stages`` has those of a device as far
     from the beginning as from the end (``pipe``), and the memory of each is the device's.
-    ``shadowed``: each device holds its successor's stage besides its own, and the memory is of both.
+    ``redundant``: each device holds its successor's stage besides its own, and the memory is of both.
     """
 
     num_nodes: int
@@ -101,7 +101,7 @@ class Template(msgspec.Struct, frozen=True):
     period_s: float
     gap: float = 0.0
     chunks: int = 1
-    shadowed: bool = False
+    redundant: bool = msgspec.field(default=False, name="shadowed")  # its name on disk and wire
 
     @property
     def held(self) -> tuple[Layers, ...]:
@@ -113,10 +113,10 @@ class Template(msgspec.Struct, frozen=True):
         )
 
     @property
-    def shadows(self) -> tuple[Layers, ...]:
+    def redundant_layers(self) -> tuple[Layers, ...]:
         """What each of them holds besides: its successor's, the last one the first's (Bamboo, section 4); alone nothing."""
         held = self.held
-        if not self.shadowed or len(held) < 2:
+        if not self.redundant or len(held) < 2:
             return (Layers(),) * len(held)
         return (*held[1:], held[0])
 
@@ -215,7 +215,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     ``step_s`` is the modelled time of one step in seconds. ``vacant``: devices that segments name and that
     nobody has now; holders of the same layers in other pipelines compute what these would.
-    ``shadows``: device -> the layers that it holds besides those of its segments.
+    ``redundant``: device -> the layers that it holds besides those of its segments.
     """
 
     pipelines: tuple[Pipeline, ...]
@@ -223,24 +223,26 @@ class Plan(msgspec.Struct, frozen=True):
     step_s: float = 0.0
     reason: str = ""
     vacant: tuple[str, ...] = ()
-    shadows: dict[str, Layers] = {}
+    redundant: dict[str, Layers] = msgspec.field(
+        default_factory=dict, name="shadows"
+    )  # its name on disk and wire
 
-    def living_shadows(self) -> dict[str, Layers]:
-        """``shadows`` without those of vacant places."""
+    def living_redundant(self) -> dict[str, Layers]:
+        """``redundant`` without those of vacant places."""
         gone = frozenset(self.vacant)
-        return {device: layers for device, layers in self.shadows.items() if device not in gone}
+        return {device: layers for device, layers in self.redundant.items() if device not in gone}
 
     def holdings(self) -> dict[str, Layers]:
         """Device -> the layers it holds. Vacant places hold nothing."""
         gone = frozenset(self.vacant)
         held = holdings_of(s for p in self.pipelines for s in p.segments if s.device not in gone)
-        for device, layers in self.living_shadows().items():
+        for device, layers in self.living_redundant().items():
             held[device] = held[device].and_those(layers)
         return held
 
     def copies(self) -> int:
         """How many nodes hold the layer that fewest hold."""
-        if not (self.shadows or self.vacant):
+        if not (self.redundant or self.vacant):
             return len(self.pipelines)
         held: dict[int, set[str]] = {
             layer: set() for p in self.pipelines for s in p.segments for layer in s.layers.layers()
@@ -270,7 +272,7 @@ class Transfer(msgspec.Struct, frozen=True):
 class Layout(msgspec.Struct, frozen=True):
     """What is deployed: who holds which layers, and the standing route of every micro-batch.
 
-    ``epoch`` names the layout; the attempts of its routes equal it. ``shadows``: what of ``holdings`` a device holds for the
+    ``epoch`` names the layout; the attempts of its routes equal it. ``redundant``: what of ``holdings`` a device holds for the
     case that another one dies: no route asks it to compute these, it takes part in their reduce and update alone.
     """
 
@@ -278,7 +280,9 @@ class Layout(msgspec.Struct, frozen=True):
     num_layers: int
     holdings: dict[str, Layers]
     routes: tuple[Route, ...]
-    shadows: dict[str, Layers] = {}
+    redundant: dict[str, Layers] = msgspec.field(
+        default_factory=dict, name="shadows"
+    )  # its name on disk and wire
 
     def holders(self, layer: int) -> tuple[str, ...]:
         """The devices that hold ``layer``, in name order."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from oobleckd.planner.plan import Layers, Plan, Template, Transfer
-from oobleckd.planner.profile import NOTHING, Held, Profile
+from oobleckd.planner.profile import NOTHING, HeldBesides, Profile
 
 REROUTING = frozenset({"adaptive", "bamboo", "slipstream"})
 """Policies under which a job goes on with detours after a loss, instead of stopping for a new plan at the next
@@ -23,7 +23,7 @@ layer is ever copied from a device to another. By name, too."""
 HORIZON_STEPS = 100.0
 """For so many steps a plan is chosen where nobody knows how long it is until the next loss."""
 
-SHADOWING = frozenset({"bamboo"})
+WITH_REDUNDANT_LAYERS = frozenset({"bamboo"})
 """Policies under which a device also holds layers that another one computes, to take over from it."""
 
 
@@ -58,7 +58,7 @@ class Setup(msgspec.Struct, frozen=True):
     max_nodes: int
     max_devices_per_stage: int = 1
     gap: float = 0.0
-    held: Held = NOTHING
+    held: HeldBesides = NOTHING
     min_nodes: int = 1
     decoupled: bool = False
     nodes_now: int = 0
@@ -93,7 +93,7 @@ class Rejected(msgspec.Struct, frozen=True):
 class Proposal(msgspec.Struct, frozen=True):
     """A plan, the copies that lead to it, its modelled cost in seconds, and one sentence of reason.
 
-    ``ops``: device -> its schedule, as text. ``beforehand_s``: seconds until the copies are made while training goes on, before the stop; 0: nobody waits
+    ``ops``: device -> its schedule, as text. ``precopy_s``: seconds until the copies are made while training goes on, before the stop; 0: nobody waits
     for that, as nobody does where the caller cannot; negative: the policy has not weighed it. ``at_once``: copies begin in the step under way, even so;
     what is left of them is made in the stop. ``cases``: of the reason what becomes of the pipelines, without sizes, copies and what can be lost
     ("": it is all of it).
@@ -105,14 +105,14 @@ class Proposal(msgspec.Struct, frozen=True):
     reason: str
     rejected: tuple[Rejected, ...] = ()
     ops: dict[str, str] = {}
-    beforehand_s: float = -1.0
+    precopy_s: float = -1.0
     at_once: bool = False
     cases: str = ""
 
     @property
     def begins(self) -> bool:
         """Whether copies begin before the stop."""
-        return bool(self.transfers) and (self.at_once or self.beforehand_s > 0)
+        return bool(self.transfers) and (self.at_once or self.precopy_s > 0)
 
 
 class Policy(Protocol):

@@ -68,17 +68,17 @@ class Profile(msgspec.Struct, frozen=True):
         return min(limit_bytes, 2 * num_micro_batches * largest)  # activations one way, gradients the other
 
 
-class Held(msgspec.Struct, frozen=True):
-    """What a policy keeps on every device besides its stage (backups, shadows, spares).
+class HeldBesides(msgspec.Struct, frozen=True):
+    """What a policy keeps on every device besides its stage (backups, redundant layers, spares).
 
     ``state_copies``: training states of further stages, each taken to be as large as its own, or a part of its own;
-    ``device_bytes``: whatever does not depend on the stage. ``shadow_bytes``: what forward passes that are run ahead for another
+    ``device_bytes``: whatever does not depend on the stage. ``redundant_bytes``: what forward passes that are run ahead for another
     device may hold at most, where the policy has devices hold layers for others.
     """
 
     state_copies: float = 0.0
     device_bytes: int = 0
-    shadow_bytes: int = 0
+    redundant_bytes: int = msgspec.field(default=0, name="shadow_bytes")  # its name on disk and wire
 
 
-NOTHING = Held()
+NOTHING = HeldBesides()

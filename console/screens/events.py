@@ -14,7 +14,7 @@ from oobleckd.console.screens.page import Host, ListPage, bindings
 from oobleckd.console.screens.places import Places
 from oobleckd.console.widgets import log
 from oobleckd.console.widgets.listing import clamped
-from oobleckd.console.widgets.log import Look
+from oobleckd.console.widgets.log import LogLook
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line, clipped, wrapped
 from oobleckd.protocol.changes import Change
@@ -23,7 +23,7 @@ from oobleckd.protocol.changes import Change
 _STORIES = ("incident", "node", "job")
 
 
-class Events(ListPage):
+class EventsPage(ListPage):
     """A list that follows, and the chosen event in full."""
 
     TAG: ClassVar[ScreenName] = "events"
@@ -47,7 +47,9 @@ class Events(ListPage):
     def titles(self) -> None:
         """What is filtered."""
         self.entitle(
-            "list", f'Events: "{self.words}"' if self.words else "Events", "following" if self.follow else ""
+            "list",
+            f'Events: "{self.words}"' if self.words else "Events",
+            "following" if self.follow else "",
         )
 
     def command(self) -> str:
@@ -58,9 +60,9 @@ class Events(ListPage):
         return f"oobleckctl story {best}" if best else "oobleckctl events -f"
 
     @property
-    def look(self) -> Look:
+    def look(self) -> LogLook:
         """What of the list one looks at."""
-        return Look(self.words, log.LEVELS[self.level], self.cursor, self.follow)
+        return LogLook(self.words, log.LEVELS[self.level], self.cursor, self.follow)
 
     def num_rows(self) -> int:
         """Rows of the list."""

@@ -13,7 +13,7 @@ from oobleckd.console.screens import places
 from oobleckd.console.screens.page import ListPage, bindings
 from oobleckd.console.screens.places import Places
 from oobleckd.console.widgets import choices, incidents, recovery
-from oobleckd.console.widgets.incidents import Look
+from oobleckd.console.widgets.incidents import IncidentsLook
 from oobleckd.console.widgets.listing import missing
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
@@ -60,9 +60,9 @@ class Incidents(ListPage):
         )
 
     @property
-    def look(self) -> Look:
+    def look(self) -> IncidentsLook:
         """What of the list one looks at."""
-        return Look(self.words, self.cursor)
+        return IncidentsLook(self.words, self.cursor)
 
     def num_rows(self) -> int:
         """Rows of the list."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from oobleckd.console.acts import Act
+from oobleckd.console.acts import ConsoleAct
 from oobleckd.console.facts import Wants
 from oobleckd.console.keys import ScreenName
 from oobleckd.console.screens import places
@@ -17,7 +17,7 @@ from oobleckd.console.widgets import goodput, jobfacts, training
 from oobleckd.console.widgets.panel import Panel
 
 
-class Job(Page):
+class JobPage(Page):
     """Facts, curves with the incidents, and goodput by cause."""
 
     TAG: ClassVar[ScreenName] = "job"
@@ -60,15 +60,15 @@ class Job(Page):
     def action_pause(self) -> None:
         """Pause, or go on."""
         paused = self.view.job is not None and self.view.job.state == "paused"
-        self.host.ask(Act("resume" if paused else "pause", self._names()))
+        self.host.ask(ConsoleAct("resume" if paused else "pause", self._names()))
 
     def action_checkpoint(self) -> None:
         """Write one at the next boundary."""
-        self.host.ask(Act("checkpoint", self._names()))
+        self.host.ask(ConsoleAct("checkpoint", self._names()))
 
     def action_cancel(self) -> None:
         """End the job."""
-        self.host.ask(Act("cancel", self._names()))
+        self.host.ask(ConsoleAct("cancel", self._names()))
 
     def _names(self) -> tuple[str, ...]:
         return (self.view.job.id,) if self.view.job is not None else ()

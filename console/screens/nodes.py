@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from oobleckd.console.acts import Act
+from oobleckd.console.acts import ConsoleAct
 from oobleckd.console.facts import Wants
 from oobleckd.console.keys import ScreenName
 from oobleckd.console.model import View
@@ -15,12 +15,12 @@ from oobleckd.console.screens import places
 from oobleckd.console.screens.page import Host, ListPage, bindings
 from oobleckd.console.screens.places import Places
 from oobleckd.console.widgets import copies, grid, nodetable
-from oobleckd.console.widgets.nodetable import Look
+from oobleckd.console.widgets.nodetable import NodeTableLook
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
 
 
-class Nodes(ListPage):
+class NodesPage(ListPage):
     """A grid, a table with a cursor, and the layers."""
 
     TAG: ClassVar[ScreenName] = "nodes"
@@ -67,9 +67,9 @@ class Nodes(ListPage):
         return f"oobleckctl describe node {node.name}" if node is not None else "oobleckctl get nodes"
 
     @property
-    def look(self) -> Look:
+    def look(self) -> NodeTableLook:
         """What of the table one looks at."""
-        return Look(self.words, nodetable.ORDERS[self.order], self.cursor, self.host.marks.names)
+        return NodeTableLook(self.words, nodetable.ORDERS[self.order], self.cursor, self.host.marks.names)
 
     def num_rows(self) -> int:
         """Rows of the table."""
@@ -102,12 +102,12 @@ class Nodes(ListPage):
     def action_drain(self) -> None:
         """Take the node out, if that is confirmed."""
         node = nodetable.at_cursor(self.view, self.look)
-        self.host.ask(Act("drain", (node.name,) if node else ()), (node.name,) if node else ())
+        self.host.ask(ConsoleAct("drain", (node.name,) if node else ()), (node.name,) if node else ())
 
     def action_undrain(self) -> None:
         """Let the node be used again, if that is confirmed."""
         node = nodetable.at_cursor(self.view, self.look)
-        self.host.ask(Act("undrain", (node.name,) if node else ()))
+        self.host.ask(ConsoleAct("undrain", (node.name,) if node else ()))
 
     # ------------------------------------------------------------------ panels
 

@@ -15,10 +15,11 @@ from oobleckd.console.screens.page import Host, Page, bindings
 from oobleckd.console.screens.places import Places
 from oobleckd.console.screens.risk import Risk
 from oobleckd.console.screens.steps import StepCursor, moment_of
+from oobleckd.console.widgets import events as events_panel
 from oobleckd.console.widgets import (
-    blast,
     fleet,
     grid,
+    impact,
     nodes,
     pipelines,
     recovery,
@@ -26,7 +27,6 @@ from oobleckd.console.widgets import (
     timeline,
     training,
 )
-from oobleckd.console.widgets import events as events_panel
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line, plain
 from oobleckd.protocol.api import IncidentView
@@ -70,14 +70,14 @@ class Overview(Page):
     def wants(self) -> Wants:
         """Op times, layers, goodput, and what a failure of the nodes most at risk would cost."""
         asked = self._risk.candidates(self.view)
-        return Wants(schedule=True, layers=True, goodput=True, step=self.steps.step, blasts=asked)
+        return Wants(schedule=True, layers=True, goodput=True, step=self.steps.step, impacts=asked)
 
     def titles(self) -> None:
         """Which step, and which of how many incidents."""
         if self.view.schedule is None:
             self.entitle("pipelines", "Pipelines")
         else:
-            step = plain(timeline.headline(self.view, timeline.Look()))
+            step = plain(timeline.headline(self.view, timeline.TimelineLook()))
             self.entitle("pipelines", f"Pipelines, {step}", "←→ scrub")
         incident = self._shown()
         last = incident is not None and incident is self.view.incident
@@ -153,7 +153,7 @@ class Overview(Page):
         return found[0] if found else self.view.incident
 
     def _recovery(self, view: View, now: float, width: int, height: int) -> list[Line]:
-        cost = blast.line(view, width, self._risk.candidates(view))
+        cost = impact.line(view, width, self._risk.candidates(view))
         incident = self._shown()
         room = height - bool(cost and height > 7)
         lines = (
@@ -180,11 +180,11 @@ def _timeline(view: View, now: float, width: int, height: int) -> list[Line]:
     return [*timeline.paint(view, now, width, room, _look(view, room)), timeline.legend(width), *strip]
 
 
-def _look(view: View, height: int) -> timeline.Look:
+def _look(view: View, height: int) -> timeline.TimelineLook:
     """Where not all pipelines have room, those that a loss touches are what one looks for."""
     lanes = view.schedule.lanes if view.schedule is not None else ()
     needed = len(lanes) + len({lane.pipeline for lane in lanes})
-    return timeline.Look(order="hurt" if needed > height else "number")
+    return timeline.TimelineLook(order="hurt" if needed > height else "number")
 
 
 def _holders(view: View, now: float, width: int, height: int) -> list[Line]:

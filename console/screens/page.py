@@ -17,12 +17,12 @@ from textual.containers import Container
 from textual.screen import Screen
 
 from oobleckd.console import keys, letters
-from oobleckd.console.acts import Act
+from oobleckd.console.acts import ConsoleAct
 from oobleckd.console.facts import Wants
 from oobleckd.console.keys import Scope, ScreenName
 from oobleckd.console.marks import Marks
 from oobleckd.console.model import View
-from oobleckd.console.screens.places import Place, Places
+from oobleckd.console.screens.places import PagePlace, Places
 from oobleckd.console.widgets import footer, verdict
 from oobleckd.console.widgets.listing import clamped, place
 from oobleckd.console.widgets.panel import Panel
@@ -45,7 +45,7 @@ class Host(Protocol):
     def visit(self, at: float) -> None:
         """Show the past, at this time."""
 
-    def ask(self, act: Act, preview: tuple[str, ...] = ()) -> None:
+    def ask(self, act: ConsoleAct, preview: tuple[str, ...] = ()) -> None:
         """Do ``act`` if it is confirmed. ``preview``: nodes of which what follows is shown first."""
 
     def export(self, incident: str) -> None:
@@ -220,7 +220,7 @@ class ListPage(Page):
         super().search(words)
 
 
-def _put(panel: Panel, place: Place) -> None:
+def _put(panel: Panel, place: PagePlace) -> None:
     panel.styles.offset = (place.x, place.y)
     panel.styles.width = place.width
     panel.styles.height = place.height

@@ -16,7 +16,7 @@ from oobleckd.console.screens.places import Places
 from oobleckd.console.screens.steps import StepCursor, moment_of
 from oobleckd.console.widgets import fleet, timeline
 from oobleckd.console.widgets.panel import Panel
-from oobleckd.console.widgets.timeline import Look, Order
+from oobleckd.console.widgets.timeline import Order, TimelineLook
 from oobleckd.draw.lines import Line, plain
 
 _ORDER_WORDS: dict[Order, str] = {
@@ -74,9 +74,9 @@ class Pipelines(ListPage):
         return f"oobleckctl describe schedule {job}{step}{modelled}"
 
     @property
-    def look(self) -> Look:
+    def look(self) -> TimelineLook:
         """What of the timeline one looks at."""
-        return Look(timeline.MODES[self.mode], self.cursor, timeline.ORDERS[self.order])
+        return TimelineLook(timeline.MODES[self.mode], self.cursor, timeline.ORDERS[self.order])
 
     def num_rows(self) -> int:
         """Pipelines."""

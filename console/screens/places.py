@@ -15,7 +15,7 @@ FOOTER_ROWS = 1
 LEAST_ROWS = 3
 
 
-class Place(NamedTuple):
+class PagePlace(NamedTuple):
     """Left edge, top edge, width and height in cells."""
 
     x: int
@@ -24,7 +24,7 @@ class Place(NamedTuple):
     height: int
 
 
-Places = dict[str, Place]
+Places = dict[str, PagePlace]
 
 
 def arrangement(width: int, height: int) -> Arrangement:
@@ -36,21 +36,21 @@ def arrangement(width: int, height: int) -> Arrangement:
     return "small" if width >= 56 and height >= 16 else "tiny"
 
 
-def framed_by(width: int, height: int, main: str) -> tuple[Places, Place]:
+def framed_by(width: int, height: int, main: str) -> tuple[Places, PagePlace]:
     """Verdict and footer, and what is left for the others. In a tiny terminal that is all for ``main``."""
     tiny = arrangement(width, height) == "tiny"
     top = 1 if tiny else VERDICT_ROWS
     bottom = FOOTER_ROWS if height > 2 else 0
-    rest = Place(0, top, width, max(0, height - top - bottom))
-    found = {"verdict": Place(0, 0, width, min(top, height))}
+    rest = PagePlace(0, top, width, max(0, height - top - bottom))
+    found = {"verdict": PagePlace(0, 0, width, min(top, height))}
     if bottom:
-        found["footer"] = Place(0, height - bottom, width, bottom)
+        found["footer"] = PagePlace(0, height - bottom, width, bottom)
     if tiny and rest.height:
         found[main] = rest
     return found, rest
 
 
-def above(area: Place, *parts: tuple[str, int]) -> Places:
+def above(area: PagePlace, *parts: tuple[str, int]) -> Places:
     """``parts`` above each other, each with its rows; 0 is for the one that takes what is left.
 
     From the last one on, parts go as long as that one would have less than it needs.
@@ -66,21 +66,21 @@ def above(area: Place, *parts: tuple[str, int]) -> Places:
             continue
         height = rows or left
         if height > 0:
-            found[name] = Place(area.x, y, area.width, height)
+            found[name] = PagePlace(area.x, y, area.width, height)
             y += height
     return found
 
 
-def beside(area: Place, left: int) -> tuple[Place, Place]:
+def beside(area: PagePlace, left: int) -> tuple[PagePlace, PagePlace]:
     """Two areas side by side, the first with ``left`` columns."""
     left = max(1, min(left, area.width - 1))
     return (
-        Place(area.x, area.y, left, area.height),
-        Place(area.x + left, area.y, area.width - left, area.height),
+        PagePlace(area.x, area.y, left, area.height),
+        PagePlace(area.x + left, area.y, area.width - left, area.height),
     )
 
 
-def split(area: Place, *parts: tuple[str, int]) -> Places:
+def split(area: PagePlace, *parts: tuple[str, int]) -> Places:
     """``parts`` side by side, each with its share of the width."""
     total = sum(share for _, share in parts)
     found: Places = {}
@@ -88,7 +88,7 @@ def split(area: Place, *parts: tuple[str, int]) -> Places:
     for index, (name, share) in enumerate(parts):
         last = index == len(parts) - 1
         width = area.x + area.width - x if last else area.width * share // total
-        found[name] = Place(x, area.y, width, area.height)
+        found[name] = PagePlace(x, area.y, width, area.height)
         x += width
     return found
 
@@ -107,9 +107,9 @@ def overview(width: int, height: int) -> Places:
             return found | _columns(rest, left=48, templates=6, training=6, bottom=12)
 
 
-def _columns(area: Place, *, left: int, templates: int, training: int, bottom: int) -> Places:
-    upper = Place(area.x, area.y, area.width, area.height - bottom)
-    lower = Place(area.x, area.y + upper.height, area.width, bottom)
+def _columns(area: PagePlace, *, left: int, templates: int, training: int, bottom: int) -> Places:
+    upper = PagePlace(area.x, area.y, area.width, area.height - bottom)
+    lower = PagePlace(area.x, area.y + upper.height, area.width, bottom)
     column, right = beside(upper, left)
     return (
         above(column, ("nodes", 0), ("templates", templates), ("training", training))
@@ -118,7 +118,7 @@ def _columns(area: Place, *, left: int, templates: int, training: int, bottom: i
     )
 
 
-def _stacked(area: Place) -> Places:
+def _stacked(area: PagePlace) -> Places:
     """Three rows of panels; what is beyond 24 rows goes to the pipelines."""
     rows = above(area, ("top", 5), ("pipelines", 0), ("bottom", 9))
     found: Places = {"pipelines": rows["pipelines"]}

@@ -12,10 +12,10 @@ from textual.content import Content
 from textual.events import Key
 from textual.widgets import Input, Static
 
-from oobleckd.console.acts import Act
+from oobleckd.console.acts import ConsoleAct
 from oobleckd.console.model import View
 from oobleckd.console.screens.modal import Answer, Modal
-from oobleckd.console.widgets import blast
+from oobleckd.console.widgets import impact
 from oobleckd.draw.lines import plain
 
 _PREVIEW_WIDTH, _PREVIEW_ROWS = 72, 8
@@ -80,7 +80,7 @@ class Confirm(_Asking[bool]):
 
     def __init__(
         self,
-        act: Act,
+        act: ConsoleAct,
         command: str,
         newest: Callable[[], View],
         nodes: tuple[str, ...],
@@ -138,7 +138,7 @@ class Confirm(_Asking[bool]):
     def _text(self, view: View) -> str:
         lines = [self._command, ""]
         if self._about:
-            painted = blast.paint(view, 0.0, _PREVIEW_WIDTH, _PREVIEW_ROWS, self._about)
+            painted = impact.paint(view, 0.0, _PREVIEW_WIDTH, _PREVIEW_ROWS, self._about)
             lines += [*map(plain, painted), ""]
         if self.act.verb == "cancel":
             lines += ["the job ends, and nobody can let it go on", ""]
@@ -147,11 +147,11 @@ class Confirm(_Asking[bool]):
         return self.legible("\n".join(lines))
 
 
-def word(act: Act, view: View) -> str:
+def word(act: ConsoleAct, view: View) -> str:
     """What has to be typed: the job's name where the act stops it, takes it back, or may; else nothing. Of a job that is not the one in ``view``, its id."""
     name = view.job.name if view.job is not None else ""
     if act.verb == "cancel":
         return name if view.job is not None and view.job.id in act.names else " ".join(act.names)
-    if act.verb in {"kill", "drain"} and blast.harmful(view.blast(act.names)):
+    if act.verb in {"kill", "drain"} and impact.harmful(view.impact(act.names)):
         return name
     return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oobleckd.console.model import View
-from oobleckd.console.widgets import blast
+from oobleckd.console.widgets import impact
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Risk:
         They are ranked again with other layers, which come anew after each change of a node, and when one of them is at work no more.
         """
         if self._layers != view.layers or (self._nodes is not view.nodes and not self._at_work(view)):
-            self._found = blast.candidates(view)
+            self._found = impact.candidates(view)
         self._nodes, self._layers = view.nodes, view.layers
         return self._found
 

@@ -15,7 +15,7 @@ from oobleckd.console.screens.page import Host, ListPage, bindings
 from oobleckd.console.screens.places import Places
 from oobleckd.console.widgets import coverage, templatetable
 from oobleckd.console.widgets.panel import Panel
-from oobleckd.console.widgets.templatetable import Look
+from oobleckd.console.widgets.templatetable import TemplateTableLook
 from oobleckd.draw.lines import Line
 
 
@@ -52,9 +52,9 @@ class Templates(ListPage):
         return "oobleckctl get templates"
 
     @property
-    def look(self) -> Look:
+    def look(self) -> TemplateTableLook:
         """What of the table one looks at."""
-        return Look(self.words, self.cursor, self.used_first)
+        return TemplateTableLook(self.words, self.cursor, self.used_first)
 
     def num_rows(self) -> int:
         """Rows of the table."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from oobleckd.console.acts import HOWS, Act
+from oobleckd.console.acts import HOWS, ConsoleAct
 from oobleckd.console.facts import Wants
 from oobleckd.console.keys import ScreenName
 from oobleckd.console.model import View
@@ -15,8 +15,8 @@ from oobleckd.console.screens import places
 from oobleckd.console.screens.page import Host, ListPage, bindings
 from oobleckd.console.screens.places import Places
 from oobleckd.console.screens.risk import Risk
-from oobleckd.console.widgets import blast, nodetable
-from oobleckd.console.widgets.nodetable import Look
+from oobleckd.console.widgets import impact, nodetable
+from oobleckd.console.widgets.nodetable import NodeTableLook
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
 
@@ -36,22 +36,22 @@ class WhatIf(ListPage):
     def body(self) -> Iterable[Panel]:
         """Nodes, what follows."""
         yield Panel(self._table, "Nodes", id="table", depends=nodetable.DEPENDS)
-        yield Panel(self._blast, "What follows", id="blast", depends=blast.DEPENDS)
+        yield Panel(self._impact, "What follows", id="impact", depends=impact.DEPENDS)
 
     def places(self, width: int, height: int) -> Places:
         """Side by side, where it is wide enough."""
-        return places.side_by_side(width, height, "table", "blast", 48)
+        return places.side_by_side(width, height, "table", "impact", 48)
 
     def wants(self) -> Wants:
         """What would follow without the marked nodes, or without one of those that matter most; and who holds what."""
         marked = self.host.marks.names
-        return Wants(layers=True, blasts=(marked,) if marked else self._risk.candidates(self.view))
+        return Wants(layers=True, impacts=(marked,) if marked else self._risk.candidates(self.view))
 
     def titles(self) -> None:
         """Who is marked, and how they would die."""
         marked = self.host.marks.names
         self.entitle("table", f"Nodes, {len(marked)} marked", f"would die by {HOWS[self.how]}")
-        self.entitle("blast", f"Without {', '.join(marked)}" if marked else "What follows")
+        self.entitle("impact", f"Without {', '.join(marked)}" if marked else "What follows")
 
     def command(self) -> str:
         """The same question in words."""
@@ -59,9 +59,9 @@ class WhatIf(ListPage):
         return f"oobleckctl what-if --without {','.join(marked)}" if marked else "oobleckctl get nodes"
 
     @property
-    def look(self) -> Look:
+    def look(self) -> NodeTableLook:
         """What of the nodes one looks at."""
-        return Look(self.words, "name", self.cursor, self.host.marks.names)
+        return NodeTableLook(self.words, "name", self.cursor, self.host.marks.names)
 
     def num_rows(self) -> int:
         """Rows of the nodes."""
@@ -93,12 +93,12 @@ class WhatIf(ListPage):
     def action_inject(self) -> None:
         """Let them die, if that is confirmed."""
         marked = self.host.marks.names
-        self.host.ask(Act("kill", marked, HOWS[self.how]), marked)
+        self.host.ask(ConsoleAct("kill", marked, HOWS[self.how]), marked)
 
     # ------------------------------------------------------------------ panels
 
     def _table(self, view: View, now: float, width: int, height: int) -> list[Line]:
         return nodetable.paint(view, now, width, height, self.look)
 
-    def _blast(self, view: View, now: float, width: int, height: int) -> list[Line]:
-        return blast.paint(view, now, width, height, self.host.marks.names)
+    def _impact(self, view: View, now: float, width: int, height: int) -> list[Line]:
+        return impact.paint(view, now, width, height, self.host.marks.names)

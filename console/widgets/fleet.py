@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from oobleckd.console.model import View
-from oobleckd.console.widgets.timeline import Look, bubbles, by_pipeline, shown_schedule
+from oobleckd.console.widgets.timeline import TimelineLook, bubbles, by_pipeline, shown_schedule
 from oobleckd.draw.lines import Line, Role, Span, clipped
 
 # Up to this share of waiting; the first is the best.
@@ -17,9 +17,9 @@ STEPS: tuple[tuple[float, str, Role], ...] = ((0.08, "▂", "good"), (0.15, "▄
 DEPENDS = ("schedule", "modelled")
 
 
-def paint(view: View, _now: float, width: int, height: int, look: Look | None = None) -> list[Line]:
+def paint(view: View, _now: float, width: int, height: int, look: TimelineLook | None = None) -> list[Line]:
     """The legend, then the strip in the order in which the pipelines are listed."""
-    look = look or Look()
+    look = look or TimelineLook()
     shown = shown_schedule(view, look.mode)
     if shown is None or width < 1:
         return []

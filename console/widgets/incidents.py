@@ -12,16 +12,16 @@ from oobleckd.protocol.api import IncidentView
 DEPENDS = ("incidents", "refused")
 
 
-class Look(msgspec.Struct, frozen=True):
+class IncidentsLook(msgspec.Struct, frozen=True):
     """Which rows, and where the cursor is."""
 
     words: str = ""
     cursor: int = 0
 
 
-def paint(view: View, _now: float, width: int, height: int, look: Look | None = None) -> list[Line]:
+def paint(view: View, _now: float, width: int, height: int, look: IncidentsLook | None = None) -> list[Line]:
     """A line with the columns' names, and the rows in sight."""
-    look = look or Look()
+    look = look or IncidentsLook()
     found = selected(view, look)
     if not found:
         said = f'no incident has "{look.words}"' if look.words else "nothing has failed"
@@ -32,12 +32,12 @@ def paint(view: View, _now: float, width: int, height: int, look: Look | None = 
     return [clipped(head, width), *body][:height] if height > 1 else body
 
 
-def selected(view: View, look: Look) -> list[IncidentView]:
+def selected(view: View, look: IncidentsLook) -> list[IncidentView]:
     """The rows, the newest first."""
     return [each for each in reversed(view.incidents) if matches(_words(each), look.words)]
 
 
-def at_cursor(view: View, look: Look) -> IncidentView | None:
+def at_cursor(view: View, look: IncidentsLook) -> IncidentView | None:
     """The incident of the cursor; None where no row is left."""
     found = selected(view, look)
     return found[clamped(look.cursor, len(found))] if found else None

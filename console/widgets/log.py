@@ -24,7 +24,7 @@ _SHOWN: dict[Level, frozenset[str]] = {
 DEPENDS = ("events", "job")
 
 
-class Look(msgspec.Struct, frozen=True):
+class LogLook(msgspec.Struct, frozen=True):
     """Which rows, and where the cursor is: the change's place, or the newest one while ``follow``."""
 
     words: str = ""
@@ -33,9 +33,9 @@ class Look(msgspec.Struct, frozen=True):
     follow: bool = True
 
 
-def paint(view: View, _now: float, width: int, height: int, look: Look | None = None) -> list[Line]:
+def paint(view: View, _now: float, width: int, height: int, look: LogLook | None = None) -> list[Line]:
     """What is filtered in a line, and the rows in sight."""
-    look = look or Look()
+    look = look or LogLook()
     found = selected(view, look)
     job = view.job.id if view.job is not None else ""
     said = counted(len(found), len(view.events), "events", look.words)
@@ -48,7 +48,7 @@ def paint(view: View, _now: float, width: int, height: int, look: Look | None = 
 _LEVEL_WORDS: dict[Level, str] = {"all": "all levels", "warn": "warnings and errors", "error": "errors alone"}
 
 
-def selected(view: View, look: Look) -> Sequence[Change]:
+def selected(view: View, look: LogLook) -> Sequence[Change]:
     """The rows, the oldest first."""
     return _PICKED.of(view.events, look)
 
@@ -61,7 +61,7 @@ class _Picked:
     asked: tuple[str, Level] = ("", "all")
     found: tuple[Change, ...] = ()
 
-    def of(self, events: tuple[Change, ...], look: Look) -> tuple[Change, ...]:
+    def of(self, events: tuple[Change, ...], look: LogLook) -> tuple[Change, ...]:
         """Those of ``events`` that are to be shown."""
         asked = look.words, look.level
         if asked == ("", "all"):
@@ -83,11 +83,11 @@ def _is_more(before: tuple[Change, ...], events: tuple[Change, ...]) -> bool:
     return last < 0 or (last < len(events) and events[0] is before[0] and events[last] is before[last])
 
 
-def _is_shown(change: Change, look: Look) -> bool:
+def _is_shown(change: Change, look: LogLook) -> bool:
     return change.level in _SHOWN[look.level] and (not look.words or matches(_words(change), look.words))
 
 
-def at_cursor(view: View, look: Look) -> Change | None:
+def at_cursor(view: View, look: LogLook) -> Change | None:
     """The change of the cursor; None where no row is left."""
     found = selected(view, look)
     if not found:

@@ -51,12 +51,14 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 def _row(node: NodeView, name: int, state: int, width: int) -> Line:
     glyph, role = STATES[node.state]
     held = ", ".join(layers(held.start, held.stop) for held in node.layers)
-    shadows = ", ".join(layers(each.start, each.stop) for each in node.shadows)
-    what = node.reason or (f"layers {held}" if held else "") + (f", shadows {shadows}" if shadows else "")
-    beat = f"  {seconds(node.beat_age_s):>7}" if node.state not in {"lost", "left"} else ""
+    redundant = ", ".join(layers(each.start, each.stop) for each in node.redundant)
+    what = node.reason or (f"layers {held}" if held else "") + (
+        f", redundant layers {redundant}" if redundant else ""
+    )
+    heartbeat = f"  {seconds(node.heartbeat_age_s):>7}" if node.state not in {"lost", "left"} else ""
     left = f" {cut(node.name, name):<{name}}  {node.state:<{state}}  "
-    room = max(0, width - 1 - len(left) - len(beat))
-    return ((glyph, role), (left, ""), (cut(what, room).ljust(room), "dim"), (beat, "dim"))
+    room = max(0, width - 1 - len(left) - len(heartbeat))
+    return ((glyph, role), (left, ""), (cut(what, room).ljust(room), "dim"), (heartbeat, "dim"))
 
 
 def _named_grid(nodes: Sequence[NodeView], width: int, height: int) -> list[Line]:

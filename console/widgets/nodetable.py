@@ -13,14 +13,14 @@ from oobleckd.console.widgets.nodes import STATES, natural
 from oobleckd.draw.lines import Line, clipped, cut, layers, seconds, size
 from oobleckd.protocol.api import LayerRange, NodeState, NodeView
 
-Order = Literal["name", "state", "beat"]
-ORDERS: tuple[Order, ...] = ("name", "state", "beat")
+Order = Literal["name", "state", "seen"]
+ORDERS: tuple[Order, ...] = ("name", "state", "seen")
 DEPENDS = ("nodes", "pipelines", "layers", "refused")
 _RANK: dict[NodeState, int] = {state: rank for rank, state in enumerate(STATES)}
 _ROOMY, _WIDE = 90, 130
 
 
-class Look(msgspec.Struct, frozen=True):
+class NodeTableLook(msgspec.Struct, frozen=True):
     """Which rows, in which order, and where the cursor is."""
 
     words: str = ""
@@ -29,14 +29,14 @@ class Look(msgspec.Struct, frozen=True):
     marked: tuple[str, ...] = ()
 
 
-def paint(view: View, _now: float, width: int, height: int, look: Look | None = None) -> list[Line]:
+def paint(view: View, _now: float, width: int, height: int, look: NodeTableLook | None = None) -> list[Line]:
     """A line with the columns' names, and the rows in sight."""
-    look = look or Look()
+    look = look or NodeTableLook()
     found = selected(view, look)
     if not found:
         none = f'no node has "{look.words}"' if look.words else "no nodes yet"
         return nothing(missing(view, "nodes", none), height)
-    kept = any(node.spare or node.shadows for node in view.nodes)
+    kept = any(node.spare or node.redundant for node in view.nodes)
     columns = _Columns(
         _places(view), {layer.layer: layer.copies for layer in view.layers}, look.marked, width, kept
     )
@@ -46,19 +46,19 @@ def paint(view: View, _now: float, width: int, height: int, look: Look | None = 
     return [head, *body][:height] if height > 1 else body
 
 
-def selected(view: View, look: Look) -> list[NodeView]:
+def selected(view: View, look: NodeTableLook) -> list[NodeView]:
     """The rows, in order."""
     found = [node for node in view.nodes if not look.words or matches(_words(node), look.words)]
     match look.order:
         case "state":
             return sorted(found, key=lambda node: (_RANK[node.state], natural(node.name)))
-        case "beat":
-            return sorted(found, key=lambda node: (-node.beat_age_s, natural(node.name)))
+        case "seen":
+            return sorted(found, key=lambda node: (-node.heartbeat_age_s, natural(node.name)))
         case _:
             return sorted(found, key=lambda node: natural(node.name))
 
 
-def at_cursor(view: View, look: Look) -> NodeView | None:
+def at_cursor(view: View, look: NodeTableLook) -> NodeView | None:
     """The node of the cursor; None where no row is left."""
     found = selected(view, look)
     return found[clamped(look.cursor, len(found))] if found else None
@@ -78,7 +78,7 @@ def _places(view: View) -> dict[str, str]:
 
 
 class _Columns(NamedTuple):
-    """What a row says; in a narrow panel without rack and kind of device, in a wide one with host and, where any node has them, spare and shadows (``kept``)."""
+    """What a row says; in a narrow panel without rack and kind of device, in a wide one with host and, where any node has them, spare and redundant layers (``kept``)."""
 
     places: Mapping[str, str]
     copies: Mapping[int, int]
@@ -88,10 +88,10 @@ class _Columns(NamedTuple):
 
     def head(self) -> str:
         """The columns' names."""
-        more = _more("host", "spare", "shadows", kept=self.kept) if self.width >= _WIDE else ""
+        more = _more("host", "spare", "redundant", kept=self.kept) if self.width >= _WIDE else ""
         return (
             "  "
-            + self._text("node", "state", "beat", "rack", "device", "place", "layers")
+            + self._text("node", "state", "seen", "rack", "device", "place", "layers")
             + " copies  "
             + more
         )
@@ -100,23 +100,27 @@ class _Columns(NamedTuple):
         """One node."""
         sign, role = STATES[node.state]
         held = _held(node.layers)
-        beat = seconds(node.beat_age_s) if node.state not in {"lost", "left"} else "-"
+        heartbeat = seconds(node.heartbeat_age_s) if node.state not in {"lost", "left"} else "-"
         kinds = "+".join(sorted(set(node.kinds)))
-        text = self._text(node.name, node.state, beat, node.zone, kinds, self.places.get(node.name, ""), held)
+        text = self._text(
+            node.name, node.state, heartbeat, node.zone, kinds, self.places.get(node.name, ""), held
+        )
         least = fewest_copies(node, self.copies)
         # Why a node is lost is worth more than what it had.
         wide = self.width >= _WIDE and not node.reason
-        more = _more(node.host, _spare(node), _held(node.shadows), kept=self.kept) if wide else ""
+        more = _more(node.host, _spare(node), _held(node.redundant), kept=self.kept) if wide else ""
         return (
             ("◆" if node.name in self.marked else " ", "warn"), (sign, role), (text, ""),
             (f"{'-' if least is None else least:>7}  ", "bad" if least == 1 else ""), (more, ""), (node.reason, "dim"),
         )  # fmt: skip
 
-    def _text(self, name: str, state: str, beat: str, rack: str, kind: str, place: str, held: str) -> str:
+    def _text(
+        self, name: str, state: str, heartbeat: str, rack: str, kind: str, place: str, held: str
+    ) -> str:
         if self.width < _ROOMY:
-            return f" {cut(name, 12):<12} {state:<12} {beat:>7} {place:<8} {cut(held, 10):<10}"
+            return f" {cut(name, 12):<12} {state:<12} {heartbeat:>7} {place:<8} {cut(held, 10):<10}"
         wide = f"{cut(rack, 8):<8} {cut(kind, 12):<12} "
-        return f" {cut(name, 18):<18} {state:<12} {beat:>7}  {wide}{place:<8} {cut(held, 14):<14}"
+        return f" {cut(name, 18):<18} {state:<12} {heartbeat:>7}  {wide}{place:<8} {cut(held, 14):<14}"
 
 
 def _held(ranges: Sequence[LayerRange]) -> str:
@@ -128,8 +132,8 @@ def _spare(node: NodeView) -> str:
     return f"{node.spare} {size(node.spare_bytes)}" if node.spare and node.spare_bytes else node.spare
 
 
-def _more(host: str, spare: str, shadows: str, *, kept: bool) -> str:
-    more = f"{cut(spare, 16):<16} {cut(shadows, 12):<12} " if kept else ""
+def _more(host: str, spare: str, redundant: str, *, kept: bool) -> str:
+    more = f"{cut(spare, 16):<16} {cut(redundant, 12):<12} " if kept else ""
     return f"{cut(host, 14):<14} {more}"
 
 

@@ -19,7 +19,7 @@ _ROOMY = 90
 _MORE = "      first    further  split"
 
 
-class Look(msgspec.Struct, frozen=True):
+class TemplateTableLook(msgspec.Struct, frozen=True):
     """Which rows, in which order, and where the cursor is."""
 
     words: str = ""
@@ -27,9 +27,11 @@ class Look(msgspec.Struct, frozen=True):
     used_first: bool = False
 
 
-def paint(view: View, _now: float, width: int, height: int, look: Look | None = None) -> list[Line]:
+def paint(
+    view: View, _now: float, width: int, height: int, look: TemplateTableLook | None = None
+) -> list[Line]:
     """The rows in sight; below them the chosen template, where there is room."""
-    look = look or Look()
+    look = look or TemplateTableLook()
     found = selected(view, look)
     if not found:
         none = f'no template has "{look.words}"' if look.words else "none made yet"
@@ -47,7 +49,7 @@ def paint(view: View, _now: float, width: int, height: int, look: Look | None = 
     return [head, *body, *below][:height]
 
 
-def selected(view: View, look: Look) -> list[TemplateView]:
+def selected(view: View, look: TemplateTableLook) -> list[TemplateView]:
     """The rows, in order."""
     found = [each for each in view.templates if matches(_words(each), look.words)]
     return sorted(found, key=lambda each: (look.used_first and not each.instances, each.num_nodes))

@@ -37,7 +37,7 @@ _SHORT: Line = (
 )  # fmt: skip
 
 
-class Look(msgspec.Struct, frozen=True):
+class TimelineLook(msgspec.Struct, frozen=True):
     """What of it one looks at. ``top``: index of the first pipeline in sight; ``order`` of them."""
 
     mode: Mode = "measured"
@@ -45,9 +45,9 @@ class Look(msgspec.Struct, frozen=True):
     order: Order = "number"
 
 
-def paint(view: View, _now: float, width: int, height: int, look: Look | None = None) -> list[Line]:
+def paint(view: View, _now: float, width: int, height: int, look: TimelineLook | None = None) -> list[Line]:
     """Pipelines from ``look.top`` on, as many as have room."""
-    look = look or Look()
+    look = look or TimelineLook()
     shown = shown_schedule(view, look.mode)
     if shown is None:
         return [clipped(line, width) for line in _missing(view, look.mode)][:height]
@@ -79,7 +79,7 @@ def shown_schedule(view: View, mode: Mode) -> ScheduleView | None:
     return view.schedule
 
 
-def headline(view: View, look: Look) -> Line:
+def headline(view: View, look: TimelineLook) -> Line:
     """Which step, how long it took, and how much of it was waiting."""
     shown = shown_schedule(view, look.mode)
     if shown is None:
@@ -155,12 +155,14 @@ def _pipeline(
     number: int, lanes: Sequence[LaneView], shown: ScheduleView, other: ScheduleView | None, width: int
 ) -> list[Line]:
     lines = [clipped(_head(number, lanes), width)]
-    twins = {lane.device: lane for lane in other.lanes} if other is not None else {}
+    all_modelled = {lane.device: lane for lane in other.lanes} if other is not None else {}
     for lane in lanes:
         if other is None:
             lines.append(clipped(_lane(lane, shown.span_s, width), width))
         else:
-            lines.append(clipped(_difference(lane, twins.get(lane.device), shown, other, width), width))
+            lines.append(
+                clipped(_difference(lane, all_modelled.get(lane.device), shown, other, width), width)
+            )
     return lines
 
 
@@ -255,16 +257,16 @@ def _text(op: OpView, width: int) -> str:
 
 
 def _difference(
-    lane: LaneView, twin: LaneView | None, shown: ScheduleView, other: ScheduleView, width: int
+    lane: LaneView, modelled: LaneView | None, shown: ScheduleView, other: ScheduleView, width: int
 ) -> Line:
     """Where both do the same at the same time there is a line; else what was measured."""
     label = _label(lane)
-    if twin is None:
+    if modelled is None:
         return (label, ("not in the plan that is modelled", "dim"))
-    tail = f" {lane.bubble:4.0%}, model {twin.bubble:.0%}" if not lane.dead else ""
+    tail = f" {lane.bubble:4.0%}, model {modelled.bubble:.0%}" if not lane.dead else ""
     room = max(1, width - len(label[0]) - len(tail))
     span_s = max(shown.span_s, other.span_s) or 1.0
-    ours, theirs = raster(lane.ops, span_s, room), raster(twin.ops, span_s, room)
+    ours, theirs = raster(lane.ops, span_s, room), raster(modelled.ops, span_s, room)
     spans: list[Span] = []
     for one, two in zip(ours, theirs, strict=True):
         same = (one is None) == (two is None) and (one is None or two is None or _same(one, two))

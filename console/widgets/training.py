@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
-from oobleckd.console.model import Point, View
+from oobleckd.console.model import StepPoint, View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Role, Span, clipped, curve, rate
 from oobleckd.protocol.api import JobView
@@ -83,7 +83,7 @@ def _loss_head(view: View, width: int) -> Line:
     return clipped((*spans, *_num_skipped(view.points)), width)
 
 
-def _num_skipped(points: Sequence[Point]) -> Line:
+def _num_skipped(points: Sequence[StepPoint]) -> Line:
     """How many of the steps shown made no update."""
     skipped = sum(point.skipped for point in points)
     return ((f"   ✗ {skipped:,} skipped", "bad"),) if skipped else ()
@@ -164,7 +164,9 @@ def _edge(view: View, job: JobView, now: float, width: int) -> float:
     return math.floor(_end(view, job, now) / column_s) * column_s
 
 
-def rates(points: Sequence[Point], batch: int, begin: float, end: float, width: int) -> list[float | None]:
+def rates(
+    points: Sequence[StepPoint], batch: int, begin: float, end: float, width: int
+) -> list[float | None]:
     """Samples per second in ``width`` equal parts of ``[begin, end]``; None before the first known step.
 
     A step's samples are spread evenly over the time since the step before, so that a stall is a dip as wide
@@ -192,12 +194,12 @@ def _done(times: Sequence[float], at: float) -> float | None:
 # --------------------------------------------------------------------------- loss
 
 
-def _losses(points: Sequence[Point], width: int) -> list[float | None]:
+def _losses(points: Sequence[StepPoint], width: int) -> list[float | None]:
     """Mean loss of the steps of each column; None where none of them is a number."""
     return [_mean([point.loss for point in column]) for column in _columns(points, width)]
 
 
-def _crosses(points: Sequence[Point], width: int) -> list[Line]:
+def _crosses(points: Sequence[StepPoint], width: int) -> list[Line]:
     """Under the loss, where steps were skipped; no line without any."""
     if not any(point.skipped for point in points):
         return []
@@ -206,10 +208,10 @@ def _crosses(points: Sequence[Point], width: int) -> list[Line]:
     return [(("".join(cells), "bad"),)]
 
 
-def _columns(points: Sequence[Point], width: int) -> list[list[Point]]:
+def _columns(points: Sequence[StepPoint], width: int) -> list[list[StepPoint]]:
     """As many steps a column as it takes for all to have room. Of step numbers, so that a column stays what it is."""
     most = max(1, math.ceil(len(points) / width))
-    columns: dict[int, list[Point]] = {}
+    columns: dict[int, list[StepPoint]] = {}
     for point in points:
         columns.setdefault(point.step // most, []).append(point)
     return list(columns.values())[-width:]

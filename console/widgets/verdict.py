@@ -74,7 +74,7 @@ def _job_fields(view: View) -> list[Line]:
         unknown = view.refusal("jobs") != ""
         return [(("job not known" if unknown else "no job", "dim"),)] if view.heard_at else []
     return [
-        (("epoch ", "dim"), (str(job.epoch), "strong")),
+        (("gen ", "dim"), (str(job.generation), "strong")),
         _job_line(view, job),
         (("step ", "dim"), (f"{job.step:,}", "strong"), (f"/{job.steps:,}", "dim"), *_skipped(job)),
         (("policy ", "dim"), (job.policy, "")),

@@ -50,7 +50,7 @@ from oobleckd.core.state import (
     RECENT_STEPS,
     Expected,
     JobRecord,
-    Kept,
+    KeptCheckpoint,
     State,
     Step,
     Written,
@@ -209,20 +209,20 @@ def _train(job: JobRecord, entry: _OfTraining) -> None:
             job.rolled_back_at.append(entry.at)
             job.written = [each for each in job.written if each.until <= entry.counters.step]
             job.steps = [step for step in job.steps if step.step < entry.counters.step]
-            _way_back(job, entry.counters.step)
+            _rollback(job, entry.counters.step)
             job.book.rolled_back(entry.at, entry.counters.step)
         case Released():
             job.undeploy(entry.source)
         case CheckpointWritten():
             job.checkpoint, job.checkpoint_counters = entry.directory, entry.counters
-            _keep(job, Kept(entry.directory, entry.counters))
+            _keep(job, KeptCheckpoint(entry.directory, entry.counters))
             job.book.safe(entry.counters.step)
             _written(job, entry)
         case _:
             assert_never(entry)
 
 
-def _keep(job: JobRecord, new: Kept) -> None:
+def _keep(job: JobRecord, new: KeptCheckpoint) -> None:
     """The newest are on the disk, and the newest of which it is known that its text was right; that from which the job goes on is known."""
     older, kept = job.kept, [*job.kept, new][-max(LEAST_KEPT, job.spec.checkpoint.keep) :]
     checked = [each for each in older if each.checked][-1:]
@@ -252,10 +252,10 @@ def _dispute(job: JobRecord, entry: CorruptionFound | CorruptionSettled) -> None
         job.disputes = (*job.disputes, Dispute(entry.step, entry.odds))
 
 
-def _way_back(job: JobRecord, step: int) -> None:
+def _rollback(job: JobRecord, step: int) -> None:
     """Of checkpoints only those count whose state the history that goes on comes from."""
     job.kept = [kept for kept in job.kept if kept.counters.step <= step]
-    newest = job.kept[-1] if job.kept else Kept("", Counters())
+    newest = job.kept[-1] if job.kept else KeptCheckpoint("", Counters())
     job.checkpoint, job.checkpoint_counters = newest.directory, newest.counters
 
 

@@ -6,7 +6,7 @@ their bounds; asking the devices for a checkpoint is ``steer``'s.
 Work is lost at a failure since the last checkpoint, on average half an interval, and every checkpoint costs something itself. The sum
 is least at sqrt(2 * C * M), where C is what one costs training and M the mean time between the failures that need one (Young 1974;
 Daly 2006). Which failures these are follows from the policy: under one that rolls back all losses, else losses of a layer's last
-copy. Either way each shows as a way back to a checkpoint. M is estimated as ``failures`` does it for all losses.
+copy. Either way each shows as a rollback to a checkpoint. M is estimated as ``failures`` does it for all losses.
 """
 
 from __future__ import annotations

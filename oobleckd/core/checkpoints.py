@@ -13,7 +13,7 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import CheckpointWritten, FolderTaken
 from oobleckd.core.events import FolderFound, ManifestWritten, SetAside, WriteManifest
 from oobleckd.core.run import Run
-from oobleckd.core.state import JobRecord, Kept
+from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.changes import CheckpointComplete, CheckpointDamaged, CheckpointFolder, CheckpointSaid
 from oobleckd.protocol.checkpoint import DAMAGED, manifest_of
@@ -60,7 +60,7 @@ def on_part(core: Core, message: CheckpointPart) -> None:
 
 
 def _spared(core: Core, job: JobRecord) -> tuple[str, ...]:
-    """Checkpoints that somebody may go back to, however many newer ones there are: the job's last one, the newest whose text is known to have
+    """Checkpoints that somebody may roll back to, however many newer ones there are: the job's last one, the newest whose text is known to have
     been the right one, and what other jobs began from, or will.
     """
     checked = {kept.directory for kept in [kept for kept in job.kept if kept.checked][-1:]}
@@ -101,7 +101,7 @@ def on_manifest(core: Core, event: ManifestWritten) -> None:
         _give_up(core, run, event)
     elif not run.job.checkpoint or counters.round > run.job.checkpoint_counters.round:
         _completed(core, run, event.directory, counters)
-    # else: written late, after a newer one; the newer one stays the way back
+    # else: written late, after a newer one; the newer one stays the one to roll back to
 
 
 def _give_up(core: Core, run: Run, event: ManifestWritten) -> None:
@@ -189,8 +189,8 @@ def saved(job: JobRecord) -> bool:
     return bool(job.checkpoint) and job.checkpoint_counters.step == job.counters.step
 
 
-def damaged(core: Core, job: JobRecord, message: DeviceFailed) -> Kept | None:
-    """What a device was to load is not what was written: it is named, set aside, and the one to go back to instead is returned. None, and
+def damaged(core: Core, job: JobRecord, message: DeviceFailed) -> KeptCheckpoint | None:
+    """What a device was to load is not what was written: it is named, set aside, and the one to roll back to instead is returned. None, and
     nothing is done, where there is none: of the last one even what is left may be worth something under its name.
     """
     directory, step = message.damaged, job.counters.step
@@ -204,7 +204,7 @@ def damaged(core: Core, job: JobRecord, message: DeviceFailed) -> Kept | None:
     )
     story = (f"job:{job.id}", f"node:{node_of(message.device)}")
     core.announce(text, CheckpointDamaged(job.id, step, directory, message.device), story, level="error")
-    return whole[-1] if whole else Kept(job.origin, job.start)
+    return whole[-1] if whole else KeptCheckpoint(job.origin, job.start)
 
 
 def ack(core: Core, job: JobRecord, device_or_node: str) -> None:

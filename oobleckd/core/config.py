@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
+class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Fixed for a life of the daemon.
 
     ``daemon``: this life's incarnation. ``lease_s``: the longest silence of a node that is borne; what its
-    beats teach is shorter (``lease``). ``grace_s``: time after a restart in which nobody is declared dead.
+    heartbeats teach is shorter (``lease``). ``grace_s``: time after a restart in which nobody is declared dead.
     ``link_grace_s``: how long a link between two live devices may stay down before one end is evicted.
     ``batch_s``: how long to wait for more nodes after one has joined. ``secret``: hex key from which the
     transport secrets of jobs are derived.
@@ -25,7 +25,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     journal: str = ""
     secret: str = ""
     allow_injection: bool = False
-    beat_s: float = 0.25
+    heartbeat_s: float = 0.25
     lease_s: float = 10.0
     grace_s: float = 5.0
     link_grace_s: float = 2.0

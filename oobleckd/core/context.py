@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 import msgspec
 
 from oobleckd.core.apply import apply
-from oobleckd.core.config import Config
+from oobleckd.core.config import CoreConfig
 from oobleckd.core.entries import AnyEntry, JobStateChanged, note
 from oobleckd.core.events import Announce, Command, MakePlan, Record, Tell
 from oobleckd.core.membership import Membership
@@ -35,7 +35,7 @@ from oobleckd.protocol.parts import FailureCause, Peer
 class Core:
     """The machine's whole state. ``now`` is the time of the event at hand, POSIX seconds. ``queue_reason``: what jobs of the queue were last told to wait for."""
 
-    config: Config
+    config: CoreConfig
     state: State
     members: Membership
     now: float
@@ -115,7 +115,7 @@ class Core:
     def candidates(self, job: JobRecord, without: Collection[str] = ()) -> tuple[str, ...]:
         """The nodes that a plan for ``job`` should use now, in name order, were it not for those ``without``.
 
-        Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them, and where devices shadow each other
+        Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them, and where devices hold each other's layers
         those in other zones than the neighbours that they would get. None that has notice of its end, and, where
         state is to be copied, none that has yet to drop what it holds; none that is kept out for what it would read.
         """
@@ -125,7 +125,7 @@ class Core:
         empty = job.layout is not None
         most = job.spec.resources.max_nodes
         rings: tuple[tuple[str, ...], ...] = ()
-        if most and job.plan is not None and job.plan.shadows:
+        if most and job.plan is not None and job.plan.redundant:
             rings = tuple(pipeline.nodes for pipeline in job.plan.pipelines)
         return self.usable.under(Terms(least, most, job.survivors(), out, empty, rings))
 

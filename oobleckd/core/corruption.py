@@ -1,7 +1,7 @@
-"""Silent data corruption: whoever is named is quarantined, and the job goes back to a state that all agreed on (docs/corruption.md).
+"""Silent data corruption: whoever is named is quarantined, and the job rolls back to a state that all agreed on (docs/corruption.md).
 
 Owns what is found in a disagreement, the quarantine, how far back to go, and what is still to be settled when the same step is computed again.
-Who is to blame is ``blame``'s; the way back is ``recovery``'s.
+Who is to blame is ``blame``'s; the rollback is ``recovery``'s.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from oobleckd.core.blame import Dispute
 from oobleckd.core.context import Core
 from oobleckd.core.entries import CorruptionFound, CorruptionSettled, NodeDrained
 from oobleckd.core.run import Run
-from oobleckd.core.state import JobRecord, Kept
+from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.changes import JobSaid, NodeQuarantined
 from oobleckd.protocol.corruption import Fingerprints, Odd, differing
@@ -28,7 +28,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     cause: str
     nodes: tuple[str, ...]
-    target: Kept
+    target: KeptCheckpoint
 
 
 def heard(core: Core, message: Corrupted) -> Finding | None:
@@ -78,18 +78,22 @@ def found(
 
 def forgotten(job: JobRecord) -> Finding:
     """The journal has lost its end: whatever the devices hold came of decisions that nobody knows any more."""
-    last = Kept(job.checkpoint, job.checkpoint_counters) if job.checkpoint else Kept(job.origin, job.start)
+    last = (
+        KeptCheckpoint(job.checkpoint, job.checkpoint_counters)
+        if job.checkpoint
+        else KeptCheckpoint(job.origin, job.start)
+    )
     return Finding(
         "the end of the daemon's journal is lost, and with it what its devices were told", (), last
     )
 
 
-def trusted(job: JobRecord, step: int) -> Kept:
+def trusted(job: JobRecord, step: int) -> KeptCheckpoint:
     """The last state that all agreed on before ``step``: a checkpoint that is not younger than the last comparison, or the start."""
     every = job.spec.fault_tolerance.check_every
     agreed = (step - 1) // every * every if every else step - 1
     known = [kept for kept in job.kept if kept.counters.step <= agreed]
-    return known[-1] if known else Kept(job.origin, job.start)
+    return known[-1] if known else KeptCheckpoint(job.origin, job.start)
 
 
 def quarantine(core: Core, device: str, why: str) -> None:

@@ -22,7 +22,7 @@ from oobleckd.protocol.parts import Counters, Vote
 
 
 class LostLayers(msgspec.Struct, frozen=True):
-    """No live device holds ``layers``: the job goes back to its last checkpoint."""
+    """No live device holds ``layers``: the job rolls back to its last checkpoint."""
 
     layers: tuple[int, ...]
 

@@ -1,16 +1,16 @@
 """A new layout at a boundary: sent, copied, journaled, adopted (docs/recovery.md, "A new plan").
 
-Owns the road from a proposal to ``Resume``. A failure on the way is ``recovery``'s.
+Owns what leads from a proposal to ``Resume``. A failure on the way is ``recovery``'s.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from oobleckd.core import alike, corruption, incidents, prepare, samples
+from oobleckd.core import alike, corruption, incidents, precopy, samples
 from oobleckd.core.context import Core
 from oobleckd.core.entries import EpochRaised, FolderNoted, LayoutDeployed
-from oobleckd.core.incident import beforehand
+from oobleckd.core.incident import precopied_words
 from oobleckd.core.run import Candidate, Run
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.policy import Proposal, Situation
@@ -32,9 +32,9 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
     devices = sorted(set(layout.holdings) | set(job.survivors()))
     source = "copy" if job.layout is not None else job.source
     spec, peers = core.compared(core.spec_of(job), layout.holdings), core.peers(devices)
-    found = run.preparation
-    prepared = found.number if found is not None and found.transfers == proposal.transfers else 0
-    prepare.forget(core, run, besides=devices)
+    found = run.pre_copy
+    precopied = found.number if found is not None and found.transfers == proposal.transfers else 0
+    precopy.forget(core, run, besides=devices)
     secret = core.secret(epoch)
     sample_every, recheck = samples.every(job, proposal.plan), corruption.to_recheck(job)
     deploys = {
@@ -50,7 +50,7 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
             peers=peers,
             ops=proposal.ops.get(device, ""),
             secret=secret,
-            prepared=prepared,
+            precopied=precopied,
             sample_every=sample_every,
             recheck=recheck,
             folder=job.folder,
@@ -125,7 +125,7 @@ def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
     core.move(job, "deployed")
     pipelines = tuple(pipeline.nodes for pipeline in candidate.plan.pipelines)
     names = ", ".join("+".join(nodes) for nodes in pipelines)
-    text = f"{job.id}: epoch {candidate.epoch}, {names}{beforehand(staged)}"
+    text = f"{job.id}: generation {candidate.epoch}, {names}{precopied_words(staged)}"
     core.announce(text, PlanDeployed(job.id, candidate.epoch, pipelines, copied, staged), (f"job:{job.id}",))
     resume(core, run, tuple(candidate.deploys))
 

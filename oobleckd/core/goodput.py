@@ -27,7 +27,7 @@ _ENOUGH = 5  # steps after which a plan's pace is known
 
 @dataclass(slots=True)
 class Stretch:
-    """A booked step that a way back may still take: its device-seconds that were useful, and those that were degraded or skipped."""
+    """A booked step that a rollback may still take: its device-seconds that were useful, and those that were degraded or skipped."""
 
     step: int
     useful_s: float
@@ -121,7 +121,7 @@ class Book:
         self._book(phases_of(view), step)
 
     def safe(self, step: int) -> None:
-        """A checkpoint after ``step`` steps is complete: no way back goes behind it."""
+        """A checkpoint after ``step`` steps is complete: no rollback goes behind it."""
         self.stretches = [each for each in self.stretches if each.step >= step]
 
     def rolled_back(self, at: float, step: int) -> None:

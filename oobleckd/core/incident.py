@@ -90,12 +90,12 @@ def sentence(parts: ReasonView) -> str:
     """The reason of an incident, for people."""
     rerouted = f"micro-batches of {', '.join(parts.rerouted)} go to other holders of their layers"
     ways = (parts.back, parts.plan, rerouted if parts.rerouted else "")
-    return "; then ".join(filter(None, ways)) + beforehand(parts.staged_bytes)
+    return "; then ".join(filter(None, ways)) + precopied_words(parts.staged_bytes)
 
 
-def beforehand(staged_bytes: int) -> str:
+def precopied_words(staged_bytes: int) -> str:
     """What is added to a sentence where so much had been copied before the stop."""
-    return f"; {size_of(staged_bytes)} had been copied beforehand" if staged_bytes else ""
+    return f"; {size_of(staged_bytes)} had been pre-copied" if staged_bytes else ""
 
 
 def size_of(num_bytes: int) -> str:

@@ -1,6 +1,6 @@
 """What the active job reads, and where: its identity, the nodes that have another one, and up to which round it is known to have been right.
 
-Owns these facts and the questions about them. What follows from a word of a device is ``reading``'s, the way back ``recovery``'s. A checkpoint counts as *checked* once
+Owns these facts and the questions about them. What follows from a word of a device is ``reading``'s, the rollback ``recovery``'s. A checkpoint counts as *checked* once
 all who took part in it, and live, have read all of their text again from after its last round, and found what was fixed.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from oobleckd.core.context import Core
 from oobleckd.core.entries import CheckpointChecked
 from oobleckd.core.run import KeptOut, Run
-from oobleckd.core.state import JobRecord, Kept
+from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.changes import NodeKeptOut, NodeSaid
 from oobleckd.protocol.inputs import Inputs, difference, same
@@ -106,20 +106,20 @@ def good(job: JobRecord) -> str:
 
 
 @dataclass(slots=True)
-class Group:
+class InputsGroup:
     """Nodes that read the same."""
 
     inputs: Inputs
     nodes: set[str] = field(default_factory=set)
 
 
-def groups(said: dict[str, Inputs]) -> list[Group]:
+def groups(said: dict[str, Inputs]) -> list[InputsGroup]:
     """Devices by what they read, the group of most nodes first. A node whose devices do not agree is in several."""
-    found: list[Group] = []
+    found: list[InputsGroup] = []
     for device, inputs in sorted(said.items()):
         group = next((each for each in found if _all_same(each.inputs, inputs)), None)
         if group is None:
-            group = Group(inputs)
+            group = InputsGroup(inputs)
             found.append(group)
         group.nodes.add(node_of(device))
     return sorted(found, key=lambda group: -len(group.nodes))
@@ -168,14 +168,14 @@ def is_checked(job: JobRecord) -> bool:
     return not job.inputs or bool(job.kept and job.kept[-1].checked)
 
 
-def doubtful_base(job: JobRecord) -> Kept | None:
+def doubtful_base(job: JobRecord) -> KeptCheckpoint | None:
     """The checkpoint from which the job goes on, where nobody has said yet that its text was right."""
     if not job.inputs:
         return None
     return next((kept for kept in job.kept if kept.directory == job.source and not kept.checked), None)
 
 
-def witnessed(core: Core, run: Run, kept: Kept) -> bool:
+def witnessed(core: Core, run: Run, kept: KeptCheckpoint) -> bool:
     """Whether somebody lives who has read for ``kept``, and will say whether that was right."""
     alive = (life for device, life in sorted(run.job.readers.items()) if core.members.living(device, life))
     return any(run.reads_since.get(life, -1) < kept.counters.round for life in alive)
@@ -191,14 +191,14 @@ def vouches(core: Core, name: str) -> bool:
     return any(core.run.checked.get(life, -1) < base.counters.round for life in own)
 
 
-def trusted(job: JobRecord) -> Kept:
+def trusted(job: JobRecord) -> KeptCheckpoint:
     """The newest state that is known to come of the right text: a checked checkpoint, or where the job began."""
     known = [kept for kept in job.kept if kept.checked or not job.inputs]
-    return known[-1] if known else Kept(job.origin, job.start)
+    return known[-1] if known else KeptCheckpoint(job.origin, job.start)
 
 
-def way_back(core: Core, job: JobRecord) -> Kept | None:
-    """Where to go back to, if not to the newest checkpoint: nobody lives any more who could say that its text was right."""
+def rollback(core: Core, job: JobRecord) -> KeptCheckpoint | None:
+    """Where to roll back to, if not to the newest checkpoint: nobody lives any more who could say that its text was right."""
     run = core.run
     if run is None or run.job is not job or not job.kept or is_checked(job):
         return None

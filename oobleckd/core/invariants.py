@@ -1,6 +1,6 @@
 """What must hold between any two events: asserted by the simulated worlds after every one of them.
 
-``check`` looks at one moment, ``Past`` at what may only grow in a life of the daemon.
+``check`` looks at one moment, ``PastState`` at what may only grow in a life of the daemon.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _job(core: Core, job: JobRecord) -> None:
         assert set(job.settled) <= set(job.dead)
         assert job.lives.keys() == job.layout.holdings.keys()
         assert job.layout.epoch <= job.epoch
-        for device, shadows in job.layout.shadows.items():
-            assert set(shadows.layers()) <= set(job.layout.holdings[device].layers())
+        for device, redundant in job.layout.redundant.items():
+            assert set(redundant.layers()) <= set(job.layout.holdings[device].layers())
         if job.detours is not None:
             assert not any(route.touches(job.settled) for route in job.detours.routes)
             routes = standing_routes(job.layout, job.detours, job.detours.round)
@@ -80,11 +80,11 @@ def _run(core: Core, run: Run) -> None:
             assert not [device for device in candidate.deploys if core.members.owes(device)], (
                 "copies to a device that is about to drop what it holds"
             )
-    if run.preparation is not None:
-        assert run.phase == "run", f"copies beforehand while in phase {run.phase}"
-        assert all(core.members.living(device, life) for device, life in run.preparation.lives.items())
+    if run.pre_copy is not None:
+        assert run.phase == "run", f"pre-copies while in phase {run.phase}"
+        assert all(core.members.living(device, life) for device, life in run.pre_copy.lives.items())
     if job.layout is not None and run.phase != "adrift":
-        assert min(job.layout.copies(job.dead)) > 0, "a lost layer without a way back"
+        assert min(job.layout.copies(job.dead)) > 0, "a lost layer without a rollback"
 
 
 def check_plan(plan: Plan, layout: Layout, num_micro_batches: int) -> None:
@@ -109,7 +109,7 @@ def check_plan(plan: Plan, layout: Layout, num_micro_batches: int) -> None:
 
 
 @dataclass(slots=True)
-class Past:
+class PastState:
     """What was so after the event before. A restarted daemon may have lost what nobody was told: each life has its own."""
 
     now: float = float("-inf")

@@ -15,7 +15,7 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import JobStateChanged, ProfileMeasured, TemplatesMade
 from oobleckd.core.events import Discard
 from oobleckd.core.memory import held_besides, least_device_bytes
-from oobleckd.core.run import Asked, Run
+from oobleckd.core.run import PlannerRequest, Run
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import Template, node_of
 from oobleckd.planner.policy import Setup
@@ -114,7 +114,7 @@ def prepare(core: Core, run: Run) -> None:
             held=held_besides(run.job.spec, profile),
             nodes_now=len(nodes),
         )
-        run.asked = Asked(core.ask_plan(run.job.spec.fault_tolerance.policy, setup), setup)
+        run.asked = PlannerRequest(core.ask_plan(run.job.spec.fault_tolerance.policy, setup), setup)
 
 
 def _measurable(core: Core, run: Run) -> DeviceInfo | None:
@@ -153,7 +153,7 @@ def release(core: Core, run: Run) -> None:
     if run.candidate is not None:
         devices |= set(run.candidate.deploys)
     devices |= run.guests
-    run.guests, run.preparation = set(), None
+    run.guests, run.pre_copy = set(), None
     known = (info for node in core.members.nodes.values() for info in node.devices)
     devices |= {info.device for info in known if info.job == run.job.id}
     for device in sorted(devices):

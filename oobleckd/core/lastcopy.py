@@ -1,10 +1,10 @@
-"""Who holds the last copy of a layer and does not run: woken, and waited for while that is cheaper than the way back.
+"""Who holds the last copy of a layer and does not run: woken, and waited for while that is cheaper than the rollback.
 
 Owns that judgement, for three kinds of silence that need not be an end: a device process that its agent finds stopped, a node whose lease is over, and
 such a node that has not come back after a restart of this daemon. Where others hold all of its layers, a stopped device is ended and a silent node given up
 as ever: that costs nothing. Where an end is certain (a process that exited, a link that closed and that a peer lost, too) nobody waits.
 
-The way back costs the steps since the last checkpoint and a deployment. Whoever waits for as long as that, and in vain, has paid twice at most, and
+The rollback costs the steps since the last checkpoint and a deployment. Whoever waits for as long as that, and in vain, has paid twice at most, and
 never more than ``MOST_S``.
 """
 
@@ -25,7 +25,7 @@ from oobleckd.protocol.messages import DeviceAwake, DeviceStopped, EndStopped, W
 
 MOST_S = 60.0
 DEPLOY_S = 5.0
-"""A way back besides the steps, until this job has had one: plan, processes, weights."""
+"""A rollback besides the steps, until this job has had one: plan, processes, weights."""
 RESTART_S = 10.0
 """More, where the plan needs the node itself, whose devices are to start anew first."""
 _LEAST_S = 2.0  # for SIGCONT to take, however long it has been stopped by now
@@ -54,7 +54,7 @@ def on_stopped(core: Core, node: str, message: DeviceStopped) -> None:
             return
         since = core.now - message.stopped_s
         member.suspect_at = since if member.suspect_at is None else min(since, member.suspect_at)
-        budget_s = _way_back_s(core, run, [node], ended=False)
+        budget_s = _rollback_s(core, run, [node], ended=False)
         left_s = max(_LEAST_S, budget_s - max(0.0, message.stopped_s - 1.0))
         wait = Wait(layers, since, core.members.waking(core.now) + left_s, 0.0, message.life)
         _begin(core, run, device, wait, f"is stopped ({message.evidence})", "sent SIGCONT, ", left_s)
@@ -100,7 +100,7 @@ def spared(core: Core, name: str) -> bool:
         # Whose link has closed is no stopped one; and where nobody is heard there is nobody who would wait.
         if not (layers and node.connected and core.members.hears_others(node, core.now)):
             return False
-        budget_s = _way_back_s(core, run, [name], ended=True)
+        budget_s = _rollback_s(core, run, [name], ended=True)
         wait = Wait(layers, node.heard_at, core.members.waking(core.now) + budget_s, node.lease.heard)
         _begin(core, run, name, wait, "is silent", "", budget_s)
     return _still(core, run, name)
@@ -115,7 +115,7 @@ def awaited(core: Core, run: Run) -> bool:
         return False
     for name in names:
         if name not in run.waits:
-            budget_s = _way_back_s(core, run, names, ended=True)
+            budget_s = _rollback_s(core, run, names, ended=True)
             wait = Wait(layers, core.now, core.members.waking(core.now) + budget_s, float("-inf"))
             _begin(core, run, name, wait, "has not come back after the daemon's restart", "", budget_s)
     return not [name for name in names if not _still(core, run, name)]
@@ -179,7 +179,7 @@ def _begin(core: Core, run: Run, name: str, wait: Wait, how: str, act: str, budg
     job, steps = run.job, _steps_back(run.job)
     node, what = node_of(name) or name, _what(wait)
     text = (
-        f"{name} holds {what} and {how}: {act}waited for up to {budget_s:.0f} s (the way back costs {steps} steps, {budget_s:.0f} s); "
+        f"{name} holds {what} and {how}: {act}waited for up to {budget_s:.0f} s (the rollback costs {steps} steps, {budget_s:.0f} s); "
         f"`oobleckctl kill-node {node}` ends the wait"
     )
     if run.incident is None and run.phase == "run":
@@ -235,8 +235,8 @@ def _steps_back(job: JobRecord) -> int:
     return max(0, job.counters.step - kept)
 
 
-def _way_back_s(core: Core, run: Run, nodes: Collection[str], *, ended: bool) -> float:
-    """Seconds that the way back is modelled to cost, ``MOST_S`` at most. ``ended``: the nodes are given up, so if too few others are left there is
+def _rollback_s(core: Core, run: Run, nodes: Collection[str], *, ended: bool) -> float:
+    """Seconds that the rollback is modelled to cost, ``MOST_S`` at most. ``ended``: the nodes are given up, so if too few others are left there is
     nothing better to do than to wait.
     """
     job = run.job
@@ -252,7 +252,7 @@ def _way_back_s(core: Core, run: Run, nodes: Collection[str], *, ended: bool) ->
 def _what(wait: Wait) -> str:
     """What would be lost, for a sentence."""
     if not wait.layers:
-        return "a part of the state, and the job's policy goes back at every loss,"
+        return "a part of the state, and the job's policy rolls back at every loss,"
     ranges: list[list[int]] = []
     for layer in wait.layers:
         if ranges and ranges[-1][1] == layer - 1:

@@ -1,4 +1,4 @@
-"""How long the silence of one node may last before its life counts as over: learned from its own beats.
+"""How long the silence of one node may last before its life counts as over: learned from its own heartbeats.
 
 Owns the arithmetic of one lease. Pure; its times are those of the daemon's *waking* clock (``membership``),
 which stands still while the daemon itself was asleep. Nobody has to choose the length, so there is one that fits
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHORTEST = 4
-"""Beats of the usual distance that may be missing of any lease."""
+"""Heartbeats of the usual distance that may be missing of any lease."""
 # What the longest gap had on top of the usual one may come this many times over: TCP doubles its wait when it sends
 # again in vain, so that the next longest gap is a multiple of the longest seen (tests/unit/core/test_lease.py).
 _EXCESS = 8
@@ -22,41 +22,41 @@ _GAIN, _FADE = 1 / 8, 1 / 1024
 class Lease:
     """The lease of one life. ``heard``: its last word. ``witnessed``: the last proof of its life by others.
 
-    ``most_s`` bounds every silence: of an agent whose devices are proven to be alive as well. ``beat_s`` is the distance
-    that agents are told to keep: beats that come closer have waited for each other, on their way or for a daemon that
+    ``most_s`` bounds every silence: of an agent whose devices are proven to be alive as well. ``heartbeat_s`` is the distance
+    that agents are told to keep: heartbeats that come closer have waited for each other, on their way or for a daemon that
     slept, and say nothing of it.
     """
 
     most_s: float
     heard: float
-    beat_s: float = 0.0
+    heartbeat_s: float = 0.0
     witnessed: float = float("-inf")
-    beat: float | None = None
+    heartbeat: float | None = None
     num_gaps: int = 0
     mean_s: float = 0.0
     worst_s: float = 0.0
 
-    def beats(self, at: float) -> None:
-        """A beat: a word that comes at regular times, so that the gap before it teaches something."""
-        if self.beat is not None:
-            gap_s = at - self.beat
+    def heartbeats(self, at: float) -> None:
+        """A heartbeat: a word that comes at regular times, so that the gap before it teaches something."""
+        if self.heartbeat is not None:
+            gap_s = at - self.heartbeat
             self.mean_s += (gap_s - self.mean_s) * (_GAIN if self.num_gaps else 1.0)
             faded_s = self.worst_s - _FADE * (self.worst_s - self.mean_s)
             self.worst_s = max(faded_s, gap_s)
-            if gap_s >= self.beat_s / 2:
+            if gap_s >= self.heartbeat_s / 2:
                 self.num_gaps += 1
-        self.beat = self.heard = at
+        self.heartbeat = self.heard = at
 
     def reconnected(self, at: float) -> None:
-        """A word on a new connection: the gap before it says nothing about the beats."""
-        self.beat, self.heard = None, at
+        """A word on a new connection: the gap before it says nothing about the heartbeats."""
+        self.heartbeat, self.heard = None, at
 
     @property
     def length_s(self) -> float:
-        """The silence that is forgiven: a few beats, and more where beats were late before."""
+        """The silence that is forgiven: a few heartbeats, and more where heartbeats were late before."""
         if self.num_gaps < _ENOUGH:
             return self.most_s
-        usual_s = max(self.beat_s, self.mean_s)
+        usual_s = max(self.heartbeat_s, self.mean_s)
         length_s = SHORTEST * usual_s
         if self.worst_s > self.mean_s:
             length_s += _EXCESS * (self.worst_s - self.mean_s)

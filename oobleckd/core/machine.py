@@ -16,7 +16,7 @@ from oobleckd.core import (
     inputs,
     jobs,
     lastcopy,
-    prepare,
+    precopy,
     reading,
     recovery,
     requests,
@@ -25,7 +25,7 @@ from oobleckd.core import (
     steps,
 )
 from oobleckd.core.apply import apply
-from oobleckd.core.config import Config
+from oobleckd.core.config import CoreConfig
 from oobleckd.core.context import Core
 from oobleckd.core.entries import AnyEntry, NodeDrained, NodeJoined, NodeOver, Restarted
 from oobleckd.core.events import (
@@ -49,7 +49,6 @@ from oobleckd.protocol import versions
 from oobleckd.protocol.changes import DeviceReplaced, NodeEnding, NodeHere, NodeLeft, NodeLost, NodeSaid
 from oobleckd.protocol.messages import (
     PROTOCOL,
-    Beat,
     CheckpointFailed,
     CheckpointPart,
     Corrupted,
@@ -60,6 +59,7 @@ from oobleckd.protocol.messages import (
     Dismiss,
     Emptied,
     Goodbye,
+    Heartbeat,
     Held,
     Hello,
     Identified,
@@ -69,7 +69,7 @@ from oobleckd.protocol.messages import (
     LinkDown,
     Measured,
     OpTimes,
-    Prepared,
+    PreCopied,
     Progress,
     Ready,
     Refused,
@@ -77,10 +77,12 @@ from oobleckd.protocol.messages import (
     Welcome,
 )
 
-_BEAT_OF_NODE_S = 1e-4  # 10,000 nodes beat once a second, which is a third of a core (docs/decisions.md)
+_HEARTBEAT_OF_NODE_S = (
+    1e-4  # 10,000 nodes send heartbeats once a second, which is a third of a core (docs/decisions.md)
+)
 OfJob = (
     Measured
-    | Prepared
+    | PreCopied
     | Emptied
     | Ready
     | Progress
@@ -101,8 +103,8 @@ class Machine:
     to be lost of whom nothing was heard since.
     """
 
-    def __init__(self, config: Config, now: float = 0.0) -> None:
-        members = Membership(config.lease_s, config.link_grace_s, config.beat_s)
+    def __init__(self, config: CoreConfig, now: float = 0.0) -> None:
+        members = Membership(config.lease_s, config.link_grace_s, config.heartbeat_s)
         self.core = Core(config, State(), members, now, now)
         self.grace_until: float | None = None
         self.silent_until: float | None = None
@@ -110,7 +112,7 @@ class Machine:
 
     @classmethod
     def restore(
-        cls, entries: Iterable[AnyEntry], now: float, config: Config, *, forgotten: bool = False
+        cls, entries: Iterable[AnyEntry], now: float, config: CoreConfig, *, forgotten: bool = False
     ) -> Machine:
         """The machine after a restart of the daemon: state from the journal, nobody dead for a grace. ``forgotten``: entries at the journal's end
         are lost, so what workers hold may be anything that came after.
@@ -132,7 +134,7 @@ class Machine:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in an event of time ``now`` (POSIX seconds, never decreasing); what is to be done, in order."""
         core = self.core
-        if self._only_beats(event, now):
+        if self._only_heartbeats(event, now):
             return []
         slept_s = core.members.attend(now, self.due)
         if self.grace_until is not None:
@@ -181,14 +183,16 @@ class Machine:
             due.append(core.now + core.config.look_s)
         return min((at for at in due if at is not None), default=None)
 
-    def _only_beats(self, event: Event, now: float) -> bool:
-        """Take in a beat that comes in time and leads to nothing, which are nearly all events where nodes are many: what
+    def _only_heartbeats(self, event: Event, now: float) -> bool:
+        """Take in a heartbeat that comes in time and leads to nothing, which are nearly all events where nodes are many: what
         was due stays due.
         """
         if self.due is None or now >= self.due or not isinstance(event, Heard):
             return False
         core, message = self.core, event.message
-        if not isinstance(message, Beat) or not core.members.goes_on(event.node, message.incarnation, now):
+        if not isinstance(message, Heartbeat) or not core.members.goes_on(
+            event.node, message.incarnation, now
+        ):
             return False
         core.now = now
         self.due = min(self.due, core.members.look_at + core.members.asleep_s)
@@ -197,14 +201,14 @@ class Machine:
     # ------------------------------------------------------------------ after every event
 
     def _is_routine(self, event: Event) -> bool:
-        """Whether it was a beat, or a word of one device while others are still to say theirs, and changed nothing but a lease.
+        """Whether it was a heartbeat, or a word of one device while others are still to say theirs, and changed nothing but a lease.
 
         Of these there are thousands a second on thousands of nodes, and looking at all nodes takes milliseconds.
         """
         if not isinstance(event, Heard) or not all(isinstance(command, Tell) for command in self.core.outbox):
             return False
         match event.message:
-            case Beat() | StepDone() | OpTimes():
+            case Heartbeat() | StepDone() | OpTimes():
                 return True
             case Emptied():
                 return bool(
@@ -214,16 +218,16 @@ class Machine:
                 return (
                     not self.core.outbox
                 )  # the last one leads to a decision, to a new layout, or to the end
-            case Held() | Prepared():
+            case Held() | PreCopied():
                 run = self.core.run
                 return run is not None and not self._is_last(run, event.message)
             case _:
                 return False
 
-    def _is_last(self, run: Run, message: Held | Prepared) -> bool:
+    def _is_last(self, run: Run, message: Held | PreCopied) -> bool:
         """Whether with ``message`` all devices have said theirs."""
-        if isinstance(message, Prepared):
-            return prepare.is_complete(run)
+        if isinstance(message, PreCopied):
+            return precopy.is_complete(run)
         return len(run.held) >= len(run.job.survivors())
 
     def _settle(self) -> None:
@@ -302,8 +306,8 @@ class Machine:
         match event.message:
             case Hello() as message:
                 self._hello(message)
-            case Beat() as message:
-                if core.members.beat(node, message.incarnation, core.now):
+            case Heartbeat() as message:
+                if core.members.heartbeat(node, message.incarnation, core.now):
                     self._revived(node)
             case DeviceLost() as message:
                 self._device_lost(node, message)
@@ -325,8 +329,8 @@ class Machine:
         match message:
             case Measured():
                 reading.on_measured(core, message)
-            case Prepared():
-                prepare.on_prepared(core, message)
+            case PreCopied():
+                precopy.on_precopied(core, message)
             case Emptied():
                 core.members.emptied(message.device, message.order)
             case Ready():
@@ -366,8 +370,8 @@ class Machine:
         had_spare = before is not None and known and before.spare is not None and before.spare.ready
         change = core.members.hello(message, core.now)
         config, lives = core.config, tuple(info.life for info in message.devices)
-        beat_s = max(config.beat_s, len(core.members.nodes) * _BEAT_OF_NODE_S)
-        core.tell(message.node, Welcome(protocol, config.daemon, beat_s, config.lease_s, lives))
+        heartbeat_s = max(config.heartbeat_s, len(core.members.nodes) * _HEARTBEAT_OF_NODE_S)
+        core.tell(message.node, Welcome(protocol, config.daemon, heartbeat_s, config.lease_s, lives))
         if message.ready and not was_counted:
             core.joined_at = core.now
         self._expect(message.node)

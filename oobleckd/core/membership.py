@@ -88,7 +88,7 @@ class Node:
 class Membership:
     """All nodes ever seen in this life of the daemon. ``obituaries``: lives that ended, not yet announced.
 
-    ``lease_s``: the longest lease. ``beat_s``: the least distance of beats. ``asleep_s``: how long this daemon did not run although it was due; leases
+    ``lease_s``: the longest lease. ``heartbeat_s``: the least distance of heartbeats. ``asleep_s``: how long this daemon did not run although it was due; leases
     do not run meanwhile. ``touched``: nodes on which a plan may count more, or less, since somebody cleared it, and ``turns`` how often there was one: while it stands no life
     began or ended. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused. ``leaving``: nobody else has a notice.
     ``owing``: nobody else has yet to drop what it was told to drop. ``traits``: those that devices ever said.
@@ -96,7 +96,7 @@ class Membership:
 
     lease_s: float
     link_grace_s: float
-    beat_s: float = 0.0
+    heartbeat_s: float = 0.0
     nodes: dict[str, Node] = field(default_factory=dict)
     obituaries: list[str] = field(default_factory=list)
     asleep_s: float = 0.0
@@ -119,7 +119,7 @@ class Membership:
         node = self.nodes.get(message.node)
         if node is None or not node.alive or node.incarnation != message.incarnation:
             change: Change = "new"
-            lease = Lease(self.lease_s, self.waking(now), self.beat_s)
+            lease = Lease(self.lease_s, self.waking(now), self.heartbeat_s)
             node = self.nodes[message.node] = Node(message.node, message.incarnation, lease)
             self.owing.discard(node.name)
         else:
@@ -141,14 +141,14 @@ class Membership:
         return change
 
     def goes_on(self, name: str, incarnation: str, now: float) -> bool:
-        """Take in a beat of a life that is known and connected; False, and nothing is taken in, if it is of any other."""
+        """Take in a heartbeat of a life that is known and connected; False, and nothing is taken in, if it is of any other."""
         node = self.nodes.get(name)
         if node is None or not (node.alive and node.connected) or node.incarnation != incarnation:
             return False
-        self._beats(node, now)
+        self._heartbeats(node, now)
         return True
 
-    def beat(self, name: str, incarnation: str, now: float) -> bool:
+    def heartbeat(self, name: str, incarnation: str, now: float) -> bool:
         """A sign of life; True if it comes from a life that was declared over (it is a fresh one now)."""
         node = self.nodes.get(name)
         if node is None or node.incarnation != incarnation:
@@ -157,17 +157,17 @@ class Membership:
         if revived:
             node.alive, node.cause, node.suspect_at, node.accused = True, "", None, {}
             node.exited = node.forgotten = False
-            node.lease = Lease(self.lease_s, self.waking(now), self.beat_s)
+            node.lease = Lease(self.lease_s, self.waking(now), self.heartbeat_s)
             self._touch(node)
         node.connected = node.connected or revived
-        self._beats(node, now)
+        self._heartbeats(node, now)
         return revived
 
-    def _beats(self, node: Node, now: float) -> None:
+    def _heartbeats(self, node: Node, now: float) -> None:
         node.heard_at = now
         awake = now - self.asleep_s
-        node.lease.beats(awake)
-        if self.look_at > awake + min(SHORTEST * self.beat_s, self.lease_s):
+        node.lease.heartbeats(awake)
+        if self.look_at > awake + min(SHORTEST * self.heartbeat_s, self.lease_s):
             self._watch(node)  # no lease that begins now ends before
 
     def heard(self, name: str, now: float) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from oobleckd.core.membership import Node
-from oobleckd.planner.policy import SHADOWING
-from oobleckd.planner.profile import Held, Profile, state_bytes_per_param, sum_bytes
+from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
+from oobleckd.planner.profile import HeldBesides, Profile, state_bytes_per_param, sum_bytes
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import DeviceInfo
 
@@ -40,11 +40,11 @@ def _on_host(node: Node) -> list[DeviceInfo]:
     return [info for info in node.devices if info.kind == "cpu"]
 
 
-def held_besides(job: Job, profile: Profile) -> Held:
+def held_besides(job: Job, profile: Profile) -> HeldBesides:
     """What a device of ``job`` holds besides its stage: all that it sent in a step, where its memory is the host's;
     and with a staggered update weights and moments as they were (of each parameter 12 bytes of all that live with it),
     and once more while a checkpoint of them is written, where its memory is the host's; forward passes that it runs ahead,
-    where it is a shadow; and where sums are copied to peers, those that are on their way out, on their way in, and kept.
+    where it is redundant; and where sums are copied to peers, those that are on their way out, on their way in, and kept.
     """
     on_host = profile.device.startswith("cpu")
     sent_bytes = profile.kept_bytes(job.num_micro_batches, job.schedule.boundary_bytes) if on_host else 0
@@ -52,5 +52,5 @@ def held_besides(job: Job, profile: Profile) -> Held:
     one = 12 / state_bytes_per_param(exact)
     sums = 3 * sum_bytes(exact) / state_bytes_per_param(exact) * (on_host and job.schedule.sum_copies > 0)
     copies = (job.schedule.update == "staggered") + (on_host and job.checkpoint.every != 0)
-    ahead_bytes = job.schedule.shadow_bytes if job.fault_tolerance.policy in SHADOWING else 0
-    return Held(one * copies + sums, sent_bytes, ahead_bytes)
+    ahead_bytes = job.schedule.redundant_bytes if job.fault_tolerance.policy in WITH_REDUNDANT_LAYERS else 0
+    return HeldBesides(one * copies + sums, sent_bytes, ahead_bytes)

@@ -87,7 +87,7 @@ def _without_dead(question: StepQuestion) -> Layout:
     return msgspec.structs.replace(
         layout,
         holdings={d: held for d, held in layout.holdings.items() if d not in dead},
-        shadows={d: held for d, held in layout.shadows.items() if d not in dead},
+        redundant={d: held for d, held in layout.redundant.items() if d not in dead},
         routes=tuple(around.get(route.micro_batch, route) for route in routes),
     )
 

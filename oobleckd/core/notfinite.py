@@ -11,7 +11,7 @@ import math
 from oobleckd.core import jobs
 from oobleckd.core.context import Core
 from oobleckd.core.run import Run
-from oobleckd.core.state import JobRecord, Kept
+from oobleckd.core.state import JobRecord, KeptCheckpoint
 
 WHY = "loss or gradients not finite"
 PATIENCE_S = 600.0
@@ -78,5 +78,5 @@ def _kept(job: JobRecord) -> str:
     return f"the last checkpoint from before them is {_named(good[-1])}"
 
 
-def _named(kept: Kept) -> str:
+def _named(kept: KeptCheckpoint) -> str:
     return f"{kept.directory}, of step {kept.counters.step}"

@@ -14,7 +14,7 @@ from oobleckd.core.corruption import Finding
 from oobleckd.core.entries import InputsFixed
 from oobleckd.core.events import SetAside
 from oobleckd.core.run import Run
-from oobleckd.core.state import JobRecord, Kept
+from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.changes import FileMoved, Level
 from oobleckd.protocol.inputs import Inputs, completed, difference
@@ -129,7 +129,7 @@ def _fix(core: Core, run: Run, found: Inputs) -> None:
     )
 
 
-def _fail_undecided(core: Core, run: Run, one: inputs.Group, other: inputs.Group) -> None:
+def _fail_undecided(core: Core, run: Run, one: inputs.InputsGroup, other: inputs.InputsGroup) -> None:
     mine, theirs = min(one.nodes), min(other.nodes - one.nodes, default=min(other.nodes))
     error = (
         f"nodes do not read the same, and none has a majority: {_counted(one)} as {mine}, {_counted(other)} as {theirs}; "
@@ -139,7 +139,7 @@ def _fail_undecided(core: Core, run: Run, one: inputs.Group, other: inputs.Group
     jobs.fail(core, run.job, error, hint, "data-changed")
 
 
-def _counted(group: inputs.Group) -> str:
+def _counted(group: inputs.InputsGroup) -> str:
     return f"{len(group.nodes)} node{'' if len(group.nodes) == 1 else 's'}"
 
 
@@ -258,7 +258,7 @@ def _set_aside(core: Core, run: Run, step: int) -> None:
         core.outbox.append(SetAside(directory))
 
 
-def leaves_unchecked(core: Core, run: Run, kept: Kept | None = None) -> bool:
+def leaves_unchecked(core: Core, run: Run, kept: KeptCheckpoint | None = None) -> bool:
     """Whether nobody who lives can say any more that ``kept``, or else the checkpoint from which the job goes on, comes of the right text; then it
     goes back behind that.
     """

@@ -1,4 +1,4 @@
-"""Losses: report, decision, way back (docs/recovery.md, "A failure"), and the first look after a restart.
+"""Losses: report, decision, rollback (docs/recovery.md, "A failure"), and the first look after a restart.
 
 Owns what is asked of the survivors and what they are told. The verdict is ``decide``'s, the plan that
 follows is ``steer``'s.
@@ -10,17 +10,17 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from oobleckd.core import checkpoints, corruption, deploy, incidents, inputs, jobs, prepare
+from oobleckd.core import checkpoints, corruption, deploy, incidents, inputs, jobs, precopy
 from oobleckd.core.context import Core
 from oobleckd.core.corruption import Finding
 from oobleckd.core.decide import Decision, Disagreement, Standing, decide
 from oobleckd.core.entries import Detoured, EpochRaised, RolledBack
 from oobleckd.core.incident import reopened
 from oobleckd.core.run import Run
-from oobleckd.core.state import JobRecord, Kept
+from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import Detours, node_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK
-from oobleckd.planner.reroute.shadow import takes_over
+from oobleckd.planner.reroute.redundant import takes_over
 from oobleckd.protocol.api import ReasonView
 from oobleckd.protocol.changes import JobWentBack
 from oobleckd.protocol.messages import Corrupted, Decide, DeviceFailed, Progress, Report
@@ -33,10 +33,10 @@ def check_lives(core: Core, run: Run) -> None:
     """
     if run.phase == "adrift":
         return
-    seen = (core.members.turns, run.job.survivors(), run.job.lives, run.candidate, run.preparation)
+    seen = (core.members.turns, run.job.survivors(), run.job.lives, run.candidate, run.pre_copy)
     if run.seen_alive == seen:
         return
-    prepare.check_lives(core, run)
+    precopy.check_lives(core, run)
     lost = _ended(core, {device: run.job.lives[device] for device in run.job.survivors()})
     joining = run.candidate.lives if run.candidate is not None else {}
     failed = [device for device in _ended(core, joining) if device not in lost]
@@ -86,7 +86,7 @@ def restart_deployment(core: Core, run: Run, device: str, why: str) -> None:
 
 
 def _raise(core: Core, run: Run, dead: tuple[str, ...], devices: Collection[str]) -> None:
-    prepare.forget(core, run)
+    precopy.forget(core, run)
     epoch, names = core.next_epoch(), _whole(core, devices)
     cause = "; ".join(f"{name}: {_cause(core, name)}" for name in names)
     core.record(EpochRaised(run.job.id, epoch, dead, cause, core.now))
@@ -102,7 +102,7 @@ def _whole(core: Core, devices: Collection[str]) -> list[str]:
 
 
 def _raise_quietly(core: Core, run: Run, why: str) -> None:
-    prepare.forget(core, run)
+    precopy.forget(core, run)
     core.record(EpochRaised(run.job.id, core.next_epoch(), run.job.dead, why, core.now))
 
 
@@ -131,7 +131,7 @@ def _evidence_at(core: Core, name: str) -> float:
 
 
 def _ask_reports(core: Core, run: Run, *, ahead: bool = False) -> None:
-    """Ask the survivors; or go back, if nobody can have what is lost, or the policy has no other way."""
+    """Ask the survivors; or roll back, if nobody can have what is lost, or the policy has no other way."""
     job = run.job
     assert job.layout is not None
     lost = [layer for layer, copies in enumerate(job.layout.copies(job.dead)) if not copies]
@@ -207,7 +207,7 @@ def _detour(core: Core, run: Run, detours: Detours) -> None:
 
 def _goes_on(core: Core, job: JobRecord) -> bool:
     """Whether the job goes on without its dead, as far as its policy and the nodes that are left allow: with fewer than n0 where
-    shadows take over from all of them, which their templates have room for.
+    redundant holders take over from all of them, which their templates have room for.
     """
     if job.spec.fault_tolerance.policy not in REROUTING:
         return False
@@ -222,13 +222,13 @@ def decision(run: Run, device: str) -> Decide:
     return found.told(device, run.job.epoch, run.job.detours)
 
 
-def go_back(core: Core, run: Run, why: str, kept: Kept | None = None) -> None:
+def go_back(core: Core, run: Run, why: str, kept: KeptCheckpoint | None = None) -> None:
     """On from ``kept``, or else the last checkpoint, or the start when there is none: a layer has no copy left, the policy rolls back, or the
     state cannot be trusted.
     """
     job = run.job
     target, source = job.start, job.source
-    if kept is None and (kept := inputs.way_back(core, job)) is not None:
+    if kept is None and (kept := inputs.rollback(core, job)) is not None:
         why = f"{why}; nobody lives who could say that the text was the right one since"
     if kept is not None:
         target, source = kept.counters, kept.directory
@@ -288,7 +288,7 @@ def on_damaged(core: Core, message: DeviceFailed) -> None:
     job = run.job
     older = checkpoints.damaged(core, job, message)
     if older is None:
-        error = f"{device}: {message.error}; the job has no other checkpoint to go back to"
+        error = f"{device}: {message.error}; the job has no other checkpoint to roll back to"
         jobs.fail(
             core, job, error, f"mend {message.damaged} from a backup and submit with --resume, or begin anew"
         )
@@ -298,7 +298,7 @@ def on_damaged(core: Core, message: DeviceFailed) -> None:
 
 def distrust(core: Core, run: Run, finding: Finding) -> None:
     """Nobody is lost, and what devices have cannot be trusted: back to what can."""
-    prepare.forget(core, run)
+    precopy.forget(core, run)
     epoch = core.next_epoch()
     core.record(EpochRaised(run.job.id, epoch, run.job.dead, finding.cause, core.now))
     incidents.loss(core, run, finding.nodes, finding.cause, core.now, epoch)

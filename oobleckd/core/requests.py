@@ -19,7 +19,7 @@ from oobleckd.core.entries import (
 )
 from oobleckd.core.events import Asked, Reply
 from oobleckd.core.membership import Node
-from oobleckd.core.state import JobRecord, Kept
+from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.protocol.api import (
     Accepted,
     Control,
@@ -129,10 +129,10 @@ def latest(core: Core, name: str) -> str:
     return next((_newest(job).directory for job in found), "")
 
 
-def _newest(job: JobRecord) -> Kept:
+def _newest(job: JobRecord) -> KeptCheckpoint:
     """The newest checkpoint of which it is known that its text was right, if there is one: it may have changed just before the job ended."""
     checked = [kept for kept in job.kept if kept.checked]
-    return checked[-1] if checked else Kept(job.checkpoint, job.checkpoint_counters)
+    return checked[-1] if checked else KeptCheckpoint(job.checkpoint, job.checkpoint_counters)
 
 
 def _inputs(core: Core, request: Submit, source: str) -> Inputs:

@@ -1,7 +1,7 @@
 """Room for checkpoints: looked at ahead, and what follows where a disk does not take one.
 
 Owns what people are told, and when another one is begun. Nothing fails while all state is alive: one that cannot be written is given up (``Discard``
-gives its room back), the last good one stays the way back, and the next is begun when there is room, else a while later, twice as
+gives its room back), the last good one stays the one to roll back to, and the next is begun when there is room, else a while later, twice as
 long each time. The last one of a job is its result: its devices keep it in memory and try again by themselves (``oobleckd.worker.checkpointing.writer``).
 """
 
@@ -223,8 +223,8 @@ def _explain(core: Core, job: JobRecord, reason: str) -> None:
 
 def _stays(job: JobRecord) -> str:
     if job.checkpoint:
-        return f"The checkpoint of step {job.checkpoint_counters.step} stays the way back"
-    return "There is no checkpoint yet to go back to"
+        return f"The checkpoint of step {job.checkpoint_counters.step} stays the one to roll back to"
+    return "There is no checkpoint yet to roll back to"
 
 
 def _of(needed_bytes: int, free_bytes: int) -> str:

@@ -47,8 +47,8 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class Preparation:
-    """What is copied beforehand: ``transfers``, by the ``lives`` of their sources and targets, waited for until ``until_step``. ``prepared``: targets
+class PreCopyUnderWay:
+    """What is pre-copied: ``transfers``, by the ``lives`` of their sources and targets, waited for until ``until_step``. ``precopied``: targets
     that have said so.
     """
 
@@ -57,16 +57,16 @@ class Preparation:
     lives: dict[str, str]
     targets: frozenset[str]
     until_step: int
-    prepared: set[str] = field(default_factory=set)
+    precopied: set[str] = field(default_factory=set)
 
     @property
     def complete(self) -> bool:
         """Whether all targets keep up."""
-        return self.targets <= self.prepared
+        return self.targets <= self.precopied
 
 
 @dataclass(slots=True)
-class Asked:
+class PlannerRequest:
     """A question to the planner. ``situation`` is None for ``prepare``."""
 
     ticket: int
@@ -149,9 +149,9 @@ class Run:
     decision: Decision | None = None
     candidate: Candidate | None = None
     measuring: str = ""
-    asked: Asked | None = None
+    asked: PlannerRequest | None = None
     proposal: tuple[Situation, Proposal] | None = None
-    preparation: Preparation | None = None
+    pre_copy: PreCopyUnderWay | None = None
     guests: set[str] = field(default_factory=set)
     refused: Situation | None = None
     refusal: str = ""
@@ -203,5 +203,5 @@ class Run:
         """Nothing that was asked before counts any more; go on in ``phase``."""
         self.phase = phase
         self.answers, self.held = {}, {}
-        self.decision, self.candidate, self.preparation = None, None, None
+        self.decision, self.candidate, self.pre_copy = None, None, None
         self.flags, self.flagged_round, self.begun = Flags(), -1, None

@@ -40,8 +40,8 @@ class Written(msgspec.Struct, frozen=True, gc=False):
     took_s: float
 
 
-class Kept(msgspec.Struct, frozen=True, gc=False):
-    """A state that the job can go back to: a complete checkpoint, or where it began ("init", or a folder). ``checked``: it is known to come of
+class KeptCheckpoint(msgspec.Struct, frozen=True, gc=False):
+    """A state that the job can roll back to: a complete checkpoint, or where it began ("init", or a folder). ``checked``: it is known to come of
     the right text.
     """
 
@@ -110,7 +110,7 @@ class JobRecord:
     ``deployed_at``: when the first layout was in force. ``written``: checkpoints, oldest first. ``book``: where
     the time of its devices went. ``origin``: the ``source`` that it was submitted with. ``kept``: the newest complete checkpoints, oldest
     first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong. ``notes``: what is to
-    be said of its model's folder. ``num_skipped``: steps that were skipped, also those that a way back took. ``folder``: the name of that
+    be said of its model's folder. ``num_skipped``: steps that were skipped, also those that a rollback took. ``folder``: the name of that
     which its checkpoints go into ("": its id, in a folder that may have no mark yet). ``kinds``: the traits of
     all devices that ever trained it, those that are alike once. ``deaths``: the newest of devices that knew what they died of, oldest first. ``inputs``: the identity of
     what it reads, from its first deployment on, or from the checkpoint that it was resumed from. ``readers``: device -> its life, of the last layout
@@ -151,7 +151,7 @@ class JobRecord:
     checkpoint_counters: Counters = field(default_factory=Counters)
     book: Book = field(default_factory=Book)
     origin: str = "init"
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[KeptCheckpoint] = field(default_factory=list)
     disputes: tuple[Dispute, ...] = ()
     notes: tuple[FolderNote, ...] = ()
     num_skipped: int = 0

@@ -20,7 +20,7 @@ from oobleckd.core import (
     inputs,
     jobs,
     notfinite,
-    prepare,
+    precopy,
     reading,
     recovery,
     room,
@@ -28,7 +28,7 @@ from oobleckd.core import (
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Released
 from oobleckd.core.events import Planned
-from oobleckd.core.run import Asked, Run
+from oobleckd.core.run import PlannerRequest, Run
 from oobleckd.planner.policy import ROLLING_BACK, Proposal, Situation
 from oobleckd.protocol.changes import PlanRefused
 from oobleckd.protocol.messages import Flag
@@ -127,20 +127,20 @@ def _while_running(core: Core, run: Run) -> None:
         if len(core.candidates(job)) >= job.n0 and not job.paused:
             found = _proposal(core, run, situation(core, run))
             if found is not None:
-                prepare.over(core, run, found[1])
+                precopy.over(core, run, found[1])
         return  # the decision already holds everybody at the boundary
     use = None
     if _wants_change(core, run) and not _needs_room(core, run):
         nodes = core.candidates(job)
         if len(nodes) >= job.n0:
             use = _has_use_for(core, run)
-            moves = use is not None and prepare.over(core, run, use)
+            moves = use is not None and precopy.over(core, run, use)
             hold |= moves
             checkpoint |= moves and _rolls_back(run)
         elif _leaving(core, run):
             hold = checkpoint = True
     if use is None:
-        prepare.forget(core, run)
+        precopy.forget(core, run)
     _flag(core, run, Flags(hold, checkpoint, full=room.full(core, run)))
 
 
@@ -167,7 +167,7 @@ def _wants_change(core: Core, run: Run) -> bool:
     if nodes in {run.job.offered, run.satisfied}:
         return _calmer(core, run)
     joining = set(nodes) - set(run.job.offered)
-    return not joining or run.preparation is not None or core.now >= core.joined_at + core.config.batch_s
+    return not joining or run.pre_copy is not None or core.now >= core.joined_at + core.config.batch_s
 
 
 def _calmer(core: Core, run: Run) -> bool:
@@ -247,7 +247,7 @@ def _at_boundary(core: Core, run: Run) -> None:
 
 def _go_on(core: Core, run: Run) -> None:
     """Run the layout in force from this boundary."""
-    prepare.forget(core, run)
+    precopy.forget(core, run)
     if run.job.state in {"waiting", "planning"}:
         if run.job.state == "waiting":
             core.move(run.job, "feed")
@@ -264,7 +264,7 @@ def _change_plan(core: Core, run: Run) -> None:
     nodes = core.candidates(job)
     if len(nodes) < job.n0:
         if job.settled and not job.unsettled and not _leaving(core, run):
-            _go_on(core, run)  # shadows compute for those who are missing
+            _go_on(core, run)  # redundant holders compute for those who are missing
         else:
             _starve(core, run, nodes)
         return
@@ -380,7 +380,7 @@ def _proposal(core: Core, run: Run, wanted: Situation) -> tuple[Situation, Propo
     assert job.setup is not None
     if run.asked is None or not _alike(wanted, run.asked.situation):
         ticket = core.ask_plan(job.spec.fault_tolerance.policy, job.setup, wanted)
-        run.asked = Asked(ticket, job.setup, wanted)
+        run.asked = PlannerRequest(ticket, job.setup, wanted)
     return None
 
 

@@ -97,7 +97,7 @@ def _missing_view(core: Core, name: str, *, inside: bool) -> NodeView:
         devices=(),
         kinds=(),
         pids=(),
-        beat_age_s=max(0.0, core.now - known.at) if known.lost else 0.0,
+        heartbeat_age_s=max(0.0, core.now - known.at) if known.lost else 0.0,
         layers=(),
         reason=_UNHEARD if waiting or not known.lost else known.lost,
         zone=known.zone,
@@ -119,7 +119,7 @@ class _Held(NamedTuple):
     """What live devices of a node have: all, and what of it is for others."""
 
     layers: list[LayerRange]
-    shadows: list[LayerRange]
+    redundant: list[LayerRange]
 
 
 class _Use(NamedTuple):
@@ -148,7 +148,7 @@ def _by_node(core: Core) -> dict[str, _Held]:
     for device in job.survivors():
         held = found.setdefault(node_of(device), _Held([], []))
         held.layers.extend(_ranges(device, job.layout.holdings[device]))
-        held.shadows.extend(_ranges(device, job.layout.shadows.get(device, Layers())))
+        held.redundant.extend(_ranges(device, job.layout.redundant.get(device, Layers())))
     return found
 
 
@@ -159,10 +159,10 @@ def _ranges(device: str, held: Layers) -> Iterator[LayerRange]:
 def _node_view(core: Core, node: Node, held: _Held | None, use: _Use, *, inside: bool) -> NodeView:
     state = node_state(core, node, inside=inside)
     layers: tuple[LayerRange, ...] = ()
-    shadows: tuple[LayerRange, ...] = ()
+    redundant: tuple[LayerRange, ...] = ()
     if held is not None and state in {"active", "draining", "disconnected"}:
-        shadows = tuple(held.shadows)
-        layers = tuple(each for each in held.layers if each not in shadows)
+        redundant = tuple(held.redundant)
+        layers = tuple(each for each in held.layers if each not in redundant)
     spare = node.spare or Spare(0)
     return NodeView(
         name=node.name,
@@ -172,13 +172,13 @@ def _node_view(core: Core, node: Node, held: _Held | None, use: _Use, *, inside:
         devices=tuple(d.device for d in node.devices),
         kinds=tuple(d.kind for d in node.devices),
         pids=tuple(d.pid for d in node.devices),
-        beat_age_s=max(0.0, core.now - node.heard_at),
+        heartbeat_age_s=max(0.0, core.now - node.heard_at),
         layers=layers,
         reason=_node_reason(core, node, state, use),
         spare="ready" if spare.ready else "starting" if spare.pid else "",
         spare_pid=spare.pid,
         spare_bytes=spare.memory_bytes,
-        shadows=shadows,
+        redundant=redundant,
         zone=node.zone,
         bits=tuple(d.decides_bits for d in node.devices),
         traits=tuple(d.all_traits for d in node.devices),
@@ -304,8 +304,8 @@ def _boundary_bytes(job: JobRecord) -> int:
 
 
 def node_tolerance(job: JobRecord) -> int:
-    """How many nodes may be lost at once without a way back to a checkpoint (-1: not deployed): as many as leave a copy of every
-    layer, and none where the policy goes back at every loss.
+    """How many nodes may be lost at once without a rollback to a checkpoint (-1: not deployed): as many as leave a copy of every
+    layer, and none where the policy rolls back at every loss.
     """
     if job.layout is None or job.final:
         return -1
@@ -358,7 +358,7 @@ def step_views(job: JobRecord, since: int = 0) -> list[StepView]:
 
 
 def steps_by(job: JobRecord, at: float, most: int) -> list[StepView]:
-    """The newest ``most`` steps that were committed by ``at``, in POSIX seconds; what a way back took is not among them."""
+    """The newest ``most`` steps that were committed by ``at``, in POSIX seconds; what a rollback took is not among them."""
     end = bisect_right(job.steps, at, key=lambda step: step.at)
     return [_step_view(step) for step in job.steps[max(0, end - most) : end]]
 
@@ -431,7 +431,7 @@ def _line(core: Core) -> str:
     words = [nodes, f"{job.id} {job.state}", f"step {job.counters.step}/{job.spec.train.steps}"]
     if job.counters.skipped:
         words.append(f"{job.counters.skipped} skipped ({job.counters.skipped_in_row} in a row)")
-    words.append(f"epoch {job.epoch}")
+    words.append(f"generation {job.epoch}")
     tolerance = node_tolerance(job)
     if tolerance >= 0:
         words.append(f"can lose {tolerance}")

@@ -1,6 +1,6 @@
 """What somebody who watches asks of the machine's state: layers at risk, where time went, and the questions for the planner's pool.
 
-Owns pure functions over ``Core``, in the structs of ``protocol.watch``. What takes long is answered elsewhere (``blast``, ``modelled``):
+Owns pure functions over ``Core``, in the structs of ``protocol.watch``. What takes long is answered elsewhere (``impact``, ``modelled``):
 here is what the answer is made from.
 """
 

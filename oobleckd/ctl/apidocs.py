@@ -60,7 +60,7 @@ def _row(op: Operation) -> str:
         query,
         _link(op.body) if op.body is not None else "",
         f"list of {answer}" if op.many else answer,
-        op.summary,
+        f"Deprecated. {op.summary}" if op.deprecated else op.summary,
     )
     return f"| {' | '.join(cells)} |"
 

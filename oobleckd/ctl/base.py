@@ -20,7 +20,7 @@ import msgspec
 
 from oobleckd.ctl import processes
 from oobleckd.ctl.output import note
-from oobleckd.ctl.processes import Process
+from oobleckd.ctl.processes import ClusterProcess
 from oobleckd.host.interpreter import MODULE, command
 from oobleckd.host.standing import ENVIRONMENT, Birth, Born, Ended, standing
 
@@ -61,7 +61,7 @@ class Base:
             words = command("oobleckd.worker.fork.base", str(self._socket), _ROOM)
             processes.start(NAME, words, self._folder, self._folder, {**ENVIRONMENT, **os.environ, **environ})
 
-    def process(self) -> Process | None:
+    def process(self) -> ClusterProcess | None:
         """It, if it runs."""
         process = processes.recall(self._folder).get(NAME)
         return process if process is not None and processes.is_alive(process) else None
@@ -75,7 +75,7 @@ class Base:
 
     def start(
         self, name: str, command: Sequence[str], run: Path, logs: Path, environ: Mapping[str, str]
-    ) -> Process | None:
+    ) -> ClusterProcess | None:
         """As ``processes.start``, by a fork; None where it has to be done without."""
         wanted = {**os.environ, **environ}
         birth = Birth(tuple(command), wanted, str(Path.cwd()), standing(wanted))
@@ -88,7 +88,7 @@ class Base:
                 if not born.pid:
                     note(f"{name} is started by exec: {born.problem}")
                     return None
-                process = processes.identify(born.pid) or Process(born.pid, -1, "")
+                process = processes.identify(born.pid) or ClusterProcess(born.pid, -1, "")
                 processes.remember(name, process, run)
                 return process
         except (OSError, EOFError, ValueError) as error:

@@ -1,6 +1,6 @@
 """What ``doctor`` looks at on this machine: versions, limits, clock, disks, GPUs. Nothing here asks a daemon.
 
-Each check is a function of what it is about and answers with one ``Check``, so that a test can hand it any machine.
+Each check is a function of what it is about and answers with one ``CheckupItem``, so that a test can hand it any machine.
 torch is never imported: what only torch knows is asked of it in a process of its own.
 """
 
@@ -47,7 +47,7 @@ _COMPARE: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
 }  # fmt: skip
 
 
-class Check(msgspec.Struct, frozen=True):
+class CheckupItem(msgspec.Struct, frozen=True):
     """What was found about one thing; ``hint`` says what to do where it is not ok."""
 
     name: str
@@ -59,17 +59,17 @@ class Check(msgspec.Struct, frozen=True):
 # --------------------------------------------------------------------------- versions
 
 
-def python(version: str = sys.version.split()[0], wanted: str = "") -> Check:
+def python(version: str = sys.version.split()[0], wanted: str = "") -> CheckupItem:
     """The interpreter that runs us against the range that the package asks for."""
     wanted = wanted or metadata.metadata(_OURS)["Requires-Python"] or ""
     if within(version, wanted):
-        return Check("python", "ok", f"{version} (wanted: {wanted})")
-    return Check(
+        return CheckupItem("python", "ok", f"{version} (wanted: {wanted})")
+    return CheckupItem(
         "python", "fail", f"{version}, wanted is {wanted}", "make the environment anew with another Python"
     )
 
 
-def packages(requires: Iterable[str] | None = None) -> list[Check]:
+def packages(requires: Iterable[str] | None = None) -> list[CheckupItem]:
     """What the package depends on, against the ranges that it asks for. Those that fit are one line."""
     checks, fitting = [], []
     for requirement in requires if requires is not None else metadata.requires(_OURS) or ():
@@ -77,14 +77,16 @@ def packages(requires: Iterable[str] | None = None) -> list[Check]:
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            checks.append(Check("packages", "fail", f"{name} is missing", f"pip install '{name}{wanted}'"))
+            checks.append(
+                CheckupItem("packages", "fail", f"{name} is missing", f"pip install '{name}{wanted}'")
+            )
             continue
         if within(version, wanted):
             fitting.append(f"{name} {version}")
         else:
             text = f"{name} {version}, wanted is {wanted}"
-            checks.append(Check("packages", "fail", text, f"pip install '{name}{wanted}'"))
-    return checks or [Check("packages", "ok", ", ".join(fitting))]
+            checks.append(CheckupItem("packages", "fail", text, f"pip install '{name}{wanted}'"))
+    return checks or [CheckupItem("packages", "ok", ", ".join(fitting))]
 
 
 def within(version: str, wanted: str) -> bool:
@@ -110,29 +112,31 @@ def _numbers(version: str) -> tuple[int, ...]:
 # --------------------------------------------------------------------------- limits of this machine
 
 
-def open_files(hard: int | None = None) -> Check:
+def open_files(hard: int | None = None) -> CheckupItem:
     """The limit of open files that a daemon started from here would have."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if hard is None else hard
     if most == resource.RLIM_INFINITY or most >= _LEAST_FILES:
-        return Check("open files", "ok", "no limit" if most == resource.RLIM_INFINITY else f"{most} allowed")
+        return CheckupItem(
+            "open files", "ok", "no limit" if most == resource.RLIM_INFINITY else f"{most} allowed"
+        )
     hint = "raise it: LimitNOFILE= of the unit, or `ulimit -Hn` as root"
-    return Check("open files", "warn", f"{most} allowed; the daemon needs one for each agent", hint)
+    return CheckupItem("open files", "warn", f"{most} allowed; the daemon needs one for each agent", hint)
 
 
 def clock(
     now: float | None = None, installed_at: float | None = None, synchronized: bool | None = None
-) -> Check:
+) -> CheckupItem:
     """Whether the wall clock can be right: later than this installation, and kept in step by somebody."""
     now = time.time() if now is None else now
     installed_at = Path(__file__).stat().st_mtime if installed_at is None else installed_at
     if now < installed_at:
-        return Check(
+        return CheckupItem(
             "clock", "fail", "it is earlier than this installation", "set the clock, by NTP best of all"
         )
     if not (_is_synchronized() if synchronized is None else synchronized):
         hint = "switch on NTP (timedatectl set-ntp true), or times of different machines cannot be compared"
-        return Check("clock", "warn", "nobody keeps it in step with others", hint)
-    return Check("clock", "ok", "kept in step with others")
+        return CheckupItem("clock", "warn", "nobody keeps it in step with others", hint)
+    return CheckupItem("clock", "ok", "kept in step with others")
 
 
 def _is_synchronized() -> bool:
@@ -143,43 +147,45 @@ def _is_synchronized() -> bool:
     return not ctypes.c_int.from_buffer(timex, status_at).value & _STA_UNSYNC
 
 
-def shared_memory(folder: Path = Path("/dev/shm")) -> Check:  # noqa: S108 - looked at, not used
+def shared_memory(folder: Path = Path("/dev/shm")) -> CheckupItem:  # noqa: S108 - looked at, not used
     """Room for what processes of one machine share."""
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        return Check("shared memory", "fail", f"{folder} cannot be written to", f"mount a tmpfs at {folder}")
+        return CheckupItem(
+            "shared memory", "fail", f"{folder} cannot be written to", f"mount a tmpfs at {folder}"
+        )
     free = shutil.disk_usage(folder).free
     if free < _LEAST_SHM_BYTES:
-        return Check(
+        return CheckupItem(
             "shared memory", "warn", f"{size(free)} free in {folder}", "enlarge it (containers: --shm-size)"
         )
-    return Check("shared memory", "ok", f"{size(free)} free in {folder}")
+    return CheckupItem("shared memory", "ok", f"{size(free)} free in {folder}")
 
 
-def socket_folder(socket: Path) -> Check:
+def socket_folder(socket: Path) -> CheckupItem:
     """Whether a socket can be where the daemon's is looked for."""
     if len(str(socket)) > _SOCKET_PATH_MOST:
         text = f"{socket} is longer than the {_SOCKET_PATH_MOST} characters of a socket's path"
-        return Check("socket", "fail", text, "choose a shorter one with --socket or OOBLECK_SOCKET")
-    return Check("socket", "ok", str(socket))
+        return CheckupItem("socket", "fail", text, "choose a shorter one with --socket or OOBLECK_SOCKET")
+    return CheckupItem("socket", "ok", str(socket))
 
 
-def disk(folder: Path, what: str) -> Check:
+def disk(folder: Path, what: str) -> CheckupItem:
     """Room in ``folder``, or where it would be made."""
     there = next(path for path in (folder, *folder.parents) if _is_folder(path))
     free = shutil.disk_usage(there).free
     text = f"{size(free)} free for {what} in {folder}"
     if free < _FULL_DISK_BYTES:
-        return Check(
+        return CheckupItem(
             "disk", "fail", text, "make room: a daemon that cannot write its journal takes no new work"
         )
     if free < _LOW_DISK_BYTES:
-        return Check(
+        return CheckupItem(
             "disk",
             "warn",
             text,
             "a checkpoint needs the model's weights and twice as much of optimizer state",
         )
-    return Check("disk", "ok", text)
+    return CheckupItem("disk", "ok", text)
 
 
 def _is_folder(path: Path) -> bool:
@@ -192,10 +198,10 @@ def _is_folder(path: Path) -> bool:
 # --------------------------------------------------------------------------- GPUs
 
 
-def gpus(driver: Path = _DRIVER) -> Check:
+def gpus(driver: Path = _DRIVER) -> CheckupItem:
     """The GPUs' driver, and what torch makes of it. Without a driver there is nothing to check."""
     if not driver.exists():
-        return Check("gpu", "ok", "none: devices compute on the CPU")
+        return CheckupItem("gpu", "ok", "none: devices compute on the CPU")
     found = re.search(r"\s([0-9]+\.[0-9.]+)\s", driver.read_text(encoding="utf-8", errors="replace"))
     named = f"driver {found[1] if found else 'unknown'}"
     try:
@@ -208,14 +214,14 @@ def gpus(driver: Path = _DRIVER) -> Check:
         )
         told = msgspec.json.decode(asked.stdout, type=_Torch)
     except (subprocess.SubprocessError, *UNREADABLE) as error:
-        return Check(
+        return CheckupItem(
             "gpu", "fail", f"{named}; torch cannot be asked: {error}", "try `python -c 'import torch'`"
         )
     if told.count == 0:
         hint = "install the torch of this driver's CUDA, or a newer driver; look at CUDA_VISIBLE_DEVICES"
-        return Check("gpu", "fail", f"{named}; torch (CUDA {told.cuda or 'none'}) sees no GPU", hint)
+        return CheckupItem("gpu", "fail", f"{named}; torch (CUDA {told.cuda or 'none'}) sees no GPU", hint)
     nccl = ".".join(map(str, told.nccl)) or "none"
-    return Check("gpu", "ok", f"{told.count} GPUs, {named}, CUDA {told.cuda}, NCCL {nccl}")
+    return CheckupItem("gpu", "ok", f"{told.count} GPUs, {named}, CUDA {told.cuda}, NCCL {nccl}")
 
 
 class _Torch(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.local import DAEMON, Cluster, Home, free_endpoint, free_memory_bytes, spares_fit
 from oobleckd.ctl.names import node_names
 from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, USAGE, emit_json, fail, note
-from oobleckd.ctl.processes import Process
+from oobleckd.ctl.processes import ClusterProcess
 from oobleckd.protocol.api import NodeView
 from oobleckd.unixhttp import ClientError
 
@@ -154,7 +154,7 @@ def _joined(client: Client) -> set[str]:
 
 
 def _await(
-    home: Home, watched: dict[str, Process], holds: Callable[[], bool], timeout_s: float, problem: str
+    home: Home, watched: dict[str, ClusterProcess], holds: Callable[[], bool], timeout_s: float, problem: str
 ) -> None:
     """Wait until ``holds``. A program that ends meanwhile, or the deadline, ends the command."""
     deadline = time.monotonic() + timeout_s
@@ -249,7 +249,7 @@ def start_node(node: str, home: Home, timeout_s: float) -> None:
         click.echo(f"{node}  pid {process.pid}  log {home.log(node)}")
 
 
-def _start(home: Home, cluster: Cluster, node: str, timeout_s: float) -> Process:
+def _start(home: Home, cluster: Cluster, node: str, timeout_s: float) -> ClusterProcess:
     """Start one program of the cluster and wait until it takes part."""
     client = Client(home.socket)
     if node == DAEMON:

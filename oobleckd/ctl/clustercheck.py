@@ -11,7 +11,7 @@ from pathlib import Path
 
 from oobleckd import __version__
 from oobleckd.client import Client
-from oobleckd.ctl.checkup import Check
+from oobleckd.ctl.checkup import CheckupItem
 from oobleckd.daemon.config import Config, load_config
 from oobleckd.draw.lines import day
 from oobleckd.host.settings import ConfigError
@@ -23,42 +23,44 @@ _USABLE = {"active", "standby"}
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
-def settings(env: Mapping[str, str], files: Iterable[Path]) -> tuple[Config | None, Check]:
+def settings(env: Mapping[str, str], files: Iterable[Path]) -> tuple[Config | None, CheckupItem]:
     """The daemon's configuration as it would be read here and now."""
     files = tuple(files)
     try:
         config = load_config({}, env, files).config
     except ConfigError as error:
-        return None, Check("settings", "fail", str(error), error.hint)
+        return None, CheckupItem("settings", "fail", str(error), error.hint)
     read = [str(path) for path in files if path.exists()]
-    return config, Check("settings", "ok", ", ".join(read) or "no files, only defaults and variables")
+    return config, CheckupItem("settings", "ok", ", ".join(read) or "no files, only defaults and variables")
 
 
-def daemon(client: Client) -> tuple[Status | None, list[Check]]:
+def daemon(client: Client) -> tuple[Status | None, list[CheckupItem]]:
     """Whether a daemon answers, is of our version, and can write."""
     try:
         status, healthy = client.status(), client.healthy()
     except ClientError as error:
-        return None, [Check("daemon", "fail", error.problem, error.hint)]
-    checks = [Check("daemon", "ok", f"{status.version}, {status.line}, agents at {status.endpoint}")]
+        return None, [CheckupItem("daemon", "fail", error.problem, error.hint)]
+    checks = [CheckupItem("daemon", "ok", f"{status.version}, {status.line}, agents at {status.endpoint}")]
     if (status.version, status.apiVersion) != (__version__, API_VERSION):
         text = f"it is {status.version} ({status.apiVersion}), this command {__version__} ({API_VERSION})"
         checks.append(
-            Check("protocol", "warn", text, "restart it after an upgrade: training goes on meanwhile")
+            CheckupItem("protocol", "warn", text, "restart it after an upgrade: training goes on meanwhile")
         )
     if not healthy:
-        checks.append(Check("journal", "fail", "it cannot be written", "`oobleckctl status` says why"))
+        checks.append(CheckupItem("journal", "fail", "it cannot be written", "`oobleckctl status` says why"))
     checks += [_lost(records) for records in status.lost_records]
     return status, checks
 
 
-def _lost(records: LostRecords) -> Check:
+def _lost(records: LostRecords) -> CheckupItem:
     kept = f"; {records.kept_as} is what was left" if records.kept_as else ""
     hint = "look through `oobleckctl get jobs`: what is missing goes on with `submit --resume DIR` from its checkpoint folder, which stays"
-    return Check("journal", "warn", f"records were lost on {day(records.at)}: {records.what}{kept}", hint)
+    return CheckupItem(
+        "journal", "warn", f"records were lost on {day(records.at)}: {records.what}{kept}", hint
+    )
 
 
-def key_folder(folder: Path) -> Check:
+def key_folder(folder: Path) -> CheckupItem:
     """Whether keys are there, belong together, and are closed to others."""
     from oobleckd.daemon import keys
 
@@ -67,31 +69,31 @@ def key_folder(folder: Path) -> Check:
         secrets = [keys.server_secret_path(folder), *sorted((folder / "nodes").glob("*.key_secret"))]
         if not secrets[0].exists():
             hint = "the daemon makes its own at its start; `oobleckctl keygen NODE` makes one for a node"
-            return Check("keys", "warn", f"no key of a daemon in {folder}", hint)
+            return CheckupItem("keys", "warn", f"no key of a daemon in {folder}", hint)
         if opened := [str(path) for path in secrets if path.stat().st_mode & _OTHERS]:
-            return Check(
+            return CheckupItem(
                 "keys", "fail", f"others can read {', '.join(opened)}", f"chmod 600 {' '.join(opened)}"
             )
         pairs = [keys.load_pair(path) for path in secrets]
         if keys.load_public(keys.server_public_path(folder)) != pairs[0].public:
-            return Check("keys", "fail", f"{folder}: server.key is not of server.key_secret", remake)
+            return CheckupItem("keys", "fail", f"{folder}: server.key is not of server.key_secret", remake)
         nodes = sorted(keys.load_authorized(folder).values())
     except keys.KeyFileError as error:
-        return Check("keys", "fail", error.problem, error.hint or remake)
+        return CheckupItem("keys", "fail", error.problem, error.hint or remake)
     except PermissionError as error:
-        return Check(
+        return CheckupItem(
             "keys", "warn", f"not checked: {error.filename} is closed to this user", "look again with sudo"
         )
-    return Check(
+    return CheckupItem(
         "keys", "ok", f"{len(nodes)} nodes may join: {', '.join(nodes)}" if nodes else "no node may join yet"
     )
 
 
-def nodes(found: Sequence[NodeView]) -> list[Check]:
+def nodes(found: Sequence[NodeView]) -> list[CheckupItem]:
     """Who is there, and who is not ready and why."""
     usable = [node.name for node in found if node.state in _USABLE]
     missing = [
-        Check(
+        CheckupItem(
             "nodes", "warn", f"{node.name} is {node.state}{node.reason and f': {node.reason}'}", _remedy(node)
         )
         for node in found
@@ -99,8 +101,8 @@ def nodes(found: Sequence[NodeView]) -> list[Check]:
     ]
     if not usable:
         hint = "start `oobleck-worker` there; its log says what keeps it from joining"
-        return [*missing, Check("nodes", "warn", "none can be used", hint)]
-    return [Check("nodes", "ok", f"{len(usable)} can be used: {', '.join(usable)}"), *missing]
+        return [*missing, CheckupItem("nodes", "warn", "none can be used", hint)]
+    return [CheckupItem("nodes", "ok", f"{len(usable)} can be used: {', '.join(usable)}"), *missing]
 
 
 def _remedy(node: NodeView) -> str:
@@ -112,7 +114,7 @@ def _remedy(node: NodeView) -> str:
     return f"look into the log of oobleck-worker on {node.host or node.name}, and start it again{gone}"
 
 
-def exactness(found: Sequence[NodeView]) -> list[Check]:
+def exactness(found: Sequence[NodeView]) -> list[CheckupItem]:
     """What makes runs differ in their last bits: devices of several kinds, with other libraries, drivers, settings, or other code of ours."""
     unlike = differences({
         device: traits
@@ -123,10 +125,10 @@ def exactness(found: Sequence[NodeView]) -> list[Check]:
     if unlike:
         text = f"devices come to different bits, so jobs that train on both are not compared: {'; '.join(map(str, unlike))}"
         hint = "make them alike (drain the odd ones, or `oobleckctl describe node` and install the same): results then repeat bit for bit whatever fails"
-        return [Check("exactness", "warn", text, hint)]
+        return [CheckupItem("exactness", "warn", text, hint)]
     kinds = sorted({kind for node in found if node.state in _USABLE for kind in node.bits or node.kinds})
     if len(kinds) > 1:
         text = f"devices come to different bits, so nothing is compared: {'; '.join(kinds)}"
         hint = "train on one kind, with the same torch and OMP_NUM_THREADS: results then repeat bit for bit whatever fails"
-        return [Check("exactness", "warn", text, hint)]
-    return [Check("exactness", "ok", f"one kind of device: {kinds[0]}" if kinds else "no devices yet")]
+        return [CheckupItem("exactness", "warn", text, hint)]
+    return [CheckupItem("exactness", "ok", f"one kind of device: {kinds[0]}" if kinds else "no devices yet")]

@@ -65,20 +65,20 @@ class TensorPlace(msgspec.Struct, frozen=True):
     stop: int
 
 
-class State(msgspec.Struct, frozen=True):
+class CheckpointState(msgspec.Struct, frozen=True):
     """A checkpoint: its tensors by name, and what its files say besides (the exponents of the sums)."""
 
     tensors: dict[str, TensorPlace]
     notes: dict[str, dict[str, str]]
 
 
-class Run(msgspec.Struct, frozen=True):
+class RunEvidence(msgspec.Struct, frozen=True):
     """One run as it is compared. ``batch`` is the number of samples that every step must have counted. ``state`` is None of one that stopped
     before its end, as too many steps in a row were skipped: it has no last checkpoint.
     """
 
     steps: tuple[StepFact, ...]
-    state: State | None
+    state: CheckpointState | None
     num_steps: int
     batch: int
 
@@ -97,18 +97,18 @@ class Verdict(msgspec.Struct, frozen=True):
     findings: tuple[str, ...]
 
 
-def compare(run: Run, twin: Run) -> Verdict:
-    """Compare ``run`` with ``twin``, the run without failures. Reads every tensor of both."""
-    num_losses, num_weights = twin.num_steps, 0
-    same_losses, findings = _compare_steps(run, twin)
+def compare(run: RunEvidence, reference: RunEvidence) -> Verdict:
+    """Compare ``run`` with ``reference``, the run without failures. Reads every tensor of both."""
+    num_losses, num_weights = reference.num_steps, 0
+    same_losses, findings = _compare_steps(run, reference)
     same_weights, counts = 0, f"{same_losses} of {num_losses} losses"
-    if run.state is None or twin.state is None:
-        findings += _compare_ends(run, twin)
+    if run.state is None or reference.state is None:
+        findings += _compare_ends(run, reference)
         counts += " are bit-identical to the run without failures, up to where both stopped; of weights nothing is compared"
     else:
-        num_weights = sum(map(is_weight, twin.state.tensors))
-        same_weights, more = _compare_tensors(run.state.tensors, twin.state.tensors)
-        findings += more + _compare_notes(run.state.notes, twin.state.notes)
+        num_weights = sum(map(is_weight, reference.state.tensors))
+        same_weights, more = _compare_tensors(run.state.tensors, reference.state.tensors)
+        findings += more + _compare_notes(run.state.notes, reference.state.notes)
         counts += f" and {same_weights} of {num_weights} weight tensors are bit-identical to the run without failures"
     samples = sum(fact.samples for fact in run.steps)
     skipped = sum(fact.outcome == "skipped" for fact in run.steps)
@@ -147,32 +147,32 @@ def ledger_of(steps: Iterable[StepFact]) -> str:
 # --------------------------------------------------------------------------- steps
 
 
-def _compare_steps(run: Run, twin: Run) -> tuple[int, list[str]]:
-    findings = [*_gaps(run, "the run"), *_gaps(twin, "the run without failures")]
-    if run.num_steps != twin.num_steps:
-        findings.append(f"{run.num_steps} steps here, {twin.num_steps} without failures")
-    others = {fact.step: fact for fact in twin.steps}
+def _compare_steps(run: RunEvidence, reference: RunEvidence) -> tuple[int, list[str]]:
+    findings = [*_gaps(run, "the run"), *_gaps(reference, "the run without failures")]
+    if run.num_steps != reference.num_steps:
+        findings.append(f"{run.num_steps} steps here, {reference.num_steps} without failures")
+    others = {fact.step: fact for fact in reference.steps}
     same = 0
     for fact in sorted(run.steps, key=lambda fact: fact.step):
         other = others.get(fact.step)
         if other is None:
-            continue  # a gap of the twin, or a step past its end: named above
+            continue  # a gap of the reference run, or a step past its end: named above
         found = _compare_step(fact, other, run.batch)
         same += not any("loss" in finding for finding in found)
         findings += found
     return same, findings
 
 
-def _compare_ends(run: Run, twin: Run) -> list[str]:
+def _compare_ends(run: RunEvidence, reference: RunEvidence) -> list[str]:
     """Whether both stopped before their end."""
     ends = {True: "stopped there", False: "went on to its end"}
-    here, there = (each.state is None for each in (run, twin))
+    here, there = (each.state is None for each in (run, reference))
     return (
         [] if here == there else [f"step {run.num_steps}: {ends[here]} here, {ends[there]} without failures"]
     )
 
 
-def _gaps(run: Run, whose: str) -> list[str]:
+def _gaps(run: RunEvidence, whose: str) -> list[str]:
     counted = Counter(fact.step for fact in run.steps)
     findings = [f"{whose} has no step {step}" for step in range(1, run.num_steps + 1) if not counted[step]]
     findings += [f"{whose} has step {step} {n} times" for step, n in sorted(counted.items()) if n > 1]
@@ -279,13 +279,13 @@ def read_steps(lines: Path) -> tuple[StepFact, ...]:
         raise CompareError(f"{lines}: cannot be read: {error}") from error
 
 
-def read_checkpoint(directory: Path) -> State:
+def read_checkpoint(directory: Path) -> CheckpointState:
     """Everything in a checkpoint folder, after its files were found to be what the manifest says.
 
     Raises CompareError when the folder is torn, or damaged since it was written.
     """
     files = manifest_files(directory)
-    state = State({}, {})
+    state = CheckpointState({}, {})
     for name, (num_bytes, sha256) in sorted(files.items()):
         file = directory / name
         _check_file(file, num_bytes, sha256)

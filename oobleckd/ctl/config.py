@@ -19,7 +19,7 @@ from oobleckd.ctl import connect
 from oobleckd.ctl.connect import CtlConfig, output_option, socket_option, wants_json
 from oobleckd.ctl.output import USAGE, Failure, emit_json, emit_table
 from oobleckd.daemon.config import Config, load_config
-from oobleckd.host.settings import ConfigError, Loaded, config_files
+from oobleckd.host.settings import ConfigError, LoadedSettings, config_files
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -56,19 +56,19 @@ def found_here() -> list[Setting]:
     return [*_of_ctl(connect.settings()), *_of_daemon(_daemon())]
 
 
-def _daemon() -> Loaded[Config]:
+def _daemon() -> LoadedSettings[Config]:
     try:
         return load_config({}, os.environ, config_files(Path.home(), Path.cwd()))
     except ConfigError as error:
         raise Failure(str(error), error.hint, USAGE) from error
 
 
-def _of_ctl(loaded: Loaded[CtlConfig]) -> Iterator[Setting]:
+def _of_ctl(loaded: LoadedSettings[CtlConfig]) -> Iterator[Setting]:
     effective = {"socket": str(find_socket(loaded.config.socket or None))}
     yield from _settings("ctl", loaded, effective)
 
 
-def _of_daemon(loaded: Loaded[Config]) -> Iterator[Setting]:
+def _of_daemon(loaded: LoadedSettings[Config]) -> Iterator[Setting]:
     paths = loaded.config
     effective = {
         "state_dir": str(paths.state_path),
@@ -78,7 +78,7 @@ def _of_daemon(loaded: Loaded[Config]) -> Iterator[Setting]:
     yield from _settings("daemon", loaded, effective)
 
 
-def _settings(program: str, loaded: Loaded[Any], effective: dict[str, str]) -> Iterator[Setting]:
+def _settings(program: str, loaded: LoadedSettings[Any], effective: dict[str, str]) -> Iterator[Setting]:
     for key, origin in loaded.origins.items():
         yield Setting(program, key, effective.get(key, getattr(loaded.config, key)), origin)
 

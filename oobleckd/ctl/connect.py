@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from oobleckd.client import TIMEOUT_S, Client, find_socket
 from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, UNREACHABLE, USAGE, Failure
-from oobleckd.host.settings import ConfigError, Loaded, config_files, load
+from oobleckd.host.settings import ConfigError, LoadedSettings, config_files, load
 from oobleckd.unixhttp import ApiProblem, ClientError, Unreachable
 
 _CODES = {404: NOT_FOUND, 403: REFUSED, 409: REFUSED, 422: USAGE}
@@ -95,7 +95,7 @@ class CtlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     output: Annotated[Literal["table", "json"], Meta(description="How to print data.")] = "table"
 
 
-def settings() -> Loaded[CtlConfig]:
+def settings() -> LoadedSettings[CtlConfig]:
     """The settings of this call, read once. Raises Failure where a file or variable cannot be used."""
     kept = _kept()
     if "loaded" not in kept:
@@ -104,7 +104,7 @@ def settings() -> Loaded[CtlConfig]:
             kept["loaded"] = load(CtlConfig, "ctl", flags, os.environ, config_files(Path.home(), Path.cwd()))
         except ConfigError as error:
             raise Failure(str(error), error.hint, USAGE) from error
-    loaded: Loaded[CtlConfig] = kept["loaded"]
+    loaded: LoadedSettings[CtlConfig] = kept["loaded"]
     return loaded
 
 

@@ -14,7 +14,7 @@ import click
 
 from oobleckd.client import Client, socket_of, state_dir
 from oobleckd.ctl import checkup, clustercheck
-from oobleckd.ctl.checkup import Check
+from oobleckd.ctl.checkup import CheckupItem
 from oobleckd.ctl.connect import client, output_option, socket_option, wants_json
 from oobleckd.ctl.local import Home
 from oobleckd.ctl.output import FAILED, emit_json, note
@@ -44,12 +44,12 @@ def doctor(ctx: click.Context) -> None:
         ctx.exit(FAILED)
 
 
-def checks(asked: Client) -> list[Check]:
+def checks(asked: Client) -> list[CheckupItem]:
     """All of them, in the order in which they are shown."""
     return [*_machine(), *_cluster(asked)]
 
 
-def _machine() -> list[Check]:
+def _machine() -> list[CheckupItem]:
     return [
         checkup.python(),
         *checkup.packages(),
@@ -60,7 +60,7 @@ def _machine() -> list[Check]:
     ]
 
 
-def _cluster(asked: Client) -> list[Check]:
+def _cluster(asked: Client) -> list[CheckupItem]:
     config, settings = clustercheck.settings(os.environ, config_files(Path.home(), Path.cwd()))
     status, daemon = clustercheck.daemon(asked)
     checks = [settings, checkup.socket_folder(asked.socket_path), *daemon]
@@ -75,11 +75,11 @@ def _key_folders(asked: Client, config: Config | None) -> list[Path]:
     return [config.keys_path] if config is not None and config.curve else []
 
 
-def _running(asked: Client, status: Status) -> list[Check]:
+def _running(asked: Client, status: Status) -> list[CheckupItem]:
     try:
         nodes, jobs = asked.nodes(), asked.jobs()
     except ClientError as error:
-        return [Check("daemon", "fail", error.problem, error.hint)]
+        return [CheckupItem("daemon", "fail", error.problem, error.hint)]
     state = Path(status.state_dir)
     chosen = {Path(job.spec.checkpoint.dir) for job in jobs if job.spec.checkpoint.dir}
     return [
@@ -90,7 +90,7 @@ def _running(asked: Client, status: Status) -> list[Check]:
     ]
 
 
-def _show(checks: Sequence[Check]) -> None:
+def _show(checks: Sequence[CheckupItem]) -> None:
     width = max(len(check.name) for check in checks)
     for check in checks:
         level = click.style(f"{check.level:<4}", fg=_COLOURS[check.level])

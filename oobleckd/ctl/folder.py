@@ -29,7 +29,7 @@ def notes_on(job: Job, source: Path) -> tuple[FolderNote, ...]:
     if not all(importlib.util.find_spec(name) for name in _NEEDED):
         note(f"{job.model.checkpoint} is looked at by the nodes: there is no torch here")
         return ()
-    from oobleckd.ctl.twin import to_toml  # no other submit needs what comes with it
+    from oobleckd.ctl.reference import to_toml  # no other submit needs what comes with it
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.toml"

@@ -14,7 +14,7 @@ from itertools import groupby
 
 import msgspec
 
-from oobleckd.ctl.world import Loss, World
+from oobleckd.ctl.world import Loss, PlannedWorld
 from oobleckd.planner.costs.makespan import busy_s, one_f_one_b_s
 from oobleckd.planner.costs.work import stage_works
 from oobleckd.planner.plan import Pipeline, Plan
@@ -25,7 +25,7 @@ from oobleckd.planner.schedules.routed import device_s
 from oobleckd.planner.schedules.timeline import dry_run_plan
 from oobleckd.planner.sizing.instantiate import why_idle
 from oobleckd.planner.templates.guarantee import guarantee, losses_survived
-from oobleckd.planner.templates.shadowed import decoupled_within
+from oobleckd.planner.templates.redundant import decoupled_within
 from oobleckd.protocol.api import LayerRange, PipelineView
 from oobleckd.protocol.forecast import (
     Forecast,
@@ -47,7 +47,7 @@ MOST_DRAWN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ForecastQuestion:
     """A job, what its layers cost, and the nodes in question. ``limit_bytes`` of a device, 0: none known."""
 
     job: Job
@@ -59,10 +59,12 @@ class Question:
     without: tuple[str, ...] = ()
 
 
-def forecast(question: Question) -> Forecast:
+def forecast(question: ForecastQuestion) -> Forecast:
     """The answer to ``question``. Raises PlanError where there is no plan."""
     job = question.job
-    world = World(job, question.profile, question.limit_bytes, question.num_nodes, question.devices_per_node)
+    world = PlannedWorld(
+        job, question.profile, question.limit_bytes, question.num_nodes, question.devices_per_node
+    )
     teller = _Teller(job, world)
     plan, change = world.start(), None
     if question.without:
@@ -101,7 +103,7 @@ def _listed(index: int, pipeline: Pipeline, vacant: Collection[str]) -> Pipeline
     return PipelineView(index, pipeline.nodes, stages, pipeline.micro_batches, empty)
 
 
-def _possible_losses(world: World, plan: Plan) -> list[tuple[str, int]]:
+def _possible_losses(world: PlannedWorld, plan: Plan) -> list[tuple[str, int]]:
     """(node, pipelines that its loss stands for): every node, or the one of most state of each kind."""
     nodes = plan.nodes()
     if len(nodes) <= EVERY_NODE:
@@ -117,7 +119,7 @@ class _Teller:
     """Plans and losses of a world in numbers for people."""
 
     job: Job
-    world: World
+    world: PlannedWorld
 
     def templates(self, plan: Plan) -> tuple[TemplateForecast, ...]:
         """All templates, and how often ``plan`` has each."""
@@ -224,14 +226,14 @@ def groups_of(plan: Plan) -> tuple[Group, ...]:
     return tuple(Group(*kind, sum(1 for _ in alike)) for kind, alike in groupby(kinds))
 
 
-def _schedule(world: World, plan: Plan) -> ScheduleForecast:
+def _schedule(world: PlannedWorld, plan: Plan) -> ScheduleForecast:
     """1F1B of the deepest pipeline, or what is in its place, of the first micro-batches."""
     deepest, setup = max(plan.pipelines, key=lambda pipeline: len(pipeline.devices)), world.setup
     names, share = deepest.devices, len(deepest.micro_batches)
     drawn = min(share, max(2, DRAWN_A_STAGE * len(names)), MOST_DRAWN)
     first = Plan((msgspec.structs.replace(deepest, micro_batches=tuple(range(drawn))),))
-    shadowed = bool(plan.shadows)
-    ops = decoupled_within(setup, first, shadowed=shadowed) if setup.decoupled else schedules(first)
+    redundant = bool(plan.redundant)
+    ops = decoupled_within(setup, first, redundant=redundant) if setup.decoupled else schedules(first)
     run = dry_run_plan(first, setup.profile, ops)
     return ScheduleForecast(
         num_nodes=len(deepest.nodes),

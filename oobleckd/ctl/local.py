@@ -18,7 +18,7 @@ from oobleckd.client import socket_of
 from oobleckd.ctl import base, processes
 from oobleckd.ctl.base import Base
 from oobleckd.ctl.output import FAILED, USAGE, fail
-from oobleckd.ctl.processes import Process
+from oobleckd.ctl.processes import ClusterProcess
 from oobleckd.host.durable import write_whole
 from oobleckd.protocol.unreadable import UNREADABLE
 
@@ -100,12 +100,12 @@ class Home:
         """Write down what was started."""
         write_whole(self.state / "cluster.json", msgspec.json.encode(cluster))
 
-    def alive(self) -> dict[str, Process]:
+    def alive(self) -> dict[str, ClusterProcess]:
         """The programs of the cluster that run."""
         known = processes.recall(self.run)
         return {name: process for name, process in known.items() if processes.is_alive(process)}
 
-    def start_daemon(self, cluster: Cluster, *, adopt: bool = False) -> Process:
+    def start_daemon(self, cluster: Cluster, *, adopt: bool = False) -> ClusterProcess:
         """Start the daemon; ``adopt``: also where its state is a copy."""
         allow = "--allow-injection" if cluster.allow_injection else "--no-allow-injection"
         command = [
@@ -115,7 +115,7 @@ class Home:
         ]  # fmt: skip
         return self._start(DAEMON, command)
 
-    def start_node(self, cluster: Cluster, node: str) -> Process:
+    def start_node(self, cluster: Cluster, node: str) -> ClusterProcess:
         """Start the worker of a node."""
         command = [
             program("oobleck-worker"), "--node", node, "--daemon", cluster.endpoint,
@@ -137,7 +137,7 @@ class Home:
             with suppress(OSError):  # whoever wants an agent of it says so
                 self.base.begin(ONE_THREAD)
 
-    def _start(self, name: str, command: list[str]) -> Process:
+    def _start(self, name: str, command: list[str]) -> ClusterProcess:
         try:
             return processes.start(name, command, self.run, self.logs, ONE_THREAD)
         except OSError as error:

@@ -18,7 +18,7 @@ from oobleckd.ctl.jobs import loaded
 from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail
 
 if TYPE_CHECKING:
-    from oobleckd.ctl.forecast import Question
+    from oobleckd.ctl.forecast import ForecastQuestion
     from oobleckd.protocol.job import Job
 
 _DEFAULT = "cpu"
@@ -92,8 +92,8 @@ def _question(
     device: str,
     profile: Path | None,
     without: tuple[str, ...],
-) -> Question:
-    from oobleckd.ctl.forecast import Question
+) -> ForecastQuestion:
+    from oobleckd.ctl.forecast import ForecastQuestion
     from oobleckd.ctl.profiles import analytic, device_sheet, limit_bytes, measured
 
     sheet = device_sheet(device or _DEFAULT) if device or profile is None else None
@@ -103,7 +103,7 @@ def _question(
         assert sheet is not None
         costs = analytic(job, sheet)
     limit = limit_bytes(job, costs, sheet)
-    return Question(job, costs, profile is not None, limit, num_nodes, devices_per_node, without)
+    return ForecastQuestion(job, costs, profile is not None, limit, num_nodes, devices_per_node, without)
 
 
 def _known(without: Sequence[str], num_nodes: int) -> tuple[str, ...]:

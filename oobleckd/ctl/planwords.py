@@ -12,7 +12,7 @@ import click
 
 from oobleckd.ctl.output import emit_fields, emit_table
 from oobleckd.draw.lines import count, layers, plain, rate, seconds, size
-from oobleckd.draw.schedule import LEGEND, Mark, Row, draw
+from oobleckd.draw.schedule import LEGEND, Row, ScheduleMark, draw
 from oobleckd.planner.schedule import parse_op
 from oobleckd.protocol.forecast import (
     Forecast,
@@ -227,6 +227,6 @@ def _draw(schedule: ScheduleForecast) -> None:
         click.echo(plain(line))
 
 
-def _mark(op: OpForecast) -> Mark:
+def _mark(op: OpForecast) -> ScheduleMark:
     parsed = parse_op(op.op)
-    return Mark(parsed.micro_batch, parsed.kind != "F", op.start_s, op.stop_s)
+    return ScheduleMark(parsed.micro_batch, parsed.kind != "F", op.start_s, op.stop_s)

@@ -23,7 +23,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _START_TICKS = 0, 19  # fields of /proc/PID/stat, counted from the one behind the name
 
 
-class Process(msgspec.Struct, frozen=True):
+class ClusterProcess(msgspec.Struct, frozen=True):
     """One process for all time: its pid, its start in clock ticks since boot, and the boot."""
 
     pid: int
@@ -43,7 +43,7 @@ class _Noted(msgspec.Struct, frozen=True):
     folder: int = 0
 
 
-def identify(pid: int) -> Process | None:
+def identify(pid: int) -> ClusterProcess | None:
     """The process that has ``pid`` now; None when there is none, or only its remains."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
@@ -52,15 +52,17 @@ def identify(pid: int) -> Process | None:
     fields = stat.rpartition(")")[2].split()
     if fields[_STATE] in "ZX":
         return None
-    return Process(pid, int(fields[_START_TICKS]), _BOOT_ID.read_text(encoding="ascii").strip())
+    return ClusterProcess(pid, int(fields[_START_TICKS]), _BOOT_ID.read_text(encoding="ascii").strip())
 
 
-def is_alive(process: Process) -> bool:
+def is_alive(process: ClusterProcess) -> bool:
     """Whether this very process still runs."""
     return identify(process.pid) == process
 
 
-def start(name: str, command: Sequence[str], run: Path, logs: Path, environ: Mapping[str, str]) -> Process:
+def start(
+    name: str, command: Sequence[str], run: Path, logs: Path, environ: Mapping[str, str]
+) -> ClusterProcess:
     """Start ``command`` in a session of its own, its output in ``logs/name.log``, and write its pid file.
 
     Raises OSError when it cannot be started.
@@ -77,7 +79,7 @@ def start(name: str, command: Sequence[str], run: Path, logs: Path, environ: Map
             env={**os.environ, **environ},
         )
         # It is our child and not yet waited for, so its entry in /proc is there even if it has ended.
-        process = identify(child.pid) or Process(child.pid, -1, "")
+        process = identify(child.pid) or ClusterProcess(child.pid, -1, "")
         child.returncode = 0  # It outlives this command: Popen must neither wait for it nor warn.
         remember(name, process, run)
     return process
@@ -101,7 +103,7 @@ def undisturbed() -> Iterator[None]:
         signal.raise_signal(got)
 
 
-def remember(name: str, process: Process, run: Path) -> None:
+def remember(name: str, process: ClusterProcess, run: Path) -> None:
     """Write the pid file of ``name``, whole or not at all."""
     run.mkdir(parents=True, exist_ok=True)
     part = run / f".{name}.pid.part"
@@ -110,14 +112,14 @@ def remember(name: str, process: Process, run: Path) -> None:
     part.replace(run / f"{name}.pid")
 
 
-def recall(run: Path) -> dict[str, Process]:
+def recall(run: Path) -> dict[str, ClusterProcess]:
     """Every pid file of ``run``, by name. A file that cannot be read, or was written elsewhere, names nobody."""
     known = {}
     for path in sorted(run.glob("*.pid")):
         with suppress(msgspec.DecodeError, OSError):
             noted = msgspec.json.decode(path.read_bytes(), type=_Noted)
             if noted.folder in {0, run.stat().st_ino}:
-                known[path.stem] = Process(noted.pid, noted.start_ticks, noted.boot)
+                known[path.stem] = ClusterProcess(noted.pid, noted.start_ticks, noted.boot)
     return known
 
 
@@ -126,7 +128,7 @@ def forget(name: str, run: Path) -> None:
     (run / f"{name}.pid").unlink(missing_ok=True)
 
 
-def end(processes: Iterable[Process], grace_s: float) -> int:
+def end(processes: Iterable[ClusterProcess], grace_s: float) -> int:
     """End exactly these processes: SIGTERM to all, SIGKILL to those that are left after ``grace_s``.
 
     Returns how many had to be killed. Those that have ended before are no error.
@@ -140,14 +142,14 @@ def end(processes: Iterable[Process], grace_s: float) -> int:
         return len(left)
 
 
-def outlive(processes: Iterable[Process], wait_s: float) -> int:
+def outlive(processes: Iterable[ClusterProcess], wait_s: float) -> int:
     """How many of these have not ended after ``wait_s`` at most. Nobody is signalled."""
     with _opened(processes) as handles:
         return len(_still_there(handles, wait_s))
 
 
 @contextmanager
-def _opened(processes: Iterable[Process]) -> Iterator[list[int]]:
+def _opened(processes: Iterable[ClusterProcess]) -> Iterator[list[int]]:
     handles = [handle for process in processes if (handle := _open(process)) is not None]
     try:
         yield handles
@@ -156,7 +158,7 @@ def _opened(processes: Iterable[Process]) -> Iterator[list[int]]:
             os.close(handle)
 
 
-def _open(process: Process) -> int | None:
+def _open(process: ClusterProcess) -> int | None:
     """A handle on this very process: opened first, identified then, so that no pid can change hands between."""
     try:
         handle = os.pidfd_open(process.pid)

@@ -93,7 +93,7 @@ a start alone, too. Where settings, keys or tokens cannot be used, the log says 
 """
 
 
-class Row(NamedTuple):
+class SettingRow(NamedTuple):
     """One setting, as it is on the page."""
 
     key: str
@@ -108,7 +108,7 @@ def page(worker: Iterable[tuple[str, str, str, str, str]]) -> str:
     tables = {
         "ctl": _rows(CtlConfig, ctl),
         "daemon": _rows(Config, daemon),
-        "worker": [Row(*row) for row in worker],
+        "worker": [SettingRow(*row) for row in worker],
     }
     parts = [
         _HEAD,
@@ -119,20 +119,22 @@ def page(worker: Iterable[tuple[str, str, str, str, str]]) -> str:
     return "\n".join([*parts, _RELOAD.format(taken=" and ".join(f"`{key}`" for key in RELOADED))])
 
 
-def _rows(model: type[msgspec.Struct], command: click.Command) -> list[Row]:
+def _rows(model: type[msgspec.Struct], command: click.Command) -> list[SettingRow]:
     return list(_rows_of(model, {option.name: option for option in command.params}))
 
 
-def _rows_of(model: type[msgspec.Struct], options: dict[str | None, click.Parameter]) -> Iterator[Row]:
+def _rows_of(model: type[msgspec.Struct], options: dict[str | None, click.Parameter]) -> Iterator[SettingRow]:
     hints = typing.get_type_hints(model, include_extras=True)
     for field in msgspec.structs.fields(model):
         kind, bounds, meaning = explain(hints[field.name])
         option = options[field.name]
         flags = " ".join(f"`{flag}`" for flag in (*option.opts, *option.secondary_opts))
-        yield Row(field.name, kind, default(field), flags, f"{meaning} ({bounds})" if bounds else meaning)
+        yield SettingRow(
+            field.name, kind, default(field), flags, f"{meaning} ({bounds})" if bounds else meaning
+        )
 
 
-def _table(name: str, rows: Iterable[Row]) -> str:
+def _table(name: str, rows: Iterable[SettingRow]) -> str:
     lines = [
         f"## `[{name}]`",
         "| Key | Type | Default | Flag | Variable | Meaning |",
@@ -144,7 +146,7 @@ def _table(name: str, rows: Iterable[Row]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _shared(tables: Iterable[list[Row]]) -> str:
+def _shared(tables: Iterable[list[SettingRow]]) -> str:
     """Variables that are of more than one program."""
     times = Counter(row.key for rows in tables for row in rows)
     names = ", ".join(f"`{_variable(key)}`" for key, count in times.items() if count > 1)
@@ -162,7 +164,7 @@ def _variable(key: str) -> str:
 def main() -> None:
     """Write the page to the file named, or to docs/settings.md of the current folder."""
     target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/settings.md")
-    rows = msgspec.json.decode(run_worker("oobleckd.worker.tools.docs"), type=list[Row])
+    rows = msgspec.json.decode(run_worker("oobleckd.worker.tools.docs"), type=list[SettingRow])
     target.write_text(page(rows), encoding="utf-8")
     print(target)
 

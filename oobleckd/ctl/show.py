@@ -62,10 +62,11 @@ View = TypeVar("View", bound=msgspec.Struct)
 
 def _held(node: NodeView) -> str:
     """What it computes, and in brackets what it holds for others."""
-    computed, shadows = (
-        ", ".join(layers(held.start, held.stop) for held in ranges) for ranges in (node.layers, node.shadows)
+    computed, redundant = (
+        ", ".join(layers(held.start, held.stop) for held in ranges)
+        for ranges in (node.layers, node.redundant)
     )
-    return f"{computed or '-'} ({shadows})" if shadows else computed or "-"
+    return f"{computed or '-'} ({redundant})" if redundant else computed or "-"
 
 
 def _loss(job: JobView, digits: int) -> str:
@@ -77,7 +78,7 @@ def _loss(job: JobView, digits: int) -> str:
 
 def _job_row(job: JobView) -> Row:
     return (
-        job.id, job.name, job.state, f"{job.step}/{job.steps}", str(job.steps_skipped), _loss(job, 4), str(job.epoch),
+        job.id, job.name, job.state, f"{job.step}/{job.steps}", str(job.steps_skipped), _loss(job, 4), str(job.generation),
         tolerance(job.tolerance, job.f), str(len(job.nodes)), f"{job.samples_per_s:.1f}", job.reason,
     )  # fmt: skip
 
@@ -85,7 +86,7 @@ def _job_row(job: JobView) -> Row:
 def _node_row(node: NodeView) -> Row:
     return (
         node.name, node.state, ", ".join(sorted(set(node.kinds))) or "-", str(len(node.devices)),
-        _held(node), seconds(node.beat_age_s), node.host, node.zone or "-", node.reason,
+        _held(node), seconds(node.heartbeat_age_s), node.host, node.zone or "-", node.reason,
     )  # fmt: skip
 
 
@@ -127,13 +128,13 @@ _JOB_COLUMNS = (
     "STEP",
     "SKIPPED",
     "LOSS",
-    "EPOCH",
+    "GENERATION",
     "CAN LOSE",
     "NODES",
     "SAMPLES/S",
     "REASON",
 )
-_NODE_COLUMNS = ("NAME", "STATE", "KIND", "DEVICES", "LAYERS", "BEAT", "HOST", "ZONE", "REASON")
+_NODE_COLUMNS = ("NAME", "STATE", "KIND", "DEVICES", "LAYERS", "HEARTBEAT", "HOST", "ZONE", "REASON")
 _PIPELINE_COLUMNS = ("PIPELINE", "NODES", "STAGES", "MICRO-BATCHES")
 _TEMPLATE_COLUMNS = ("NODES", "LAYERS", "FILL", "PERIOD", "MEMORY", "INSTANCES")
 _INCIDENT_COLUMNS = ("ID", "AT", "NODES", "CAUSE", "STEP", "TOOK", "STEPS LOST", "REASON")
@@ -228,7 +229,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "step": f"{job.step} of {job.steps}",
         "skipped": _skipped(job),
         "loss": _loss(job, 6) if job.step else "",
-        "epoch": str(job.epoch),
+        "generation": str(job.generation),
         "can lose": tolerance(job.tolerance, job.f) + " nodes",
         "policy": job.policy,
         "step time": seconds(job.step_s) if job.step_s else "",
@@ -318,14 +319,14 @@ def _describe_node(node: NodeView) -> None:
         "host": node.host,
         "zone": node.zone,
         "incarnation": node.incarnation,
-        "last beat": f"{seconds(node.beat_age_s)} ago",
+        "last heartbeat": f"{seconds(node.heartbeat_age_s)} ago",
         "devices": ", ".join(
             f"{device} ({kind}, pid {pid})"
             for device, kind, pid in zip(node.devices, node.bits or node.kinds, node.pids, strict=False)
         ),
         "spare": _spare(node),
         "layers": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.layers),
-        "shadows": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.shadows),
+        "redundant": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.redundant),
     })  # fmt: skip
     names = {name: None for traits in node.traits for name in traits}
     if names:
@@ -357,7 +358,7 @@ def _describe_incident(incident: IncidentView) -> None:
         "job": incident.job,
         "cause": incident.cause,
         "nodes": ", ".join(incident.nodes),
-        "at": f"{clock(incident.at, digits=3)}, step {incident.step}, epoch {incident.epoch}",
+        "at": f"{clock(incident.at, digits=3)}, step {incident.step}, generation {incident.generation}",
         "took": "still open" if incident.open else seconds(incident.total_s),
         "step committed": f"after {seconds(incident.committed_s)}" if incident.committed_s else "",
         "computed again": redone if incident.step_layer_gradients else "",

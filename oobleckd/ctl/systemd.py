@@ -19,7 +19,7 @@ from oobleckd.client import SERVICE_STATE
 from oobleckd.ctl import units
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.output import FAILED, REFUSED, USAGE, emit_json, emit_table, fail, note
-from oobleckd.ctl.units import DAEMON_UNIT, SOCKET_UNIT, TARGET, WORKER_UNIT, Account
+from oobleckd.ctl.units import DAEMON_UNIT, SOCKET_UNIT, TARGET, WORKER_UNIT, UnitAccount
 
 _PATH = click.Path(path_type=Path)
 _PROGRAMS = ("oobleckd", "oobleck-worker")
@@ -71,20 +71,20 @@ def _check_machine() -> None:
         fail("this machine was not booted by systemd", f"`oobleckctl up` needs none{hint}", REFUSED)
 
 
-def _account(user: str, root: Path | None) -> Account:
+def _account(user: str, root: Path | None) -> UnitAccount:
     if user == units.USER:
-        return Account()
+        return UnitAccount()
     try:
         found = pwd.getpwnam(user)
     except KeyError:
         if root is not None:
-            return Account(user, user)
+            return UnitAccount(user, user)
         fail(
             f"there is no user {user!r}",
             f"make it first, or leave --user out: then {units.USER} is made",
             USAGE,
         )
-    return Account(user, _group_name(found))
+    return UnitAccount(user, _group_name(found))
 
 
 def _group_name(user: pwd.struct_passwd) -> str:
@@ -93,7 +93,7 @@ def _group_name(user: pwd.struct_passwd) -> str:
     return grp.getgrgid(user.pw_gid).gr_name
 
 
-def _check_programs(programs: Path, account: Account) -> None:
+def _check_programs(programs: Path, account: UnitAccount) -> None:
     for name in _PROGRAMS:
         if not os.access(programs / name, os.X_OK):
             fail(
@@ -111,7 +111,7 @@ def _check_programs(programs: Path, account: Account) -> None:
 # --------------------------------------------------------------------------- doing
 
 
-def _install(root: Path | None, programs: Path, account: Account, now: bool, dry_run: bool) -> None:
+def _install(root: Path | None, programs: Path, account: UnitAccount, now: bool, dry_run: bool) -> None:
     files = units.rendered(root or Path("/"), programs, account)
     commands = _install_commands(account, now) if root is None else []
     try:
@@ -131,7 +131,7 @@ def _install(root: Path | None, programs: Path, account: Account, now: bool, dry
     )
 
 
-def _install_commands(account: Account, now: bool) -> list[list[str]]:
+def _install_commands(account: UnitAccount, now: bool) -> list[list[str]]:
     sysusers = [["systemd-sysusers", f"/{units.SYSUSERS}"]] if account.user == units.USER else []
     start = [["systemctl", "enable", "--now", SOCKET_UNIT, DAEMON_UNIT, TARGET]] if now else []
     return [

@@ -31,7 +31,7 @@ State = Literal["new", "changed", "same"]
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class UnitAccount:
     """Whom daemon and workers run as."""
 
     user: str = USER
@@ -62,7 +62,7 @@ class File:
         self.path.chmod(0o644)  # whatever the umask
 
 
-def rendered(root: Path, programs: Path, account: Account) -> tuple[File, ...]:
+def rendered(root: Path, programs: Path, account: UnitAccount) -> tuple[File, ...]:
     """All files below ``root`` for the commands in the folder ``programs``.
 
     A user that is not ours is not made: then there is no sysusers file.

@@ -1,4 +1,4 @@
-"""The verb ``verify``: a job against its twin without failures, bit by bit."""
+"""The verb ``verify``: a job against its reference run, bit by bit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from oobleckd.client import Client
-from oobleckd.ctl import twin
-from oobleckd.ctl.compare import CompareError, Run, Verdict, compare, inputs_of
+from oobleckd.ctl import reference
+from oobleckd.ctl.compare import CompareError, RunEvidence, Verdict, compare, inputs_of
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import FAILED, REFUSED, emit_item, fail, note
@@ -22,8 +22,10 @@ from oobleckd.protocol.traits import KIND, NONE, Traits, between
 
 @click.command()
 @click.argument("job", shell_complete=job_names)
-@click.option("--single", is_flag=True, help="Run the twin in a single process instead of on the cluster.")
-@click.option("--fresh", is_flag=True, help="Run the twin again even if one is kept from before.")
+@click.option(
+    "--single", is_flag=True, help="Make the reference run in a single process instead of on the cluster."
+)
+@click.option("--fresh", is_flag=True, help="Make the reference run again even if one is kept from before.")
 @connected
 def verify(client: Client, job: str, single: bool, fresh: bool) -> None:
     """Compare JOB with a run of the same job without failures: losses, samples, weights, bit by bit.
@@ -35,20 +37,20 @@ def verify(client: Client, job: str, single: bool, fresh: bool) -> None:
     _say(view, ours, verdict)
 
 
-def judge(client: Client, view: JobView, *, single: bool, fresh: bool = False) -> tuple[Run, Verdict]:
-    """A finished job, and what the comparison with its twin says. Raises Failure where there is none."""
+def judge(client: Client, view: JobView, *, single: bool, fresh: bool = False) -> tuple[RunEvidence, Verdict]:
+    """A finished job, and what the comparison with its reference run says. Raises Failure where there is none."""
     _check(view)
-    file = twin.kept_file(client, view, single=single)
+    file = reference.kept_file(client, view, single=single)
     try:
-        with twin.made_once(file):
-            kept = None if fresh else twin.recall(file)
+        with reference.made_once(file):
+            kept = None if fresh else reference.recall(file)
             if kept is None:
                 kept = _make(client, view, file, single=single)
-                twin.keep(file, kept)
+                reference.keep(file, kept)
             else:
                 note("comparing with the run without failures that is kept from before")
-            theirs = twin.evidence(view.spec, kept.steps, kept.checkpoint)
-        ours = twin.run_of(view, client.steps(view.id))
+            theirs = reference.evidence(view.spec, kept.steps, kept.checkpoint)
+        ours = reference.run_of(view, client.steps(view.id))
         _check_comparable(client, view, kept)
     except CompareError as error:
         fail(str(error), error.hint, FAILED)
@@ -56,7 +58,7 @@ def judge(client: Client, view: JobView, *, single: bool, fresh: bool = False) -
 
 
 def _check(view: JobView) -> None:
-    if view.state != "done" and not twin.stopped(view):
+    if view.state != "done" and not reference.stopped(view):
         fail(
             f"{view.name} is {view.state} at step {view.step} of {view.steps}, so there is nothing to compare yet",
             f"oobleckctl wait {view.id} --for state=done",
@@ -70,21 +72,24 @@ def _check(view: JobView) -> None:
         )
 
 
-def _make(client: Client, view: JobView, file: Path, *, single: bool) -> twin.Kept:
+def _make(client: Client, view: JobView, file: Path, *, single: bool) -> reference.ReferenceRun:
     if single:
-        return twin.run_single(view.spec, file.with_suffix(""))
+        return reference.run_single(view.spec, file.with_suffix(""))
     with _progress(view.steps) as told:
-        return twin.run_on_cluster(client, view, told)
+        return reference.run_on_cluster(client, view, told)
 
 
-def _check_comparable(client: Client, view: JobView, kept: twin.Kept) -> None:
+def _check_comparable(client: Client, view: JobView, kept: reference.ReferenceRun) -> None:
     """Equal bits are promised on one kind of device and for one text; elsewhere a difference means nothing."""
-    # A daemon that was started upon a journal of before knows of no device: then only the twin's kind is known.
-    ours, theirs = twin.traits_of(client, view), kept.traits or tuple({KIND: kind} for kind in kept.kinds)
+    # A daemon that was started upon a journal of before knows of no device: then only the reference run's kind is known.
+    ours, theirs = (
+        reference.traits_of(client, view),
+        kept.traits or tuple({KIND: kind} for kind in kept.kinds),
+    )
     usual = (ours or theirs)[0]
     if any(traits != usual for traits in (*ours, *theirs)):
         _not_comparable("kinds of devices", *_told_apart(ours, theirs))
-    if twin.stopped(view) or not kept.checkpoint:
+    if reference.stopped(view) or not kept.checkpoint:
         return
     read = (inputs_of(Path(place)) for place in (view.checkpoint, kept.checkpoint))
     for mine, other in differing(*read):
@@ -116,7 +121,7 @@ def _not_comparable(what: str, ours: str, theirs: str) -> None:
     )
 
 
-def _say(view: JobView, ours: Run, verdict: Verdict) -> None:
+def _say(view: JobView, ours: RunEvidence, verdict: Verdict) -> None:
     if wants_json():
         emit_item("Verdict", verdict)
     else:
@@ -132,7 +137,7 @@ def _say(view: JobView, ours: Run, verdict: Verdict) -> None:
 
 
 @contextmanager
-def _progress(num_steps: int) -> Iterator[twin.Watcher]:
+def _progress(num_steps: int) -> Iterator[reference.Watcher]:
     """A bar for people; nothing where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield lambda _view: None

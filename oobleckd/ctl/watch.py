@@ -30,9 +30,9 @@ from oobleckd.ctl.output import (
     note,
 )
 from oobleckd.draw.lines import clock, count, layers, plain, seconds, size
-from oobleckd.draw.schedule import LEGEND, Mark, Row, draw
+from oobleckd.draw.schedule import LEGEND, Row, ScheduleMark, draw
 from oobleckd.protocol.api import PipelineView
-from oobleckd.protocol.watch import BlastView, LaneView, OpView, ScheduleView
+from oobleckd.protocol.watch import ImpactView, LaneView, OpView, ScheduleView
 
 _WIDTH = (60, 140)
 _MOST_ROWS = 40
@@ -102,7 +102,7 @@ def _headline(found: ScheduleView) -> dict[str, str]:
     again = sum(op.again for lane in found.lanes for op in lane.ops)
     how = "measured" if found.measured else "as modelled"
     return {
-        "step": f"{found.step} of {found.job}, epoch {found.epoch}, {how}",
+        "step": f"{found.step} of {found.job}, generation {found.generation}, {how}",
         "began": clock(found.at, digits=3) if found.measured else "",
         "took": seconds(found.span_s),
         "waiting": f"{waiting:.1%} of the devices' time (bubble)",
@@ -120,8 +120,8 @@ def _label(lane: LaneView) -> str:
     return f"{lane.pipeline}: {lane.device} ({stages})"
 
 
-def _mark(op: OpView) -> Mark:
-    return Mark(op.micro_batch, op.kind != "F", op.start_s, op.stop_s)
+def _mark(op: OpView) -> ScheduleMark:
+    return ScheduleMark(op.micro_batch, op.kind != "F", op.start_s, op.stop_s)
 
 
 # --------------------------------------------------------------------------- what-if
@@ -141,9 +141,9 @@ def what_if(client: Client, without: tuple[str, ...], job: str) -> None:
     nodes = [name for names in without for name in names.split(",") if name]
     if not nodes:
         fail("--without names no node", "write --without node-1,node-2", USAGE)
-    found = client.blast(client.job(job).id if job else "", nodes)
+    found = client.impact(client.job(job).id if job else "", nodes)
     if wants_json():
-        emit_item("Blast", found)
+        emit_item("Impact", found)
     else:
         emit_fields(_what_follows(found))
         if found.plan:
@@ -157,7 +157,7 @@ def what_if(client: Client, without: tuple[str, ...], job: str) -> None:
         fail(f"{found.job} would stop", "start more nodes first", NOT_FOUND)
 
 
-def _what_follows(found: BlastView) -> dict[str, str]:
+def _what_follows(found: ImpactView) -> dict[str, str]:
     steps = found.steps_back
     lost = _ranges(found.lost_layers)
     if found.stops:
@@ -175,7 +175,7 @@ def _what_follows(found: BlastView) -> dict[str, str]:
         "without": ", ".join(found.nodes),
         "job": found.job,
         "lost layers": lost or "none: every layer has a copy left",
-        "goes back": f"{count(steps, 'step')}, to the last checkpoint" if steps or lost else "no step",
+        "rolls back": f"{count(steps, 'step')}, to the last checkpoint" if steps or lost else "no step",
         **then,
         "because": found.reason,
     }

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from oobleckd.core.memory import held_besides
-from oobleckd.planner.placement.transfer import copy_s, segments_on, shadows_on
+from oobleckd.planner.placement.transfer import copy_s, redundant_on, segments_on
 from oobleckd.planner.plan import Pipeline, Plan, Transfer, node_of
 from oobleckd.planner.policies import adapt, prepare
 from oobleckd.planner.policy import ROLLING_BACK, Setup, Situation
@@ -45,7 +45,7 @@ def node_names(num_nodes: int) -> tuple[str, ...]:
     return tuple(f"node-{number}" for number in range(1, num_nodes + 1))
 
 
-class World:
+class PlannedWorld:
     """A job on ``num_nodes`` nodes of ``devices_per_node`` devices, each with ``limit_bytes`` (0: unlimited).
 
     Making it makes the templates. Raises PlanError where the model fits no number of nodes.
@@ -194,5 +194,5 @@ class World:
             pipelines.append(Pipeline(nodes, segments_on(template, nodes), block))
             first += share
         return Plan(
-            tuple(pipelines), tuple(idle), slowest_s(members, shares), shadows=shadows_on(members, placed)
+            tuple(pipelines), tuple(idle), slowest_s(members, shares), redundant=redundant_on(members, placed)
         )

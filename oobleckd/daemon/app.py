@@ -37,7 +37,7 @@ from oobleckd.daemon.tokens import TokenError
 from oobleckd.daemon.traces import TracesMissing
 from oobleckd.host import journald, sd, urgency
 from oobleckd.host.program import Program, end
-from oobleckd.host.settings import ConfigError, Loaded, config_files
+from oobleckd.host.settings import ConfigError, LoadedSettings, config_files
 
 FAILED, USAGE, REFUSED = 1, 2, 5
 _STATUS_EVERY_S = 1.0
@@ -98,7 +98,7 @@ def main(*, adopt: bool, **flags: Any) -> None:
     /etc/oobleck/config.toml ([daemon]), in this order.
     """
 
-    def load() -> Loaded[Config]:
+    def load() -> LoadedSettings[Config]:
         return load_config(flags, os.environ, config_files(Path.home(), Path.cwd()))
 
     try:
@@ -138,7 +138,7 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _serve(config: Config, load: Callable[[], Loaded[Config]], *, adopt: bool) -> None:
+async def _serve(config: Config, load: Callable[[], LoadedSettings[Config]], *, adopt: bool) -> None:
     """One life."""
     service = open_service(config, adopt=adopt)
     runners: list[web.AppRunner] = []
@@ -156,7 +156,7 @@ async def _serve(config: Config, load: Callable[[], Loaded[Config]], *, adopt: b
     _log.info("ended; workers go on training")
 
 
-async def _live(service: Service, load: Callable[[], Loaded[Config]]) -> None:
+async def _live(service: Service, load: Callable[[], LoadedSettings[Config]]) -> None:
     """From ready until a signal, or a fault of the core (which is raised)."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     running = service.start()
@@ -164,16 +164,16 @@ async def _live(service: Service, load: Callable[[], Loaded[Config]]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     loop.add_signal_handler(signal.SIGHUP, _reload, service, load)
-    beat = asyncio.create_task(_tell_systemd(service))
+    heartbeat = asyncio.create_task(_tell_systemd(service))
     _log.info("ready: api on %s", service.config.socket_path)
     sd.notify("READY=1")
     await ended.wait()
-    beat.cancel()
+    heartbeat.cancel()
     if running.done():
         running.result()
 
 
-def _reload(service: Service, load: Callable[[], Loaded[Config]]) -> None:
+def _reload(service: Service, load: Callable[[], LoadedSettings[Config]]) -> None:
     sd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
     try:
         service.reload(load().config)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from oobleckd.host.settings import ConfigError, Loaded, load
+from oobleckd.host.settings import ConfigError, LoadedSettings, load
 
 TABLE = "daemon"
 Seconds = Annotated[float, Meta(gt=0)]
@@ -47,9 +47,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             description="Encrypt and authenticate the links of agents; off only where endpoint is of this machine alone."
         ),
     ] = True
-    udp: Annotated[bool, Meta(description="Take beats of idle nodes as UDP datagrams, at the endpoint.")] = (
-        True
-    )
+    udp: Annotated[
+        bool, Meta(description="Take heartbeats of idle nodes as UDP datagrams, at the endpoint.")
+    ] = True
     keys_dir: Annotated[
         str, Meta(description="Key folder, as made by oobleckctl keygen; empty: keys below state_dir.")
     ] = ""
@@ -68,11 +68,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         bool, Meta(description="Answer before ordinary programs have their turn, where the system allows it.")
     ] = True
     allow_injection: Annotated[bool, Meta(description="Allow faults on demand: kill-node and drill.")] = False
-    beat_s: Annotated[Seconds, Meta(description="Seconds between signs of life of an agent.")] = 0.25
+    heartbeat_s: Annotated[Seconds, Meta(description="Seconds between signs of life of an agent.")] = 0.25
     lease_s: Annotated[
         Seconds,
         Meta(
-            description="Longest silence of a node, in seconds; what its beats teach is shorter. At least 2 * beat_s."
+            description="Longest silence of a node, in seconds; what its heartbeats teach is shorter. At least 2 * heartbeat_s."
         ),
     ] = 10.0
     grace_s: Annotated[Seconds, Meta(description="Seconds after a restart in which no node is lost.")] = 5.0
@@ -127,7 +127,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return Path(self.keys_dir).expanduser().absolute() if self.keys_dir else self.state_path / "keys"
 
 
-def load_config(flags: Mapping[str, Any], env: Mapping[str, str], files: Iterable[Path]) -> Loaded[Config]:
+def load_config(
+    flags: Mapping[str, Any], env: Mapping[str, str], files: Iterable[Path]
+) -> LoadedSettings[Config]:
     """Merge all sources; ``flags`` that are None were not given, ``files`` come winning first.
 
     Raises ConfigError for unknown keys, wrong values, and values that do not go together.
@@ -173,11 +175,11 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
             origins["traces"], f"traces = {config.traces!r} is no URL", "write http://127.0.0.1:4318"
         )
     _check_api(config, origins["api"])
-    if config.lease_s < 2 * config.beat_s:
+    if config.lease_s < 2 * config.heartbeat_s:
         raise ConfigError(
             origins["lease_s"],
-            f"lease_s = {config.lease_s:g} is shorter than two beats of {config.beat_s:g} s",
-            "a lost packet would cost a node: make lease_s at least 2 * beat_s",
+            f"lease_s = {config.lease_s:g} is shorter than two heartbeats of {config.heartbeat_s:g} s",
+            "a lost packet would cost a node: make lease_s at least 2 * heartbeat_s",
         )
 
 

@@ -55,7 +55,8 @@ def _debug_view(service: Service) -> DebugView:
             "manifest_errors": loop.num_manifest_errors,
             "refused_keys": service.hub.num_refused_keys,
             **asdict(service.hub.counters),
-            **asdict(service.hub.beats.counters),
+            **asdict(service.hub.heartbeats.counters),
+            "datagram_beats": service.hub.heartbeats.counters.datagram_heartbeats,  # its first name
         },
         journal=str(service.journal.path),
         trouble=service.journal.trouble,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oobleckd.core.events import FolderFound
-from oobleckd.host.folder import ForeignFolder, Mark, claim, enter, mark_of
+from oobleckd.host.folder import FolderMark, ForeignFolder, claim, enter, mark_of
 
 _log = logging.getLogger(__name__)
 
@@ -38,14 +38,14 @@ class Folders:
         """Make the folder of a job called ``name`` in ``root``, with ``number`` or the next one that is free; what it is called. Raises OSError."""
         for free in itertools.count(number):
             folder = f"{name}-{free}"
-            if claim(root / folder, Mark(self.names[0], folder)):
+            if claim(root / folder, FolderMark(self.names[0], folder)):
                 return folder
         raise AssertionError("numbers do not end")
 
     def enter(self, job: str, folder: Path) -> None:
         """See that a checkpoint may be completed in ``folder``, into which devices of ``job`` have written. Raises ForeignFolder, OSError."""
         if folder.exists():  # else its disk is away, and nothing is put in its place
-            enter(folder, Mark(self.names[0], job), self.names[1:], known=True)
+            enter(folder, FolderMark(self.names[0], job), self.names[1:], known=True)
 
     def owns(self, folder: Path) -> bool:
         """Whether ``folder`` has the mark of this journal, or none: that of one that it is a copy of may be in use there. Raises OSError."""
@@ -62,7 +62,7 @@ class Folders:
             why = f"{path} belongs to the journal that this one is a copy of"
         else:
             try:
-                enter(path, Mark(self.names[0], job.job), known=not job.folder)
+                enter(path, FolderMark(self.names[0], job.job), known=not job.folder)
             except ForeignFolder as error:
                 why = str(error)
             else:

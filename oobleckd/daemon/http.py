@@ -129,7 +129,7 @@ class Api:
         """All nodes, with ages as of now."""
         core, now = self._service.core, self._service.clock.now()
         return answers.items(
-            msgspec.structs.replace(node, beat_age_s=node.beat_age_s + now - core.now)
+            msgspec.structs.replace(node, heartbeat_age_s=node.heartbeat_age_s + now - core.now)
             for node in view.node_views(core)
         )
 

@@ -5,7 +5,7 @@ can be anybody's, so self-chosen ones are refused), without it (loopback only) t
 Passes on what nodes say, and that a node's connection closed, once everything readable of it was passed
 on. Owns no lease and no judgement: that is the core's.
 
-What several connections of one node mean is ``connections``', and what beats as a datagram ``beats``'.
+What several connections of one node mean is ``connections``', and what sends heartbeats as a datagram ``heartbeats``'.
 
 Errors: HubError with ``hint``.
 """
@@ -21,16 +21,16 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from oobleckd.daemon.beats import Beats
 from oobleckd.daemon.config import is_loopback
 from oobleckd.daemon.connections import Connection, Connections
+from oobleckd.daemon.heartbeats import Heartbeats
 from oobleckd.daemon.keys import KeyPair
 from oobleckd.daemon.readiness import Readiness
 from oobleckd.daemon.zap import DOMAIN, Door
 from oobleckd.host import tcp, urgency
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import PROTOCOL, Beat, FromWorker, Hello, Refused, ToWorker, Welcome
+from oobleckd.protocol.messages import PROTOCOL, FromWorker, Heartbeat, Hello, Refused, ToWorker, Welcome
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.protocol.versions import OLDEST, spoken, words
 
@@ -52,7 +52,7 @@ class HubError(Exception):
 
 
 @dataclass(slots=True)
-class Counters:
+class HubCounters:
     """What went through, and what did not."""
 
     received: int = 0
@@ -79,8 +79,8 @@ class _Peer(Connection):
 class Hub:
     """All agents' connections.
 
-    ``pair`` is the daemon's key pair, None for no CURVE; ``allowed`` maps public keys to nodes; ``udp``: idle nodes may beat as
-    datagrams, and others are asked by them when beats are missing, which come every ``beat_s``. The constructor binds (so that ``endpoint`` is known), ``start`` begins to listen. Raises HubError.
+    ``pair`` is the daemon's key pair, None for no CURVE; ``allowed`` maps public keys to nodes; ``udp``: idle nodes may send heartbeats as
+    datagrams, and others are asked by them when heartbeats are missing, which come every ``heartbeat_s``. The constructor binds (so that ``endpoint`` is known), ``start`` begins to listen. Raises HubError.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Hub:
         pair: KeyPair | None,
         allowed: Mapping[str, str],
         udp: bool = True,
-        beat_s: float = 0.25,
+        heartbeat_s: float = 0.25,
     ) -> None:
         if pair is None and not is_loopback(endpoint):
             raise HubError(
                 f"{endpoint} reaches beyond this machine, and there is no key",
                 "make keys with `oobleckctl keygen`, or bind to 127.0.0.1",
             )
-        self.counters = Counters()
+        self.counters = HubCounters()
         self._curve = pair is not None
         self._allowed = dict(allowed)
         self._peers: dict[bytes, _Peer] = {}
@@ -114,9 +114,9 @@ class Hub:
         self._router = self._open_router(pair, endpoint)
         self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._messages = Readiness(self._router, self._take_message, self._is_calm)
-        self._num_beats = self._num_others = 0  # since it was asked whether all is calm
+        self._num_heartbeats = self._num_others = 0  # since it was asked whether all is calm
         self._closings = Readiness(self._monitor, self._take_closing)
-        self.beats: Beats[_Peer] = Beats(self._proven, beat_s)
+        self.heartbeats: Heartbeats[_Peer] = Heartbeats(self._proven, heartbeat_s)
         try:
             self._router.bind(endpoint)
         except zmq.ZMQError as error:
@@ -124,7 +124,7 @@ class Hub:
             raise HubError(f"cannot listen on {endpoint}: {error}", "name another with --endpoint") from error
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         if udp:
-            self.beats.bind(self.endpoint, any_port=endpoint.endswith((":0", ":*")))
+            self.heartbeats.bind(self.endpoint, any_port=endpoint.endswith((":0", ":*")))
 
     @property
     def num_refused_keys(self) -> int:
@@ -147,11 +147,11 @@ class Hub:
         self._door.open()
         self._messages.start()
         self._closings.start()
-        self.beats.start()
+        self.heartbeats.start()
 
     def close(self) -> None:
         """Close every connection. Agents keep trying to come back; their work goes on."""
-        self.beats.close()
+        self.heartbeats.close()
         self._messages.stop()
         self._closings.stop()
         self._router.disable_monitor()
@@ -171,7 +171,7 @@ class Hub:
             self.counters.undeliverable += 1
             return
         if isinstance(message, Welcome):
-            session = self.beats.open_session(peer, peer.incarnation)
+            session = self.heartbeats.open_session(peer, peer.incarnation)
             message = msgspec.structs.replace(message, datagrams=session)
         peer.told = True
         self._send(peer.identity, message)
@@ -209,7 +209,7 @@ class Hub:
             self._refuse(peer, "its key is no longer in the allow-list", "make a new one: oobleckctl keygen")
             return
         peer.told = False
-        self.beats.heard(peer)
+        self.heartbeats.heard(peer)
         if peer.num_bad >= _MOST_BAD:
             self.counters.damaged += (
                 1  # it was said often enough: nothing of this connection is looked at any more
@@ -223,16 +223,16 @@ class Hub:
         except codec.CodecError as error:
             self._receive_damaged(peer, data, error)
         else:
-            if isinstance(message, Beat):
-                self._num_beats += 1
+            if isinstance(message, Heartbeat):
+                self._num_heartbeats += 1
             else:
                 self._num_others += 1
             self._heard(peer, message)
 
     def _is_calm(self, resting: bool) -> bool:
-        """Whether beats come that fast that they wait for each other, and nothing else does."""
-        calm = not self._num_others and self._num_beats > (not resting)
-        self._num_beats = self._num_others = 0
+        """Whether heartbeats come that fast that they wait for each other, and nothing else does."""
+        calm = not self._num_others and self._num_heartbeats > (not resting)
+        self._num_heartbeats = self._num_others = 0
         return calm
 
     def _receive_damaged(self, peer: _Peer, data: bytes, error: codec.CodecError) -> None:
@@ -252,16 +252,16 @@ class Hub:
             peer.incarnation = message.incarnation
             self._connections.introduced(peer, node, message)
 
-    def _proven(self, peer: _Peer, beat: Beat | None) -> bool:
-        """A datagram of ``peer``; whether to answer it. Without an answer its node beats over ZeroMQ, which it shall do once after everything that
+    def _proven(self, peer: _Peer, heartbeat: Heartbeat | None) -> bool:
+        """A datagram of ``peer``; whether to answer it. Without an answer its node sends heartbeats over ZeroMQ, which it shall do once after everything that
         it was told: that a connection carries nothing any more is noticed by what is missing on it.
         """
         if peer.replaced or peer.num_bad >= _MOST_BAD:
             return False
         if self._curve and self._allowed.get(peer.key) != peer.node:
-            return False  # it hears why when it beats over ZeroMQ
-        if beat is not None:
-            self._connections.heard(peer, beat)
+            return False  # it hears why when it sends heartbeats over ZeroMQ
+        if heartbeat is not None:
+            self._connections.heard(peer, heartbeat)
         return not peer.told
 
     def _owner(self, peer: _Peer, hello: Hello) -> str:
@@ -329,7 +329,7 @@ class Hub:
             peer = self._peers.pop(fds.pop(0))
             if not fds:
                 del self._by_fd[fd]
-            self.beats.end_session(peer)
+            self.heartbeats.end_session(peer)
             self._connections.closed(peer)
 
     def _open_router(self, pair: KeyPair | None, endpoint: str) -> zmq.Socket[bytes]:

@@ -41,7 +41,7 @@ from oobleckd.daemon.mend import (
     write_copy,
     write_database,
 )
-from oobleckd.daemon.records import Copy, Row, format_row, seal, sealed, unsealed
+from oobleckd.daemon.records import RecordCopy, Row, format_row, seal, sealed, unsealed
 from oobleckd.host.durable import sync_file
 from oobleckd.host.urgency import as_urgent
 from oobleckd.protocol.unreadable import UNREADABLE
@@ -118,7 +118,7 @@ class Journal:
             self.damage = mend(self.path, copy, FORMAT)
             self._database = _open(self.path, copy)
             self._meta = _meta_of(self._database)
-            self._copy = Copy(copy, FORMAT, self.names)
+            self._copy = RecordCopy(copy, FORMAT, self.names)
             self._next_seq = int(self._database.execute(_NEWEST).fetchone()[0] or 0) + 1
             self._inode = self.path.stat().st_ino
         except (OSError, sqlite3.Error, JournalError) as error:

@@ -52,7 +52,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING
 _log = logging.getLogger(__name__)
 
 
-class Machine(Protocol):
+class MachineLike(Protocol):
     """What the loop needs of the core."""
 
     def handle(self, event: Event, now: float) -> Sequence[Command]:
@@ -62,7 +62,7 @@ class Machine(Protocol):
         """When ``Tick`` is due, in the time of ``handle``."""
 
 
-class Planner(Protocol):
+class PlannerLike(Protocol):
     """What the loop needs of the pool."""
 
     async def plan(self, request: MakePlan) -> Planned:
@@ -78,10 +78,10 @@ class Loop:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: MachineLike,
         journal: Journal,
         history: History,
-        planner: Planner,
+        planner: PlannerLike,
         tell: Callable[[str, ToWorker], None],
         clock: Clock,
         folders: Folders | None = None,

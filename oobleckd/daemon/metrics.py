@@ -82,7 +82,12 @@ def _of_jobs(core: Core, jobs: list[JobView]) -> Iterator[Metric]:
         ("oobleck_job_step", "Committed steps.", {job.id: float(job.step) for job in jobs}),
         ("oobleck_job_steps", "Steps to do.", {job.id: float(job.steps) for job in jobs}),
         ("oobleck_job_loss", "Loss of the last step.", {j.id: j.loss for j in jobs if j.loss is not None}),
-        ("oobleck_job_epoch", "Epoch.", {job.id: float(job.epoch) for job in opened}),
+        (
+            "oobleck_job_generation",
+            "Grows with each loss and each new plan.",
+            {job.id: float(job.generation) for job in opened},
+        ),
+        ("oobleck_job_epoch", "The first name of generation.", {job.id: float(job.epoch) for job in opened}),
         (
             "oobleck_job_tolerance",
             "Nodes that can still be lost at once; -1 when not deployed.",
@@ -165,7 +170,7 @@ def _of_incidents(incidents: list[IncidentView]) -> Iterator[Metric]:
 
 
 def _of_shell(service: Service) -> Iterator[Metric]:
-    hub, datagrams, loop = service.hub.counters, service.hub.beats.counters, service.loop
+    hub, datagrams, loop = service.hub.counters, service.hub.heartbeats.counters, service.loop
     up_s = service.clock.now() - service.started_at
     yield _gauge("oobleck_up_seconds", "Age of this life of the daemon.", {(): up_s})
     failing = float(bool(service.journal.trouble))
@@ -183,7 +188,7 @@ def _of_shell(service: Service) -> Iterator[Metric]:
         ("oobleck_damaged_messages_total", "Bytes that were no message.", hub.damaged),
         ("oobleck_refused_hellos_total", "Agents that were refused.", hub.refused),
         ("oobleck_refused_keys_total", "Connections with unknown keys.", service.hub.num_refused_keys),
-        ("oobleck_datagram_beats_total", "Beats of idle nodes by UDP.", datagrams.datagram_beats),
+        ("oobleck_datagram_beats_total", "Heartbeats of idle nodes by UDP.", datagrams.datagram_heartbeats),
         ("oobleck_datagram_answers_total", "Answers of silent nodes by UDP.", datagrams.datagram_answers),
         ("oobleck_strange_datagrams_total", "Datagrams of no session.", datagrams.datagrams_strange),
         ("oobleck_forged_datagrams_total", "Datagrams with a wrong code.", datagrams.datagrams_forged),

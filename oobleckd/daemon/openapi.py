@@ -30,7 +30,9 @@ _JOB = {"job": _TEXT}
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """``answer``: a struct, a list of them (``many``), or a media type. ``query``: name -> schema; ``needs``: those that must be there."""
+    """``answer``: a struct, a list of them (``many``), or a media type. ``query``: name -> schema; ``needs``: those that must be there.
+    ``deprecated``: an older name, which goes on working.
+    """
 
     method: str
     path: str
@@ -40,6 +42,7 @@ class Operation:
     query: dict[str, dict[str, Any]] | None = None
     needs: tuple[str, ...] = ()
     body: Struct | None = None
+    deprecated: bool = False
 
 
 _OTHER: dict[str, dict[str, Any]] = {
@@ -79,7 +82,11 @@ OPERATIONS = (
         "get", "/v1/schedule", "A step, op by op.", watch.ScheduleView,
         query={**_JOB, "step": _NUMBER, "modelled": _FLAG},
     ),
-    Operation("get", "/v1/blast", "What would follow a loss.", watch.BlastView, query={**_JOB, "nodes": _SOME_TEXT}, needs=("nodes",)),
+    Operation("get", "/v1/impact", "What would follow a loss.", watch.ImpactView, query={**_JOB, "nodes": _SOME_TEXT}, needs=("nodes",)),
+    Operation(
+        "get", "/v1/blast", "The first name of `/v1/impact`.", watch.ImpactView,
+        query={**_JOB, "nodes": _SOME_TEXT}, needs=("nodes",), deprecated=True,
+    ),
     Operation("get", "/v1/debug", "What the daemon is made of now, for a report of a fault.", watch.DebugView),
     Operation("get", "/v1/past", "The state at a time, and what came after.", watch.Past, query={"at": _TIME, "span": _SPAN}),
 )  # fmt: skip
@@ -133,6 +140,8 @@ def _described(op: Operation) -> dict[str, Any]:
             },
         },
     }
+    if op.deprecated:
+        described["deprecated"] = True
     if op.answer == "text/plain" and op.path == "/healthz":
         described["responses"]["503"] = {
             "description": "It cannot.",

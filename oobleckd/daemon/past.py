@@ -64,7 +64,7 @@ class PastError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PastBatch:
     """What is written together. ``reached`` resolves when it and all before it is written, or was dropped."""
 
     snapshot: Snapshot | None = None
@@ -95,7 +95,7 @@ class PastStore:
     on_trouble: Callable[[str], None]
     trouble: str = ""
     num_errors: int = 0
-    _waiting: list[Batch] = field(default_factory=list)
+    _waiting: list[PastBatch] = field(default_factory=list)
     _condition: threading.Condition = field(default_factory=threading.Condition)
     _closing: bool = False
     _database: sqlite3.Connection | None = None
@@ -116,7 +116,7 @@ class PastStore:
         self._thread = threading.Thread(target=self._run, name="past", daemon=True)
         self._thread.start()
 
-    def put(self, batch: Batch) -> None:
+    def put(self, batch: PastBatch) -> None:
         """Have ``batch`` written soon, from any thread. Where the disk is much too slow the oldest that wait are dropped."""
         with self._condition:
             if self._closing:
@@ -131,7 +131,7 @@ class PastStore:
     def reached(self) -> Future[None]:
         """Resolves when all that was put before is written, or dropped."""
         mark: Future[None] = Future()
-        self.put(Batch(reached=mark))
+        self.put(PastBatch(reached=mark))
         return mark
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class PastStore:
             self._write(batches)
         self._forget()
 
-    def _write(self, batches: Sequence[Batch]) -> None:
+    def _write(self, batches: Sequence[PastBatch]) -> None:
         try:
             self._transact([row for batch in batches for row in _rows(batch)])
         except (sqlite3.Error, OSError) as error:
@@ -277,7 +277,7 @@ def _resolve(mark: Future[None]) -> None:
         mark.set_result(None)
 
 
-def _rows(batch: Batch) -> Iterator[_Row]:
+def _rows(batch: PastBatch) -> Iterator[_Row]:
     if batch.changes:
         times = [change.at for change in batch.changes]
         yield _Row(

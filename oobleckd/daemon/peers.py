@@ -24,7 +24,7 @@ class PeerSocket(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class SocketPeer:
     """A process as the kernel knows it (SO_PEERCRED)."""
 
     pid: int
@@ -38,13 +38,13 @@ class Peer:
             return f"uid {self.uid}"
 
 
-def peer_of(sock: PeerSocket) -> Peer:
+def peer_of(sock: PeerSocket) -> SocketPeer:
     """The process that connected."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return Peer(*_CREDENTIALS.unpack(data))
+    return SocketPeer(*_CREDENTIALS.unpack(data))
 
 
-def may_act(peer: Peer, group: str) -> bool:
+def may_act(peer: SocketPeer, group: str) -> bool:
     """Whether ``peer`` may change anything."""
     if peer.uid in {0, os.geteuid()}:
         return True

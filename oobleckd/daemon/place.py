@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 class CopiedState(Exception):
     """The state folder is a copy, and the daemon of the one that it was copied from may still be there."""
 
-    def __init__(self, folder: Path, known: Place) -> None:
+    def __init__(self, folder: Path, known: DaemonPlace) -> None:
         self.problem = f"the state folder {folder} is a copy: its journal is that of {known.path}" + (
             f" on another machine ({known.machine})" if known.machine != _machine() else ""
         )
@@ -42,7 +42,7 @@ class CopiedState(Exception):
         super().__init__(self.problem)
 
 
-class Place(msgspec.Struct, frozen=True):
+class DaemonPlace(msgspec.Struct, frozen=True):
     """A state folder: its path, the machine's name of itself ("" in most containers), and the identity file's numbers."""
 
     path: str
@@ -65,16 +65,16 @@ def check(journal: Journal, *, adopt: bool) -> bool:
     return copied
 
 
-def place_of(folder: Path) -> Place:
+def place_of(folder: Path) -> DaemonPlace:
     """Where ``folder`` is now; its identity file is made where it has none. Raises OSError."""
     path = folder / FILE
     if not path.exists():
         write_whole(path, _TEXT, 0o640, as_folder=True)
     found = path.stat()
-    return Place(os.path.realpath(folder), _machine(), found.st_ino, found.st_dev)
+    return DaemonPlace(os.path.realpath(folder), _machine(), found.st_ino, found.st_dev)
 
 
-def is_same(known: Place, here: Place) -> bool:
+def is_same(known: DaemonPlace, here: DaemonPlace) -> bool:
     """Whether they are one folder."""
     stayed = known.path == here.path
     if known.inode == here.inode and (known.disk == here.disk or stayed):
@@ -82,9 +82,9 @@ def is_same(known: Place, here: Place) -> bool:
     return stayed and bool(here.machine) and known.machine == here.machine
 
 
-def _read(text: str) -> Place | None:
+def _read(text: str) -> DaemonPlace | None:
     try:
-        return msgspec.json.decode(text, type=Place) if text else None
+        return msgspec.json.decode(text, type=DaemonPlace) if text else None
     except UNREADABLE:
         return None
 

@@ -30,7 +30,7 @@ from oobleckd.host.orphans import end_with_parent
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import ROLLING_BACK, PlanError, Setup
 from oobleckd.planner.sizing.catalogue import Catalogue
-from oobleckd.protocol.watch import BlastView, ScheduleView
+from oobleckd.protocol.watch import ImpactView, ScheduleView
 
 _MOST_PREPARED = 16
 _AHEAD = 32  # numbers of nodes a call: some 0.1 s
@@ -163,15 +163,15 @@ class Planning:
             self._plan_ahead(prepared, request.setup, num_nodes)
         return Planned(request.ticket, templates=templates, proposal=proposal)
 
-    async def blast(self, question: LossQuestion, setup: Setup) -> BlastView:
+    async def impact(self, question: LossQuestion, setup: Setup) -> ImpactView:
         """What would follow a loss, as ``setup`` has the job. Raises PlanError, and one of LOST where the process is lost twice over it."""
         prepared = await self._prepare(question.policy, setup)
         known = prepared.catalogue.look_up(len(set(question.situation.nodes)))
         sizes = known.sizes if known else ()
         asked = poolwork.pack(question)
         async with self._looking:
-            return poolwork.blast_of(
-                await self._patient.run(poolwork.blast, prepared.setup, prepared.packed, asked, sizes)
+            return poolwork.impact_of(
+                await self._patient.run(poolwork.impact, prepared.setup, prepared.packed, asked, sizes)
             )
 
     async def schedule(self, question: StepQuestion) -> ScheduleView:

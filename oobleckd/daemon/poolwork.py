@@ -17,8 +17,8 @@ import msgspec
 from oobleckd.core.questions import LossQuestion, StepQuestion
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import Proposal, Setup, Situation
-from oobleckd.planner.sizing.catalogue import Entry
-from oobleckd.protocol.watch import BlastView, ScheduleView
+from oobleckd.planner.sizing.catalogue import CatalogueEntry
+from oobleckd.protocol.watch import ImpactView, ScheduleView
 
 _setup_of = lru_cache(4)(msgspec.msgpack.Decoder(Setup).decode)
 templates_of = lru_cache(4)(msgspec.msgpack.Decoder(tuple[Template, ...]).decode)
@@ -26,18 +26,18 @@ _situation_of = msgspec.msgpack.Decoder(Situation).decode
 proposal_of = msgspec.msgpack.Decoder(Proposal).decode
 _loss_of = msgspec.msgpack.Decoder(LossQuestion).decode
 _step_of = msgspec.msgpack.Decoder(StepQuestion).decode
-blast_of = msgspec.msgpack.Decoder(BlastView).decode
+impact_of = msgspec.msgpack.Decoder(ImpactView).decode
 schedule_of = msgspec.msgpack.Decoder(ScheduleView).decode
 pack = msgspec.msgpack.encode
 
 
 def load() -> None:
     """Import everything that the others need."""
-    from oobleckd.core import blast, modelled
+    from oobleckd.core import impact, modelled
     from oobleckd.planner import policies
     from oobleckd.planner.sizing import catalogue
 
-    assert all((blast, modelled, catalogue, policies))
+    assert all((impact, modelled, catalogue, policies))
 
 
 def prepare(policy: str, setup: bytes) -> bytes:
@@ -55,18 +55,20 @@ def adapt(policy: str, setup: bytes, templates: bytes, situation: bytes, sizes: 
     return pack(made)
 
 
-def ahead(templates: bytes, numbers: Sequence[int], f: int, num_micro_batches: int) -> tuple[Entry, ...]:
+def ahead(
+    templates: bytes, numbers: Sequence[int], f: int, num_micro_batches: int
+) -> tuple[CatalogueEntry, ...]:
     """Entries of the catalogue."""
     from oobleckd.planner.sizing import catalogue
 
     return catalogue.entries(templates_of(templates), numbers, f, num_micro_batches)
 
 
-def blast(setup: bytes, templates: bytes, question: bytes, sizes: tuple[int, ...]) -> bytes:
+def impact(setup: bytes, templates: bytes, question: bytes, sizes: tuple[int, ...]) -> bytes:
     """What would follow. Raises PlanError."""
-    from oobleckd.core.blast import blast_view
+    from oobleckd.core.impact import impact_view
 
-    return pack(blast_view(_loss_of(question), _setup_of(setup), templates_of(templates), sizes))
+    return pack(impact_view(_loss_of(question), _setup_of(setup), templates_of(templates), sizes))
 
 
 def schedule(question: bytes) -> bytes:
@@ -79,8 +81,8 @@ def schedule(question: bytes) -> bytes:
 __all__ = [
     "adapt",
     "ahead",
-    "blast",
-    "blast_of",
+    "impact",
+    "impact_of",
     "load",
     "pack",
     "prepare",

@@ -20,7 +20,7 @@ MOST_PER_TURN = 256
 REST_S = 0.002
 
 
-class Watched(Protocol):
+class WatchedTask(Protocol):
     """A socket."""
 
     def fileno(self) -> int:
@@ -40,7 +40,7 @@ class Readiness:
 
     def __init__(
         self,
-        socket: Watched,
+        socket: WatchedTask,
         take_one: Callable[[], bool],
         calm: Callable[[bool], bool] = never,
         most: int = MOST_PER_TURN,

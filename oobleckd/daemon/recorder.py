@@ -15,7 +15,7 @@ from oobleckd.core import view, watching
 from oobleckd.core.context import Core
 from oobleckd.core.samples import Sample
 from oobleckd.core.schedules import sampled_view
-from oobleckd.daemon.past import Batch, PastStore
+from oobleckd.daemon.past import PastBatch, PastStore
 from oobleckd.protocol.api import Status
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import Past, ScheduleView, Snapshot
@@ -101,7 +101,7 @@ class Recorder:
         changes, self._changes = self._changes, []
         schedules = self._repaired()
         if changes or schedules:
-            self.store.put(Batch(changes=changes, schedules=schedules))
+            self.store.put(PastBatch(changes=changes, schedules=schedules))
 
     def _snapshot(self) -> None:
         self._flush()
@@ -109,7 +109,7 @@ class Recorder:
         regular = now >= self._shown_at + SNAPSHOT_EVERY_S
         newest = self._newest() if regular else []
         self._taken_at, self._shown_at = now, now if regular else self._shown_at
-        self.store.put(Batch(snapshot=snapshot(self._core, self._status(), now), schedules=newest))
+        self.store.put(PastBatch(snapshot=snapshot(self._core, self._status(), now), schedules=newest))
 
     def _repaired(self) -> list[ScheduleView]:
         """Rounds that made up for a loss, of which all survivors have told."""

@@ -104,7 +104,7 @@ def _framed_at(data: bytes, at: int) -> bytes | None:
     return packed if len(packed) == length and _seal(packed) == wanted else None
 
 
-class Copy:
+class RecordCopy:
     """The file with all records once more. A disk that takes no more of it is said once, and holds nobody up."""
 
     def __init__(self, path: Path, format_: int, names: Sequence[str]) -> None:

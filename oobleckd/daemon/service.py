@@ -183,7 +183,7 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
         pair = keys.make_server_keys(config.keys_path, sd.credential(SERVER_KEY))
         allowed = keys.load_authorized(config.keys_path)
     secret = keys.job_secret(config.state_path)
-    hub = Hub(config.endpoint, pair=pair, allowed=allowed, udp=config.udp, beat_s=config.beat_s)
+    hub = Hub(config.endpoint, pair=pair, allowed=allowed, udp=config.udp, heartbeat_s=config.heartbeat_s)
     try:
         forgotten = journal.damage is not None and journal.damage.lost
         for_core = _for_core(config, hub.endpoint, secret, journal.names[0])
@@ -226,7 +226,9 @@ def _tokens(config: Config) -> tuple[Token, ...]:
 
 def _of_damage(damage: Damage) -> str:
     """What people are told of a journal that was mended."""
-    lost = "its end is lost, and jobs go back to their last checkpoint" if damage.lost else "nothing was lost"
+    lost = (
+        "its end is lost, and jobs roll back to their last checkpoint" if damage.lost else "nothing was lost"
+    )
     kept = f"; the damaged file is {damage.aside}" if damage.aside is not None else ""
     return f"the journal was damaged ({damage.what}) and is mended: {lost}{kept}"
 
@@ -255,8 +257,8 @@ def status_of(service: Service) -> Status:
     )
 
 
-def _for_core(config: Config, endpoint: str, secret: str, journal: str) -> core_config.Config:
-    return core_config.Config(
+def _for_core(config: Config, endpoint: str, secret: str, journal: str) -> core_config.CoreConfig:
+    return core_config.CoreConfig(
         daemon=secrets.token_hex(8),
         version=__version__,
         state_dir=str(config.state_path),
@@ -265,7 +267,7 @@ def _for_core(config: Config, endpoint: str, secret: str, journal: str) -> core_
         journal=journal,
         secret=secret,
         allow_injection=config.allow_injection,
-        beat_s=config.beat_s,
+        heartbeat_s=config.heartbeat_s,
         lease_s=config.lease_s,
         grace_s=config.grace_s,
     )

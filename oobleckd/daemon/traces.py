@@ -91,7 +91,8 @@ def _attributes(incident: IncidentView) -> dict[str, str | int | float | list[st
         "oobleck.nodes": list(incident.nodes),
         "oobleck.cause": incident.cause,
         "oobleck.reason": incident.reason,
-        "oobleck.epoch": incident.epoch,
+        "oobleck.generation": incident.generation,
+        "oobleck.epoch": incident.epoch,  # its first name
         "oobleck.step": incident.step,
         "oobleck.steps_lost": incident.steps_lost,
         "oobleck.committed_s": incident.committed_s,

@@ -52,7 +52,8 @@ class WatchApi:
             web.get("/v1/schedule", self.schedule),
             web.get("/v1/layers", self.layers),
             web.get("/v1/jobs/{job}/goodput", self.goodput),
-            web.get("/v1/blast", self.blast),
+            web.get("/v1/impact", self.impact),
+            web.get("/v1/blast", self.impact),  # its first name
             web.get("/v1/past", self.past),
             web.get("/v1/incidents/{incident}/bundle", self.bundle),
         ]
@@ -119,7 +120,7 @@ class WatchApi:
 
     # ------------------------------------------------------------------- what would follow
 
-    async def blast(self, request: web.Request) -> web.StreamResponse:
+    async def impact(self, request: web.Request) -> web.StreamResponse:
         """What would follow if ``nodes`` (names with commas between) died now."""
         job, core = self._asked(request), self._service.core
         nodes = [name for name in request.query.get("nodes", "").split(",") if name]
@@ -133,7 +134,7 @@ class WatchApi:
         if question is None or job.setup is None:
             raise Refusal(409, "conflict", f"{job.id} is not deployed: nothing of it can be lost", _DEPLOYED)
         try:
-            return answers.whole(await self._service.planning.blast(question, job.setup))
+            return answers.whole(await self._service.planning.impact(question, job.setup))
         except _FAULTS as error:
             raise _unplanned(error) from error
 

@@ -18,7 +18,7 @@ LEGEND: Line = (
 _LOOKS: dict[bool, tuple[str, Role]] = {True: (BACKWARD, "good"), False: (FORWARD, "note")}
 
 
-class Mark(NamedTuple):
+class ScheduleMark(NamedTuple):
     """An op of a stage: a forward or a backward of ``micro_batch``, in seconds."""
 
     micro_batch: int
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     """A stage: its label, and its ops in order."""
 
     label: str
-    marks: Sequence[Mark]
+    marks: Sequence[ScheduleMark]
 
 
 def draw(rows: Sequence[Row], width: int, most: int) -> list[Line]:
@@ -47,7 +47,7 @@ def draw(rows: Sequence[Row], width: int, most: int) -> list[Line]:
     return [*lines[:head], more("stages", len(lines) - head - tail), *lines[len(lines) - tail :]]
 
 
-def _cells(marks: Iterable[Mark], until_s: float, width: int) -> list[Span]:
+def _cells(marks: Iterable[ScheduleMark], until_s: float, width: int) -> list[Span]:
     spans: list[Span] = []
     at = 0
     for mark in marks:

@@ -82,7 +82,7 @@ def checkpoints(root: Path) -> list[Path]:
 
 def _put_in_place(directory: Path, final: Path) -> None:
     stale = final.with_name(f"{final.name}.stale")
-    if final.exists():  # the same step once more, after a way back to an older checkpoint
+    if final.exists():  # the same step once more, after a rollback to an older checkpoint
         shutil.rmtree(stale, ignore_errors=True)
         final.rename(stale)
     directory.rename(final)
@@ -111,7 +111,7 @@ def _tidy(directory: Path, manifest: Manifest) -> None:
 
 
 def _prune(newest: Path, keep: int, spared: Collection[str]) -> None:
-    """Keep the newest checkpoints, those that somebody may go back to, and those that somebody reads; drop partial folders
+    """Keep the newest checkpoints, those that somebody may roll back to, and those that somebody reads; drop partial folders
     of earlier steps, which nobody will finish.
     """
     old = [path for path in checkpoints(newest.parent) if _step(path) <= _step(newest)][:-keep]

@@ -27,14 +27,14 @@ MARK = "oobleck-export.json"
 """What an export leaves beside the model: by it, and nothing else, a folder is known as one that may be replaced."""
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenExport(msgspec.Struct, frozen=True):
     """A file as export left it."""
 
     num_bytes: int
     mtime_ns: int
 
 
-class Mark(msgspec.Struct, frozen=True):
+class ExportMark(msgspec.Struct, frozen=True):
     """Whose model it is: of ``job`` ("": not told) after ``step`` steps, from the checkpoint whose manifest has the SHA-256 ``digest``; and all ``files``
     that export wrote.
     """
@@ -42,7 +42,7 @@ class Mark(msgspec.Struct, frozen=True):
     job: str
     step: int
     digest: str
-    files: dict[str, Written]
+    files: dict[str, WrittenExport]
 
 
 class Exported(msgspec.Struct, frozen=True):
@@ -97,16 +97,16 @@ def _why_foreign(folder: Path, names: Sequence[str]) -> tuple[str, str] | None:
     return None
 
 
-def mark_of(folder: Path) -> Mark | None:
+def mark_of(folder: Path) -> ExportMark | None:
     """What the export that wrote ``folder`` said of it; None where none did, or nobody can read it."""
     path = folder / MARK
     try:
-        return None if path.is_symlink() else msgspec.json.decode(path.read_bytes(), type=Mark)
+        return None if path.is_symlink() else msgspec.json.decode(path.read_bytes(), type=ExportMark)
     except (OSError, *UNREADABLE):
         return None
 
 
-def written(path: Path) -> Written | None:
+def written(path: Path) -> WrittenExport | None:
     """The file ``path`` as it is; None where it is none. Raises OSError."""
     found = path.lstat()
-    return Written(found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+    return WrittenExport(found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None

@@ -29,20 +29,20 @@ _USUAL_MODE = 0o755
 class ForeignFolder(ValueError):
     """The folder is not of this journal, so nothing is written there and nothing is removed."""
 
-    def __init__(self, folder: Path, found: Mark | None) -> None:
+    def __init__(self, folder: Path, found: FolderMark | None) -> None:
         whose = f"is of {found.job or 'a job'} of another journal" if found else f"has files and no {MARK}"
         super().__init__(f"{folder} {whose}, so nothing is written there")
         self.hint = "end the other daemon's job or leave the folder to it: this job gets another one with its next plan"
 
 
-class Mark(msgspec.Struct, frozen=True):
+class FolderMark(msgspec.Struct, frozen=True):
     """``journal``: the name of the journal whose ``job`` writes into the folder ("": what is there cannot be read)."""
 
     journal: str
     job: str = ""
 
 
-def claim(folder: Path, mark: Mark) -> bool:
+def claim(folder: Path, mark: FolderMark) -> bool:
     """Make ``folder`` with ``mark``, for who is first; False where it is there already, whatever is in it. Raises OSError."""
     make_folder(folder.parent, _USUAL_MODE)
     try:
@@ -66,7 +66,7 @@ def disclaim(folder: Path) -> None:
             folder.rmdir()
 
 
-def enter(folder: Path, mark: Mark, also: Collection[str] = (), *, known: bool = False) -> None:
+def enter(folder: Path, mark: FolderMark, also: Collection[str] = (), *, known: bool = False) -> None:
     """See that who writes under ``mark`` may write into ``folder``, as also journals ``also`` were; make it anew where it is gone.
 
     ``known``: it is theirs even without a mark, which it gets then. Raises ForeignFolder, OSError.
@@ -82,19 +82,19 @@ def enter(folder: Path, mark: Mark, also: Collection[str] = (), *, known: bool =
         raise ForeignFolder(folder, found)
 
 
-def mark_of(folder: Path) -> Mark | None:
+def mark_of(folder: Path) -> FolderMark | None:
     """The mark of ``folder``; None where it has none, or is not there. Raises OSError where nobody can tell."""
     try:
         data = (folder / MARK).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return msgspec.json.decode(data, type=Mark)
+        return msgspec.json.decode(data, type=FolderMark)
     except UNREADABLE:
-        return Mark("")
+        return FolderMark("")
 
 
-def _put(folder: Path, mark: Mark) -> bool:
+def _put(folder: Path, mark: FolderMark) -> bool:
     """Put ``mark`` into ``folder``, whole, durable, and in place of none; whether it was."""
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
     with part.open("xb") as file:

@@ -6,13 +6,14 @@ options may also come from ``OOBLECK_*`` variables and from the program's table 
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from oobleckd.host.settings import PREFIX, ConfigError, config_files, read_table
+from oobleckd.host.settings import PREFIX, ConfigError, check_renamed, config_files, read_table
 
 EXIT_USAGE = 2
 
@@ -57,6 +58,7 @@ class ConfiguredProgram(Program):
         options = {parameter.name for parameter in self.params if parameter.name is not None}
         values: dict[str, Any] = {}
         try:
+            check_renamed(os.environ)
             for path in reversed(config_files(Path.home(), Path.cwd())):
                 values |= read_table(path, self._table, options)
         except ConfigError as error:

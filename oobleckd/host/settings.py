@@ -19,6 +19,10 @@ from typing import Any, Generic, TypeVar, get_type_hints
 import msgspec
 
 PREFIX = "OOBLECK_"
+RENAMED = {"OOBLECK_BEAT_S": "OOBLECK_HEARTBEAT_S", "OOBLECK_ROAD": "OOBLECK_BACKEND"}
+"""Variables by their old names."""
+_RENAMED_KEYS = {"beat_s": "heartbeat_s"}
+"""Keys of files by their old names."""
 TABLES = frozenset({"console", "ctl", "daemon", "worker"})
 
 Model = TypeVar("Model", bound=msgspec.Struct)
@@ -35,7 +39,7 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded(Generic[Model]):
+class LoadedSettings(Generic[Model]):
     """A configuration, and where each of its values comes from (a flag, a variable, a file, "default")."""
 
     config: Model
@@ -53,12 +57,13 @@ def config_files(home: Path, cwd: Path) -> tuple[Path, ...]:
 
 def load(
     model: type[Model], table: str, flags: Mapping[str, Any], env: Mapping[str, str], files: Iterable[Path]
-) -> Loaded[Model]:
+) -> LoadedSettings[Model]:
     """Merge all sources; ``flags`` that are None were not given, ``files`` come winning first.
 
     Raises ConfigError for unknown keys and wrong values.
     """
     fields = model.__struct_fields__
+    check_renamed(env)
     values: dict[str, Any] = {}
     origins = dict.fromkeys(fields, "default")
     for origin_of, found in (
@@ -69,7 +74,7 @@ def load(
         for key, value in found.items():
             origins[key] = origin_of(key)
             values[key] = _convert(model, origins[key], key, value, text=origin_of is _env_origin)
-    return Loaded(model(**values), origins)
+    return LoadedSettings(model(**values), origins)
 
 
 def read_table(path: Path, table: str, known: Iterable[str]) -> dict[str, Any]:
@@ -92,8 +97,17 @@ def read_table(path: Path, table: str, known: Iterable[str]) -> dict[str, Any]:
     return values
 
 
+def check_renamed(env: Mapping[str, str]) -> None:
+    """Raises ConfigError for a variable that has another name today: unread, it would be a setting that is lost."""
+    for old, new in RENAMED.items():
+        if old in env:
+            raise ConfigError(old, "this variable has a new name", f"set {new} instead, and unset {old}")
+
+
 def suggest(key: str, known: Iterable[str]) -> str:
     """A hint for a name that is not known."""
+    if key in _RENAMED_KEYS:
+        return f"it has a new name: write {_RENAMED_KEYS[key]!r}"
     names = sorted(known)
     close = difflib.get_close_matches(key, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(names)}"

@@ -11,6 +11,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from oobleckd.protocol.deaths import Death
+from oobleckd.protocol.generation import Numbered
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
@@ -177,13 +178,13 @@ class ReasonView(msgspec.Struct, frozen=True):
     staged_bytes: int = 0
 
 
-class IncidentView(msgspec.Struct, frozen=True):
+class IncidentView(Numbered, frozen=True):
     """One recovery from evidence to resumed step. ``step`` is the one that was interrupted, numbered from 1.
 
     ``steps_lost`` is 0 unless a layer's last copy died and the job went back to a checkpoint.
     ``layer_gradients`` were computed again, of ``step_layer_gradients`` that one step has, and ``layer_forwards``, of as many.
     ``cost_s``: what was modelled of the way taken, until the next loss is expected (0: there was no choice); ``rejected``: the others.
-    ``sources``: who the copies came from, most bytes first; some may have been copied beforehand. ``reason`` is a sentence, ``parts`` what it is made of.
+    ``sources``: who the copies came from, most bytes first; some may have been pre-copied. ``reason`` is a sentence, ``parts`` what it is made of.
     """
 
     id: str
@@ -210,13 +211,13 @@ class IncidentView(msgspec.Struct, frozen=True):
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """A node and its devices. ``beat_age_s`` is the age of its last sign of life.
+    """A node and its devices. ``heartbeat_age_s`` (in JSON ``beat_age_s``) is the age of its last heartbeat.
 
     ``spare``: its warm spare, "" if it keeps none; ``spare_bytes`` of the host's memory are the spare's
-    (0: not known yet). ``layers`` are those that its devices compute, ``shadows`` those that they hold for others. ``zone``: what
+    (0: not known yet). ``layers`` are those that its devices compute, ``redundant`` (in JSON ``shadows``) the redundant ones, which they hold for others. ``zone``: what
     it fails together with, where that is known. ``bits``: of each device what decides the bits of its results, in short; ``traits``:
     all that does, by name. ``kept_out``: why no plan of the active job uses it, where a program should know ("data-changed": it would read another text).
-    ``lease_s``: how long its silence is forgiven at present; what its first beats teach makes that shorter.
+    ``lease_s``: how long its silence is forgiven at present; what its first heartbeats teach makes that shorter.
     """
 
     name: str
@@ -226,13 +227,13 @@ class NodeView(msgspec.Struct, frozen=True):
     devices: tuple[str, ...]
     kinds: tuple[str, ...]
     pids: tuple[int, ...]
-    beat_age_s: float
+    heartbeat_age_s: float = msgspec.field(name="beat_age_s")
     layers: tuple[LayerRange, ...]
     reason: str = ""
     spare: Literal["", "starting", "ready"] = ""
     spare_pid: int = 0
     spare_bytes: int = 0
-    shadows: tuple[LayerRange, ...] = ()
+    redundant: tuple[LayerRange, ...] = msgspec.field(default=(), name="shadows")  # its first name
     zone: str = ""
     bits: tuple[str, ...] = ()
     traits: tuple[dict[str, str], ...] = ()
@@ -280,7 +281,7 @@ class TroubleView(msgspec.Struct, frozen=True):
     free_bytes: int = -1
 
 
-class JobView(msgspec.Struct, frozen=True):
+class JobView(Numbered, frozen=True):
     """A job as ``get jobs`` and ``describe`` show it.
 
     ``step`` is the number of committed steps. ``tolerance``: nodes that can still be lost at once
@@ -337,7 +338,7 @@ class JobView(msgspec.Struct, frozen=True):
     checked_step: int = 0
 
 
-class StepView(msgspec.Struct, frozen=True):
+class StepView(Numbered, frozen=True):
     """One committed step, numbered from 1. ``loss`` round-trips exactly through JSON, where it is finite (else it is null); ``loss_hex`` is its
     bits for people. ``outcome``: applied, or skipped: it made no update, since its loss or a gradient was not finite.
 

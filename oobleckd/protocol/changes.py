@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 import msgspec
 
 from oobleckd.protocol.api import IncidentView, JobState, RejectedView
+from oobleckd.protocol.generation import Numbered
 from oobleckd.protocol.parts import FailureCause
 from oobleckd.protocol.traits import Difference
 
@@ -221,7 +222,7 @@ class CopiesBegun(Payload, frozen=True):
     copied_bytes: int
 
 
-class PlanDeployed(Payload, frozen=True):
+class PlanDeployed(Payload, Numbered, frozen=True):
     """A layout is in force: its ``pipelines`` as nodes, and what was copied for it, in the stop and before it (``staged_bytes``)."""
 
     kind: ClassVar[str] = "plan"
@@ -243,7 +244,7 @@ class DevicesDiffer(Payload, frozen=True):
 # --------------------------------------------------------------------------- steps and incidents
 
 
-class StepCommitted(Payload, frozen=True):
+class StepCommitted(Payload, Numbered, frozen=True):
     """A step (the first is 1) was committed. ``loss`` is null where it is no finite number. ``outcome``: applied, skipped, or repeated."""
 
     kind: ClassVar[str] = "step"
@@ -262,7 +263,7 @@ class LossDisputed(Payload, frozen=True):
     job: str = ""
 
 
-class IncidentBegan(Payload, frozen=True):
+class IncidentBegan(Payload, Numbered, frozen=True):
     """``nodes`` are lost, which begins an incident or adds to it."""
 
     kind: ClassVar[str] = "incident"

@@ -1,19 +1,19 @@
-"""Beats of idle nodes as UDP datagrams and the daemon's acknowledgements, questions and their answers: their bytes, and which of them count.
+"""Heartbeats of idle nodes as UDP datagrams and the daemon's acknowledgements, questions and their answers: their bytes, and which of them count.
 
-A datagram stands for a beat only if it says that the one before it was acknowledged; any other merely asks whether datagrams get through, and
-its agent beats over ZeroMQ at the same time. So a lost datagram costs one interval, who hears nothing of the daemon does not look alive, and of
-what somebody holds back on the way one beat at most would count later.
+A datagram stands for a heartbeat only if it says that the one before it was acknowledged; any other merely asks whether datagrams get through, and
+its agent sends heartbeats over ZeroMQ at the same time. So a lost datagram costs one interval, who hears nothing of the daemon does not look alive, and of
+what somebody holds back on the way one heartbeat at most would count later.
 
-A node that trains beats over ZeroMQ, whose connection may be held up by packets that are lost. When two of its beats are missing the daemon *asks*, and an
+A node that trains sends heartbeats over ZeroMQ, whose connection may be held up by packets that are lost. When two of its heartbeats are missing the daemon *asks*, and an
 *answer* proves that its agent lives. Each question has a number of its own, and each answer counts once.
 
-Both ends know a session's key, which came with the ``Welcome``. The code at a datagram's end is made with it, and for its direction: a beat cannot be
+Both ends know a session's key, which came with the ``Welcome``. The code at a datagram's end is made with it, and for its direction: a heartbeat cannot be
 sent back as its acknowledgement. Counters only rise, so nothing counts twice. An acknowledgement is shorter than what it answers.
 
-Layout, big-endian: version (1 byte), session (8), counter (8; of a question and its answer the question's number), of a beat the newest counter that was
+Layout, big-endian: version (1 byte), session (8), counter (8; of a question and its answer the question's number), of a heartbeat the newest counter that was
 acknowledged (8), code (16: keyed BLAKE2b).
 
-Pure: no socket. Who sends when is ``oobleckd.worker.agent.heartbeat``'s, who is heard ``oobleckd.daemon.beats``'.
+Pure: no socket. Who sends when is ``oobleckd.worker.agent.heartbeat``'s, who is heard ``oobleckd.daemon.heartbeats``'.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from oobleckd.protocol.parts import DATAGRAM_SESSION_BYTES
 
 VERSION = 1
 _CODE_BYTES = 16
-_BEAT = struct.Struct(f"!B{DATAGRAM_SESSION_BYTES}sQQ")
+_HEARTBEAT = struct.Struct(f"!B{DATAGRAM_SESSION_BYTES}sQQ")
 _ACK = struct.Struct(f"!B{DATAGRAM_SESSION_BYTES}sQ")
-BEAT_BYTES = _BEAT.size + _CODE_BYTES
+HEARTBEAT_BYTES = _HEARTBEAT.size + _CODE_BYTES
 ACK_BYTES = _ACK.size + _CODE_BYTES
 _FROM_AGENT, _FROM_DAEMON = b"oobleck beat", b"oobleck ack"
 _QUESTION, _ANSWER = b"oobleck ask", b"oobleck here"
 
-Verdict = Literal["beat", "question", "forged", "replayed"]
+Verdict = Literal["heartbeat", "question", "forged", "replayed"]
 
 
 def stands(counter: int, acked: int) -> bool:
-    """Whether a datagram stands for a beat: the one before it got through, and the word of that came back."""
+    """Whether a datagram stands for a heartbeat: the one before it got through, and the word of that came back."""
     return 0 < acked == counter - 1
 
 
@@ -53,10 +53,10 @@ class Sender:
     acked: int = 0
     asked: int = 0
 
-    def beat(self) -> tuple[bytes, bool]:
-        """The next datagram, and whether it stands for a beat: if not, ZeroMQ has to bear one."""
+    def heartbeat(self) -> tuple[bytes, bool]:
+        """The next datagram, and whether it stands for a heartbeat: if not, ZeroMQ has to bear one."""
         self.counter += 1
-        head = _BEAT.pack(VERSION, self.session, self.counter, self.acked)
+        head = _HEARTBEAT.pack(VERSION, self.session, self.counter, self.acked)
         return head + _code(head, self.key, _FROM_AGENT), stands(self.counter, self.acked)
 
     def heard(self, data: bytes) -> None:
@@ -86,14 +86,14 @@ class Receiver:
 
     def take(self, data: bytes) -> Verdict:
         """What a datagram is whose ``session_of`` is this one."""
-        head = data[: _BEAT.size]
+        head = data[: _HEARTBEAT.size]
         if not _is_of(self.key, _FROM_AGENT, head, data):
             return "forged"
-        _, _, counter, acked = _BEAT.unpack(head)
+        _, _, counter, acked = _HEARTBEAT.unpack(head)
         if counter <= self.newest:
             return "replayed"
         self.newest = counter
-        return "beat" if stands(counter, acked) else "question"
+        return "heartbeat" if stands(counter, acked) else "question"
 
     def ack(self) -> bytes:
         """Answer to the newest datagram."""
@@ -115,7 +115,7 @@ class Receiver:
 
 def session_of(data: bytes) -> bytes:
     """The session that a datagram of an agent names; empty where it is none of this version."""
-    if len(data) != BEAT_BYTES or data[0] != VERSION:
+    if len(data) != HEARTBEAT_BYTES or data[0] != VERSION:
         return b""
     return data[1 : 1 + DATAGRAM_SESSION_BYTES]
 

@@ -63,7 +63,7 @@ class LossForecast(msgspec.Struct, frozen=True):
     ``plan`` is None where too few nodes are left: the job waits. ``lost_layers`` have no copy left and come
     from the last checkpoint. ``copied_bytes`` of state travel, ``copy_s`` on the busiest link.
     ``considered``: pipelines that could take part in the change; fewer than there are where there are very
-    many. ``rolls_back``: whatever is lost, the job goes back to its last checkpoint. ``cases``: of the reason what becomes of the pipelines, where
+    many. ``rolls_back``: whatever is lost, the job rolls back to its last checkpoint. ``cases``: of the reason what becomes of the pipelines, where
     it says more than that.
     """
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from oobleckd.planner.policy import SHADOWING
+from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol import fields
 from oobleckd.protocol.units import parse_rate, parse_size
 
@@ -243,7 +243,7 @@ class Schedule(_Table, frozen=True):
         return parse_size(self.boundary_memory)
 
     @property
-    def shadow_bytes(self) -> int:
+    def redundant_bytes(self) -> int:
         """``shadow_memory`` in bytes."""
         return parse_size(self.shadow_memory)
 
@@ -446,7 +446,7 @@ def _check_chunks(job: Job) -> None:
             'set schedule.backward = "decoupled", or leave chunks out',
         )
     policy = job.fault_tolerance.policy
-    if policy in SHADOWING:
+    if policy in WITH_REDUNDANT_LAYERS:
         raise JobError(
             "schedule.chunks",
             f"2 does not go with fault_tolerance.policy = {policy!r}: a device with two parts of a pipeline has two successors, and "

@@ -75,8 +75,8 @@ class Hello(Message, frozen=True):
     oldest: int = 0
 
 
-class Beat(Message, frozen=True):
-    """Sign of life of an agent, every ``Welcome.beat_s`` seconds."""
+class Heartbeat(Message, frozen=True, tag="Beat"):
+    """Sign of life of an agent, every ``Welcome.heartbeat_s`` seconds."""
 
     incarnation: str
 
@@ -159,7 +159,7 @@ class Measured(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """All layers of the layout of ``epoch`` are here: ``copied_bytes`` came from others since the ``Deploy``, ``staged_bytes`` beforehand.
+    """All layers of the layout of ``epoch`` are here: ``copied_bytes`` came from others since the ``Deploy``, ``staged_bytes`` by pre-copy.
     ``notes``: what is to be said of the folder of the job's model. ``inputs``: what of the job the device reads.
     """
 
@@ -171,8 +171,8 @@ class Ready(Message, frozen=True):
     inputs: Inputs = ()
 
 
-class Prepared(Message, frozen=True):
-    """Answer of a target to ``Prepare``, once: the copies are here, as they were before ``round``, and go on with the rounds."""
+class PreCopied(Message, frozen=True, tag="Prepared"):
+    """Answer of a target to ``PreCopy``, once: the copies are here, as they were before ``round``, and go on with the rounds."""
 
     device: str
     number: int
@@ -385,14 +385,14 @@ class Goodbye(Message, frozen=True):
 
 FromWorker = (
     Hello
-    | Beat
+    | Heartbeat
     | DeviceLost
     | DeviceStopped
     | DeviceAwake
     | LinkDown
     | Measured
     | Ready
-    | Prepared
+    | PreCopied
     | Emptied
     | Progress
     | Held
@@ -417,13 +417,13 @@ class Welcome(Message, frozen=True):
     """Accepted: ``protocol`` is spoken from now on. ``daemon`` is the incarnation of the daemon.
 
     ``lives``: the device lives of the Hello that this answers. Until a life is among them, what comes for
-    its device is meant for the life before it, and the agent drops it. ``datagrams``: how the node may beat while it is idle, until the
+    its device is meant for the life before it, and the agent drops it. ``datagrams``: how the node may send heartbeats while it is idle, until the
     next Welcome or the end of the connection; None: over the connection alone.
     """
 
     protocol: int
     daemon: str
-    beat_s: float
+    heartbeat_s: float = msgspec.field(name="beat_s")
     lease_s: float
     lives: tuple[str, ...] = ()
     datagrams: DatagramSession | None = None
@@ -470,10 +470,10 @@ class Identify(Message, frozen=True):
     spec: Job
 
 
-class Prepare(Message, frozen=True):
-    """Copy the state of layers beforehand, while training goes on, for a plan that is to come (docs/mechanisms/precopy.md).
+class PreCopy(Message, frozen=True, tag="Prepare"):
+    """Pre-copy the state of layers, while training goes on, for a plan that is to come (docs/mechanisms/precopy.md).
 
-    ``number`` names the preparation, and is higher than that of the one before, whose place it takes; without ``transfers`` there is none any more. A source sends
+    ``number`` names the pre-copy, and is higher than that of the one before, whose place it takes; without ``transfers`` there is none any more. A source sends
     targets the state of the last boundary, and then, for so many ``rounds``, what every update is made from. ``peers`` are
     those that ``device`` does not know from its layout; ``secret`` (hex) opens links to them.
     """
@@ -496,7 +496,7 @@ class Deploy(Message, frozen=True):
     ``sources`` of transfers may be devices outside the new layout (drained ones). ``ops`` is the text
     form of this device's schedule, which leads until somebody dies (empty: whatever is ready). ``secret`` (hex) opens
     transport links of this job. ``buckets`` of the model are a pure function of the job, so they are
-    not sent. ``prepared``: the ``Prepare`` that copied beforehand for this plan (0: none did). ``recheck``: the step whose ``StepDone`` tells
+    not sent. ``precopied``: the ``PreCopy`` that pre-copied for this plan (0: none did). ``recheck``: the step whose ``StepDone`` tells
     fingerprints (-1: none does). Of rounds whose number
     ``sample_every`` divides the device tells its op times (0: of none). ``folder``: the name of the folder in ``checkpoint.dir`` that takes
     the job's checkpoints ("": the job's id), and ``journal`` that of the journal whose mark it has ("": nobody looks for one).
@@ -513,7 +513,7 @@ class Deploy(Message, frozen=True):
     peers: dict[str, Peer]
     ops: str
     secret: str
-    prepared: int = 0
+    precopied: int = msgspec.field(default=0, name="prepared")
     sample_every: int = 0
     recheck: int = -1
     folder: str = ""
@@ -618,7 +618,7 @@ ToWorker = (
     | Wake
     | Measure
     | Identify
-    | Prepare
+    | PreCopy
     | Deploy
     | Resume
     | Report

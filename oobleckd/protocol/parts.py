@@ -106,7 +106,7 @@ def repr_without_secrets(struct: msgspec.Struct) -> str:
 
 
 class DatagramSession(msgspec.Struct, frozen=True):
-    """How an idle agent may beat by UDP: at ``port`` of the daemon's host, under the name ``session``, proven by ``key`` (``datagrams``)."""
+    """How an idle agent may send heartbeats by UDP: at ``port`` of the daemon's host, under the name ``session``, proven by ``key`` (``datagrams``)."""
 
     port: int
     session: Annotated[bytes, Meta(min_length=DATAGRAM_SESSION_BYTES, max_length=DATAGRAM_SESSION_BYTES)]

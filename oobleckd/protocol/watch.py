@@ -22,6 +22,7 @@ from oobleckd.protocol.api import (
     TemplateView,
 )
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.generation import Numbered
 
 OpKind = Literal["F", "B", "I", "W", "U", "S"]
 """Forward, backward, input gradients, weight gradients, update, a forward pass run ahead for another device."""
@@ -59,7 +60,7 @@ class LaneView(msgspec.Struct, frozen=True):
     dead: bool = False
 
 
-class ScheduleView(msgspec.Struct, frozen=True):
+class ScheduleView(Numbered, frozen=True):
     """One step as it was (``measured``), or as the planner has it. ``step``: numbered from 1; ``span_s``: from its beginning to its end."""
 
     job: str
@@ -102,10 +103,10 @@ class GoodputView(msgspec.Struct, frozen=True):
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
 
 
-class BlastView(msgspec.Struct, frozen=True):
+class ImpactView(msgspec.Struct, frozen=True):
     """What would follow if ``nodes`` died now, all at once. Computed by the daemon from the plan in force, with the job's policy.
 
-    ``lost_layers``: without a copy then. ``steps_back``: how far the job would go back (0: not at all). ``stops``: too few nodes would be left to go on.
+    ``lost_layers``: without a copy then. ``steps_back``: how far the job would roll back (0: not at all). ``stops``: too few nodes would be left to go on.
     ``stall_s``: modelled, from the loss until the plan that follows runs: noticed, repaired, deployed, copied (0 where it ``stops``). ``throughput``: share of the present one afterwards. ``copied_bytes`` on the way to it.
     ``plan``: the pipelines that would follow. ``can_lose``: nodes that could still be lost then.
     """

@@ -34,8 +34,8 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Stretch:
-    """Committed steps that a way back may still take: up to ``step``, with what they were booked as."""
+class BookedStretch:
+    """Committed steps that a rollback may still take: up to ``step``, with what they were booked as."""
 
     step: int
     useful_ns: int
@@ -46,7 +46,7 @@ class Stretch:
 class Account:
     """``num_devices`` are alive now. ``lost_ns`` by cause; ``total_ns`` is always useful and lost and what is open together.
 
-    ``open``: what the round under way has taken so far, by what was going on. ``stretches``: what a way back may take, oldest first.
+    ``open``: what the round under way has taken so far, by what was going on. ``stretches``: what a rollback may take, oldest first.
     """
 
     num_devices: int = 0
@@ -56,7 +56,7 @@ class Account:
     useful_ns: int = 0
     lost_ns: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     open: dict[What, Tally] = field(default_factory=dict)
-    stretches: list[Stretch] = field(default_factory=list)
+    stretches: list[BookedStretch] = field(default_factory=list)
 
     def until(self, now: float) -> None:
         """Time has passed."""
@@ -113,10 +113,10 @@ class Account:
         useful_ns = left_ns if best_s >= normal_s else int(left_ns * (best_s / normal_s))
         self.useful_ns += useful_ns
         self.lost_ns["degraded"] += left_ns - useful_ns
-        self.stretches.append(Stretch(step, useful_ns, left_ns - useful_ns))
+        self.stretches.append(BookedStretch(step, useful_ns, left_ns - useful_ns))
 
     def safe(self, step: int) -> None:
-        """No way back goes behind ``step``."""
+        """No rollback goes behind ``step``."""
         self.stretches = [stretch for stretch in self.stretches if stretch.step > step]
 
     def abandon(self, now: float) -> None:

@@ -16,7 +16,7 @@ Act = Callable[[], None]
 
 
 @dataclass(slots=True)
-class Clock:
+class VirtualClock:
     """``now`` is in virtual seconds since the beginning of the run."""
 
     now: float = 0.0

@@ -42,14 +42,14 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ``detect_s``: from a death to the daemon's notice. ``silence_s``: the same where no peer has a link to the dead, so that only its
     silence tells. ``report_s``: from the notice until all survivors have answered and the decision is made. ``plan_s``: what the policy takes
     for a plan, ``plan_node_s`` for every node on top. ``deploy_s``: of a new layout all but its copies; ``init_s`` of the first one. ``restart_s``: on top where
-    every process begins anew because the job goes back to a checkpoint, ``load_bytes_per_s`` what a node then reads.
+    every process begins anew because the job rolls back to a checkpoint, ``load_bytes_per_s`` what a node then reads.
     ``start_s``: from a node's arrival until its devices can be used. ``snapshot_bytes_per_s``: how fast a device copies what it is to write,
     while training waits; ``write_bytes_per_s`` how fast a node writes it, while training goes on. ``manifest_s``: to complete a checkpoint.
     ``keeps``: what a loss leaves of the step under way: everything but the dead devices' own work, or nothing. ``every``: steps between
     checkpoints (0: as the job has it). ``longer``: the share by which every step is longer than the timeline says; ``commit_s``: by which time, whatever the plan
     (letters, votes, the way to the next step); ``sums_bytes_per_s``: how fast a device sends its gradient sums to all other holders of its layers, while
-    it waits. ``begin_s``: of a deployment where the process of a device has just started, and nothing was copied to it beforehand: its model and data are
-    opened, links are made. ``beforehand``: copies are made while training goes on, where that pays.
+    it waits. ``begin_s``: of a deployment where the process of a device has just started, and nothing was pre-copied to it: its model and data are
+    opened, links are made. ``precopy``: copies are made while training goes on, where that pays.
     """
 
     detect_s: _Seconds = 0.003
@@ -71,7 +71,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     commit_s: _Seconds = 0.0
     sums_bytes_per_s: _Rate = inf
     begin_s: _Seconds = 0.0
-    beforehand: bool = True
+    precopy: bool = True
 
 
 # Ours. Measured: from a loss to the decision 2 to 3 ms (`benchmarks/recovery.py`, a process killed; CHANGELOG.md), which is detect_s and report_s together, so
@@ -101,7 +101,7 @@ ONE_MACHINE = msgspec.structs.replace(
 
 # Oobleck, SOSP'23. Section 5 (dynamic reconfiguration): training stops, pipelines are instantiated from templates, missing layers are copied from
 # replicas, and the interrupted iteration is done again. The copies are modelled as ours.
-OOBLECK = Costs(detect_s=1.0, report_s=0.0, deploy_s=10.0, start_s=30.0, keeps="nothing", beforehand=False)
+OOBLECK = Costs(detect_s=1.0, report_s=0.0, deploy_s=10.0, start_s=30.0, keeps="nothing", precopy=False)
 
 # Varuna, EuroSys'22. Sections 4.3 and 5 (job morphing): on a change of the cluster the job is restarted from its last checkpoint in the best P x D. Assumed:
 # 5 s of missed heartbeats of a manager outside the job; 60 s to start all processes, six times what torchrun takes to restart four small processes on one
@@ -113,11 +113,11 @@ VARUNA = Costs(
 # Bamboo, NSDI'23. Sections 4 and 5: the predecessor takes over in a short pause, and reconfigurations bring in spares. Assumed: 1 s of pause, to run the redundant
 # backward passes; 30 s to reconfigure, since unlike the others every device moves two stages; steps a tenth longer, as the redundant forward does not always
 # fit into the bubbles, besides what its deeper pipelines cost, which is modelled.
-BAMBOO = Costs(detect_s=1.0, report_s=1.0, deploy_s=30.0, start_s=30.0, longer=0.1, beforehand=False)
+BAMBOO = Costs(detect_s=1.0, report_s=1.0, deploy_s=30.0, start_s=30.0, longer=0.1, precopy=False)
 
 # SlipStream, arXiv 2405.14009 version 1 (ReCycle in SOSP'24). Section 4: work of the dead is re-routed from the next iteration on, no parameters move. Assumed:
 # the interrupted iteration is done again; 10 s for a node that comes, whose groups are made anew.
-SLIPSTREAM = Costs(detect_s=1.0, report_s=0.0, deploy_s=10.0, start_s=30.0, keeps="nothing", beforehand=False)
+SLIPSTREAM = Costs(detect_s=1.0, report_s=0.0, deploy_s=10.0, start_s=30.0, keeps="nothing", precopy=False)
 
 PRESETS: dict[str, Costs] = {
     "ours": OURS,
@@ -165,4 +165,6 @@ def _changed(path: Path, raw: Mapping[str, Any]) -> Costs:
         return msgspec.convert(msgspec.to_builtins(PRESETS[like]) | given, Costs)
     except msgspec.ValidationError as error:
         names = ", ".join(Costs.__struct_fields__)
+        if "beforehand" in raw:
+            raise CostsError(f"{path}: unknown key beforehand", "it has a new name: write precopy") from error
         raise CostsError(f"{path}: {error}", f"its keys are like, {names}") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from random import Random
 
-from oobleckd.simulator.traces import Event, Trace, node_names
+from oobleckd.simulator.traces import Trace, TraceEvent, node_names
 
 DAY_S = 24 * 3600.0
 _HALF = 0.5
@@ -37,11 +37,11 @@ def memoryless(
         if repairs and repairs[0][0] <= fails_at:
             now, node = heapq.heappop(repairs)
             alive.append(node)
-            event = Event(now, "join", node)
+            event = TraceEvent(now, "join", node)
         else:
             now = fails_at
             node = alive.pop(chance.randrange(len(alive)))
-            event = Event(now, "fail", node)
+            event = TraceEvent(now, "fail", node)
             if repair_s:
                 heapq.heappush(repairs, (now + chance.expovariate(1 / repair_s), node))
         if now >= duration_s:

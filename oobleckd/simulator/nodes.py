@@ -1,7 +1,7 @@
 """The nodes of a simulated cluster: who comes, goes and dies, and how the daemon gets to know.
 
 Owns the lives of nodes and the evidence of their ends, which is what a real cluster would have: the agent's link closes and a peer in the layout has lost its
-link too; where there is none only silence tells, after longer. Beats are not sent, since nobody is silent who lives.
+link too; where there is none only silence tells, after longer. Heartbeats are not sent, since nobody is silent who lives.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from oobleckd.protocol.api import Drain
 from oobleckd.protocol.messages import PROTOCOL, DeviceLost, Goodbye, Hello, LinkDown
 from oobleckd.protocol.parts import DeviceInfo, Notice
 from oobleckd.simulator.account import Account
-from oobleckd.simulator.clock import Clock
+from oobleckd.simulator.clock import VirtualClock
 from oobleckd.simulator.costs import Costs
 from oobleckd.simulator.training import Training
 
 TICKET = 0  # nobody waits for the answers
 
 
-class Shell(Protocol):
+class NodesShell(Protocol):
     """What nodes need of the world around them."""
 
-    clock: Clock
+    clock: VirtualClock
     account: Account
     machine: Machine
 
@@ -40,10 +40,10 @@ class Shell(Protocol):
 
 
 @dataclass(slots=True)
-class Nodes:
+class SimulatedNodes:
     """All nodes ever seen: name -> number of its life. ``alive``: now; ``known``: of those, who has said Hello. ``zones``: node -> its zone, if it has one."""
 
-    world: Shell
+    world: NodesShell
     training: Training
     costs: Costs
     devices_per_node: int

@@ -94,7 +94,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Written:
+class WrittenCheckpoint:
     """What is written down while it runs. ``alive``: (time, nodes). ``waits``: why it has not begun, when most nodes were there."""
 
     points: list[Point] = field(default_factory=list)

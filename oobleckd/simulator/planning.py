@@ -33,8 +33,8 @@ class Planner:
             self._templates[key] = policy(name).prepare(setup)
         return self._templates[key]
 
-    def answer(self, request: MakePlan, *, beforehand: bool = True) -> Planned:
-        """What the daemon's pool would answer. Never raises: what is wrong is in the answer. Without ``beforehand`` all copies are made in stops."""
+    def answer(self, request: MakePlan, *, precopy: bool = True) -> Planned:
+        """What the daemon's pool would answer. Never raises: what is wrong is in the answer. Without ``precopy`` all copies are made in stops."""
         try:
             templates = self.templates(request.policy, request.setup)
             if request.situation is None:
@@ -43,8 +43,8 @@ class Planner:
             found = proposed(request.policy, request.setup, templates, request.situation, sizes)
         except PlanError as error:
             return Planned(request.ticket, error=error.problem, hint=error.hint)
-        if not beforehand:
-            found = msgspec.structs.replace(found, beforehand_s=0.0, at_once=False)
+        if not precopy:
+            found = msgspec.structs.replace(found, precopy_s=0.0, at_once=False)
         return Planned(request.ticket, templates, found)
 
     def _sizes_for(

@@ -57,7 +57,7 @@ class _Pace(msgspec.Struct, frozen=True):
         return before.backward(position) + _FORWARD / self._makespan
 
 
-class Ended(msgspec.Struct, frozen=True):
+class SimulatedEnd(msgspec.Struct, frozen=True):
     """A hop of ``micro_batch`` has its weight gradients at ``at_s`` of a step."""
 
     at_s: float
@@ -67,14 +67,14 @@ class Ended(msgspec.Struct, frozen=True):
 
 def ends(
     layout_routes: Sequence[Route], standing: Sequence[Route], step_s: float
-) -> Mapping[str, Sequence[Ended]]:
+) -> Mapping[str, Sequence[SimulatedEnd]]:
     """Device -> its hops in ``standing``, routes of a step of ``step_s``, as they end."""
     paces = _paces(layout_routes, {route.micro_batch for route in standing})
-    found: defaultdict[str, list[Ended]] = defaultdict(list)
+    found: defaultdict[str, list[SimulatedEnd]] = defaultdict(list)
     for route in standing:
         pace = msgspec.structs.replace(paces[route.micro_batch], stages=len(route.segments))
         for position, segment in enumerate(route.segments):
-            ended = Ended(pace.backward(position) * step_s, route.micro_batch, segment.layers)
+            ended = SimulatedEnd(pace.backward(position) * step_s, route.micro_batch, segment.layers)
             found[segment.device].append(ended)
     for hops in found.values():
         hops.sort(key=lambda hop: (hop.at_s, hop.micro_batch))

@@ -82,9 +82,9 @@ class Besides:
         for device, held in layout.holdings.items():
             if device in dead:
                 continue
-            shadows = layout.shadows.get(device, NO_LAYERS)
+            redundant = layout.redundant.get(device, NO_LAYERS)
             most = max(
-                most, sum((copies[n] - 1) * self.sums_bytes[n] for n in held.layers() if n not in shadows)
+                most, sum((copies[n] - 1) * self.sums_bytes[n] for n in held.layers() if n not in redundant)
             )
         return most / self.bytes_per_s
 

@@ -16,7 +16,7 @@ import msgspec
 from oobleckd.planner.plan import Layout, Route
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.job import Job
-from oobleckd.simulator.progress import Ended, ends
+from oobleckd.simulator.progress import SimulatedEnd, ends
 
 EXACT_TIMES = 2
 """Sums that are exact are of 64 bits, twice as wide as weights; others are as wide."""
@@ -30,7 +30,7 @@ def sums_bytes(job: Job, profile: Profile) -> tuple[int, ...]:
     return tuple(times * layer.param_bytes for layer in profile.layers)
 
 
-class Copy(msgspec.Struct, frozen=True):
+class SimulatedSumCopy(msgspec.Struct, frozen=True):
     """Of a device's sums after the first ``hops`` of its hops, with ``keeper`` at ``here_s`` of the step."""
 
     keeper: str
@@ -38,10 +38,10 @@ class Copy(msgspec.Struct, frozen=True):
     here_s: float
 
 
-class Sent(msgspec.Struct, frozen=True):
+class SentCopy(msgspec.Struct, frozen=True):
     """By one device in a step: all copies by time, seconds that they are on its link, and when the last has left it."""
 
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[SimulatedSumCopy, ...] = ()
     link_s: float = 0.0
     until_s: float = 0.0
 
@@ -122,11 +122,11 @@ class Sums:
             self._longer = key, found
         return self._longer[1]
 
-    def _sent(self, hops: Sequence[Ended], keepers: Mapping[int, str]) -> Sent:
+    def _sent(self, hops: Sequence[SimulatedEnd], keepers: Mapping[int, str]) -> SentCopy:
         """After equal parts of the step's gradients, each to whom the one before has reached."""
         owed = sum(len(hop.layers.layers()) for hop in hops)
         added: set[int] = set()
-        copies: list[Copy] = []
+        copies: list[SimulatedSumCopy] = []
         heard: dict[str, float] = {}
         done = parts = 0
         link_s = until_s = 0.0
@@ -141,9 +141,9 @@ class Sums:
                     continue
                 takes_s = sum(self.layer_s[layer] for layer in added if keepers.get(layer) == keeper)
                 link_s, until_s = link_s + takes_s, max(until_s, hop.at_s) + takes_s
-                copies.append(Copy(keeper, count, until_s + self.latency_s))
+                copies.append(SimulatedSumCopy(keeper, count, until_s + self.latency_s))
                 heard[keeper] = until_s + 2 * self.latency_s
-        return Sent(tuple(copies), link_s, until_s)
+        return SentCopy(tuple(copies), link_s, until_s)
 
     def _boundaries_s(self, standing: Sequence[Route]) -> Mapping[str, float]:
         """Device -> seconds in a step that it sends activations and their gradients."""

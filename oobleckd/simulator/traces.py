@@ -30,7 +30,7 @@ class TraceError(ValueError):
         self.hint = hint
 
 
-class Event(msgspec.Struct, frozen=True):
+class TraceEvent(msgspec.Struct, frozen=True):
     """``node`` fails without a word, leaves in order, or joins, at ``at_s`` seconds. ``notice_s``: a leave is known so long before the
     node is gone; then ``at_s`` is when it becomes known.
     """
@@ -48,7 +48,7 @@ class Trace(msgspec.Struct, frozen=True):
 
     name: str
     nodes: tuple[str, ...]
-    events: tuple[Event, ...]
+    events: tuple[TraceEvent, ...]
     duration_s: float
     zones: dict[str, str] = {}
     seed: int = 0
@@ -87,7 +87,7 @@ def read_trace(path: Path, *, num_nodes: int = 0, duration_s: float = 0.0) -> Tr
     return msgspec.structs.replace(trace, zones=zones)
 
 
-def _trace(path: Path, events: Sequence[Event], num_nodes: int, duration_s: float) -> Trace:
+def _trace(path: Path, events: Sequence[TraceEvent], num_nodes: int, duration_s: float) -> Trace:
     first_s = events[0].at_s
     begins = [event.node for event in events if event.at_s == first_s and event.kind == "join"]
     if begins:
@@ -110,11 +110,11 @@ def _trace(path: Path, events: Sequence[Event], num_nodes: int, duration_s: floa
     return Trace(path.stem, nodes, kept, until_s)
 
 
-def _shifted(event: Event, first_s: float) -> Event:
+def _shifted(event: TraceEvent, first_s: float) -> TraceEvent:
     return msgspec.structs.replace(event, at_s=event.at_s - first_s)
 
 
-def _read(path: Path, number: int, line: str, zones: dict[str, str]) -> Iterable[Event]:
+def _read(path: Path, number: int, line: str, zones: dict[str, str]) -> Iterable[TraceEvent]:
     """The event of a line; none of an empty one, a comment or the names of the columns. A zone that it tells is written into ``zones``."""
     text = line.partition("#")[0].strip()
     if not text or text.startswith(_HEADER):
@@ -124,7 +124,7 @@ def _read(path: Path, number: int, line: str, zones: dict[str, str]) -> Iterable
     if not 3 <= len(cells) <= 5 or not cells[2]:
         raise TraceError(f"{where}: {text!r} is no event")
     if cells[1] in _THEIRS and len(cells) == 3:
-        return (Event(_seconds(where, cells[0]) / 1000.0, _THEIRS[cells[1]], cells[2]),)
+        return (TraceEvent(_seconds(where, cells[0]) / 1000.0, _THEIRS[cells[1]], cells[2]),)
     kind: Kind | None = next((each for each in _OURS if each == cells[1]), None)
     if kind is None:
         raise TraceError(f"{where}: no event {cells[1]!r}")
@@ -134,7 +134,7 @@ def _read(path: Path, number: int, line: str, zones: dict[str, str]) -> Iterable
         raise TraceError(f"{where}: a {kind} has no notice", "only a leave is known before the node is gone")
     if zone:
         _note_zone(where, kind, node, zone, zones)
-    return (Event(_seconds(where, at), kind, node, notice_s),)
+    return (TraceEvent(_seconds(where, at), kind, node, notice_s),)
 
 
 def _note_zone(where: str, kind: Kind, node: str, zone: str, zones: dict[str, str]) -> None:
@@ -157,7 +157,7 @@ def _seconds(where: str, text: str) -> float:
     return value
 
 
-def _check(path: Path, nodes: Sequence[str], events: Sequence[Event]) -> None:
+def _check(path: Path, nodes: Sequence[str], events: Sequence[TraceEvent]) -> None:
     """Times never decrease; who goes is there, and who comes is not, nor on its way out."""
     if any(event.at_s < before.at_s for before, event in pairwise(events)):
         raise TraceError(f"{path}: times decrease", "sort its lines by time")
@@ -183,12 +183,12 @@ def _check(path: Path, nodes: Sequence[str], events: Sequence[Event]) -> None:
 def written(trace: Trace) -> str:
     """``trace`` in our own format, with its header."""
     header = f"{_HEADER},event,node,notice_seconds" + (",zone" if trace.zones else "")
-    begins = [Event(0.0, "join", node) for node in trace.nodes]
+    begins = [TraceEvent(0.0, "join", node) for node in trace.nodes]
     lines = [_line(event, trace.zones) for event in (*begins, *trace.events)]
     return "\n".join([header, *lines]) + "\n"
 
 
-def _line(event: Event, zones: Mapping[str, str]) -> str:
+def _line(event: TraceEvent, zones: Mapping[str, str]) -> str:
     cells = [_number(event.at_s), event.kind, event.node, _number(event.notice_s)]
     if event.kind == "join" and event.node in zones:
         cells.append(zones[event.node])

@@ -30,9 +30,9 @@ from oobleckd.protocol.messages import (
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.simulator import saving
 from oobleckd.simulator.account import Account
-from oobleckd.simulator.beforehand import Beforehand
-from oobleckd.simulator.clock import Clock
+from oobleckd.simulator.clock import VirtualClock
 from oobleckd.simulator.costs import Costs
+from oobleckd.simulator.precopy import SimulatedPreCopy
 from oobleckd.simulator.progress import Moment, answers
 from oobleckd.simulator.steps import mended_at
 from oobleckd.simulator.sums import Sums
@@ -42,10 +42,10 @@ from oobleckd.simulator.sums import Sums
 Phase = Literal["idle", "running", "stricken", "reported", "held"]
 
 
-class Shell(Protocol):
+class TrainingShell(Protocol):
     """What training needs of the world around it."""
 
-    clock: Clock
+    clock: VirtualClock
     account: Account
 
     def hear(self, device: str, message: FromWorker) -> None:
@@ -71,7 +71,7 @@ class Shell(Protocol):
         """Steps were committed."""
 
 
-class Deployment(msgspec.Struct, frozen=True):
+class SimulatedDeployment(msgspec.Struct, frozen=True):
     """A layout that is being brought in, as every device was told."""
 
     told: Deploy
@@ -87,7 +87,7 @@ class Training:
     are dead, whether anybody knows or not; ``dead`` are known; ``new`` have never held anything of the job. ``losses`` counts, so that a checkpoint knows whether its writers all lived; ``writing``: one is under way.
     """
 
-    world: Shell
+    world: TrainingShell
     costs: Costs
     profile: Profile
     num_samples: int
@@ -111,13 +111,13 @@ class Training:
     standing_still: bool = False
     hold: bool = False
     checkpoint: bool = False
-    deployment: Deployment | None = None
+    deployment: SimulatedDeployment | None = None
     losses: int = 0
     writing: bool = False
-    beforehand: Beforehand = field(init=False)
+    precopy: SimulatedPreCopy = field(init=False)
 
     def __post_init__(self) -> None:
-        self.beforehand = Beforehand(self.world, self.profile, self.gone)
+        self.precopy = SimulatedPreCopy(self.world, self.profile, self.gone)
 
     # ------------------------------------------------------------------ time
 
@@ -204,7 +204,7 @@ class Training:
         if self.deployment is not None and self.deployment.told.epoch >= message.epoch:
             return
         self.job = message.job
-        self.deployment = Deployment(message, tuple(sorted(message.peers, reverse=True)))
+        self.deployment = SimulatedDeployment(message, tuple(sorted(message.peers, reverse=True)))
         fixed_s, moved_s = self._takes(message)
         now, clock = self.world.clock.now, self.world.clock
         self.world.account.spend(now, "reconfigure")
@@ -216,9 +216,9 @@ class Training:
         costs = self.costs
         fixed_s = costs.deploy_s
         if not self.new.isdisjoint(message.layout.holdings):
-            fixed_s += max(0.0, costs.begin_s - self.beforehand.begun_s(message))
+            fixed_s += max(0.0, costs.begin_s - self.precopy.begun_s(message))
         if message.source == "copy":
-            return fixed_s, self.beforehand.copies_s(message)
+            return fixed_s, self.precopy.copies_s(message)
         if message.source == "init":
             return fixed_s + costs.init_s, 0.0
         held: dict[str, int] = {}
@@ -237,7 +237,7 @@ class Training:
         if found is None or found.told.epoch != epoch:
             return
         self.new.difference_update(found.told.layout.holdings)
-        copied = self.beforehand.copied(found.told)
+        copied = self.precopy.copied(found.told)
         for device in found.devices:
             if device not in self.gone and self.deployment is found:
                 self.world.hear(device, Ready(device, epoch, *copied.get(device, (0, 0))))
@@ -253,7 +253,7 @@ class Training:
         self._forget_flags()
         self._begin()
 
-    def _adopt(self, found: Deployment) -> None:
+    def _adopt(self, found: SimulatedDeployment) -> None:
         self.layout, self.counters, self.deployment = found.told.layout, found.told.counters, None
         every = found.told.spec.checkpoint.every
         self.every = self.costs.every or (every if isinstance(every, int) else 0)

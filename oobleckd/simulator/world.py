@@ -14,7 +14,7 @@ from typing import assert_never
 import msgspec
 
 from oobleckd.core.cadence import cadence
-from oobleckd.core.config import Config
+from oobleckd.core.config import CoreConfig
 from oobleckd.core.entries import (
     CheckpointWritten,
     IncidentOpened,
@@ -56,7 +56,7 @@ from oobleckd.protocol.messages import (
     Inject,
     Measure,
     Measured,
-    Prepare,
+    PreCopy,
     Refused,
     Release,
     Report,
@@ -67,9 +67,9 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.simulator import traces
 from oobleckd.simulator.account import NS, Account
-from oobleckd.simulator.clock import Clock
-from oobleckd.simulator.nodes import TICKET, Nodes
-from oobleckd.simulator.outcome import Decided, Outcome, Point, Question, SimulationError, Written
+from oobleckd.simulator.clock import VirtualClock
+from oobleckd.simulator.nodes import TICKET, SimulatedNodes
+from oobleckd.simulator.outcome import Decided, Outcome, Point, Question, SimulationError, WrittenCheckpoint
 from oobleckd.simulator.planning import Oracle, Planner
 from oobleckd.simulator.steps import Besides, Steps
 from oobleckd.simulator.sums import Sums
@@ -90,16 +90,16 @@ class World:
 
     def __init__(self, question: Question, planner: Planner | None = None) -> None:
         self.question, self.costs = question, question.costs
-        self.clock, self.account, self.written = Clock(), Account(), Written()
+        self.clock, self.account, self.written = VirtualClock(), Account(), WrittenCheckpoint()
         self.planner = planner or Planner()
-        self.machine = Machine(Config(daemon="simulator", state_dir="/", lease_s=inf, look_s=inf))
+        self.machine = Machine(CoreConfig(daemon="simulator", state_dir="/", lease_s=inf, look_s=inf))
         self.steps = Steps(self.costs.longer)
         job = question.job
         self.besides = Besides.of(job, question.profile, self.costs.commit_s, self.costs.sums_bytes_per_s)
         kept = job.schedule.boundary_bytes > 0
         self.sums = Sums.of(job, question.profile, kept=self.costs.keeps != "nothing")
         self.training = Training(self, self.costs, question.profile, job.train.global_batch, kept, self.sums)
-        self.nodes = Nodes(
+        self.nodes = SimulatedNodes(
             self,
             self.training,
             self.costs,
@@ -158,7 +158,7 @@ class World:
         job = msgspec.structs.replace(spec, train=train, fault_tolerance=tolerance)
         self.feed(Asked(TICKET, Submit(job, who="simulator")))
 
-    def _happens(self, events: tuple[traces.Event, ...]) -> None:
+    def _happens(self, events: tuple[traces.TraceEvent, ...]) -> None:
         """All that the trace has at this moment. Who dies together dies at once."""
         failed = [event.node for event in events if event.kind == "fail"]
         if failed:
@@ -223,7 +223,7 @@ class World:
         self.clock.after(takes_s, lambda: self._planned(request))
 
     def _planned(self, request: MakePlan) -> None:
-        answer = self.planner.answer(request, beforehand=self.costs.beforehand)
+        answer = self.planner.answer(request, precopy=self.costs.precopy)
         if answer.proposal is not None:
             plan = answer.proposal.plan
             self.written.decisions.append(Decided(self.clock.now, answer.proposal.reason, plan.step_s))
@@ -232,8 +232,8 @@ class World:
     def _tell(self, message: ToWorker) -> None:
         training = self.training
         match message:
-            case Prepare():
-                training.beforehand.prepare(message, training.counters.step, training.step_s)
+            case PreCopy():
+                training.precopy.prepare(message, training.counters.step, training.step_s)
             case Deploy():
                 training.deploy(message)
             case Resume():

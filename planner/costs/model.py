@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from oobleckd.planner.profile import NOTHING, Held, LayerCost, Profile
+from oobleckd.planner.profile import NOTHING, HeldBesides, LayerCost, Profile
 
 Floats = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ class StageCosts:
         return np.where(room >= num_micro_batches * self.activation_bytes, np.inf, index)
 
 
-def stage_costs(profile: Profile, num_devices: int = 1, held: Held = NOTHING) -> StageCosts:
+def stage_costs(profile: Profile, num_devices: int = 1, held: HeldBesides = NOTHING) -> StageCosts:
     """The cost model of ``profile`` with ``num_devices`` devices a stage and ``held`` besides; every cut
     is charged the profile's link, in a node too.
     """

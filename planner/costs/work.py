@@ -109,7 +109,7 @@ def stage_works(
 
     With two the pipeline has the shape of a V: the stages in its middle are neighbours on one device, between which
     nothing is sent; what the runtime takes counts for the first of a device. ``besides``: bytes that a stage's device holds of
-    others (as a shadow).
+    others (as a redundant holder).
     """
     costs = stage_costs(profile)
     works = []

@@ -1,7 +1,7 @@
 """Copies made while training goes on, for a plan that is to come: how long they take, where they pay, and who has room for them.
 
 The state is sent once, and from then on what every update is made from, so that the target keeps up: a gradient for the weights and two moments
-that a copy has. (Live migration of virtual machines copies beforehand in the same way: Clark et al., NSDI 2005; what is written again
+that a copy has. (Live migration of virtual machines pre-copies in the same way: Clark et al., NSDI 2005; what is written again
 while it is copied is there sent again, page by page, here as the gradient that it follows from.) Owns the model; nothing of it is needed for
 a plan to be right, only for the choice.
 
@@ -100,18 +100,18 @@ def has_room(
 def _most_bytes(setup: Setup, held: Layers) -> int:
     """What a device that holds ``held`` needs at most: all micro-batches in flight."""
     activations = sum(setup.profile.layers[layer].activation_bytes for layer in held.layers())
-    flying = setup.num_micro_batches * activations + setup.held.shadow_bytes
+    flying = setup.num_micro_batches * activations + setup.held.redundant_bytes
     return base_bytes(setup, held) + flying
 
 
-def beforehand_s(
+def precopy_s(
     setup: Setup,
     needed: Callable[[], Mapping[str, int]],
     situation: Situation,
     copies: Sequence[Transfer],
     step_s: float,
 ) -> float:
-    """Seconds until ``copies`` are made beforehand, with steps of ``step_s`` until then; 0 where they are better made in the stop.
+    """Seconds until ``copies`` are pre-copied, with steps of ``step_s`` until then; 0 where they are better made in the stop.
 
     ``needed``: as in ``has_room``, asked for where that decides.
     """

@@ -26,9 +26,10 @@ NOTHING = Layers()
 
 
 def places(template: Template) -> tuple[Place, ...]:
-    """For every node of ``template`` in order what its devices hold, shadows too."""
+    """For every node of ``template`` in order what its devices hold, redundant layers too."""
     return _by_node(
-        template, [held.and_those(more) for held, more in zip(template.held, template.shadows, strict=True)]
+        template,
+        [held.and_those(more) for held, more in zip(template.held, template.redundant_layers, strict=True)],
     )
 
 
@@ -57,12 +58,12 @@ def segments_on(template: Template, nodes: Sequence[str]) -> tuple[Segment, ...]
     )
 
 
-def shadows_on(members: Sequence[Template], placed: Sequence[Sequence[str]]) -> dict[str, Layers]:
+def redundant_on(members: Sequence[Template], placed: Sequence[Sequence[str]]) -> dict[str, Layers]:
     """Device -> what it holds for others, of pipelines of the templates ``members`` on the nodes ``placed``."""
     return {
         device_name(node, index): layers
         for template, nodes in zip(members, placed, strict=True)
-        for node, place in zip(nodes, _by_node(template, template.shadows), strict=True)
+        for node, place in zip(nodes, _by_node(template, template.redundant_layers), strict=True)
         for index, layers in enumerate(place)
         if layers.ranges
     }

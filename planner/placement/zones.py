@@ -1,4 +1,4 @@
-"""Neighbours in different zones: what fails together should not be a device and its shadow (Bamboo, NSDI'23, section 4).
+"""Neighbours in different zones: what fails together should not be a device and the one that holds its layers (Bamboo, NSDI'23, section 4).
 
 Owns the order of nodes that can be exchanged at no cost, since they hold the same. Does not own who is in which pipeline
 otherwise (``transfer``), nor which vacant place is filled (``filling``).

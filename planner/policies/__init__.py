@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from oobleckd.planner.placement.precopy import beforehand_s, lost_s, pays, still_share
+from oobleckd.planner.placement.precopy import lost_s, pays, precopy_s, still_share
 from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Plan, Template
 from oobleckd.planner.policies.adaptive import Adaptive
@@ -18,7 +18,7 @@ from oobleckd.planner.reroute.reroute import layout_of
 from oobleckd.planner.schedule import Op, format_ops
 from oobleckd.planner.schedules.jobshop import orders_of, shop_of, step_ops
 from oobleckd.planner.schedules.routed import MOST_HOPS, better
-from oobleckd.planner.templates.shadowed import decoupled_within
+from oobleckd.planner.templates.redundant import decoupled_within
 
 _POLICIES: dict[str, Policy] = {
     one.name: one for one in (Adaptive(), Oobleck(), SlipStream(), Bamboo(), Varuna())
@@ -61,19 +61,19 @@ def proposed(
     situation: Situation,
     sizes: tuple[int, ...] = (),
 ) -> Proposal:
-    """``policy(name).adapt``, with copies made beforehand where that pays and the policy has not weighed it. Raises PlanError."""
+    """``policy(name).adapt``, with pre-copy where that pays and the policy has not weighed it. Raises PlanError."""
     asked = policy(name)
     found = asked.adapt(setup, templates, situation, sizes)
-    if found.beforehand_s >= 0:
+    if found.precopy_s >= 0:
         return found
-    wait_s = _beforehand_s(setup, templates, situation, found, goes_on=asked.reroutes)
-    return msgspec.structs.replace(found, beforehand_s=wait_s)
+    wait_s = _precopy_s(setup, templates, situation, found, goes_on=asked.reroutes)
+    return msgspec.structs.replace(found, precopy_s=wait_s)
 
 
-def _beforehand_s(
+def _precopy_s(
     setup: Setup, templates: tuple[Template, ...], situation: Situation, found: Proposal, *, goes_on: bool
 ) -> float:
-    """As ``beforehand_s``, where less is lost by the steps until then than by the copies in the stop. ``goes_on``: the job does after a loss."""
+    """As ``precopy_s``, where less is lost by the steps until then than by the copies in the stop. ``goes_on``: the job does after a loss."""
     copies, new_s = found.transfers, found.plan.step_s
     copies_s = copy_s(copies, setup.profile)
     if not copies or not pays(copies_s, new_s):
@@ -83,7 +83,7 @@ def _beforehand_s(
     if now is not None and now.vacant and not goes_on:
         return 0.0  # it stands still until there is a plan
     now_s = now.step_s if now is not None and now.goes_on else new_s
-    wait_s = beforehand_s(setup, lambda: needed_bytes(now), situation, copies, now_s)
+    wait_s = precopy_s(setup, lambda: needed_bytes(now), situation, copies, now_s)
     return wait_s if lost_s(wait_s, now_s, new_s) < (1 - still_share(setup.profile)) * copies_s else 0.0
 
 
@@ -94,7 +94,7 @@ def schedules_of(setup: Setup, plan: Plan) -> dict[str, tuple[Op, ...]]:
     """
     if not setup.decoupled:
         return {}
-    ops = decoupled_within(setup, plan, shadowed=bool(plan.shadows))
+    ops = decoupled_within(setup, plan, redundant=bool(plan.redundant))
     if not setup.staggered or sum(len(p.micro_batches) * len(p.segments) for p in plan.pipelines) > MOST_HOPS:
         return ops
     shop = shop_of(layout_of(plan, 1, len(setup.profile.layers)), setup)

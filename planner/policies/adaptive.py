@@ -1,7 +1,7 @@
 """Policy ``adaptive``: at each change whichever way costs least until the next loss is expected.
 
 Owns the choice between what the others propose: go on as it is, micro-batches of vacant places re-routed (``slipstream``); let
-nodes without a place fill them; re-instantiate (``oobleck``); either of these with copies made while training goes on; go back to the checkpoint. The same choice serves losses, joins
+nodes without a place fill them; re-instantiate (``oobleck``); either of these with copies made while training goes on; roll back to the checkpoint. The same choice serves losses, joins
 and drains: is the gain worth the switch? Plans, copies and routes are theirs.
 
 What is weighed, in seconds until the next loss is expected: the steps as modelled, the copies, the stop at a boundary, and what that loss would cost
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from oobleckd.planner.placement.precopy import beforehand_s, counts, has_room, hidden_s, lost_s, still_share
+from oobleckd.planner.placement.precopy import counts, has_room, hidden_s, lost_s, precopy_s, still_share
 from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Plan, node_of
 from oobleckd.planner.policies.filling import stayed, waiting_for
@@ -64,7 +64,7 @@ class Adaptive(Staying):
             proposal = proposal_of(situation, stays, (), around)
             ways.append(_begun(_way(what, grid.setup, situation, proposal, stops=stops), now, situation))
         ways.append(again)
-        ways += [each for way in ways if (each := _beforehand(way, now, situation)) is not None]
+        ways += [each for way in ways if (each := _precopied(way, now, situation)) is not None]
         chosen = min(ways, key=lambda way: way.rank(f))
         others = sorted((way for way in ways if way is not chosen), key=lambda way: way.rank(f))
         rejected = [_rejected(way, chosen, situation, f) for way in others] + dearer
@@ -97,7 +97,7 @@ def _is_dearer(chosen: Grid, again: _Way, f: int) -> bool:
 
 
 def _least_cost_s(chosen: Grid) -> float:
-    """What ``chosen`` costs at least: copies that are made beforehand as far as can be, and the steps."""
+    """What ``chosen`` costs at least: pre-copies that are made as far as can be, and the steps."""
     copies_s = copy_s(chosen.transfers, chosen.setup.profile)
     return still_share(chosen.setup.profile) * copies_s + chosen.horizon_steps * chosen.least_s
 
@@ -114,7 +114,7 @@ def _begun(way: _Way, now: Grid, situation: Situation) -> _Way:
     return replace(way, proposal=msgspec.structs.replace(way.proposal, at_once=True), cost_s=cost_s)
 
 
-def _beforehand(way: _Way, now: Grid, situation: Situation) -> _Way | None:
+def _precopied(way: _Way, now: Grid, situation: Situation) -> _Way | None:
     """``way`` with its copies waited for while the job goes on as it does ``now``; None where that does not pay, or it cannot go on.
 
     In place of what the copies take in the stop it costs what steps take longer until then. Where the next loss is expected before that, it is no way.
@@ -129,12 +129,12 @@ def _beforehand(way: _Way, now: Grid, situation: Situation) -> _Way | None:
     if lost_s(copies_s, now.least_s, new_s) >= saved_s:
         return None  # and they take longer than on an idle link, in steps that may be longer
     step_s = now.step_s
-    wait_s = beforehand_s(now.setup, lambda: now.needed_bytes, situation, copies, step_s)
+    wait_s = precopy_s(now.setup, lambda: now.needed_bytes, situation, copies, step_s)
     if not 0 < wait_s < situation.horizon_steps * step_s:
         return None
     cost_s = way.cost_s - saved_s + lost_s(wait_s, step_s, new_s)
-    proposal = msgspec.structs.replace(way.proposal, beforehand_s=wait_s)
-    return replace(way, what=f"copy beforehand, then {way.what}", proposal=proposal, cost_s=cost_s)
+    proposal = msgspec.structs.replace(way.proposal, precopy_s=wait_s)
+    return replace(way, what=f"pre-copy, then {way.what}", proposal=proposal, cost_s=cost_s)
 
 
 def _way(what: str, setup: Setup, situation: Situation, proposal: Proposal, *, stops: bool) -> _Way:
@@ -177,7 +177,7 @@ def _proposal(chosen: _Way, situation: Situation, rejected: list[Rejected]) -> P
         cost_s=chosen.cost_s,
         reason=reason,
         rejected=tuple(rejected),
-        beforehand_s=max(0.0, chosen.proposal.beforehand_s),
+        precopy_s=max(0.0, chosen.proposal.precopy_s),
         cases=f"{chosen.what}: {chosen.proposal.cases}" if chosen.proposal.cases else "",
     )
 
@@ -195,7 +195,7 @@ def _rejected(way: _Way, chosen: _Way, situation: Situation, f: int) -> Rejected
         f"{abs(extra_s):.3g} s {'more' if extra_s >= 0 else 'less'} over {situation.horizon_steps:.3g} steps"
     ]
     copies = f"copies {size_of(way.proposal.transfers)}, " if way.proposal.transfers else ""
-    wait_s = way.proposal.beforehand_s
+    wait_s = way.proposal.precopy_s
     while_s = f"for {wait_s:.3g} s while it trains, " if wait_s > 0 else ""
     parts.append(f"{copies}{while_s}step {plan.step_s:.3g} s")
     if way.risk_s:
@@ -209,4 +209,4 @@ def _rejected(way: _Way, chosen: _Way, situation: Situation, f: int) -> Rejected
 def _back(situation: Situation, chosen: _Way) -> Rejected:
     """What a system without live copies would do."""
     why = f"{situation.redo_s:.3g} s of training again; every layer has a live copy"
-    return Rejected("back to the checkpoint", chosen.cost_s + situation.redo_s, why)
+    return Rejected("rollback", chosen.cost_s + situation.redo_s, why)

@@ -1,8 +1,8 @@
 """Policy ``bamboo``: every device also holds its successor's layers, and computes them when that one dies (Bamboo, NSDI'23).
 
 Owns what follows a loss: nodes that stand by take the places of the dead, with copies of a stage and of its successor's; else
-each predecessor goes on with the work of both (section 5). A pipeline that has lost two neighbours has a stage that no shadow
-holds any more, so others compute it until the pipelines are instantiated anew as ``oobleck`` would, with shadows. The same where
+each predecessor goes on with the work of both (section 5). A pipeline that has lost two neighbours has a stage that no redundant holder
+holds any more, so others compute it until the pipelines are instantiated anew as ``oobleck`` would, with redundant layers. The same where
 a pipeline is gone whole, where what is left has no room for the work of two, and where more nodes are here than places.
 """
 
@@ -16,8 +16,8 @@ from oobleckd.planner.policies.filling import filled, waiting_for
 from oobleckd.planner.policies.grid import Grid
 from oobleckd.planner.policies.staying import Staying, costs, proposal_of, rejected_anew
 from oobleckd.planner.policy import Proposal, Rejected, Setup, Situation
-from oobleckd.planner.reroute.shadow import heir
-from oobleckd.planner.templates.shadowed import shadowed_templates
+from oobleckd.planner.reroute.redundant import heir
+from oobleckd.planner.templates.redundant import redundant_templates
 
 
 class Bamboo(Staying):
@@ -26,11 +26,11 @@ class Bamboo(Staying):
     name = "bamboo"
 
     def prepare(self, setup: Setup) -> tuple[Template, ...]:
-        """Templates for n0 .. n_max nodes, with room for shadows. Raises PlanError when no number of nodes fits."""
-        return shadowed_templates(setup)
+        """Templates for n0 .. n_max nodes, with room for redundant layers. Raises PlanError when no number of nodes fits."""
+        return redundant_templates(setup)
 
     def choose(self, situation: Situation, grid: Grid, anew: Proposal) -> Proposal:
-        """The pipelines at work with as few vacant places as there can be, where shadows take over the others; else what ``oobleck``
+        """The pipelines at work with as few vacant places as there can be, where redundant holders take over the others; else what ``oobleck``
         proposes with these templates.
         """
         waiting = waiting_for(grid, situation)
@@ -40,7 +40,7 @@ class Bamboo(Staying):
         if not chosen.whole:
             return anew
         if without := orphans(chosen):
-            return _refusing(chosen, anew, f"no shadow of {listed(without)} is left")
+            return _refusing(chosen, anew, f"no redundant holder of {listed(without)} is left")
         if chosen.vacant and not chosen.fits:
             return _refusing(chosen, anew, "no room for the work of two")
         rejected = [rejected_anew(chosen, anew)] if chosen.vacant else []
@@ -48,15 +48,15 @@ class Bamboo(Staying):
 
 
 def orphans(grid: Grid) -> list[str]:
-    """Nodes whose places are vacant, with a stage that nobody in their pipeline shadows."""
+    """Nodes whose places are vacant, with a stage that nobody else in their pipeline holds."""
     plan, gone = grid.plan, frozenset(grid.plan.vacant)
-    shadows = plan.living_shadows()
+    redundant = plan.living_redundant()
     found = [
         node_of(segment.device)
         for pipeline in plan.pipelines
         for segment in pipeline.segments
         if segment.device in gone
-        and heir(Route(-1, 0, pipeline.segments), segment.layers, shadows, gone) is None
+        and heir(Route(-1, 0, pipeline.segments), segment.layers, redundant, gone) is None
     ]
     return list(dict.fromkeys(found))
 
@@ -75,4 +75,6 @@ def _taken_over(grid: Grid, slot: int) -> str:
     heirs = [taker for taker, _ in grid.takers(slot)]
     if not heirs:
         return f"{name} had no micro-batch"
-    return f"{listed(heirs)}, which shadowed {name}, {'do' if len(heirs) > 1 else 'does'} its work too"
+    return (
+        f"{listed(heirs)}, which held the layers of {name}, {'do' if len(heirs) > 1 else 'does'} its work too"
+    )

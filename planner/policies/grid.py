@@ -14,14 +14,14 @@ from itertools import accumulate
 import msgspec
 import numpy as np
 
-from oobleckd.planner.placement.transfer import Place, computed, copy_s, places, shadows_on, transfers
+from oobleckd.planner.placement.transfer import Place, computed, copy_s, places, redundant_on, transfers
 from oobleckd.planner.placement.zones import same_zone
 from oobleckd.planner.plan import Layers, Layout, Plan, Route, Template, Transfer, device_name, node_of
 from oobleckd.planner.policies.cases import Nodes
 from oobleckd.planner.policies.oobleck import pipelines_of
 from oobleckd.planner.policy import Setup, Situation
+from oobleckd.planner.reroute.redundant import graphs_of
 from oobleckd.planner.reroute.reroute import layout_of
-from oobleckd.planner.reroute.shadow import graphs_of
 from oobleckd.planner.schedule import Op
 from oobleckd.planner.schedules.jobshop import Shop, base_bytes, shop_of, step_ops
 from oobleckd.planner.schedules.routed import (
@@ -160,7 +160,7 @@ class Grid:
         return Plan(
             pipelines_of(self.members, self.named, shares),
             vacant=tuple(sorted(vacant)),
-            shadows=shadows_on(self.members, self.named),
+            redundant=redundant_on(self.members, self.named),
         )
 
     @cached_property
@@ -273,8 +273,8 @@ def grid_of(setup: Setup, templates: Sequence[Template], situation: Situation) -
     names = [name for nodes in running for name in nodes]
     here = {slot: name for slot, name in enumerate(names) if name in usable}
     members = tuple(by_size[len(nodes)] for nodes in running)
-    # Who shadows nobody has no reason to be apart from its neighbours: a zone that is lost would take places of more pipelines.
-    zones = situation.zones if any(template.shadowed for template in members) else {}
+    # Who holds no other's layers has no reason to be apart from its neighbours: a zone that is lost would take places of more pipelines.
+    zones = situation.zones if any(template.redundant for template in members) else {}
     return Grid(setup, members, running, here, situation.holdings, situation.horizon_steps, zones)
 
 

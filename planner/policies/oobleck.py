@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from oobleckd.planner.placement.transfer import copy_s, holds, place, segments_on, shadows_on, transfers
+from oobleckd.planner.placement.transfer import copy_s, holds, place, redundant_on, segments_on, transfers
 from oobleckd.planner.placement.zones import apart
 from oobleckd.planner.plan import Pipeline, Plan, Template, Transfer
 from oobleckd.planner.policies.cases import Nodes, name_cases
@@ -155,7 +155,7 @@ class _Moment:
         free = [node for node in self.nodes if node not in staying]
         made = [self.by_size[size] for size in sizes]
         new = place(made, free, holdings, profile) if made else ()
-        if any(template.shadowed for template in made):
+        if any(template.redundant for template in made):
             spare = sorted(set(free) - {node for nodes in new for node in nodes})
             new = apart(new, self.situation.zones, holdings, spare)
         placed = [*kept, *new]
@@ -167,7 +167,7 @@ class _Moment:
             pipelines=pipelines_of(members, placed, shares),
             idle=tuple(node for node in free if node not in used),
             step_s=slowest_s(members, shares),
-            shadows=shadows_on(members, placed),
+            redundant=redundant_on(members, placed),
         )
         copies = transfers(plan.holdings(), holdings, profile)
         return _Candidate(

@@ -1,4 +1,4 @@
-"""Policy ``varuna``: back to the checkpoint, and on with the best depth x width for the nodes at hand (Varuna, EuroSys'22).
+"""Policy ``varuna``: rollback to the checkpoint, and on with the best depth x width for the nodes at hand (Varuna, EuroSys'22).
 
 Owns the choice of the shape, *job morphing* (Varuna, sections 4.3 and 5): all pipelines have one depth P, there are D of them, P x D
 nodes work and the rest stand idle. Every shape is scored by its modelled step. No layer is copied from device to device: what a plan
@@ -24,7 +24,7 @@ SHAPES_SHOWN = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class VarunaShape:
     """``width`` pipelines of ``depth`` nodes: the modelled seconds of a step, of the stop before the first (``stop_s``), and of both together
     over ``horizon_steps``.
     """
@@ -79,8 +79,11 @@ class Varuna:
         nodes = tuple(sorted(set(situation.nodes)))
         if len(nodes) < min(by_depth):
             raise too_few(len(nodes), min(by_depth))
-        best = [min(of_depth, key=Shape.rank) for of_depth in _shapes(setup, by_depth, situation, len(nodes))]
-        best.sort(key=Shape.rank)
+        best = [
+            min(of_depth, key=VarunaShape.rank)
+            for of_depth in _shapes(setup, by_depth, situation, len(nodes))
+        ]
+        best.sort(key=VarunaShape.rank)
         working = _working(setup, by_depth, situation)
         if working is not None and working.rank() <= best[0].rank():
             return _proposal(setup, by_depth, working, situation.running, nodes, best)
@@ -90,7 +93,7 @@ class Varuna:
             for first in range(0, chosen.width * chosen.depth, chosen.depth)
         )
         others = [*best[1:], *([working] if working is not None else [])]
-        return _proposal(setup, by_depth, chosen, placed, nodes, sorted(others, key=Shape.rank))
+        return _proposal(setup, by_depth, chosen, placed, nodes, sorted(others, key=VarunaShape.rank))
 
 
 # ---------------------------------------------------------------------- shapes
@@ -98,13 +101,13 @@ class Varuna:
 
 def _shapes(
     setup: Setup, by_depth: Mapping[int, Template], situation: Situation, num_nodes: int
-) -> Iterator[list[Shape]]:
+) -> Iterator[list[VarunaShape]]:
     """For every depth that ``num_nodes`` nodes allow all widths at which each pipeline has a micro-batch."""
     for depth, template in sorted(by_depth.items()):
         stop_s = _stop_s(setup, template)
         widths = range(1, min(num_nodes // depth, setup.num_micro_batches) + 1)
         found = [
-            Shape(depth, width, _step_s(setup, template, width), stop_s, situation.horizon_steps)
+            VarunaShape(depth, width, _step_s(setup, template, width), stop_s, situation.horizon_steps)
             for width in widths
         ]
         if found:
@@ -128,7 +131,7 @@ def _load_bytes(setup: Setup, template: Template) -> int:
     return max(sum(copy_bytes(layers[layer]) for layer in held.layers()) for held in template.held)
 
 
-def _working(setup: Setup, by_depth: Mapping[int, Template], situation: Situation) -> Shape | None:
+def _working(setup: Setup, by_depth: Mapping[int, Template], situation: Situation) -> VarunaShape | None:
     """The shape at work, if its nodes may all be used and hold their layers; it needs no stop."""
     running, usable = situation.running, frozenset(situation.nodes)
     depths = {len(nodes) for nodes in running}
@@ -140,7 +143,7 @@ def _working(setup: Setup, by_depth: Mapping[int, Template], situation: Situatio
     if _plan(setup, by_depth[depth], running).holdings() != situation.holdings:
         return None
     step_s = _step_s(setup, by_depth[depth], len(running))
-    return Shape(depth, len(running), step_s, 0.0, situation.horizon_steps)
+    return VarunaShape(depth, len(running), step_s, 0.0, situation.horizon_steps)
 
 
 def _plan(setup: Setup, template: Template, placed: tuple[Nodes, ...]) -> Plan:
@@ -152,8 +155,8 @@ def _plan(setup: Setup, template: Template, placed: tuple[Nodes, ...]) -> Plan:
 
 
 def _proposal(
-    setup: Setup, by_depth: Mapping[int, Template], chosen: Shape, placed: tuple[Nodes, ...], nodes: Nodes,
-    others: list[Shape],
+    setup: Setup, by_depth: Mapping[int, Template], chosen: VarunaShape, placed: tuple[Nodes, ...], nodes: Nodes,
+    others: list[VarunaShape],
 ) -> Proposal:  # fmt: skip
     working = frozenset(node for pipeline in placed for node in pipeline)
     idle = tuple(node for node in nodes if node not in working)
@@ -167,7 +170,7 @@ def _proposal(
     return Proposal(plan, (), chosen.cost_s, reason, rejected)
 
 
-def _rejected(chosen: Shape, other: Shape) -> Rejected:
+def _rejected(chosen: VarunaShape, other: VarunaShape) -> Rejected:
     extra_s = round(other.cost_s - chosen.cost_s, 9)
     over = f"{chosen.horizon_steps:.3g} steps"
     more = f"{extra_s:.3g} s more over {over}" if extra_s else "no faster, fewer copies"
@@ -175,7 +178,7 @@ def _rejected(chosen: Shape, other: Shape) -> Rejected:
     return Rejected(str(other), other.cost_s, f"{more}: step {other.step_s:.3g} s{stop}")
 
 
-def _reason(setup: Setup, template: Template, chosen: Shape, idle: Nodes) -> str:
+def _reason(setup: Setup, template: Template, chosen: VarunaShape, idle: Nodes) -> str:
     """One sentence: the shape, what it costs, who stands idle, what a loss means."""
     what = "keep" if not chosen.stop_s else "morph"
     parts = [f"{what}: {chosen}, step {chosen.step_s:.3g} s as modelled"]
@@ -185,5 +188,5 @@ def _reason(setup: Setup, template: Template, chosen: Shape, idle: Nodes) -> str
         names = f"{listed(idle)} {'are' if len(idle) > 1 else 'is'} idle"
         parts.append(f"{names}: depth x width is {chosen.depth} x {chosen.width}, and no other shape pays")
     copies = "1 copy" if chosen.width == 1 else f"{chosen.width} copies"
-    parts.append(f"{copies} of every layer; can lose 0 without going back to the checkpoint")
+    parts.append(f"{copies} of every layer; can lose 0 without rolling back to the checkpoint")
     return "; ".join(parts)

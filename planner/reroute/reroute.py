@@ -19,7 +19,7 @@ import msgspec
 
 from oobleckd.planner.plan import Layers, Layout, Plan, Range, Route, Segment
 from oobleckd.planner.policy import PlanError
-from oobleckd.planner.reroute.shadow import heir
+from oobleckd.planner.reroute.redundant import heir
 from oobleckd.planner.reroute.ways import FULL_PASS, Ways, without_returns
 
 Chosen = Iterator[tuple[int, tuple[Segment, ...]]]
@@ -51,17 +51,17 @@ class Rerouting:
         lost = frozenset(dead)
         _check_holders(layout, lost)
         self._layout, self._lost = layout, lost
-        self._own = {route.micro_batch: route for route in layout.routes} if layout.shadows else {}
+        self._own = {route.micro_batch: route for route in layout.routes} if layout.redundant else {}
         self._depth = max((len(route.segments) for route in layout.routes), default=1)
         self.load = _standing_load(layout, lost)
         self._ways: dict[tuple[Range, frozenset[str]], Ways] = {}
 
     def heir(self, route: Route, layers: Range) -> str | None:
-        """Who takes over a dead device's hop of ``route`` without having been asked: a live shadow of it, if there is one."""
-        return heir(route, layers, self._layout.shadows, self._lost)
+        """Who takes over a dead device's hop of ``route`` without having been asked: a live redundant holder of it, if there is one."""
+        return heir(route, layers, self._layout.redundant, self._lost)
 
     def whole(self, micro_batch: int, missing: Sequence[int], attempt: int) -> Route:
-        """From the embedding to the loss; ``missing``: the layers whose weight gradients it adds. Where shadows of all dead hops
+        """From the embedding to the loss; ``missing``: the layers whose weight gradients it adds. Where redundant holders of all dead hops
         of its standing route live it is that route with them in their places.
         """
         mask = tuple(sorted(missing))
@@ -115,7 +115,7 @@ class Rerouting:
 def detour(layout: Layout, dead: Collection[str], attempt: int) -> tuple[Route, ...]:
     """Whole routes over live holders for every micro-batch whose route in ``layout`` touches ``dead``.
 
-    Where shadows of all its dead hops live they take their places, and a route is what it was; routes without the dead stay as well. The rest go
+    Where redundant holders of all its dead hops live they take their places, and a route is what it was; routes without the dead stay as well. The rest go
     layer by layer, so that pipelines of any depth help each other. Where all have as many hops, whole new routes are made as for repairs. Where
     they have not these would go where hops are few (with pipelines of 13 and 18 nodes, one of the 18 dead, past the 17 others, in steps 2.5 times as
     long), so the live hops stay and somebody takes the dead ones (1.5 times). Then micro-batches are moved off the busiest device
@@ -165,13 +165,13 @@ def _patched(rerouting: Rerouting, routes: Sequence[Route]) -> Chosen:
 
 
 def inherited(layout: Layout, route: Route, lost: Collection[str]) -> tuple[Segment, ...] | None:
-    """The hops of ``route`` with live shadows in the places of the ``lost``; None where one has none, or nobody is lost."""
-    if not layout.shadows or not route.touches(lost):
+    """The hops of ``route`` with live redundant holders in the places of the ``lost``; None where one has none, or nobody is lost."""
+    if not layout.redundant or not route.touches(lost):
         return None
     segments = []
     for segment in route.segments:
         found = (
-            heir(route, segment.layers, layout.shadows, lost) if segment.device in lost else segment.device
+            heir(route, segment.layers, layout.redundant, lost) if segment.device in lost else segment.device
         )
         if found is None:
             return None
@@ -220,7 +220,7 @@ def layout_of(plan: Plan, epoch: int, num_layers: int) -> Layout:
         Route(mb, epoch, pipeline.segments) for pipeline in plan.pipelines for mb in pipeline.micro_batches
     ]
     routes.sort(key=lambda route: route.micro_batch)
-    layout = Layout(epoch, num_layers, plan.holdings(), tuple(routes), plan.living_shadows())
+    layout = Layout(epoch, num_layers, plan.holdings(), tuple(routes), plan.living_redundant())
     around = {route.micro_batch: route for route in detour(layout, plan.vacant, epoch)}
     return msgspec.structs.replace(
         layout, routes=tuple(around.get(route.micro_batch, route) for route in routes)
@@ -232,7 +232,7 @@ def _check_holders(layout: Layout, lost: frozenset[str]) -> None:
         if copies == 0:
             raise PlanError(
                 f"layer {layer} has no live copy: its holders {', '.join(layout.holders(layer))} are lost",
-                "the job goes back to its last checkpoint",
+                "the job rolls back to its last checkpoint",
             )
 
 

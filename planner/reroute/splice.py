@@ -2,7 +2,7 @@
 
 What a stage was given is kept by those who gave it (boundary activations and gradients), so the survivors of a
 micro-batch's route need not compute anything again: who sent an activation or a gradient to the dead stage
-sends it once more to whoever takes its place. That is a shadow where one lives, which goes on from the forward pass
+sends it once more to whoever takes its place. That is the redundant holder where one lives, which goes on from the forward pass
 if it ran that ahead. Where a peer has a copy of the dead stage's sums (``oobleckd.worker.round.sum_copies``) its hop may have nothing left to do. Owns whether that is possible and who takes the place. Does not own what is
 missing (the recovery decision knows), nor routes from the embedding (``reroute``).
 """
@@ -49,7 +49,7 @@ def spliced(
 ) -> Route | None:
     """``standing`` with its dead hops replaced, or None where too little was kept for that.
 
-    ``states``: (device, position) -> its hop of the micro-batch, be it one that it ran ahead as the shadow of another
+    ``states``: (device, position) -> its hop of the micro-batch, be it one that it ran ahead redundantly, for another
     device. ``missing``: layers whose weight gradients no survivor has. The work of the new hops is added to ``rerouting``'s
     load.
     """

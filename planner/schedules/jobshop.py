@@ -20,7 +20,7 @@ from oobleckd.planner.costs.work import kept_bytes, weight_s
 from oobleckd.planner.plan import Layers, Layout, Range, Route
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
-from oobleckd.planner.reroute.shadow import graphs_of
+from oobleckd.planner.reroute.redundant import graphs_of
 from oobleckd.planner.schedule import Kind, Op, backward_ops, forward_ops
 
 Order = Sequence[int]

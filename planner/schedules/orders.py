@@ -27,7 +27,7 @@ MOST_A_ROUND = 150_000
 """Ops run in trials of one round beyond what the search has left, about a sixth of a second. Where all changes of a round would take more, the likeliest are tried."""
 
 
-class Found(NamedTuple):
+class FoundOrders(NamedTuple):
     """The best orders of a search, and how many ops it did not have to run in trials."""
 
     makespan_s: float
@@ -35,7 +35,7 @@ class Found(NamedTuple):
     ops_left: int
 
 
-class Change(NamedTuple):
+class OrderChange(NamedTuple):
     """The new ``order`` of ``device``, which differs from its old one between positions ``low`` and ``high``."""
 
     device: int
@@ -44,7 +44,7 @@ class Change(NamedTuple):
     high: int
 
 
-class Run(NamedTuple):
+class OrderRun(NamedTuple):
     """``ends[device][letter][k]``: when the k-th op of ``letter`` ends; ``makespan_s``: when the last does."""
 
     makespan_s: float
@@ -81,7 +81,7 @@ def allowed(pipe: Pipe, device: int, order: str) -> bool:
     return pipe.fits(device, pipe.peak_bytes(device, order))
 
 
-def run(pipe: Pipe, orders: Orders) -> Run | None:
+def run(pipe: Pipe, orders: Orders) -> OrderRun | None:
     """Run ``orders``, all allowed, as early as they can; None where devices wait for each other."""
     ends: Ends = [{letter: [] for letter in took} for took in pipe.times]
     given = [
@@ -110,10 +110,10 @@ def run(pipe: Pipe, orders: Orders) -> Run | None:
             now_s[device] = at_s
             moved = moved or position[device] > began
     finished = all(at == len(order) for at, order in zip(position, orders, strict=True))
-    return Run(max(now_s), ends) if finished else None
+    return OrderRun(max(now_s), ends) if finished else None
 
 
-def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> Found:
+def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> FoundOrders:
     """The best orders that a search from ``orders`` finds.
 
     Tabu search of job shops (Nowicki and Smutnicki 1996): only a change on the critical path can help.
@@ -128,7 +128,7 @@ def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> F
     since = number = 0
     while num_ops > 0 and number - since < PATIENCE and best_s > good_enough_s * (1 + ROUNDING):
         number += 1
-        options: list[tuple[float, int, str, Run]] = []
+        options: list[tuple[float, int, str, OrderRun]] = []
         for device, order, _, _ in _likeliest(pipe, orders, now, max(num_ops, MOST_A_ROUND) // size):
             num_ops -= size
             tried = run(pipe, (*orders[:device], order, *orders[device + 1 :]))
@@ -144,10 +144,10 @@ def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> F
         orders = (*orders[:device], order, *orders[device + 1 :])
         if makespan_s < best_s * (1 - ROUNDING):
             best_s, best, since = makespan_s, orders, number
-    return Found(best_s, best, num_ops)
+    return FoundOrders(best_s, best, num_ops)
 
 
-def _likeliest(pipe: Pipe, orders: Orders, now: Run, most: int) -> Iterator[Change]:
+def _likeliest(pipe: Pipe, orders: Orders, now: OrderRun, most: int) -> Iterator[OrderChange]:
     """All changes that are allowed; where there are more than ``most``, so many of those that are expected to be best."""
     changes = list(_changes(pipe, orders, now))
     if len(changes) > most:
@@ -156,7 +156,7 @@ def _likeliest(pipe: Pipe, orders: Orders, now: Run, most: int) -> Iterator[Chan
     yield from islice((each for each in changes if allowed(pipe, each.device, each.order)), max(1, most))
 
 
-def _changes(pipe: Pipe, orders: Orders, now: Run) -> Iterator[Change]:
+def _changes(pipe: Pipe, orders: Orders, now: OrderRun) -> Iterator[OrderChange]:
     """In every block of ops that follow each other on the critical path, two neighbours swapped, one op before all others, one
     behind them.
     """
@@ -171,11 +171,11 @@ def _changes(pipe: Pipe, orders: Orders, now: Run) -> Iterator[Change]:
             changed.setdefault(block[:at] + block[at + 1 :] + block[at], (at, len(block) - 1))
         changed.pop(block, None)
         for new, (low, high) in sorted(changed.items()):
-            yield Change(device, head + new + tail, first + low, first + high)
+            yield OrderChange(device, head + new + tail, first + low, first + high)
 
 
-def _tails(pipe: Pipe, orders: Orders, now: Run) -> Ends:
-    """From the end of each op to that of the run, laid out as ``Run.ends``."""
+def _tails(pipe: Pipe, orders: Orders, now: OrderRun) -> Ends:
+    """From the end of each op to that of the run, laid out as ``OrderRun.ends``."""
     tails: Ends = [{letter: [0.0] * len(ends) for letter, ends in mine.items()} for mine in now.ends]
     places = [_places(order) for order in orders]
     ops = [
@@ -196,7 +196,7 @@ def _tails(pipe: Pipe, orders: Orders, now: Run) -> Ends:
     return tails
 
 
-def _expected(pipe: Pipe, now: Run, tails: Ends, change: Change) -> float:
+def _expected(pipe: Pipe, now: OrderRun, tails: Ends, change: OrderChange) -> float:
     """The longest path through the ops between ``low`` and ``high`` in their new order, as if nothing else moved (Balas and Vazacopoulos 1998):
     an estimate of the makespan; inf where an op comes before its source.
     """
@@ -223,7 +223,7 @@ def _expected(pipe: Pipe, now: Run, tails: Ends, change: Change) -> float:
     return longest_s
 
 
-def _heads(pipe: Pipe, now: Run, change: Change) -> dict[Op, float] | None:
+def _heads(pipe: Pipe, now: OrderRun, change: OrderChange) -> dict[Op, float] | None:
     """When the ops between ``low`` and ``high`` end in their new order, as if nothing else moved; None where one comes before its source."""
     device, order, low, high = change
     took, ends = pipe.times[device], now.ends
@@ -246,7 +246,7 @@ def _heads(pipe: Pipe, now: Run, change: Change) -> dict[Op, float] | None:
     return found
 
 
-def _critical(pipe: Pipe, orders: Orders, now: Run) -> list[Place]:
+def _critical(pipe: Pipe, orders: Orders, now: OrderRun) -> list[Place]:
     """The ops that the makespan is made of, from first to last."""
     at = [_places(order) for order in orders]
     device = max(range(len(orders)), key=lambda device: max(map(max, now.ends[device].values())))

@@ -21,7 +21,7 @@ from oobleckd.planner.schedules.dispatch import (
     RULES,
     RULES_FUSED,
     RULES_SHUFFLED,
-    Rule,
+    DispatchRule,
     dispatch,
     has_room,
     mirrored,
@@ -159,7 +159,7 @@ def _dispatched(shop: Shop, effort: int, *, staggered: bool) -> Iterator[Orders]
             yield from mirrored(shop, rule) if from_end else dispatch(shop, rule, rounds).orders
 
 
-def _shuffled() -> Iterator[Rule]:
+def _shuffled() -> Iterator[DispatchRule]:
     return (rule._replace(shuffled=seed) for seed in range(SHUFFLES) for rule in RULES_SHUFFLED)
 
 

@@ -17,7 +17,7 @@ from oobleckd.planner.plan import Template
 from oobleckd.planner.sizing.instantiate import Instantiation, instantiate
 
 
-class Entry(msgspec.Struct, frozen=True):
+class CatalogueEntry(msgspec.Struct, frozen=True):
     """An instantiation on ``num_nodes`` nodes; ``runs``: (size, share, how many pipelines), in order."""
 
     num_nodes: int
@@ -41,14 +41,14 @@ def entries(
     f: int,
     num_micro_batches: int,
     reduce_s: Sequence[float] | None = None,
-) -> tuple[Entry, ...]:
+) -> tuple[CatalogueEntry, ...]:
     """An entry for each of ``numbers`` of nodes, as ``instantiate`` finds them. Raises PlanError below n0."""
     made = []
     for num_nodes in numbers:
         found = instantiate(templates, num_nodes, f, num_micro_batches, reduce_s)
         pairs = zip(found.sizes, found.shares, strict=True)
         runs = tuple((*pair, sum(1 for _ in group)) for pair, group in groupby(pairs))
-        made.append(Entry(num_nodes, runs, found.idle, found.step_s))
+        made.append(CatalogueEntry(num_nodes, runs, found.idle, found.step_s))
     return tuple(made)
 
 
@@ -57,14 +57,14 @@ class Catalogue:
     """Entries by number of nodes, from ``n0`` up to what has been asked for."""
 
     n0: int
-    by_nodes: dict[int, Entry] = field(default_factory=dict)
+    by_nodes: dict[int, CatalogueEntry] = field(default_factory=dict)
 
     def look_up(self, num_nodes: int) -> Instantiation | None:
         """The instantiation on ``num_nodes`` nodes; None where it has not been computed."""
         entry = self.by_nodes.get(num_nodes)
         return entry.expand() if entry else None
 
-    def add(self, made: Iterable[Entry]) -> None:
+    def add(self, made: Iterable[CatalogueEntry]) -> None:
         """Take entries in."""
         self.by_nodes.update((entry.num_nodes, entry) for entry in made)
 

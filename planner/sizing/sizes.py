@@ -23,7 +23,7 @@ ROUNDING = 1e-9  # T = fill + x * period must count x + 1 micro-batches after ro
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SizingTask:
     """``num_micro_batches`` for pipelines of sizes n0, n0 + 1, .. with sum ``total``, at least ``r``.
 
     ``fills_s``, ``periods_s``: of the templates, by size. Where as few pipelines as there can be have a
@@ -89,15 +89,15 @@ class Task:
         return float(times_s[taken > 0].max(initial=0.0))
 
 
-def task_of(by_size: Mapping[int, Template], total: int, r: int, num_micro_batches: int) -> Task:
+def task_of(by_size: Mapping[int, Template], total: int, r: int, num_micro_batches: int) -> SizingTask:
     """The task for the templates ``by_size``, whose sizes are consecutive."""
     made = [by_size[size] for size in sorted(by_size)]
     fills_s = np.array([template.fill_s for template in made])
     periods_s = np.array([max(template.period_s, 1e-12) for template in made])
-    return Task(min(by_size), fills_s, periods_s, total, r, num_micro_batches)
+    return SizingTask(min(by_size), fills_s, periods_s, total, r, num_micro_batches)
 
 
-def best_sizes(task: Task) -> list[int]:
+def best_sizes(task: SizingTask) -> list[int]:
     """Sizes, ascending, with the least slowest pipeline; on ties more pipelines.
 
     Raises no error: sizes that sum up to the total exist.
@@ -117,7 +117,7 @@ def best_sizes(task: Task) -> list[int]:
     return knapsack(task.caps(time_s)).sizes()
 
 
-def best_sizes_with(task: Task, reduce_s: Floats) -> list[int]:
+def best_sizes_with(task: SizingTask, reduce_s: Floats) -> list[int]:
     """Sizes, ascending, with the least sum of the slowest pipeline and ``reduce_s[c]``, what the
     all-reduce among c pipelines takes.
 
@@ -148,7 +148,7 @@ def best_sizes_with(task: Task, reduce_s: Floats) -> list[int]:
 class _Counted:
     """Whether exactly ``members`` pipelines take all; keeps the points that it looked at last."""
 
-    task: Task
+    task: SizingTask
     members: int
     points: Points = field(init=False)
 
@@ -165,7 +165,7 @@ class _Counted:
 
 
 def _bounded(
-    task: Task, reduce_s: Floats, fewest: int, most: int, low_s: float
+    task: SizingTask, reduce_s: Floats, fewest: int, most: int, low_s: float
 ) -> tuple[float, float, int, int]:
     """(least time with the all-reduce, least time without, fewest, most): bounds for that interval."""
 

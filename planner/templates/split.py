@@ -29,7 +29,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class StageSplit:
     """Stages in order; no split takes less than (1 - ``gap``) of this one's time, 0 where it was proved
     the fastest.
     """
@@ -40,7 +40,7 @@ class Split:
 
 def fastest_splits(
     costs: Sequence[StageCosts], menu: Menu, wanted: Sequence[Wanted], gap: float
-) -> list[Split | None]:
+) -> list[StageSplit | None]:
     """For each of ``wanted`` the split of least time, or one proved to be within ``gap`` of it; None
     where none fits the memory. ``menu``: that of ``costs``.
     """
@@ -113,13 +113,13 @@ class _Search:
             return middle
         return None
 
-    def result(self) -> Split | None:
+    def result(self) -> StageSplit | None:
         """The best split found."""
         if self.best is None:
             return None
         total_s = self.base_s + self.best_s
         gap = max(0.0, self.best_s - self.proved_s) / total_s if total_s else 0.0
-        return Split(self.best, gap)
+        return StageSplit(self.best, gap)
 
 
 Step = tuple[_Search, int]  # a search and the index of the period to look at

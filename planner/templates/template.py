@@ -22,7 +22,7 @@ from oobleckd.planner.costs.model import StageCosts, device_counts, stage_costs
 from oobleckd.planner.plan import Stage, Template
 from oobleckd.planner.policy import PlanError, Setup
 from oobleckd.planner.templates.guarantee import n_max
-from oobleckd.planner.templates.split import Split, Wanted, fastest_splits
+from oobleckd.planner.templates.split import StageSplit, Wanted, fastest_splits
 from oobleckd.planner.templates.suffix import menu
 
 
@@ -121,7 +121,7 @@ class _Model:
             made.append(self._template(num_nodes, split))
         return tuple(made)
 
-    def _template(self, num_nodes: int, split: Split) -> Template:
+    def _template(self, num_nodes: int, split: StageSplit) -> Template:
         by_devices = {costs.num_devices: costs for costs in self.costs}
         alone = self.costs[0]
         num_stages, stages = len(split.cuts), []

@@ -10,7 +10,7 @@ import torch
 from oobleckd.planner.plan import Layout, Range, Segment, holdings_of
 from oobleckd.protocol.parts import Counters
 from oobleckd.worker.checkpointing.snapshot import take_share
-from oobleckd.worker.device.context import Place, torch_device
+from oobleckd.worker.device.context import DeviceContext, torch_device
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.state.store import Store
 from tests.helpers import gpu
@@ -21,7 +21,7 @@ UPDATES = 20
 
 
 def test_the_copy_is_made_before_the_next_update(tmp_path: Path) -> None:
-    device = torch_device(Place("node-1/0", gpu.KIND, "here", "127.0.0.1", tmp_path))
+    device = torch_device(DeviceContext("node-1/0", gpu.KIND, "here", "127.0.0.1", tmp_path))
     job = small_job("llama", checkpoint={"every": 2, "dir": str(tmp_path)})
     store = Store(load_spec(job), device)
     held = holdings_of([Segment("node-1/0", Range(0, store.spec.num_layers))])

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from oobleckd.protocol.job import Job
 from oobleckd.worker import sums
-from oobleckd.worker.device.context import Place, torch_device
-from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.device.context import DeviceContext, torch_device
+from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.models import Batch, load_spec, seed_layer
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.round.messenger import TransportPost
-from oobleckd.worker.runtime.timing import moments_of
+from oobleckd.worker.runtime.timing import timer_of
 from oobleckd.worker.transport.mailbox import Mailbox
 from oobleckd.worker.transport.transport import Transport
 from tests.helpers import gpu
@@ -34,7 +34,7 @@ SHAPES = ((257, 130), (1000,))
 @pytest.fixture
 def device(tmp_path: Path) -> torch.device:
     """The device as a device process sets it up."""
-    return torch_device(Place("node-1/0", gpu.KIND, "here", "127.0.0.1", tmp_path))
+    return torch_device(DeviceContext("node-1/0", gpu.KIND, "here", "127.0.0.1", tmp_path))
 
 
 def gradients(device: torch.device) -> list[list[Tensor]]:
@@ -124,20 +124,20 @@ def test_norms_and_exponents_are_those_of_a_cpu(device: torch.device) -> None:
     )
 
 
-def test_moments_have_the_time_at_which_the_gpu_got_there(device: torch.device) -> None:
-    moments = moments_of(device)
-    began = moments.now()
+def test_a_timer_has_the_time_at_which_the_gpu_got_there(device: torch.device) -> None:
+    timer = timer_of(device)
+    began = timer.now()
     x = torch.randn(2048, 2048, device=device)
     for _ in range(50):
         x = x @ x / 2048
-    stopped = moments.now()
+    stopped = timer.now()
     told_s = time.perf_counter()
-    settled_s = moments.settle()
-    took_s = moments.seconds(stopped) - moments.seconds(began)
+    settled_s = timer.settle()
+    took_s = timer.seconds(stopped) - timer.seconds(began)
     assert took_s > 0
-    assert moments.seconds(stopped) <= settled_s + 1e-3
+    assert timer.seconds(stopped) <= settled_s + 1e-3
     if not gpu.REHEARSAL:
-        assert moments.seconds(stopped) > told_s  # whoever told it did not wait
+        assert timer.seconds(stopped) > told_s  # whoever told it did not wait
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -185,7 +185,7 @@ def test_staged_letters_come_back_with_the_same_bits(device: torch.device, tmp_p
         end.configure({n: other.peer for n, other in ends.items() if n != name}, bytes(32))
     posts = {
         name: TransportPost(
-            end, Plane(name, boxes[name], None, end.send), Intake(boxes[name]), boxes[name], device
+            end, GroupManager(name, boxes[name], None, end.send), Intake(boxes[name]), boxes[name], device
         )
         for name, end in ends.items()
     }

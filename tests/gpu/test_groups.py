@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from oobleckd.protocol.parts import Peer
 from oobleckd.worker.groups.choose import choose
-from oobleckd.worker.groups.store import LaneStore
+from oobleckd.worker.groups.store import ChannelStore
 from tests.helpers import gpu
 from tests.helpers.group_peer import TIMEOUT_S, Member
 
@@ -26,11 +26,11 @@ NAMES = ("a/0", "b/0")
 
 
 class Two:
-    """Two processes with lanes both ways, whose letters are all large enough for NCCL."""
+    """Two processes with channels both ways, whose letters are all large enough for NCCL."""
 
     def __init__(self, directory: Path) -> None:
-        if problem := gpu.lane_problem():
-            pytest.skip(f"no lane between two processes here: {problem}")
+        if problem := gpu.channel_problem():
+            pytest.skip(f"no channel between two processes here: {problem}")
         self.directory = directory
         self.places = dict(zip(NAMES, gpu.devices(2), strict=True))
         self.members: dict[str, Member] = {}
@@ -40,11 +40,11 @@ class Two:
 
     def start(self, name: str) -> None:
         """A process for ``name``: a new life if there was one."""
-        self.members[name] = Member(name, self.directory, self.places[name], gpu.ROAD)
+        self.members[name] = Member(name, self.directory, self.places[name], gpu.BACKEND)
         self.peers[name] = self.members[name].hear(Peer)
 
     def enter(self, epoch: int) -> None:
-        """A group with open lanes."""
+        """A group with open channels."""
         for name in NAMES:
             self.members[name].ask("enter", epoch=epoch, peers=self.peers)
         for name, other in (NAMES, NAMES[::-1]):
@@ -72,7 +72,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
         member.close()
 
 
-def test_letters_by_lanes_a_kill_abort_and_a_new_group(two: Two) -> None:
+def test_letters_by_channels_a_kill_abort_and_a_new_group(two: Two) -> None:
     a, b = two.members.values()
     two.enter(1)
     two.exchange(1)
@@ -98,9 +98,9 @@ def test_letters_by_lanes_a_kill_abort_and_a_new_group(two: Two) -> None:
 def test_one_rank_inits_aborts_and_inits_again() -> None:
     """What any single GPU allows: the calls, the settings and the store with the NCCL that is installed."""
     device = torch.device(gpu.devices(1)[0])
-    choose(device, {"OOBLECK_ROAD": gpu.ROAD})  # NCCL's settings
+    choose(device, {"OOBLECK_BACKEND": gpu.BACKEND})  # NCCL's settings
     for _ in range(2):
-        store = LaneStore(
+        store = ChannelStore(
             lambda _key, _value: None
         )  # torch asks it until the first operation is done, and keeps it not
         group = lone_group(store)
@@ -113,7 +113,7 @@ def test_one_rank_inits_aborts_and_inits_again() -> None:
         assert not ending.is_alive(), "the abort did not return"
 
 
-def lone_group(store: LaneStore) -> dist.distributed_c10d.Backend:
+def lone_group(store: ChannelStore) -> dist.distributed_c10d.Backend:
     """A process group of one rank over ``store``."""
     if gpu.REHEARSAL:
         return dist.ProcessGroupGloo(store, 0, 1, timedelta(seconds=TIMEOUT_S))

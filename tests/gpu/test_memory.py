@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oobleckd.protocol.deaths import OUT_OF_MEMORY
-from oobleckd.worker.device.context import Place, device_memory_bytes, torch_device
+from oobleckd.worker.device.context import DeviceContext, device_memory_bytes, torch_device
 from oobleckd.worker.device.traits import UNKNOWN, traits
 from oobleckd.worker.runtime.deaths import death_in_full, is_out_of_memory
 from tests.helpers import gpu
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def device(tmp_path: Path) -> torch.device:
-    return torch_device(Place("node-1/0", gpu.KIND, "here", "127.0.0.1", tmp_path))
+    return torch_device(DeviceContext("node-1/0", gpu.KIND, "here", "127.0.0.1", tmp_path))
 
 
 def test_a_full_card(device: torch.device) -> None:

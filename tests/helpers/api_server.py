@@ -38,7 +38,7 @@ from oobleckd.protocol.watch import LayerView
 
 @dataclass(slots=True)
 class Api:
-    """What the daemon would say. ``on_act`` may change it, or refuse, when something is asked. ``watched``: schedule, goodput, blast, bundle, debug;
+    """What the daemon would say. ``on_act`` may change it, or refuse, when something is asked. ``watched``: schedule, goodput, impact, bundle, debug;
     ``queries``: what was asked of these; ``follow``: what the event stream goes on with, for ever.
     """
 
@@ -70,7 +70,7 @@ class Api:
                 return next((view for view in reversed(self.jobs) if job in {view.id, view.name}), None)
             case ["jobs", job, "steps"]:
                 return self.steps.get(job, [])
-            case ["schedule" | "schedules" | "blast" | "past" | "debug" as name] | [
+            case ["schedule" | "schedules" | "impact" | "past" | "debug" as name] | [
                 "jobs" | "incidents",
                 _,
                 "goodput" | "bundle" as name,
@@ -185,7 +185,7 @@ def node_view(name: str, **changes: Any) -> NodeView:
     """A node at work."""
     usual: dict[str, Any] = {
         "name": name, "state": "active", "incarnation": "i.0", "host": "h", "devices": (f"{name}/0",),
-        "kinds": ("cpu",), "pids": (1,), "beat_age_s": 0.25, "layers": (),
+        "kinds": ("cpu",), "pids": (1,), "heartbeat_age_s": 0.25, "layers": (),
     }  # fmt: skip
     return NodeView(**(usual | changes))
 

@@ -20,7 +20,7 @@ import msgspec
 from oobleckd import __version__
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.changes import Change, NodeSaid, StepCommitted
-from oobleckd.protocol.watch import BlastView, SampledSteps
+from oobleckd.protocol.watch import ImpactView, SampledSteps
 from tests.helpers.api_server import Api, serving, status_view
 from tests.helpers.fleet import JOB, Fleet, of_nodes
 
@@ -74,9 +74,9 @@ class BusyApi(Api):
             case "schedule":
                 made = self._schedules[self.second % _KINDS_OF_STEP]
                 return msgspec.structs.replace(made, step=int(query.get("step", ["0"])[0]), at=time.time())
-            case "blast":
+            case "impact":
                 nodes = tuple(query["nodes"][0].split(","))
-                return BlastView(
+                return ImpactView(
                     JOB, nodes, (), 0, stops=False, stall_s=1.0, throughput=0.99, copied_bytes=1 << 30, copy_s=0.7, can_lose=9,
                     plan=self.fleet.pipelines, reason="another takes its place",
                 )  # fmt: skip

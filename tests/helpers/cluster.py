@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 
 from oobleckd.client import Client, socket_of
 from oobleckd.ctl.local import DAEMON, Home
-from oobleckd.ctl.processes import Process, is_alive
+from oobleckd.ctl.processes import ClusterProcess, is_alive
 from oobleckd.ctl.waiting import FINAL
 from oobleckd.protocol.api import JobView, NodeView
 from oobleckd.protocol.job import Job, parse_job
@@ -223,6 +223,6 @@ def tiny_job(name: str, **sections: dict[str, Any]) -> Job:
     return parse_job(raw)
 
 
-def _kill(process: Process) -> None:
+def _kill(process: ClusterProcess) -> None:
     if is_alive(process):
         os.kill(process.pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """A model of the commit protocol over the real ``Commit`` and ``decide``, walked through every interleaving.
 
-Three devices: Either ``A`` and ``B`` hold layer 0 (one micro-batch each) and ``C`` layer 1 (both), or all three are replicas, or ``B`` is the shadow of ``A``. Computing
+Three devices: Either ``A`` and ``B`` hold layer 0 (one micro-batch each) and ``C`` layer 1 (both), or all three are replicas, or ``B`` holds the layer of ``A``, too. Computing
 is one action of a device; everything that the protocol says is an action or a message of its own. Messages
 between two ends arrive in order, those of different ends in any order; a message of a dead device that
 is on its way may arrive or not. The daemon's messages of different epochs may overtake each other, as

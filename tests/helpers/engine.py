@@ -110,9 +110,9 @@ class World:
         run_dir: Path,
         *,
         go_on: bool = False,
-        shadowed: bool = False,
+        redundant: bool = False,
     ) -> None:
-        self.go_on, self.shadowed = go_on, shadowed
+        self.go_on, self.redundant = go_on, redundant
         self.detours: Detours | None = None
         self.settled: set[str] = set()
         self.job, self.random, self.run_dir = job, random.Random(seed), run_dir
@@ -147,16 +147,16 @@ class World:
             Route(mb, self.epoch, pipelines[mb % len(pipelines)]) for mb in range(self.job.num_micro_batches)
         )
         holdings = holdings_of(s for p in pipelines for s in p)
-        shadows = {
+        redundant = {
             segment.device: Layers.of(segments[(at + 1) % len(segments)].layers)
             for segments in pipelines
             for at, segment in enumerate(segments)
-            if self.shadowed and len(segments) > 1
+            if self.redundant and len(segments) > 1
         }
         held = {
-            device: layers.and_those(shadows.get(device, Layers())) for device, layers in holdings.items()
+            device: layers.and_those(redundant.get(device, Layers())) for device, layers in holdings.items()
         }
-        return Layout(self.epoch, self.spec.num_layers, held, routes, shadows)
+        return Layout(self.epoch, self.spec.num_layers, held, routes, redundant)
 
     def _add(self, device: str) -> None:
         post, faults = LocalPost(device, self), RaisingFaults(device, self.run_dir)
@@ -262,8 +262,8 @@ class World:
             Route(r.micro_batch, self.epoch, r.segments) for r in sorted(routes, key=lambda r: r.micro_batch)
         )
         holdings = {d: held for d, held in self.layout.holdings.items() if d not in self.dead}
-        shadows = {d: held for d, held in self.layout.shadows.items() if d not in self.dead}
-        self.layout = Layout(self.epoch, self.spec.num_layers, holdings, standing, shadows)
+        redundant = {d: held for d, held in self.layout.redundant.items() if d not in self.dead}
+        self.layout = Layout(self.epoch, self.spec.num_layers, holdings, standing, redundant)
         self.gone |= self.dead
         self.dead = set()
         orders = self._orders() if self.random.random() < 0.8 else {}
@@ -303,7 +303,7 @@ class World:
         yield
         executor = self.nodes[device].executor
         mine = [control for control in self.controls if control[0] == device]
-        if mine and mine[0] in self.reports and executor.hurried is None and self.random.random() < 0.7:
+        if mine and mine[0] in self.reports and executor.speculative is None and self.random.random() < 0.7:
             self.controls.remove(mine[0])
             self.answered_aside += 1
             mine[0][1](executor)

@@ -77,12 +77,12 @@ def stays_re_routed(world: World, most: int = 2) -> None:
     assert not world.dead or world.settled == world.dead
 
 
-def shadowed(
+def redundant(
     reference, tmp_path: Path, seed: int, stages: Any = STAGES, *, go_on: bool = False, **schedule: Any
 ) -> World:
     """The same job, each device with its successor's layers besides."""
     changed = msgspec.structs.replace(reference[0], schedule=Schedule(**schedule))
-    return World(changed, stages, seed, tmp_path, go_on=go_on, shadowed=True)
+    return World(changed, stages, seed, tmp_path, go_on=go_on, redundant=True)
 
 
 def scheduled(reference, tmp_path: Path, seed: int, **schedule: Any) -> World:
@@ -101,7 +101,7 @@ def ran_ahead(world: World) -> None:
             executor.now.advance()
         while world.late:
             world.deliver_late()
-        if not any(executor.now.board.shadows for executor in executors):
+        if not any(executor.now.board.redundant for executor in executors):
             break
     for executor in executors:
         executor.now.contribute = executor._between_layers

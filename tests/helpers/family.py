@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from oobleckd.ctl import processes
-from oobleckd.ctl.processes import Process
+from oobleckd.ctl.processes import ClusterProcess
 
 
-def members(state: Path) -> frozenset[Process]:
+def members(state: Path) -> frozenset[ClusterProcess]:
     """Every living process with ``OOBLECK_STATE=state`` in its environment."""
     mark = f"OOBLECK_STATE={state}".encode()
     found = [

@@ -94,7 +94,7 @@ class Fleet:
             found.append(
                 node_view(
                     name, state=state, reason=reason, host=f"host-{name}", kinds=("NVIDIA H100",), layers=layers,
-                    beat_age_s=0.05 + number * 7 % 20 / 100, zone=f"r{number % racks:02}",
+                    heartbeat_age_s=0.05 + number * 7 % 20 / 100, zone=f"r{number % racks:02}",
                 )
             )  # fmt: skip
         return tuple(found)

@@ -10,18 +10,18 @@ import msgspec
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import (
-    Beat,
     CheckpointPart,
     Corrupted,
     DeviceFailed,
     DeviceLost,
     Emptied,
     Goodbye,
+    Heartbeat,
     Held,
     LinkDown,
     Measured,
     OpTimes,
-    Prepared,
+    PreCopied,
     Progress,
     Ready,
     StepDone,
@@ -69,12 +69,12 @@ def worker_frames(node: str) -> list[bytes]:
     layer = LayerCost("layer", 0.01, 0.02, 1, 1, 1, 1)
     messages: list[msgspec.Struct] = [
         hello(node),
-        Beat("life.1"),
+        Heartbeat("life.1"),
         DeviceLost("life.1", device, "signal 9", spare=True),
         LinkDown(device, "node-9/0", "closed"),
         Measured(device, "job-1", Profile("p", "cpu", (layer,) * 3)),
         Ready(device, 1, 10, 20, (FolderNote("fresh", 9, ("w",)),)),
-        Prepared(device, 1, 2),
+        PreCopied(device, 1, 2),
         Emptied(device, "daemon.1"),
         Progress(device, 1, now, {0: (0, 1)}, (0,), vote, vote),
         Held(device, 1, now, digests={0: 5}),
@@ -95,7 +95,7 @@ def http_requests() -> list[bytes]:
         "/healthz", "/metrics", "/openapi.json", "/v1/status", "/v1/jobs", "/v1/jobs/small-1", "/v1/jobs/small-1/steps?since=3",
         "/v1/jobs/small-1/goodput", "/v1/nodes", "/v1/incidents", "/v1/incidents/inc-1/bundle", "/v1/pipelines?job=small-1",
         "/v1/templates", "/v1/layers?job=small-1", "/v1/story?key=node:node-1", "/v1/events?since=1&follow=0", "/v1/schedules",
-        "/v1/schedule?step=1&modelled=1", "/v1/blast?nodes=node-1,node-2", "/v1/past?at=5.0&span=10",
+        "/v1/schedule?step=1&modelled=1", "/v1/impact?nodes=node-1,node-2", "/v1/past?at=5.0&span=10",
     ]  # fmt: skip
     posts = {
         "/v1/jobs": {"job": job, "resume": "/nowhere"},

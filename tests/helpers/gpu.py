@@ -15,7 +15,7 @@ from oobleckd.worker.groups.nccl import nccl_version, shares_gpus
 
 REHEARSAL = os.environ.get("OOBLECK_GPU_REHEARSAL") == "1"
 KIND = "cpu" if REHEARSAL else "cuda"
-ROAD = "gloo" if REHEARSAL else "nccl"
+BACKEND = "gloo" if REHEARSAL else "nccl"
 
 
 def problem() -> str:
@@ -33,8 +33,8 @@ def devices(count: int) -> list[str]:
     return [f"cuda:{index % torch.cuda.device_count()}" for index in range(count)]
 
 
-def lane_problem() -> str:
-    """Why two processes cannot have an NCCL lane here; empty when they can."""
+def channel_problem() -> str:
+    """Why two processes cannot have an NCCL channel here; empty when they can."""
     if REHEARSAL or torch.cuda.device_count() > 1:
         return ""
     if not dist.is_nccl_available():

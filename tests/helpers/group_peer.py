@@ -23,7 +23,7 @@ from torch import Tensor
 
 from oobleckd.protocol.parts import Peer
 from oobleckd.worker.groups.choose import choose
-from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.round.messenger import TransportPost
 from oobleckd.worker.transport.mailbox import Key, Mailbox
@@ -63,17 +63,17 @@ def tensors_of(key: Key) -> list[Tensor]:
 class GroupPeer:
     """The process's state."""
 
-    def __init__(self, device: str, directory: Path, place: torch.device, road: str) -> None:
+    def __init__(self, device: str, directory: Path, place: torch.device, backend: str) -> None:
         self.device = device
         self.place = place
-        backend, _ = choose(place, {"OOBLECK_ROAD": road})
+        backend, _ = choose(place, {"OOBLECK_BACKEND": backend})
         self.mailbox = Mailbox()
-        self.plane = Plane(device, self.mailbox, backend, self._send)
-        intake = Intake(self.plane)
+        self.groups = GroupManager(device, self.mailbox, backend, self._send)
+        intake = Intake(self.groups)
         self.transport = Transport(
             device, "here", intake, local_dir=directory, on_peer_lost=lambda *lost: None
         )
-        self.post = TransportPost(self.transport, self.plane, intake, self.mailbox, place)
+        self.post = TransportPost(self.transport, self.groups, intake, self.mailbox, place)
         self.got: Counter[str] = Counter()
         self.wrong: list[Key] = []
 
@@ -91,7 +91,7 @@ class GroupPeer:
     def enter(self, command: Command) -> Any:
         """A new epoch with members ``peers``."""
         self.transport.configure(command.peers, SECRET)
-        self.plane.enter(command.epoch, command.peers)
+        self.groups.enter(command.epoch, command.peers)
         return None
 
     def send(self, command: Command) -> Any:
@@ -101,19 +101,19 @@ class GroupPeer:
         for name, index in letters:
             key = ("letter", self.device, index, name)
             self._post(name, key)
-        return self.plane.num_letters
+        return self.groups.num_letters
 
     def send_large(self, command: Command) -> Any:
-        """One letter of ``num_bytes`` to each of ``names``; returns whether it went to a lane."""
-        before = self.plane.num_letters
+        """One letter of ``num_bytes`` to each of ``names``; returns whether it went to a channel."""
+        before = self.groups.num_letters
         for name in command.names:
             key = ("large", self.device, name, command.num_bytes)
             self._post(name, key)
-        return self.plane.num_letters - before == len(command.names)
+        return self.groups.num_letters - before == len(command.names)
 
     def open(self, command: Command) -> Any:
-        """Wait until the lanes to ``names`` are open; a first letter must have been sent."""
-        group, changed = self.plane._groups[command.epoch], self.plane._changed
+        """Wait until the channels to ``names`` are open; a first letter must have been sent."""
+        group, changed = self.groups._groups[command.epoch], self.groups._changed
 
         def is_open() -> bool:
             return all(name in group._senders and group._senders[name].is_open for name in command.names)
@@ -127,9 +127,9 @@ class GroupPeer:
     def forget(self, command: Command) -> Any:
         """``names`` are dead; returns how long the group of ``epoch`` took to end, in seconds."""
         began = time.monotonic()
-        self.plane.forget(command.names)
+        self.groups.forget(command.names)
         self.transport.forget(command.names)
-        ended = self.plane._groups[command.epoch].ended.wait(TIMEOUT_S)
+        ended = self.groups._groups[command.epoch].ended.wait(TIMEOUT_S)
         return time.monotonic() - began if ended else None
 
     def receive(self, command: Command) -> Any:
@@ -144,7 +144,7 @@ class GroupPeer:
 
     def end(self, _command: Command) -> Any:
         """Say goodbye."""
-        ended = self.plane.close(TIMEOUT_S)
+        ended = self.groups.close(TIMEOUT_S)
         self.transport.close()
         return ended
 
@@ -167,10 +167,10 @@ class GroupPeer:
 class Member:
     """The parent's end of such a process. ``ask`` is ``tell`` and ``hear``; do not ask who is stopped."""
 
-    def __init__(self, name: str, directory: Path, device: str = "cpu", road: str = "gloo") -> None:
+    def __init__(self, name: str, directory: Path, device: str = "cpu", backend: str = "gloo") -> None:
         self.name = name
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.group_peer", name, str(directory), device, road],
+            [sys.executable, "-m", "tests.helpers.group_peer", name, str(directory), device, backend],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -201,9 +201,9 @@ class Member:
 
 
 def main() -> None:
-    """Arguments: device, directory of the Unix sockets, torch device, road."""
-    device, directory, place, road = sys.argv[1:]
-    peer = GroupPeer(device, Path(directory), torch.device(place), road)
+    """Arguments: device, directory of the Unix sockets, torch device, backend."""
+    device, directory, place, backend = sys.argv[1:]
+    peer = GroupPeer(device, Path(directory), torch.device(place), backend)
     print(msgspec.json.encode(peer.transport.peer).decode(), flush=True)
     for line in sys.stdin:
         command = msgspec.json.decode(line, type=Command)

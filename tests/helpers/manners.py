@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from oobleckd.planner.policy import ROLLING_BACK, SHADOWING
+from oobleckd.planner.policy import ROLLING_BACK, WITH_REDUNDANT_LAYERS
 from oobleckd.protocol.api import JobView, PipelineView
 from oobleckd.protocol.job import PolicyName, Schedule
 
@@ -32,14 +32,14 @@ class Manner:
         return f"{self.policy}-{self.form}-{self.update}{'-copies' if self.sum_copies else ''}"
 
     def fewest_nodes(self, num_devices: int, f: int) -> int:
-        """That a job ``simulated`` so can begin on: f + 1 pipelines of two devices, or of two nodes where devices shadow others."""
-        return (f + 1) * (1 if num_devices > 1 and self.policy not in SHADOWING else 2)
+        """That a job ``simulated`` so can begin on: f + 1 pipelines of two devices, or of two nodes where devices hold the layers of others."""
+        return (f + 1) * (1 if num_devices > 1 and self.policy not in WITH_REDUNDANT_LAYERS else 2)
 
     def simulated(self, boundary_memory: int | str = "1GiB") -> dict[str, Any]:
         """Of ``world.make_job``: with so little memory a pipeline has two devices or more; where each holds for another, by request."""
         schedule = Schedule(self.backward, self.chunks, self.update, boundary_memory, self.sum_copies)
         found: dict[str, Any] = {"policy": self.policy, "schedule": schedule}
-        if self.policy in SHADOWING:
+        if self.policy in WITH_REDUNDANT_LAYERS:
             return {**found, "memory": 0, "min_pipeline_nodes": 2}
         memory = 470 if self.update == "staggered" else 350
         return {**found, "memory": memory + 230 * (self.sum_copies > 0)}
@@ -50,11 +50,11 @@ class Manner:
         copies of sums need two thirds.
         """
         hasty, saving = self.update == "staggered", self.policy in ROLLING_BACK
-        shadows = self.policy in SHADOWING
+        redundant = self.policy in WITH_REDUNDANT_LAYERS
         memory: dict[str, Any] = {
             "device_memory": f"{10 + 3 * hasty + 4 * saving + 6 * (self.sum_copies > 0)}MiB"
         }
-        if shadows:  # two stages and what is run ahead
+        if redundant:  # two stages and what is run ahead
             memory = {"device_memory": "64MiB", "min_pipeline_nodes": 2 if num_devices == 1 else 1}
         schedule = {
             "backward": self.backward,
@@ -64,7 +64,7 @@ class Manner:
         }
         return {
             "fault_tolerance": {"policy": self.policy},
-            "schedule": schedule | ({"shadow_memory": "16MiB"} if shadows else {}),
+            "schedule": schedule | ({"shadow_memory": "16MiB"} if redundant else {}),
             "optimizer": {"clip_norm": 0.0} if hasty else {},
             "resources": memory,
             "checkpoint": {"every": 3 if saving else 0},
@@ -97,7 +97,7 @@ FORMS: tuple[tuple[Literal["fused", "decoupled"], Literal[1, 2]], ...] = (
 
 def forms_of(policy: PolicyName) -> tuple[tuple[Literal["fused", "decoupled"], Literal[1, 2]], ...]:
     """The forms that go with ``policy``: a device that holds for one successor has one part of a pipeline."""
-    return tuple(form for form in FORMS if form[1] == 1 or policy not in SHADOWING)
+    return tuple(form for form in FORMS if form[1] == 1 or policy not in WITH_REDUNDANT_LAYERS)
 
 
 UPDATES: tuple[Literal["flushed", "staggered"], ...] = ("flushed", "staggered")

@@ -19,7 +19,7 @@ from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import PolicyName
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import KEEPING, KEEPING_MANNERS, MANNERS, Manner
-from tests.helpers.preparing import PREPARING, die_preparing
+from tests.helpers.precopying import PRECOPYING, die_in_precopy
 
 STEP_PHASES = (
     "forward", "backward", "weights", "reduce", "reduced", "backup", "validate", "commit", "update",
@@ -50,7 +50,7 @@ class Cell:
 
 
 def every_cell() -> list[Cell]:
-    """Every combination that there is, but for those of ``preparing_cells``; without copies under varuna, which makes none."""
+    """Every combination that there is, but for those of ``precopy_cells``; without copies under varuna, which makes none."""
     product = itertools.product(STEP_PHASES + MOVE_PHASES, VICTIMS, (1, 2), MANNERS)
     return [cell for values in product if _is_one(cell := Cell(*values))]
 
@@ -64,20 +64,20 @@ def _is_one(cell: Cell) -> bool:
     )
 
 
-def preparing_cells() -> list[Cell]:
-    """Every death while copies are made beforehand, by policy that makes any; the schedules take turns."""
+def precopy_cells() -> list[Cell]:
+    """Every death while pre-copies are made, by policy that makes any; the schedules take turns."""
     manners = [[m for m in KEEPING_MANNERS if m.policy == policy and m.chunks == 1] for policy in KEEPING]
     return [
         Cell(phase, victim, 1, options[(turn + number) % len(options)])
-        for turn, (phase, victim) in enumerate(PREPARING)
+        for turn, (phase, victim) in enumerate(PRECOPYING)
         for number, options in enumerate(manners)
     ]
 
 
-def some_preparing_cells() -> list[Cell]:
+def some_precopy_cells() -> list[Cell]:
     """One for each of those deaths, under policies in turn."""
-    cells = preparing_cells()
-    return [cells[turn * len(KEEPING) + turn % len(KEEPING)] for turn in range(len(PREPARING))]
+    cells = precopy_cells()
+    return [cells[turn * len(KEEPING) + turn % len(KEEPING)] for turn in range(len(PRECOPYING))]
 
 
 def all_cells() -> list[Cell]:
@@ -88,7 +88,7 @@ def all_cells() -> list[Cell]:
         cells = list(group)
         by_policy = [[c for c in cells if c.manner.policy == policy] for policy in get_args(PolicyName)]
         chosen += [options[turn % len(options)] for options in by_policy if options]
-    return chosen + preparing_cells()
+    return chosen + precopy_cells()
 
 
 def pairwise(cells: Sequence[Cell]) -> list[Cell]:
@@ -111,7 +111,7 @@ def _pairs(cell: Cell) -> Iterator[tuple[tuple[int, object], tuple[int, object]]
 
 
 def victims(job: JobView, cell: Cell) -> list[str]:
-    """Nodes that die in this cell; every layer keeps a live holder, but where all go back to a checkpoint anyway."""
+    """Nodes that die in this cell; every layer keeps a live holder, but where all roll back to a checkpoint anyway."""
     pipelines = sorted((list(dict.fromkeys(s.device for s in p.stages)) for p in job.pipelines), key=len)
     deepest, shallowest = pipelines[-1], pipelines[0]
     devices = {
@@ -155,8 +155,8 @@ def run_cell(cluster: Cluster, cell: Cell) -> JobView:
     guest = max(node.name for node in cluster.client.nodes())
     drain(cluster, guest)
     try:
-        if (cell.phase, cell.victim) in PREPARING:
-            return die_preparing(cluster, cell.phase, cell.victim, cell.manner)
+        if (cell.phase, cell.victim) in PRECOPYING:
+            return die_in_precopy(cluster, cell.phase, cell.victim, cell.manner)
         return _run_cell(cluster, cell, guest)
     finally:
         if any(n.name == guest and n.state in {"draining", "drained"} for n in cluster.client.nodes()):
@@ -280,9 +280,9 @@ __all__ = [
     "drain",
     "every_cell",
     "pairwise",
-    "preparing_cells",
+    "precopy_cells",
     "run_cell",
-    "some_preparing_cells",
+    "some_precopy_cells",
     "survivable",
     "undrain",
 ]

@@ -22,7 +22,7 @@ from typing import Any
 from oobleckd.worker.fork import forker
 from oobleckd.worker.fork.forking import Forker, begin
 from oobleckd.worker.fork.orders import num_threads
-from oobleckd.worker.processes.children import Child, Setting, die_with_parent
+from oobleckd.worker.processes.children import Child, ChildSetting, die_with_parent
 from oobleckd.worker.processes.orphans import Orphans
 from oobleckd.worker.runtime.lifeline import hold
 
@@ -90,7 +90,7 @@ async def agent(number: int, program: tuple[str, ...] | None) -> None:
     if parent is not None:
         parent.attach(asyncio.get_running_loop())
         resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    setting = Setting("cpu", Path("/tmp/{0}"), "127.0.0.1", "h", PROGRAM)
+    setting = ChildSetting("cpu", Path("/tmp/{0}"), "127.0.0.1", "h", PROGRAM)
     children = [await begin(f"n/{index}", setting, parent, orphans) for index in range(number)]
     pids = {"agent": os.getpid(), "forker": parent.pid if parent is not None else 0}
     told = [json.loads(child.link.makefile("rb").readline()) for child in children]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from oobleckd.planner.plan import device_name
-from oobleckd.protocol.messages import PROTOCOL, Ack, Beat, Dismiss, EndStopped, Hello, Wake, Welcome
+from oobleckd.protocol.messages import PROTOCOL, Ack, Dismiss, EndStopped, Heartbeat, Hello, Wake, Welcome
 from oobleckd.protocol.parts import Notice
-from oobleckd.worker.agent.outbox import Head, Outbox
+from oobleckd.worker.agent.outbox import MessageHead, Outbox
 from tests.helpers.simdevice import SimDevice
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class SimNode:
             name = device_name(self.name, index)
             self.devices[name] = SimDevice(self.world, self, name)
         self.world.after(self.world.random.uniform(0, 0.01), self.connect)
-        self.beat()
+        self.heartbeat()
 
     # ------------------------------------------------------------------ to the daemon
 
@@ -122,11 +122,11 @@ class SimNode:
             self.hello()
             self.world.after(_HELLO_AGAIN_S, self.agent.call, self._hello_again, connection)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         if self.alive:
-            self.to_daemon(Beat(self.incarnation))
-            next_s = self.world.config.beat_s + self.world.lateness_s()
-            self.world.after(next_s, self.agent.call, self.beat)
+            self.to_daemon(Heartbeat(self.incarnation))
+            next_s = self.world.config.heartbeat_s + self.world.lateness_s()
+            self.world.after(next_s, self.agent.call, self.heartbeat)
 
     def noticed(self, reason: str, left_s: float) -> None:
         """Somebody is going to end this node: it asks to be let go, and goes when its time is up."""
@@ -187,9 +187,9 @@ class SimNode:
             self.host.call(device.control, message)
 
 
-def _head(message: Any) -> Head:
+def _head(message: Any) -> MessageHead:
     """What ``outbox.peek`` reads of the message's bytes."""
-    return Head(
+    return MessageHead(
         type(message).__name__,
         getattr(message, "device", ""),
         getattr(message, "peer", ""),

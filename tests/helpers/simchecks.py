@@ -130,7 +130,7 @@ class Checks:
 
     def journaled(self, entry: msgspec.Struct) -> None:
         """What the journal has in order is rounds without a gap, each with what a run without failures has; and epochs that
-        rise. It has no way back while somebody who is not to be given up holds the layer, but for a policy that always goes back.
+        rise. It has no rollback while somebody who is not to be given up holds the layer, but for a policy that always rolls back.
         """
         match entry:
             case StepEntry():
@@ -213,7 +213,7 @@ class Checks:
         return machine.core.members.nodes[name].cause if machine is not None else "the daemon is down"
 
     def note_lost_copies(self) -> None:
-        """Only where this finds a layer without a copy may the job go back."""
+        """Only where this finds a layer without a copy may the job roll back."""
         held = {layer for device in self.world.devices() for layer in device.held_layers}
         self.last_copy_lost |= held != set(range(self.world.num_layers))
 

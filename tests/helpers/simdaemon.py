@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from oobleckd.core import invariants
-from oobleckd.core.config import Config
+from oobleckd.core.config import CoreConfig
 from oobleckd.core.events import (
     Announce,
     Command,
@@ -30,7 +30,7 @@ from oobleckd.core.events import (
     Tick,
     WriteManifest,
 )
-from oobleckd.core.invariants import Past
+from oobleckd.core.invariants import PastState
 from oobleckd.core.machine import Machine
 from oobleckd.planner import policies
 from oobleckd.planner.plan import Template
@@ -53,11 +53,11 @@ class Daemon:
     ``plan_s``: how long its planner thinks. ``process`` can be stopped. ``skew_s``: by how much the clock is off in this life.
     """
 
-    def __init__(self, world: World, config: Config) -> None:
+    def __init__(self, world: World, config: CoreConfig) -> None:
         self.world, self.config = world, config
         self.machine: Machine | None = Machine(config)
         self.life, self.skew_s = 0, 0.0
-        self.process, self.past = Sleeper(), Past()
+        self.process, self.past = Sleeper(), PastState()
         self.disk = Disk(world, self._perform)
         self.plan_s = (0.002, 0.03)
         self.replies: list[Response] = []
@@ -208,7 +208,7 @@ class Daemon:
         self.config = msgspec.structs.replace(self.config, daemon=f"d{self.life}")
         entries = self.disk.entries()
         self.machine = Machine.restore(entries, self.now, self.config, forgotten=forgotten)
-        self.past = Past()
+        self.past = PastState()
         self._check()
         history = self.machine.core.state.history
         self.changes += [

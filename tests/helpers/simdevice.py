@@ -30,7 +30,7 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Outcome, Vote
 from oobleckd.worker.checkpointing.snapshot import Share
-from oobleckd.worker.device.context import Place
+from oobleckd.worker.device.context import DeviceContext
 from oobleckd.worker.device.device import DeviceProcess
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.round.commit import Commit, ReplicasDisagree
@@ -39,15 +39,15 @@ from oobleckd.worker.round.messenger import TransportPost
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round.round import Given
 from oobleckd.worker.round.tasks import Order, Step
-from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
-from oobleckd.worker.runtime.timing import Moments
+from oobleckd.worker.runtime.timing import DeviceTimer
 from oobleckd.worker.sums.guard import SumsChanged
 from oobleckd.worker.transport.mailbox import Letter, Mailbox
 from tests.helpers.simpasses import SimPasses
 from tests.helpers.simstore import CPU, SimReducer, SimStore, updated
 from tests.helpers.simtext import SimReading
-from tests.helpers.simtransport import Link, SimPlane, SimTransport
+from tests.helpers.simtransport import Link, SimGroupManager, SimTransport
 
 if TYPE_CHECKING:
     from tests.helpers.simagent import SimNode
@@ -77,7 +77,7 @@ class SimFaults(Faults):
         raise Died(point)
 
 
-class SimPulse(Pulse):
+class SimActivity(ActivityPage):
     """Nobody watches."""
 
     def __init__(self) -> None:
@@ -99,16 +99,16 @@ class SimDevice(DeviceProcess):
         self.alive, self.busy, self.busy_s = True, False, 0.0
         self.followed = 0  # tasks of the planner's order
         self.ahead = 0  # layers of forward passes that were run for another device
-        self.place = Place(name, "cpu", "host", "", Path())
-        self.pulse, self.faults, self.mailbox = SimPulse(), SimFaults(self), Mailbox()
+        self.place = DeviceContext(name, "cpu", "host", "", Path())
+        self.activity, self.faults, self.mailbox = SimActivity(), SimFaults(self), Mailbox()
         self.torch_device = CPU
         self.transport: Any = SimTransport(self)
-        self.plane: Any = SimPlane()
-        self.post = TransportPost(self.transport, self.plane, Intake(self.mailbox), self.mailbox, CPU)
+        self.groups: Any = SimGroupManager()
+        self.post = TransportPost(self.transport, self.groups, Intake(self.mailbox), self.mailbox, CPU)
         self.executor: SimExecutor | None = None
         self.flips: list[Any] = []
         self.deployment = None
-        self.staging = None
+        self.precopy_target = None
         self.job_id = ""
         self.reading: Any = SimReading(self)
         # What the agent knows of it, for its Hello: told after every control message, as the real device does.
@@ -160,7 +160,7 @@ class SimDevice(DeviceProcess):
             return "no job"
         now, reducer = self.executor.now, self.executor.reducer
         left = [*now.board.forward, *now.board.in_flight, *now.board.weights]
-        return f"reduced={sorted(reducer.reduced)} left={left} hurried={self.executor.hurried is not None}"
+        return f"reduced={sorted(reducer.reduced)} left={left} speculative={self.executor.speculative is not None}"
 
     # ------------------------------------------------------------------ the loop
 
@@ -276,7 +276,7 @@ class SimDevice(DeviceProcess):
     def _release(self, *, abandon: bool = True) -> None:
         if self.executor is not None and abandon:
             self.executor.saving.writer.abandon()
-        self.executor, self.deployment, self.staging, self.job_id = None, None, None, ""
+        self.executor, self.deployment, self.precopy_target, self.job_id = None, None, None, ""
         self.reading.rest()
         self.post.purge(lambda _: True)
         self._forget(self.transport.peers())
@@ -367,10 +367,10 @@ class SimExecutor(Executor):
         self.sim = sim
         store: Any = SimStore(sim.world)
         super().__init__(
-            sim.name, job_id, job, store, corpus, sim.post, sim.faults, sim.tell, sim.pulse,
+            sim.name, job_id, job, store, corpus, sim.post, sim.faults, sim.tell, sim.activity,
             writer=SimWriter(sim), check_inputs=sim.reading.check,
         )  # fmt: skip
-        self.means = replace(self.means, moments=Moments(lambda: sim.world.now))
+        self.means = replace(self.means, timer=DeviceTimer(lambda: sim.world.now))
         self.reducer = SimReducer(sim.name, store, sim.post, job.num_micro_batches, job.train.exact)
         self.reducer.world, self.reducer.step = sim.world, lambda: self.counters.step
 

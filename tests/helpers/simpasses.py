@@ -63,10 +63,10 @@ class SimPasses(Passes):
     def advance(self) -> bool:
         found = self.board.next(self.given)
         if found is None:
-            return self._advance_shadow()
+            return self._advance_redundant()
         self.sim.followed += bool(self.board.order)
         self.under_way = self.halted.pop(found, None) or self._begun(*found)
-        self.began = self.means.moments.now()
+        self.began = self.means.timer.now()
         self._compute(self.under_way)
         return True
 
@@ -87,18 +87,18 @@ class SimPasses(Passes):
         else:
             self._compute(work)
 
-    def _advance_shadow(self) -> bool:
+    def _advance_redundant(self) -> bool:
         """A layer ahead takes its time, too, in which nothing else is begun."""
-        ran = super()._advance_shadow()
+        ran = super()._advance_redundant()
         self.sim.ahead += ran
         if ran:
             piece = self.pieces.pop()
             self.sim.work(_SHARE["F"], self.note, piece.kind, piece.task, piece.start)
         return ran
 
-    def _shadow(self, work: Work) -> Pieces:
+    def _redundant(self, work: Work) -> Pieces:
         task, made = work.task, self._token(work.task)
-        came = self.shadows.taken(task)
+        came = self.redundant_forwards.taken(task)
         assert came == (None if task.first else made)
         reads = task.first or task.last
         misread = (came is not None and came.misread) or (reads and self.means.corpus.wrong)
@@ -106,7 +106,7 @@ class SimPasses(Passes):
         for _ in task.layers.layers():
             yield
             assert self._token(task) == made, "weights changed under a forward that is run ahead"
-        self._ran_shadow(task, made)
+        self._ran_redundant(task, made)
 
     def _out(self, graph: Token) -> Token:
         return graph

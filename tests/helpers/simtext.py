@@ -152,7 +152,7 @@ class SimCorpus:
 
 
 class SimWatch:
-    """In place of ``oobleckd.worker.data.input_watch.Watch``, in virtual time."""
+    """In place of ``oobleckd.worker.data.input_watch.InputWatch``, in virtual time."""
 
     def __init__(self, sim: SimDevice, inputs: SimOpened) -> None:
         self.sim, self.inputs, self.texts = sim, inputs, sim.world.texts

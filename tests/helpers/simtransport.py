@@ -195,7 +195,7 @@ class SimTransport:
             self.sim._peer_lost(peer, "connection reset")
 
 
-class SimPlane:
+class SimGroupManager:
     """No groups: all letters take the transport."""
 
     def offer(self, *_letter: object) -> bool:

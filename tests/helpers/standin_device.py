@@ -21,7 +21,7 @@ from oobleckd.protocol.parts import Counters, DeviceInfo
 from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.process import wait_for_place
 from oobleckd.worker.processes.children import die_with_parent
-from oobleckd.worker.runtime.activity import LOOK_UP_S, Pulse
+from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityPage
 from oobleckd.worker.runtime.faults import hang_for_ever
 from oobleckd.worker.runtime.lifeline import hold
 from oobleckd.worker.transport.mailbox import Mailbox
@@ -69,7 +69,7 @@ def hang_if_first(folder: str | None) -> None:
 @click.option("--host")
 @click.option("--parent", type=int)
 @click.option("--lifeline", type=(int, int))
-@click.option("--pulse", type=int)
+@click.option("--activity", type=int)
 @click.option("--urgent", is_flag=True)
 def main(
     device: str,
@@ -80,7 +80,7 @@ def main(
     host: str,
     parent: int,
     lifeline: tuple[int, int],
-    pulse: int,
+    activity: int,
     urgent: bool,
 ) -> None:
     """The arguments of a device process."""
@@ -91,7 +91,7 @@ def main(
     if not device:
         device = wait_for_place(fd)
         hang_if_first(os.environ.get("STANDIN_STUCK"))
-    mailbox, shown = Mailbox(), Pulse(pulse)
+    mailbox, shown = Mailbox(), ActivityPage(activity)
     link = DeviceLink(fd, mailbox, urgent=urgent)
     if "STANDIN_SAYS" in os.environ:
         kind, _, text = os.environ["STANDIN_SAYS"].partition(": ")

@@ -8,7 +8,7 @@ from typing import TypeVar
 import zmq
 
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import PROTOCOL, Beat, FromWorker, Hello, ToWorker, Welcome
+from oobleckd.protocol.messages import PROTOCOL, FromWorker, Heartbeat, Hello, ToWorker, Welcome
 
 T = TypeVar("T")
 TIMEOUT_S = 30.0
@@ -22,7 +22,7 @@ class StubDaemon:
         endpoint: str = "tcp://127.0.0.1:*",
         *,
         name: str = "daemon-1",
-        beat_s: float = 0.05,
+        heartbeat_s: float = 0.05,
         welcome: bool = True,
         keys: tuple[bytes, bytes] | None = None,
     ) -> None:
@@ -35,7 +35,7 @@ class StubDaemon:
         self._socket.bind(endpoint)
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._name = name
-        self._beat_s = beat_s
+        self._heartbeat_s = heartbeat_s
         self._welcome = welcome
         self._peer = b""
 
@@ -46,13 +46,15 @@ class StubDaemon:
         message = codec.decode_from_worker(data)
         if isinstance(message, Hello) and self._welcome:
             lives = tuple(info.life for info in message.devices)
-            self.tell(Welcome(PROTOCOL, self._name, self._beat_s, 1.0, lives))
+            self.tell(Welcome(PROTOCOL, self._name, self._heartbeat_s, 1.0, lives))
         return message
 
     def expect(self, kind: type[T]) -> T:
-        """The next message but for beats, which must be of ``kind``."""
+        """The next message but for heartbeats, which must be of ``kind``."""
         deadline = time.monotonic() + TIMEOUT_S
-        while isinstance(message := self.hear(deadline - time.monotonic()), Beat) and kind is not Beat:
+        while (
+            isinstance(message := self.hear(deadline - time.monotonic()), Heartbeat) and kind is not Heartbeat
+        ):
             pass
         assert isinstance(message, kind), message
         return message

@@ -1,6 +1,6 @@
 """A writer killed in the middle of a checkpoint's file on a real cluster, from a seed: a torn one is never loaded.
 
-Under a policy that rolls back the job goes back to the checkpoint before at once; under the others it goes on, and the next one
+Under a policy that rolls back the job rolls back to the checkpoint before at once; under the others it goes on, and the next one
 is whole again. Either way every file that a manifest names must be what the manifest says, and the job must end bit for bit
 as a run without failures.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from oobleckd.ctl.compare import read_checkpoint
-from oobleckd.planner.policy import ROLLING_BACK, SHADOWING
+from oobleckd.planner.policy import ROLLING_BACK, WITH_REDUNDANT_LAYERS
 from oobleckd.protocol.api import IncidentView
 from oobleckd.protocol.job import PolicyName
 from tests.helpers.cluster import Cluster, tiny_job
@@ -29,9 +29,9 @@ def manner_of_torn(seed: int) -> Manner:
 
 
 def tables_of(manner: Manner) -> dict[str, dict[str, Any]]:
-    """Of job.toml: those of the manner, with room for the copy that a checkpoint is written from; who shadows another has that already."""
+    """Of job.toml: those of the manner, with room for the copy that a checkpoint is written from; who holds the layers of another has that already."""
     tables = manner.tables()
-    roomy = tables["resources"] if manner.policy in SHADOWING else {"device_memory": "14MiB"}
+    roomy = tables["resources"] if manner.policy in WITH_REDUNDANT_LAYERS else {"device_memory": "14MiB"}
     return tables | {"checkpoint": {"every": EVERY}, "resources": roomy}
 
 
@@ -41,7 +41,7 @@ def torn_seed(cluster: Cluster, seed: int, manner: Manner | None = None) -> str:
     manner = manner or manner_of_torn(seed)
     cluster.heal()
     job = cluster.client.submit(tiny_job(f"torn-{seed}", train={"steps": 30}, **tables_of(manner))).id
-    view = cluster.at_step(job, EVERY)  # the first is on its way: there is one to go back to, or will be
+    view = cluster.at_step(job, EVERY)  # the first is on its way: there is one to roll back to, or will be
     victim = rng.choice(sorted({node for pipeline in view.pipelines for node in pipeline.nodes}))
     before = len(cluster.fired())
     cluster.client.kill(victim, "device", at=POINT, round=view.step + 2 + rng.randrange(2 * EVERY))
@@ -49,7 +49,7 @@ def torn_seed(cluster: Cluster, seed: int, manner: Manner | None = None) -> str:
     left = _left_torn(cluster, job)
     done = cluster.job_in(job, "done")
     (incident,) = [i for i in cluster.client.incidents() if i.job == job]
-    told = _check_way_back(manner, incident, int(str(hit["round"])))
+    told = _check_rollback(manner, incident, int(str(hit["round"])))
     for folder in _complete(cluster, job):
         read_checkpoint(folder)
         assert not list(folder.glob("*.tmp")), f"{folder} has what a killed writer left"
@@ -63,7 +63,7 @@ def _hit(cluster: Cluster, before: int, node: str) -> dict[str, object] | None:
     return next((hit for hit in hits if str(hit["device"]).startswith(f"{node}/")), None)
 
 
-def _check_way_back(manner: Manner, incident: IncidentView, round_: int) -> str:
+def _check_rollback(manner: Manner, incident: IncidentView, round_: int) -> str:
     """Under a policy that rolls back: to a checkpoint from before the torn one."""
     if manner.policy not in ROLLING_BACK:
         assert incident.steps_lost == 0, incident

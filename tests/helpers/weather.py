@@ -87,7 +87,7 @@ class Seen:
         faults = ", ".join(f"{self.faults[kind]} {kind}" for kind in KINDS)
         return (
             f"{self.faults.total()} faults ({faults}); {self.incidents} incidents, {self.given_up} live devices taken for "
-            f"dead, {self.rollbacks} ways back, {self.early} early updates; {self.virtual_s:.0f} virtual s, {self.events} events"
+            f"dead, {self.rollbacks} rollbacks, {self.early} early updates; {self.virtual_s:.0f} virtual s, {self.events} events"
         )
 
 

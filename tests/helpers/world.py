@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from oobleckd.core import view
-from oobleckd.core.config import Config
+from oobleckd.core.config import CoreConfig
 from oobleckd.core.events import Asked, Tick
 from oobleckd.core.machine import Machine
 from oobleckd.planner.plan import Layout, device_name, node_of
@@ -84,8 +84,8 @@ class World:
         self.rounds_apart = rounds_apart or {}
         self.strikes: Callable[[SimDevice, str, int], bool] = lambda _device, _point, _round: False
         self.on_strike: Callable[[str, int], None] = lambda name, _index: self.kill(name)
-        self.lateness_s: Callable[[], float] = lambda: 0.0  # of a beat: agents that get no processor
-        self.daemon = Daemon(self, Config(daemon="d0", state_dir="state", allow_injection=True, **config))
+        self.lateness_s: Callable[[], float] = lambda: 0.0  # of a heartbeat: agents that get no processor
+        self.daemon = Daemon(self, CoreConfig(daemon="d0", state_dir="state", allow_injection=True, **config))
         self.network = Network(self, codec=codec)
         self.checks = Checks(self)
         self.after(0.0, self.daemon.feed, 0, Tick())
@@ -93,7 +93,7 @@ class World:
             self.add(f"n{number:02d}")
 
     @property
-    def config(self) -> Config:
+    def config(self) -> CoreConfig:
         return self.daemon.config
 
     # ------------------------------------------------------------------ time

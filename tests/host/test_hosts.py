@@ -128,13 +128,13 @@ def test_a_worker_has_its_keys_from_the_credential_store(hosts: Hosts) -> None:
     assert len({view.host for view in hosts.cluster.client.nodes()}) == NUM_HOSTS
 
 
-def test_idle_workers_beat_by_udp_to_the_daemon_s_port(hosts: Hosts) -> None:
+def test_idle_workers_heartbeat_by_udp_to_the_daemon_s_port(hosts: Hosts) -> None:
     def counters() -> dict[str, int]:
         return hosts.cluster.client.debug().counters
 
-    before = counters()["datagram_beats"]
+    before = counters()["datagram_heartbeats"]
     hosts.cluster.until(
-        lambda: counters()["datagram_beats"] >= before + 20 * NUM_HOSTS or None, "beats come by UDP"
+        lambda: counters()["datagram_heartbeats"] >= before + 20 * NUM_HOSTS or None, "heartbeats come by UDP"
     )
     assert counters()["datagrams_forged"] == counters()["datagrams_replayed"] == 0
 

@@ -223,14 +223,14 @@ def test_workers_say_what_they_do(services: UnitCluster) -> None:
     assert services.property(WORKERS[0], "WatchdogUSec") == "1min"
 
 
-def test_idle_workers_beat_by_udp(services: UnitCluster) -> None:
+def test_idle_workers_heartbeat_by_udp(services: UnitCluster) -> None:
     """The units let them."""
-    before = services.client.debug().counters["datagram_beats"]
+    before = services.client.debug().counters["datagram_heartbeats"]
 
     def beaten() -> bool | None:
-        return services.client.debug().counters["datagram_beats"] >= before + 20 * len(NODES) or None
+        return services.client.debug().counters["datagram_heartbeats"] >= before + 20 * len(NODES) or None
 
-    services.until(beaten, "beats come by UDP")
+    services.until(beaten, "heartbeats come by UDP")
 
 
 def test_a_dump_has_logs_and_stacks(services: UnitCluster) -> None:
@@ -259,10 +259,10 @@ def test_installing_again_changes_nothing(services: UnitCluster) -> None:
 
 
 def test_a_daemon_that_cannot_be_configured_is_not_tried_again(services: UnitCluster) -> None:
-    services.box.path("/etc/oobleck/config.toml").write_text("[daemon]\nbeats_s = 1\n")
+    services.box.path("/etc/oobleck/config.toml").write_text("[daemon]\nheartbeats_s = 1\n")
     services.systemctl("restart", DAEMON, check=False)
     assert services.unit_state(DAEMON) == "failed"
-    assert "hint: did you mean 'beat_s'?" in services.journal(DAEMON)
+    assert "hint: did you mean 'heartbeat_s'?" in services.journal(DAEMON)
     services.box.path("/etc/oobleck/config.toml").unlink()
     services.systemctl("reset-failed", DAEMON, SOCKET)
     services.systemctl("start", DAEMON)

@@ -19,13 +19,13 @@ from oobleckd.host import urgency
 from oobleckd.protocol.deaths import TO_MEND
 from oobleckd.protocol.messages import (
     Ack,
-    Beat,
     DeviceAwake,
     DeviceLost,
     DeviceStopped,
     Dismiss,
     EndStopped,
     Goodbye,
+    Heartbeat,
     Hello,
     Inject,
     Progress,
@@ -88,7 +88,7 @@ def device_pids(hello: Hello) -> list[int]:
     return [info.pid for info in hello.devices]
 
 
-def test_hello_relay_and_beats(daemon: StubDaemon, launch: Launch) -> None:
+def test_hello_relay_and_heartbeats(daemon: StubDaemon, launch: Launch) -> None:
     agent = launch(daemon.endpoint)
     hello = daemon.ready()
     assert hello.node == "n1"
@@ -97,7 +97,7 @@ def test_hello_relay_and_beats(daemon: StubDaemon, launch: Launch) -> None:
     for device in ("n1/1", "n1/0"):
         daemon.tell(Report(device, 4, 1, ()))
         assert daemon.expect(Progress) == Progress(device, 4, Counters(), {0: (1, 2)}, ())
-    assert daemon.expect(Beat).incarnation == daemon.expect(Beat).incarnation == hello.incarnation
+    assert daemon.expect(Heartbeat).incarnation == daemon.expect(Heartbeat).incarnation == hello.incarnation
     assert "torch" not in Path(f"/proc/{agent.pid}/maps").read_text(encoding="utf-8")
 
 
@@ -153,7 +153,7 @@ def test_the_spare_takes_a_killed_device_s_place(daemon: StubDaemon, launch: Lau
     assert new.devices[1].life != old.devices[1].life
     daemon.tell(Report("n1/1", 9, 1, ()))
     while not isinstance(said := daemon.hear(), Progress):
-        assert isinstance(said, Beat | Hello)
+        assert isinstance(said, Heartbeat | Hello)
     assert said.epoch == 9
     again = with_spare(daemon)
     assert again.spare is not None
@@ -193,7 +193,7 @@ def test_forked_spares_are_never_used_up(
     agent.send_signal(signal.SIGCONT)
     for _ in old.devices:
         while not isinstance(lost := daemon.hear(), DeviceLost):
-            assert isinstance(lost, Hello | Beat)  # of the spare
+            assert isinstance(lost, Hello | Heartbeat)  # of the spare
         assert lost.spare
     new = with_spare(daemon)
     assert new.incarnation == old.incarnation
@@ -349,7 +349,7 @@ def test_sigterm_is_an_orderly_leave(daemon: StubDaemon, launch: Launch, injecte
 def test_a_sigterm_with_a_deadline_asks_to_be_let_go(daemon: StubDaemon, launch: Launch) -> None:
     agent = launch(daemon.endpoint, "--notice-s=600")
     hello = daemon.ready()
-    daemon.expect(Beat)  # it has heard the Welcome
+    daemon.expect(Heartbeat)  # it has heard the Welcome
     ends = Pids(*device_pids(hello))
     agent.send_signal(signal.SIGTERM)
     noticed = daemon.expect(Hello)
@@ -385,11 +385,11 @@ def test_a_second_sigterm_means_now_where_it_is_not_the_first_once_more(
     """Slurm tells a process of its end twice within a tenth of a second."""
     agent = launch(daemon.endpoint, "--notice-s=600")
     daemon.ready()
-    daemon.expect(Beat)
+    daemon.expect(Heartbeat)
     agent.send_signal(signal.SIGTERM)
     daemon.expect(Hello)
     agent.send_signal(signal.SIGTERM)
-    daemon.expect(Beat)
+    daemon.expect(Heartbeat)
     assert agent.poll() is None
     again = threading.Event()
     asker = threading.Thread(
@@ -407,7 +407,7 @@ def test_a_second_sigterm_means_now_where_it_is_not_the_first_once_more(
 def test_ctrl_c_means_now(daemon: StubDaemon, launch: Launch) -> None:
     agent = launch(daemon.endpoint, "--notice-s=600")
     daemon.ready()
-    daemon.expect(Beat)
+    daemon.expect(Heartbeat)
     agent.send_signal(signal.SIGTERM)
     daemon.expect(Hello)
     agent.send_signal(signal.SIGINT)
@@ -418,7 +418,7 @@ def test_ctrl_c_means_now(daemon: StubDaemon, launch: Launch) -> None:
 def test_a_deadline_is_kept_whether_the_daemon_answers_or_not(daemon: StubDaemon, launch: Launch) -> None:
     agent = launch(daemon.endpoint, "--notice-s=0.5")
     daemon.ready()
-    daemon.expect(Beat)
+    daemon.expect(Heartbeat)
     agent.send_signal(signal.SIGTERM)
     assert daemon.expect(Hello).notice is not None
     assert daemon.expect(Goodbye).reason == "SIGTERM; its time was up"

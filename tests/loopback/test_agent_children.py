@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from oobleckd.worker.processes.children import EXITING, Child, Setting, Watch, start
+from oobleckd.worker.processes.children import EXITING, Child, ChildSetting, Watch, start
 from oobleckd.worker.runtime.lifeline import Lifeline
 
 TIMEOUT_S = 30.0
@@ -48,7 +48,7 @@ def line_of(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def started(tmp_path: Path, code: str, device: str = "n/0") -> Child:
-    return start(device, Setting("cpu", tmp_path, "127.0.0.1", "h", (sys.executable, "-c", code)))
+    return start(device, ChildSetting("cpu", tmp_path, "127.0.0.1", "h", (sys.executable, "-c", code)))
 
 
 def test_a_life_line_tells_before_the_process_is_reaped(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from oobleckd.ctl import processes
 from oobleckd.ctl.base import Base
 from oobleckd.ctl.local import ONE_THREAD
-from oobleckd.ctl.twin import to_toml
+from oobleckd.ctl.reference import to_toml
 from oobleckd.protocol.api import NodeView
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.family import members
@@ -195,18 +195,18 @@ def test_programs_of_a_verb_are_forks_that_end_with_whoever_waits(base: Base, tm
     assert process is not None
     words = ["--job", str(file), "--out", str(tmp_path)]
     with subprocess.Popen([sys.executable, "-c", WAITING, tmp_path / "base", *words]) as waiting:
-        twin = child_of(process.pid)
+        spare = child_of(process.pid)
         waiting.kill()
-    assert not processes.outlive([twin], 10.0)
+    assert not processes.outlive([spare], 10.0)
     with ThreadPoolExecutor(1) as pool:
         never = pool.submit(base.run, "oobleckd.worker.tools.reference", words, ONE_THREAD)
-        twin = child_of(process.pid)
+        spare = child_of(process.pid)
         os.kill(process.pid, signal.SIGKILL)
         assert never.result(10.0) is None
-    assert not processes.outlive([twin], 10.0)
+    assert not processes.outlive([spare], 10.0)
 
 
-def child_of(pid: int) -> processes.Process:
+def child_of(pid: int) -> processes.ClusterProcess:
     """The one child of a process, once there is one."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     deadline = time.monotonic() + 20.0

@@ -28,7 +28,7 @@ def test_a_writer_dies_in_the_middle_of_a_file(cluster: Cluster, seed: int) -> N
 
 
 def test_the_newest_is_damaged_on_the_disk(cluster: Cluster) -> None:
-    """The job goes back to the one before it, and ends bit for bit as a run without failures."""
+    """The job rolls back to the one before it, and ends bit for bit as a run without failures."""
     cluster.heal()
     job, newest, older = _paused_after_two(cluster)
     _flip_a_bit(newest / "bucket-00001.safetensors")
@@ -83,7 +83,7 @@ def test_the_disk_is_full(cluster: Cluster, tmp_path: Path) -> None:
         assert (waiting.state, waiting.step, waiting.steps_lost) == ("running", 24, 0)
         assert Path(good).parent == Path(waiting.checkpoint).parent
         assert waiting.checkpoint_trouble is not None
-        assert "stays the way back" in cluster.ctl("story", job).stdout
+        assert "stays the one to roll back to" in cluster.ctl("story", job).stdout
         disk.free()
         assert cluster.job_in(job, "done").checkpoint_step == 24
         assert not list((disk.path / job).glob("*.partial"))
@@ -97,7 +97,7 @@ def _waits(cluster: Cluster, job: str, disk: SmallDisk) -> JobView | None:
 
 
 def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path) -> None:
-    """It is kept out with the reason, the others go on with what they have open; and where that is written to, the job goes back and ends."""
+    """It is kept out with the reason, the others go on with what they have open; and where that is written to, the job rolls back and ends."""
     cluster.heal()
     text, right = tmp_path / "text", b"what is trained on, again and again. " * 3000
     text.write_bytes(right)

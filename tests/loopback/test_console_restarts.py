@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.console.facts import AnyFact, Heard
+from oobleckd.console.facts import AnyFact, ChangesHeard
 from oobleckd.console.feed import Feed
 from oobleckd.console.model import View, fold
 from oobleckd.protocol.api import Status
@@ -44,7 +44,7 @@ def listening(cluster: Cluster) -> Iterator[list[AnyFact]]:
 
 
 def heard(told: list[AnyFact]) -> list[Change]:
-    return [fact.change for fact in told if isinstance(fact, Heard)]
+    return [fact.change for fact in told if isinstance(fact, ChangesHeard)]
 
 
 def restart(cluster: Cluster, terminal: Terminal) -> None:

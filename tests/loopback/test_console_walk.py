@@ -231,7 +231,7 @@ def test_the_window_may_have_any_size(walk: Walk) -> None:
     walk.row("● live", "walked")
 
 
-# Ages of beats, and the words of the frame and of the verdict, which say that it is the past.
+# Ages of heartbeats, and the words of the frame and of the verdict, which say that it is the past.
 _AGES = re.compile(r"\d[\d.,]* (ms|s)\b")
 
 

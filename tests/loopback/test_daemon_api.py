@@ -33,7 +33,7 @@ def job(name: str = "small") -> Job:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("api")
     keys.make_node_keys(folder / "keys", "node-1")
-    # The tests' agent sends no beats: its lease must outlast them.
+    # The tests' agent sends no heartbeats: its lease must outlast them.
     with daemon(folder, "--lease-s", "3600") as made:
         yield made
 
@@ -68,7 +68,7 @@ def test_views(running: Daemon, agent: Agent) -> None:
     assert status.endpoint == running.endpoint
     (node,) = client.nodes()
     assert (node.name, node.state, node.pids) == ("node-1", "standby", (1,))
-    assert 0 <= node.beat_age_s < status.up_s + 1
+    assert 0 <= node.heartbeat_age_s < status.up_s + 1
     assert client.pipelines() == client.templates() == client.incidents() == ()
 
 

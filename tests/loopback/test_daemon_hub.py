@@ -15,7 +15,7 @@ import zmq
 
 from oobleckd.daemon import keys
 from oobleckd.daemon.hub import Hub, HubError
-from oobleckd.protocol.messages import PROTOCOL, Beat, FromWorker, Hello, Refused, ToWorker, Welcome
+from oobleckd.protocol.messages import PROTOCOL, FromWorker, Heartbeat, Hello, Refused, ToWorker, Welcome
 from oobleckd.protocol.parts import DatagramSession
 from tests.helpers.agents import Agent, hello
 
@@ -55,7 +55,7 @@ class World:
         return agent
 
     async def welcomed(self, agent: Agent, node: str, incarnation: str = "life.1") -> DatagramSession:
-        """``agent`` joins as ``node``, and hears how it may beat."""
+        """``agent`` joins as ``node``, and hears how it may send heartbeats."""
         agent.say(hello(node, incarnation=incarnation))
         assert (await self.next())[0] == node
         self.hub.tell(node, WELCOME)
@@ -81,7 +81,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def plain(message: ToWorker) -> ToWorker:
-    """As the core said it: how to beat by UDP is the hub's part of a Welcome."""
+    """As the core said it: how to send heartbeats by UDP is the hub's part of a Welcome."""
     assert isinstance(message, Welcome)
     return msgspec.structs.replace(message, datagrams=None)
 
@@ -99,8 +99,8 @@ async def test_a_good_key_is_heard_and_told(world: World) -> None:
     assert await world.next() == ("node-1", hello("node-1"))
     hub.tell("node-1", WELCOME)
     assert plain(await agent.heard()) == WELCOME
-    agent.say(Beat("life.1"))
-    assert await world.next() == ("node-1", Beat("life.1"))
+    agent.say(Heartbeat("life.1"))
+    assert await world.next() == ("node-1", Heartbeat("life.1"))
 
 
 @pytest.mark.asyncio
@@ -127,7 +127,7 @@ async def test_the_key_decides_which_node_a_peer_is(world: World) -> None:
     assert isinstance(answer, Refused)
     assert "key belongs to 'node-2'" in answer.reason
     assert "--node node-2" in answer.hint
-    liar.say(Beat("life.1"))
+    liar.say(Heartbeat("life.1"))
     honest = world.agent("node-1")
     honest.say(hello("node-1"))
     assert await world.next() == ("node-1", hello("node-1")), "nothing of the liar was passed on"
@@ -178,9 +178,9 @@ async def test_unknown_tags_and_damage_are_counted_and_ignored(world: World) -> 
     agent.say(b"\xc1 no msgpack")
     agent.say(msgspec.msgpack.encode({"type": "Beat"}))
     agent.socket.send_multipart([b"two", b"frames"])
-    agent.say(Beat("life.1"))
+    agent.say(Heartbeat("life.1"))
     assert (await world.next())[0] == "node-1"
-    assert await world.next() == ("node-1", Beat("life.1"))
+    assert await world.next() == ("node-1", Heartbeat("life.1"))
     assert (hub.counters.unknown, hub.counters.damaged) == (1, 3)
 
 
@@ -188,10 +188,10 @@ async def test_unknown_tags_and_damage_are_counted_and_ignored(world: World) -> 
 async def test_what_came_before_hello_waits_for_it(world: World) -> None:
     world.open()
     agent = world.agent("node-1")
-    agent.say(Beat("early"))
+    agent.say(Heartbeat("early"))
     agent.say(hello("node-1"))
     assert isinstance((await world.next())[1], Hello)
-    assert await world.next() == ("node-1", Beat("early"))
+    assert await world.next() == ("node-1", Heartbeat("early"))
 
 
 @pytest.mark.asyncio
@@ -203,12 +203,12 @@ async def test_a_newer_connection_takes_over_and_the_old_one_is_not_heard_any_mo
     new.say(hello("node-1", incarnation="life.2"))
     assert await world.next() == ("node-1", None)  # what was on its way on the old one is lost
     await world.next()
-    old.say(Beat("life.1"))
+    old.say(Heartbeat("life.1"))
     hub.tell("node-1", WELCOME)
     assert plain(await new.heard()) == WELCOME
     old.close()
-    new.say(Beat("life.2"))
-    assert await world.next() == ("node-1", Beat("life.2"))
+    new.say(Heartbeat("life.2"))
+    assert await world.next() == ("node-1", Heartbeat("life.2"))
     new.close()
     assert await world.next() == ("node-1", None)
     hub.tell("node-1", WELCOME)
@@ -224,7 +224,7 @@ async def test_a_revoked_key_is_neither_heard_nor_told(world: World) -> None:
     hub.allow({})
     hub.tell("node-1", WELCOME)
     assert hub.counters.undeliverable == 1
-    agent.say(Beat("life.1"))
+    agent.say(Heartbeat("life.1"))
     answer = await agent.heard()
     assert isinstance(answer, Refused)
     assert "allow-list" in answer.reason
@@ -238,9 +238,9 @@ async def test_many_messages_do_not_starve_the_loop_and_keep_their_order(world: 
     agent.say(hello("node-1"))
     await world.next()
     for number in range(2000):
-        agent.say(Beat(str(number)))
+        agent.say(Heartbeat(str(number)))
     heard = [await world.next() for _ in range(2000)]
-    assert [message.incarnation for _, message in heard if isinstance(message, Beat)] == [
+    assert [message.incarnation for _, message in heard if isinstance(message, Heartbeat)] == [
         str(number) for number in range(2000)
     ]
 
@@ -276,7 +276,7 @@ async def test_last_words_are_heard_before_the_end(world: World) -> None:
         agent.socket.linger = 5000
         agent.say(hello("node-1"))
         for number in range(300):
-            agent.say(Beat(str(number)))
+            agent.say(Heartbeat(str(number)))
         agent.close()
         heard = [await world.next() for _ in range(302)]
         assert heard[-1] == ("node-1", None)

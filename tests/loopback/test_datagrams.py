@@ -1,4 +1,4 @@
-"""Beats of idle nodes as datagrams, at the hub, over real sockets: what counts, what is answered, and what is refused."""
+"""Heartbeats of idle nodes as datagrams, at the hub, over real sockets: what counts, what is answered, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from oobleckd.daemon import keys
-from oobleckd.daemon.beats import Beats
 from oobleckd.daemon.connections import Connection
+from oobleckd.daemon.heartbeats import Heartbeats
 from oobleckd.daemon.hub import Hub
 from oobleckd.protocol.datagrams import Sender
-from oobleckd.protocol.messages import Beat, Dismiss, FromWorker, Refused
+from oobleckd.protocol.messages import Dismiss, FromWorker, Heartbeat, Refused
 from oobleckd.protocol.parts import DatagramSession
 from tests.helpers.agents import Agent, hello
 from tests.loopback.test_daemon_hub import WAIT_S, WELCOME, World
 
-HEARD = ("node-1", Beat("life.1"))
+HEARD = ("node-1", Heartbeat("life.1"))
 
 
 class Idle:
@@ -36,9 +36,9 @@ class Idle:
     def send(self, data: bytes) -> None:
         self.socket.sendto(data, self.to)
 
-    def beat(self) -> bool:
-        """Send the next one; whether it stands for a beat."""
-        data, stands = self.sender.beat()
+    def heartbeat(self) -> bool:
+        """Send the next one; whether it stands for a heartbeat."""
+        data, stands = self.sender.heartbeat()
         self.send(data)
         return stands
 
@@ -71,21 +71,21 @@ class Idle:
 
 
 class Idlers(World):
-    """A hub, and nodes of it that beat by datagrams."""
+    """A hub, and nodes of it that send heartbeats by datagrams."""
 
     def idle(self, session: DatagramSession) -> Idle:
         made = Idle(session)
         self.agents.append(made)  # type: ignore[arg-type]  # closed with the others
         return made
 
-    async def beating(self, node: str = "node-1") -> tuple[Agent, Idle]:
-        """One whose next datagram stands for a beat."""
+    async def heartbeating(self, node: str = "node-1") -> tuple[Agent, Idle]:
+        """One whose next datagram stands for a heartbeat."""
         agent = self.agent(node)
         session = await self.welcomed(agent, node)
-        agent.say(Beat("life.1"))
-        assert await self.next() == (node, Beat("life.1"))
+        agent.say(Heartbeat("life.1"))
+        assert await self.next() == (node, Heartbeat("life.1"))
         idle = self.idle(session)
-        assert not idle.beat(), "the first only asks"
+        assert not idle.heartbeat(), "the first only asks"
         await idle.answered()
         return agent, idle
 
@@ -106,92 +106,92 @@ async def until(check: Callable[[], bool]) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("curve", [True, False])
-async def test_a_datagram_is_a_beat_and_is_acknowledged(world: Idlers, curve: bool) -> None:
+async def test_a_datagram_is_a_heartbeat_and_is_acknowledged(world: Idlers, curve: bool) -> None:
     world.curve = curve
     hub = world.open()
-    assert hub.endpoint == f"tcp://127.0.0.1:{hub.beats.port}", "the same number"
-    _, idle = await world.beating()
+    assert hub.endpoint == f"tcp://127.0.0.1:{hub.heartbeats.port}", "the same number"
+    _, idle = await world.heartbeating()
     for count in (1, 2, 3):
-        assert idle.beat()
+        assert idle.heartbeat()
         assert await world.next() == HEARD
         await idle.answered()
-        assert hub.beats.counters.datagram_beats == count
-    assert hub.counters.received == 2, "a Hello and a Beat, and nothing more over ZeroMQ"
+        assert hub.heartbeats.counters.datagram_heartbeats == count
+    assert hub.counters.received == 2, "a Hello and a Heartbeat, and nothing more over ZeroMQ"
 
 
 @pytest.mark.asyncio
-async def test_what_only_asks_is_no_beat(world: Idlers) -> None:
+async def test_what_only_asks_is_no_heartbeat(world: Idlers) -> None:
     hub = world.open()
-    _, idle = await world.beating()
+    _, idle = await world.heartbeating()
     idle.sender.acked = 0  # it never hears of us
     for _ in range(5):
-        assert not idle.beat()
+        assert not idle.heartbeat()
     await until(lambda: not idle.unanswered())
     assert world.passed_on.empty()
-    assert hub.beats.counters.datagram_beats == 0
+    assert hub.heartbeats.counters.datagram_heartbeats == 0
 
 
 @pytest.mark.asyncio
 async def test_a_replayed_datagram_is_refused(world: Idlers) -> None:
     hub = world.open()
-    _, idle = await world.beating()
-    data, stands = idle.sender.beat()
+    _, idle = await world.heartbeating()
+    data, stands = idle.sender.heartbeat()
     assert stands
     idle.send(data)
     await idle.answered()
     assert await world.next() == HEARD
     idle.send(data)
-    assert idle.beat()
+    assert idle.heartbeat()
     await idle.answered()  # of the newer one, so the older was looked at
     assert await world.next() == HEARD
     assert world.passed_on.empty()
     assert idle.unanswered()
-    assert hub.beats.counters.datagrams_replayed == 1
+    assert hub.heartbeats.counters.datagrams_replayed == 1
 
 
 @pytest.mark.asyncio
 async def test_a_wrong_code_and_an_unknown_session_are_refused(world: Idlers) -> None:
     hub = world.open()
-    _, idle = await world.beating()
+    _, idle = await world.heartbeating()
     session = idle.sender.session
     for sender in (Sender(session, bytes(32), 100, 100), Sender(b"nobody's", idle.sender.key, 100, 100)):
-        idle.send(sender.beat()[0])
+        idle.send(sender.heartbeat()[0])
     for size in (0, 1, 40, 42, 1400):
         idle.send(bytes(size))
-    assert idle.beat()
+    assert idle.heartbeat()
     await idle.answered()
     assert await world.next() == HEARD
     assert world.passed_on.empty()
     assert idle.unanswered()
-    found = hub.beats.counters
+    found = hub.heartbeats.counters
     assert (found.datagrams_forged, found.datagrams_strange, found.datagrams_replayed) == (1, 6, 0)
 
 
 @pytest.mark.asyncio
 async def test_a_session_of_a_revoked_key_is_refused(world: Idlers) -> None:
     hub = world.open()
-    agent, idle = await world.beating()
-    _, other = await world.beating("node-2")
+    agent, idle = await world.heartbeating()
+    _, other = await world.heartbeating("node-2")
     hub.allow({key: node for key, node in keys.load_authorized(world.folder).items() if node == "node-2"})
-    assert idle.beat()
-    assert other.beat()
+    assert idle.heartbeat()
+    assert other.heartbeat()
     await other.answered()
     assert (await world.next())[0] == "node-2"
     assert world.passed_on.empty()
-    assert idle.unanswered(), "so it beats over ZeroMQ, and hears why"
-    agent.say(Beat("life.1"))
+    assert idle.unanswered(), "so it sends heartbeats over ZeroMQ, and hears why"
+    agent.say(Heartbeat("life.1"))
     assert isinstance(await agent.heard(), Refused)
 
 
 @pytest.mark.asyncio
 async def test_a_session_ends_with_its_connection(world: Idlers) -> None:
     hub = world.open()
-    agent, idle = await world.beating()
+    agent, idle = await world.heartbeating()
     agent.close()
     world.agents.remove(agent)
     assert await world.next() == ("node-1", None)
-    assert idle.beat()
-    await until(lambda: hub.beats.counters.datagrams_strange == 1)
+    assert idle.heartbeat()
+    await until(lambda: hub.heartbeats.counters.datagrams_strange == 1)
     assert world.passed_on.empty()
     assert idle.unanswered()
 
@@ -199,14 +199,14 @@ async def test_a_session_ends_with_its_connection(world: Idlers) -> None:
 @pytest.mark.asyncio
 async def test_a_session_ends_where_another_connection_takes_over(world: Idlers) -> None:
     world.open()
-    _, idle = await world.beating()
-    _, other = await world.beating("node-2")
+    _, idle = await world.heartbeating()
+    _, other = await world.heartbeating("node-2")
     newer = world.agent("node-1")
     newer.say(hello("node-1", incarnation="life.2"))
     assert await world.next() == ("node-1", None)
     assert isinstance((await world.next())[1], FromWorker)
-    assert idle.beat()
-    assert other.beat()
+    assert idle.heartbeat()
+    assert other.heartbeat()
     await other.answered()
     assert (await world.next())[0] == "node-2"
     assert world.passed_on.empty()
@@ -216,37 +216,37 @@ async def test_a_session_ends_where_another_connection_takes_over(world: Idlers)
 @pytest.mark.asyncio
 async def test_a_welcome_opens_a_session_of_the_life_it_answers(world: Idlers) -> None:
     hub = world.open()
-    agent, idle = await world.beating()
+    agent, idle = await world.heartbeating()
     session = await world.welcomed(agent, "node-1", "life.2")
     assert session.session != idle.sender.session
     assert session.key != idle.sender.key
-    agent.say(Beat("life.2"))
-    assert await world.next() == ("node-1", Beat("life.2"))
+    agent.say(Heartbeat("life.2"))
+    assert await world.next() == ("node-1", Heartbeat("life.2"))
     renewed = world.idle(session)
-    idle.beat()
-    renewed.beat()
-    await until(lambda: hub.beats.counters.datagrams_strange == 1)
+    idle.heartbeat()
+    renewed.heartbeat()
+    await until(lambda: hub.heartbeats.counters.datagrams_strange == 1)
     await renewed.answered()
-    assert renewed.beat()
-    assert await world.next() == ("node-1", Beat("life.2"))
+    assert renewed.heartbeat()
+    assert await world.next() == ("node-1", Heartbeat("life.2"))
 
 
 @pytest.mark.asyncio
 async def test_who_was_told_something_has_to_say_a_word_over_zeromq(world: Idlers) -> None:
     """Else a connection that carries nothing any more would show on no idle node to which work is given."""
     hub = world.open()
-    agent, idle = await world.beating()
+    agent, idle = await world.heartbeating()
     hub.tell("node-1", Dismiss())
     assert await agent.heard() == Dismiss()
-    assert idle.beat()
+    assert idle.heartbeat()
     assert await world.next() == HEARD, "it counts"
     assert idle.unanswered(), "and the next will not"
-    assert not idle.beat()
-    agent.say(Beat("life.1"))
+    assert not idle.heartbeat()
+    agent.say(Heartbeat("life.1"))
     assert await world.next() == HEARD
-    assert not idle.beat()
+    assert not idle.heartbeat()
     await idle.answered()
-    assert idle.beat()
+    assert idle.heartbeat()
     assert await world.next() == HEARD
 
 
@@ -254,17 +254,17 @@ async def test_who_was_told_something_has_to_say_a_word_over_zeromq(world: Idler
 async def test_a_flood_does_not_starve_the_loop(world: Idlers) -> None:
     """Other nodes are heard over ZeroMQ meanwhile, and over UDP when there is room again."""
     hub = world.open()
-    agent, idle = await world.beating()
+    agent, idle = await world.heartbeating()
     flood = [os.urandom(41) for _ in range(64)]
     for number in range(200):
         for data in flood:
             idle.send(data)
-        agent.say(Beat(str(number)))
-        assert await world.next() == ("node-1", Beat(str(number)))
-    await until(lambda: hub.beats.counters.datagrams_strange > 1000)
+        agent.say(Heartbeat(str(number)))
+        assert await world.next() == ("node-1", Heartbeat(str(number)))
+    await until(lambda: hub.heartbeats.counters.datagrams_strange > 1000)
 
     def heard_again() -> bool:
-        idle.beat()
+        idle.heartbeat()
         return not idle.unanswered()
 
     await until(heard_again)
@@ -277,7 +277,7 @@ async def test_where_the_port_is_taken_it_goes_on_without(caplog: pytest.LogCapt
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         hub = Hub(f"tcp://127.0.0.1:{port}", pair=None, allowed={})
-        assert hub.beats.port == 0
+        assert hub.heartbeats.port == 0
         assert len([record for record in caplog.records if "there is no UDP" in record.message]) == 1
         heard: asyncio.Queue[FromWorker] = asyncio.Queue()
         hub.start(lambda _node, message: heard.put_nowait(message), lambda _node: None)
@@ -293,72 +293,72 @@ async def test_where_the_port_is_taken_it_goes_on_without(caplog: pytest.LogCapt
 def test_another_port_will_do_where_any_was_asked_for() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
-        beats: Beats[Connection] = Beats(lambda _connection, _beat: True)
-        beats.bind(f"tcp://127.0.0.1:{taken.getsockname()[1]}", any_port=True)
-        assert beats.port not in {0, taken.getsockname()[1]}
-        beats.close()
+        heartbeats: Heartbeats[Connection] = Heartbeats(lambda _connection, _heartbeat: True)
+        heartbeats.bind(f"tcp://127.0.0.1:{taken.getsockname()[1]}", any_port=True)
+        assert heartbeats.port not in {0, taken.getsockname()[1]}
+        heartbeats.close()
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/nowhere", ""])
 def test_where_there_is_no_address_there_is_no_session(endpoint: str) -> None:
-    beats: Beats[Connection] = Beats(lambda _connection, _beat: True)
-    beats.bind(endpoint, any_port=True)
-    beats.start()
-    assert beats.open_session(Connection(), "life.1") is None
-    beats.close()
+    heartbeats: Heartbeats[Connection] = Heartbeats(lambda _connection, _heartbeat: True)
+    heartbeats.bind(endpoint, any_port=True)
+    heartbeats.start()
+    assert heartbeats.open_session(Connection(), "life.1") is None
+    heartbeats.close()
 
 
 @pytest.mark.asyncio
 async def test_ipv6() -> None:
-    heard: list[Beat | None] = []
+    heard: list[Heartbeat | None] = []
 
-    def on_datagram(_connection: Connection, beat: Beat | None) -> bool:
-        heard.append(beat)
+    def on_datagram(_connection: Connection, heartbeat: Heartbeat | None) -> bool:
+        heard.append(heartbeat)
         return True
 
-    beats: Beats[Connection] = Beats(on_datagram)
-    beats.bind("tcp://[::1]:0", any_port=True)
-    beats.start()
-    session = beats.open_session(Connection(node="node-1"), "life.1")
+    heartbeats: Heartbeats[Connection] = Heartbeats(on_datagram)
+    heartbeats.bind("tcp://[::1]:0", any_port=True)
+    heartbeats.start()
+    session = heartbeats.open_session(Connection(node="node-1"), "life.1")
     assert session is not None
     idle = Idle(session, "::1")
     for _ in range(3):
-        idle.beat()
+        idle.heartbeat()
         await idle.answered()
-    assert heard == [None, Beat("life.1"), Beat("life.1")]
+    assert heard == [None, Heartbeat("life.1"), Heartbeat("life.1")]
     idle.close()
-    beats.close()
+    heartbeats.close()
 
 
-BEAT_S = 0.05
+HEARTBEAT_S = 0.05
 
 
 class Silent:
     """A node that trains and says nothing, or not over ZeroMQ; ``heard``: of it."""
 
     def __init__(self) -> None:
-        self.heard: list[Beat | None] = []
+        self.heard: list[Heartbeat | None] = []
         self.connection = Connection(node="node-1")
-        self.beats: Beats[Connection] = Beats(self._on_datagram, BEAT_S)
-        self.beats.bind("tcp://127.0.0.1:0", any_port=True)
-        self.beats.start()
-        session = self.beats.open_session(self.connection, "life.1")
+        self.heartbeats: Heartbeats[Connection] = Heartbeats(self._on_datagram, HEARTBEAT_S)
+        self.heartbeats.bind("tcp://127.0.0.1:0", any_port=True)
+        self.heartbeats.start()
+        session = self.heartbeats.open_session(self.connection, "life.1")
         assert session is not None
         self.node = Idle(session)
 
-    def _on_datagram(self, _connection: Connection, beat: Beat | None) -> bool:
-        self.heard.append(beat)
+    def _on_datagram(self, _connection: Connection, heartbeat: Heartbeat | None) -> bool:
+        self.heard.append(heartbeat)
         return True
 
     async def known(self) -> None:
         """It has said where it is."""
-        self.node.beat()
+        self.node.heartbeat()
         await self.node.answered()
         self.heard.clear()
 
     def close(self) -> None:
         self.node.close()
-        self.beats.close()
+        self.heartbeats.close()
 
 
 @pytest.fixture
@@ -375,7 +375,7 @@ def silent() -> Iterator[Callable[[], Silent]]:
 
 
 @pytest.mark.asyncio
-async def test_who_is_silent_is_asked_and_an_answer_is_a_beat(silent: Callable[[], Silent]) -> None:
+async def test_who_is_silent_is_asked_and_an_answer_is_a_heartbeat(silent: Callable[[], Silent]) -> None:
     world = silent()
     await world.known()
     began = asyncio.get_running_loop().time()
@@ -384,9 +384,11 @@ async def test_who_is_silent_is_asked_and_an_answer_is_a_beat(silent: Callable[[
         assert len(world.heard) == count - 1
         world.node.send(answer)
         await until(lambda wanted=count: len(world.heard) == wanted)  # type: ignore[misc]
-    assert world.heard == [Beat("life.1")] * 3
-    assert world.beats.counters.datagram_answers == 3
-    assert asyncio.get_running_loop().time() - began >= 4 * BEAT_S, "two beats, and one between two answers"
+    assert world.heard == [Heartbeat("life.1")] * 3
+    assert world.heartbeats.counters.datagram_answers == 3
+    assert asyncio.get_running_loop().time() - began >= 4 * HEARTBEAT_S, (
+        "two heartbeats, and one between two answers"
+    )
 
 
 @pytest.mark.asyncio
@@ -397,7 +399,7 @@ async def test_it_is_asked_until_an_answer_comes(silent: Callable[[], Silent]) -
     answers = [await world.node.asked() for _ in range(4)]
     assert not world.heard
     world.node.send(answers[2])
-    await until(lambda: world.heard == [Beat("life.1")])
+    await until(lambda: world.heard == [Heartbeat("life.1")])
 
 
 @pytest.mark.asyncio
@@ -407,8 +409,8 @@ async def test_an_answer_counts_once(silent: Callable[[], Silent]) -> None:
     answer = await world.node.asked()
     for _ in range(3):
         world.node.send(answer)
-    await until(lambda: world.beats.counters.datagrams_forged == 2)
-    assert world.heard == [Beat("life.1")]
+    await until(lambda: world.heartbeats.counters.datagrams_forged == 2)
+    assert world.heard == [Heartbeat("life.1")]
 
 
 @pytest.mark.asyncio
@@ -419,7 +421,7 @@ async def test_who_is_heard_is_not_asked(silent: Callable[[], Silent]) -> None:
 
     async def talks() -> None:
         while True:
-            world.beats.heard(world.connection)
+            world.heartbeats.heard(world.connection)
             await asyncio.sleep(0)
 
     talking = asyncio.create_task(talks())
@@ -436,7 +438,7 @@ async def test_nobody_is_asked_where_it_is_not_known_where_or_when_its_connectio
     unknown, gone, other = silent(), silent(), silent()
     await gone.known()
     await other.known()
-    gone.beats.end_session(gone.connection)
+    gone.heartbeats.end_session(gone.connection)
     for _ in range(4):
         await other.node.asked()
     assert unknown.node.unanswered()
@@ -448,18 +450,18 @@ async def test_who_says_nothing_for_as_long_as_tcp_waits_is_asked_no_more(
     silent: Callable[[], Silent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its agent lives, and its connection will not carry anything again: it shall be missed."""
-    monkeypatch.setattr("oobleckd.daemon.beats._ASK_MOST_S", 4 * BEAT_S)
+    monkeypatch.setattr("oobleckd.daemon.heartbeats._ASK_MOST_S", 4 * HEARTBEAT_S)
     world = silent()
     await world.known()
     world.node.send(await world.node.asked())
-    await until(lambda: not world.beats._heard)
+    await until(lambda: not world.heartbeats._heard)
     while not world.node.unanswered():
         pass
     other = silent()
     await other.known()
     await other.node.asked()
     assert world.node.unanswered()
-    world.beats.heard(world.connection)
+    world.heartbeats.heard(world.connection)
     await world.node.asked()
 
 
@@ -468,5 +470,5 @@ async def test_a_daemon_that_slept_asks_nobody(silent: Callable[[], Silent]) -> 
     """What was said meanwhile has not been read yet."""
     world = silent()
     await world.known()
-    world.beats._look(asyncio.get_running_loop().time() - 1.0)
+    world.heartbeats._look(asyncio.get_running_loop().time() - 1.0)
     assert world.node.unanswered()

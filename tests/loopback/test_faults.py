@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.ctl.twin import to_toml
+from oobleckd.ctl.reference import to_toml
 from oobleckd.protocol.api import IncidentView, NodeView
 from oobleckd.protocol.deaths import OUT_OF_MEMORY
 from tests.helpers.cluster import Cluster, tiny_job
@@ -56,7 +56,7 @@ def in_state(cluster: Cluster, node: str, *states: str) -> NodeView:
     return cluster.until(check, f"{node} in {states}")
 
 
-def knows_the_beats_of(cluster: Cluster, node: str) -> None:
+def knows_the_heartbeats_of(cluster: Cluster, node: str) -> None:
     """Wait until what is to come cannot be taken for the silence of an agent that nobody knows yet."""
 
     def known() -> bool | None:
@@ -68,7 +68,7 @@ def knows_the_beats_of(cluster: Cluster, node: str) -> None:
 def test_a_stopped_node_is_lost_and_joins_anew_when_it_goes_on(cluster: Cluster) -> None:
     job, node = begin(cluster, "stopped")
     before = next(view for view in cluster.client.nodes() if view.name == node)
-    knows_the_beats_of(cluster, node)
+    knows_the_heartbeats_of(cluster, node)
     cluster.client.kill(node, "sigstop", seconds=STOPPED_S)
     in_state(cluster, node, "disconnected", "lost")
     in_state(cluster, node, "lost")
@@ -105,7 +105,7 @@ def test_a_stopped_device_with_the_last_copy_is_woken(cluster: Cluster) -> None:
 
 def test_a_node_without_a_network(cluster: Cluster) -> None:
     job, node = begin(cluster, "net-drop")
-    knows_the_beats_of(cluster, node)
+    knows_the_heartbeats_of(cluster, node)
     cluster.client.kill(node, "net-drop", seconds=STOPPED_S)
     in_state(cluster, node, "lost")
     in_state(cluster, node, "standby", "active")

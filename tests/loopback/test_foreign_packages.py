@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oobleckd.ctl.twin import to_toml
+from oobleckd.ctl.reference import to_toml
 from tests.helpers.cluster import BIN, Cluster, tiny_job
 
 FOREIGN = ("console", "planner", "worker")

@@ -118,7 +118,7 @@ def test_a_fork_is_what_exec_would_have_made_of_it(forked: Told, by_exec: Told) 
     fixed = [
         word
         for word in wanted["words"]
-        if not word.startswith(("--fd=", "--pulse=", "--parent=")) and not word.isdecimal()
+        if not word.startswith(("--fd=", "--activity=", "--parent=")) and not word.isdecimal()
     ]
     assert [word for word in words if word in fixed] == fixed
     assert "--device=n/0" in words

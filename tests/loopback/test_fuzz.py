@@ -18,7 +18,7 @@ import pytest
 from oobleckd.daemon import keys
 from oobleckd.protocol.datagrams import Sender
 from oobleckd.protocol.job import parse_job
-from oobleckd.protocol.messages import Beat, Welcome
+from oobleckd.protocol.messages import Heartbeat, Welcome
 from tests.helpers.agents import Agent, hello
 from tests.helpers.daemons import Daemon, daemon
 from tests.helpers.fuzz import http_requests, mutated, worker_frames
@@ -73,25 +73,25 @@ def frames(running: Daemon, count: int, seed: int) -> None:
 
 
 def datagrams(running: Daemon, count: int, seed: int) -> None:
-    """Mutated beats of a node, and then an honest one, which is answered."""
+    """Mutated heartbeats of a node, and then an honest one, which is answered."""
     dice = random.Random(f"datagrams {seed}")
     agent = running.agent("node-1")
     agent.say(hello("node-1"))
     welcome = agent.listen()
     assert isinstance(welcome, Welcome)
     assert welcome.datagrams is not None
-    agent.say(Beat("life.1"))
+    agent.say(Heartbeat("life.1"))
     found = welcome.datagrams
     sender, corpus = (Sender(found.session, found.key) for _ in range(2))
-    valid = [corpus.beat()[0] for _ in range(20)]
+    valid = [corpus.heartbeat()[0] for _ in range(20)]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.connect(("127.0.0.1", found.port))
         for _ in range(count):
             sock.send(mutated(dice, valid))
         sock.settimeout(0.05)
         sender.counter = len(valid)
-        for _ in range(2400):  # the kernel may drop one, and the connection's beat may come later
-            sock.send(sender.beat()[0])
+        for _ in range(2400):  # the kernel may drop one, and the connection's heartbeat may come later
+            sock.send(sender.heartbeat()[0])
             with contextlib.suppress(TimeoutError):
                 sender.heard(sock.recv(1000))
                 if sender.acked > len(valid):

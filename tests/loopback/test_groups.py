@@ -24,7 +24,7 @@ class Company:
         self.peers = {name: member.hear(Peer) for name, member in self.members.items()}
 
     def enter(self, epoch: int, names: tuple[str, ...]) -> None:
-        """A group of ``names`` with all lanes open; letters on the way are staged."""
+        """A group of ``names`` with all channels open; letters on the way are staged."""
         for name in names:
             self.members[name].ask("enter", epoch=epoch, peers={n: self.peers[n] for n in names})
         for name in names:
@@ -57,8 +57,8 @@ def test_survivors_of_a_kill_in_the_middle_of_payloads_lose_nothing_while_one_st
     a, b, c = company.members.values()
     company.enter(1, NAMES)
     for name in NAMES:
-        by_lane = company.members[name].ask("send", names=others(name), count=MANY)
-        assert by_lane == 2 * MANY
+        by_channel = company.members[name].ask("send", names=others(name), count=MANY)
+        assert by_channel == 2 * MANY
     a.signal(signal.SIGSTOP)  # nobody reads: the next payloads for a stay half sent
     assert c.ask("send_large", names=("a/0",), num_bytes=LARGE)
     assert b.ask("send_large", names=("a/0",), num_bytes=LARGE + 1)
@@ -76,8 +76,8 @@ def test_survivors_of_a_kill_in_the_middle_of_payloads_lose_nothing_while_one_st
     company.enter(2, ("a/0", "b/0"))
     for member in (a, b):
         before = member.ask("send", names=())
-        by_lane = member.ask("send", names=others(member.name, ("a/0", "b/0")), first=2 * MANY, count=MANY)
-        assert by_lane == before + MANY, "the group of two was not used"
+        by_channel = member.ask("send", names=others(member.name, ("a/0", "b/0")), first=2 * MANY, count=MANY)
+        assert by_channel == before + MANY, "the group of two was not used"
     for name in ("a/0", "b/0"):
         other = others(name, ("a/0", "b/0"))[0]
         large = name == "a/0"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from oobleckd.ctl import processes
-from oobleckd.ctl.processes import Process
+from oobleckd.ctl.processes import ClusterProcess
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 WILLING = "import time; print('up', flush=True); time.sleep(60)"
@@ -34,7 +34,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
     processes.end(processes.recall(tmp_path / "run").values(), 0.0)
 
 
-def begin(home: Path, name: str, program: str) -> Process:
+def begin(home: Path, name: str, program: str) -> ClusterProcess:
     process = processes.start(name, [sys.executable, "-c", program], home / "run", home / "log", {})
     await_word(home / "log" / f"{name}.log", "up", process.pid)
     return process
@@ -65,7 +65,7 @@ def test_who_was_stopped_is_woken_to_end(home: Path) -> None:
 
 
 def test_ctrl_c_waits_until_the_pid_file_is_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(pid: int) -> Process | None:
+    def late(pid: int) -> ClusterProcess | None:
         signal.raise_signal(signal.SIGINT)
         return identify(pid)
 
@@ -84,8 +84,8 @@ def test_ctrl_c_waits_until_the_pid_file_is_there(home: Path, monkeypatch: pytes
 def test_a_recycled_pid_is_left_alone(home: Path) -> None:
     stranger = begin(home, "stranger", WILLING)
     for forged in (
-        Process(stranger.pid, stranger.start_ticks - 1, stranger.boot),
-        Process(stranger.pid, stranger.start_ticks, "another boot"),
+        ClusterProcess(stranger.pid, stranger.start_ticks - 1, stranger.boot),
+        ClusterProcess(stranger.pid, stranger.start_ticks, "another boot"),
     ):
         assert not processes.is_alive(forged)
         assert processes.end([forged], 0.1) == 0

@@ -2,7 +2,7 @@
 
 ``make chaos-matrix`` runs every cell and ``make chaos`` random ones; here is a subset in which every pair of
 (phase, victim, number of deaths, policy, form of the pipeline, update) still occurs, and
-each death while copies are made beforehand.
+each death while pre-copies are made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.helpers.matrix import (
     every_cell,
     pairwise,
     run_cell,
-    some_preparing_cells,
+    some_precopy_cells,
     undrain,
 )
 
@@ -33,9 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.mark.parametrize(
-    "cell", [*pairwise(every_cell()), *some_preparing_cells()], ids=lambda cell: cell.name
-)
+@pytest.mark.parametrize("cell", [*pairwise(every_cell()), *some_precopy_cells()], ids=lambda cell: cell.name)
 def test_kill_matrix(cluster: Cluster, cell: Cell) -> None:
     cluster.heal()
     run_cell(cluster, cell)
@@ -114,7 +112,7 @@ def test_copies_begin_in_the_step_that_is_mended(cluster: Cluster) -> None:
 
     incident = cluster.until(recovered, "the recovery")
     assert incident.reason.startswith("re-instantiate: ")
-    assert "had been copied beforehand" in incident.reason
+    assert "had been pre-copied" in incident.reason
     undrain(cluster, guest, states=("active", "standby"))
     done = cluster.job_in(job, "done")
     assert done.steps_lost == 0

@@ -23,7 +23,7 @@ import pytest
 from oobleckd.daemon import keys, tokens
 from oobleckd.daemon.hub import Hub
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import Beat, Refused, StepDone
+from oobleckd.protocol.messages import Heartbeat, Refused, StepDone
 from oobleckd.protocol.parts import Counters
 from oobleckd.worker.agent.daemon_link import CurveKeys, Uplink
 from tests.helpers.agents import Agent, hello
@@ -62,13 +62,13 @@ def agent_of(hub: Hub, folder: Path, node: str) -> Agent:
 
 
 async def heard_by(hub: Hub, agent: Agent, *messages: bytes | msgspec.Struct) -> list[tuple[str, str]]:
-    """What the hub passes on of ``messages``, up to a last Beat that it always understands: (node, kind)."""
+    """What the hub passes on of ``messages``, up to a last Heartbeat that it always understands: (node, kind)."""
     passed: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     hub.start(lambda node, message: passed.put_nowait((node, type(message).__name__)), lambda _node: None)
-    for message in (*messages, Beat("last")):
+    for message in (*messages, Heartbeat("last")):
         agent.say(message)
     found = []
-    while not found or found[-1][1] != "Beat":
+    while not found or found[-1][1] != "Heartbeat":
         found.append(await asyncio.wait_for(passed.get(), WAIT_S))
     return found
 
@@ -83,7 +83,7 @@ async def test_a_worker_cannot_speak_for_a_device_of_another(hub: Hub, tmp_path:
     )
     assert await heard_by(hub, agent, hello("node-2"), done, stranger) == [
         ("node-2", "Hello"),
-        ("node-2", "Beat"),
+        ("node-2", "Heartbeat"),
     ]
     assert hub.counters.refused == 2
     agent.close()
@@ -97,7 +97,7 @@ async def test_a_pickle_is_damage_and_is_never_loaded(hub: Hub, tmp_path: Path) 
     wrapped = msgspec.msgpack.encode({"type": "Goodbye", "incarnation": planted, "reason": planted})
     assert await heard_by(hub, agent, hello("node-1"), planted, wrapped) == [
         ("node-1", "Hello"),
-        ("node-1", "Beat"),
+        ("node-1", "Heartbeat"),
     ]
     assert hub.counters.damaged == 2
     assert not trap.exists()
@@ -112,7 +112,7 @@ async def test_who_sends_nothing_but_damage_is_not_looked_at_for_ever(
     for _ in range(500):
         noisy.say(b"\xc1")
     noisy.say(hello("node-1"))
-    assert await heard_by(hub, quiet, hello("node-2")) == [("node-2", "Hello"), ("node-2", "Beat")]
+    assert await heard_by(hub, quiet, hello("node-2")) == [("node-2", "Hello"), ("node-2", "Heartbeat")]
     while hub.counters.received < 503:  # noqa: ASYNC110 - a counter tells nobody
         await asyncio.sleep(0)
     assert hub.counters.damaged == 501, "its Hello is not read either"
@@ -130,17 +130,17 @@ async def test_a_key_is_changed_while_all_runs(hub: Hub, tmp_path: Path) -> None
     assert await asyncio.wait_for(passed.get(), WAIT_S) == "node-1"
     keys.rotate_node_keys(tmp_path, "node-1")
     hub.allow(keys.load_authorized(tmp_path))
-    before.say(Beat("with the old key"))
+    before.say(Heartbeat("with the old key"))
     assert await asyncio.wait_for(passed.get(), WAIT_S) == "node-1"
     after = agent_of(hub, tmp_path, "node-1")
     after.say(hello("node-1", incarnation="life.1"))
     assert await asyncio.wait_for(passed.get(), WAIT_S) == "node-1"
     keys.retire_node_key(tmp_path, "node-1")
     hub.allow(keys.load_authorized(tmp_path))
-    before.say(Beat("too late"))
+    before.say(Heartbeat("too late"))
     answer = await before.heard()
     assert isinstance(answer, Refused)
-    after.say(Beat("with the new key"))
+    after.say(Heartbeat("with the new key"))
     assert await asyncio.wait_for(passed.get(), WAIT_S) == "node-1"
     assert passed.empty()
     before.close()
@@ -170,8 +170,8 @@ async def test_a_worker_takes_its_new_key_without_a_restart(hub: Hub, tmp_path: 
     assert await asyncio.wait_for(passed.get(), WAIT_S) == ("node-1", "Hello")
     keys.retire_node_key(tmp_path, "node-1")
     hub.allow(keys.load_authorized(tmp_path))
-    assert uplink.send(codec.encode(Beat("life.1")))
-    assert await asyncio.wait_for(passed.get(), WAIT_S) == ("node-1", "Beat")
+    assert uplink.send(codec.encode(Heartbeat("life.1")))
+    assert await asyncio.wait_for(passed.get(), WAIT_S) == ("node-1", "Heartbeat")
     uplink.close()
 
 
@@ -350,7 +350,7 @@ def test_one_caller_cannot_ask_without_end(remote: Remote) -> None:
 def test_a_message_that_is_too_large_costs_its_connection(hub: Hub, tmp_path: Path) -> None:
     agent = agent_of(hub, tmp_path, "node-1")
     monitor = agent.socket.get_monitor_socket()
-    agent.say(codec.encode(Beat("x")) + bytes(65 * 2**20))
+    agent.say(codec.encode(Heartbeat("x")) + bytes(65 * 2**20))
     assert monitor.poll(int(WAIT_S * 1000))
     agent.socket.disable_monitor()
     monitor.close()

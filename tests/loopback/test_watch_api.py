@@ -32,7 +32,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         (lambda c: c.schedules(), 404, "no job is active"),
         (lambda c: c.schedule("x"), 404, "no job x"),
         (lambda c: c.goodput("x"), 404, "no job x"),
-        (lambda c: c.blast("", ["node-1"]), 404, "no job is active"),
+        (lambda c: c.impact("", ["node-1"]), 404, "no job is active"),
         (lambda c: c.bundle("inc-1"), 404, "no incident inc-1"),
         (lambda c: c.past(0.0, 1e6), 422, "too long"),
         (lambda c: c.past(float("nan"), 1.0), 422, "no time"),
@@ -91,7 +91,7 @@ def test_a_job_in_training_and_a_loss(cluster: Cluster, tmp_path: Path) -> None:
     assert (measured.measured, modelled.measured) == (True, False)
     assert all(view.copies == len(before.pipelines) for view in client.layers(job))
     victim = before.pipelines[0].nodes[0]
-    foretold = client.blast(job, [victim])
+    foretold = client.impact(job, [victim])
     assert not foretold.stops
     assert foretold.lost_layers == ()
     assert cluster.ctl("what-if", "--without", victim).returncode == 0

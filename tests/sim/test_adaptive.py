@@ -31,7 +31,7 @@ def test_the_incident_keeps_what_was_rejected_and_what_it_would_have_cost(seed):
     (incident,) = world.incidents()
     taken = incident.reason.partition(":")[0]
     others = [way.what.partition(":")[0] for way in incident.rejected]
-    assert {taken, *others} >= {"re-route and stay", "re-instantiate", "back to the checkpoint"}
+    assert {taken, *others} >= {"re-route and stay", "re-instantiate", "rollback"}
     assert taken not in others
     assert incident.cost_s > 0
     assert all(way.cost_s >= incident.cost_s and way.why for way in incident.rejected)
@@ -65,7 +65,7 @@ def test_a_join_that_is_not_worth_a_switch_is_told_with_what_was_rejected():
     assert said[0].story == ("job:job-1", "node:n09")
     assert [way.what.partition(":")[0] for way in chosen.rejected] == [
         "re-instantiate",
-        "back to the checkpoint",
+        "rollback",
     ]
     world.add("n10")
     world.run(lambda: "n10" in world.machine.core.run.satisfied)

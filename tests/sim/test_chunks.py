@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from oobleckd.planner.policy import SHADOWING
+from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol.job import PolicyName, Schedule
 from tests.helpers.manners import KEEPING
 from tests.helpers.world import World
 
 TWO = Schedule("decoupled", chunks=2)
-POLICIES = [policy for policy in KEEPING if policy not in SHADOWING]
+POLICIES = [policy for policy in KEEPING if policy not in WITH_REDUNDANT_LAYERS]
 
 
 def running(policy: PolicyName, seed: int, num_nodes: int = 6, **config: int) -> World:

@@ -1,4 +1,4 @@
-"""A checkpoint that the disk has changed: the job goes back to the one before it, and says how far; the end is that of a run without failures."""
+"""A checkpoint that the disk has changed: the job rolls back to the one before it, and says how far; the end is that of a run without failures."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_none_is_whole_any_more() -> None:
     world.kill("n02")
     world.until_state("failed")
     reason = world.job().reason
-    assert f"checkpoint: {oldest} is damaged; the job has no other checkpoint to go back to" in reason
+    assert f"checkpoint: {oldest} is damaged; the job has no other checkpoint to roll back to" in reason
     assert f"mend {oldest} from a backup and submit with --resume, or begin anew" in reason
     assert oldest in world.complete, "the last one is left as it is"
     assert world.machine.core.run is None
@@ -114,7 +114,7 @@ def test_nobody_was_lost() -> None:
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(20))
 def test_while_other_things_fail(seed: int) -> None:
-    """The daemon or another node dies, some time between the first way back and the end of the second."""
+    """The daemon or another node dies, some time between the first rollback and the end of the second."""
     dice = random.Random(f"damaged {seed}")
     world = running(6, seed, grace_s=1.0, lease_s=1.5, steps=40)
     damage(world, bucket=dice.randrange(6))

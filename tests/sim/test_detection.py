@@ -1,4 +1,4 @@
-"""Who is given up and who is not: late beats, deaf daemons, starved agents, stopped nodes (docs/mechanisms/detection.md)."""
+"""Who is given up and who is not: late heartbeats, deaf daemons, starved agents, stopped nodes (docs/mechanisms/detection.md)."""
 
 import random
 
@@ -22,8 +22,8 @@ def losses(world):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_late_beats_are_no_deaths(seed):
-    """Two minutes of six nodes without a job: nothing but their beats speaks for them."""
+def test_late_heartbeats_are_no_deaths(seed):
+    """Two minutes of six nodes without a job: nothing but their heartbeats speaks for them."""
     dice = random.Random(f"late {seed}")
     world = World(seed, 6)
     world.lateness_s = lambda: (

@@ -41,7 +41,7 @@ def detoured(world):
     return bool(job.dead) and not job.unsettled
 
 
-def twin(world, *others):
+def peer_of(world, *others):
     """A victim in another pipeline than ``others`` where there is one, after which every layer has a holder."""
     job, pipelines = world.job(), world.view().pipelines
     nodes = [n for p in sorted(pipelines, key=lambda p: bool({*p.nodes} & {*others})) for n in p.nodes]
@@ -96,7 +96,7 @@ def test_one_after_the_other(seed):
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
-    world.kill(twin(world, "n02"))
+    world.kill(peer_of(world, "n02"))
     world.run(lambda: len(world.incidents()) == 2)
     until_closed(world, 2)
     assert not world.job().unsettled
@@ -110,7 +110,7 @@ def test_one_after_the_other(seed):
 @pytest.mark.parametrize("apart_s", [0.0, 0.005, 0.02, 0.05])
 def test_two_at_nearly_the_same_time(seed, apart_s):
     world = running(8, seed, f=2, steps=40)
-    second = twin(world, "n02")
+    second = peer_of(world, "n02")
     world.kill("n02")
     world.after(apart_s, world.kill, second)
     world.until_state("done")
@@ -127,10 +127,10 @@ def test_a_third_loss_while_the_second_is_mended(seed):
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
-    second = twin(world, "n02")
+    second = peer_of(world, "n02")
     world.kill(second)
     world.run(lambda: world.machine.core.run.phase == "report")
-    world.kill(twin(world, "n02", second))
+    world.kill(peer_of(world, "n02", second))
     world.until_state("done")
     world.check_done()
 
@@ -256,7 +256,7 @@ def test_a_second_node_dies_while_the_daemon_is_away(seed):
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
-    second = twin(world, "n02")
+    second = peer_of(world, "n02")
     world.daemon.stop()
     world.run_for(0.1)
     world.kill(second)
@@ -307,7 +307,7 @@ def test_a_drain_while_re_routed(seed):
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
-    leaving = twin(world, "n02")
+    leaving = peer_of(world, "n02")
     world.ask(Drain(leaving))
     world.run(lambda: leaving not in world.view().nodes)
     assert world.job().detours is None  # a layout of its own, with two vacant places
@@ -339,7 +339,7 @@ def test_a_death_while_a_place_is_filled(phase, seed):
     until_closed(world)
     world.add("n02")
     world.run(lambda: world.machine.core.run.phase == "deploy")
-    second = twin(world, "n02")
+    second = peer_of(world, "n02")
     world.after(0.004 * seed, world.kill, second)
     if phase == "report":
         world.after(0.002 * seed, world.kill, "n02")
@@ -399,7 +399,7 @@ def test_the_journal_builds_the_same_jobs_again():
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
-    world.kill(twin(world, "n02"))
+    world.kill(peer_of(world, "n02"))
     for _ in range(3):
         world.run_for(0.02)
         again = Machine.restore(world.daemon.disk.entries(), world.now, world.config)

@@ -43,7 +43,9 @@ def test_the_job_goes_on_says_so_once_and_tries_again(seed: int, policy: str) ->
     assert (world.state(), world.job().checkpoint) == ("running", good)
     (text,) = said(world, "cannot write")
     assert "tries again" in text
-    assert f"The checkpoint of step {world.job().checkpoint_counters.step} stays the way back" in text
+    assert (
+        f"The checkpoint of step {world.job().checkpoint_counters.step} stays the one to roll back to" in text
+    )
     assert len(said(world, "no room for the next checkpoint")) == 1
     trouble = world.view().checkpoint_trouble
     assert trouble.tries == 1, "none is begun while there is known to be no room"
@@ -64,7 +66,7 @@ def test_room_is_looked_at_ahead() -> None:
     world.submit(make_job(steps=60, memory=350, every=20))
     world.run(lambda: bool(said(world, "no room for the next checkpoint")), limit_s=20.0)
     assert world.job().counters.step < 5
-    assert "There is no checkpoint yet to go back to" in said(world, "no room for")[0]
+    assert "There is no checkpoint yet to roll back to" in said(world, "no room for")[0]
     world.until_step(50)
     assert (world.view().checkpoint_trouble.tries, written(world)) == (0, [])
     world.disk_full = False
@@ -109,7 +111,7 @@ def test_at_the_end_a_loss_a_restart_and_a_cancel_are_what_they_always_are() -> 
     assert not other.partial
 
 
-def test_a_way_back_while_the_disk_is_full_leads_to_the_last_good_one() -> None:
+def test_a_rollback_while_the_disk_is_full_leads_to_the_last_good_one() -> None:
     world = training(policy="varuna")
     step = world.job().checkpoint_counters.step
     world.disk_full = True

@@ -1,4 +1,4 @@
-"""A device that holds the last copy of a layer and does not run: woken, waited for while that is cheaper than the way back, and no longer."""
+"""A device that holds the last copy of a layer and does not run: woken, waited for while that is cheaper than the rollback, and no longer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_stopped_device_is_woken_and_no_step_is_lost(seed: int) -> None:
     (text,) = said(world, "waited for up to")
     assert text.startswith("n02/0 holds the last copy of layers ")
     assert "sent SIGCONT" in text
-    assert "the way back costs " in text
+    assert "the rollback costs " in text
     assert world.view().reason == ""
     finish(world)
     assert (world.job().steps_lost, ways_back(world)) == (0, [])
@@ -68,7 +68,7 @@ def test_it_is_woken_again_when_it_is_stopped_again() -> None:
 
 
 def test_what_sigcont_does_not_wake_is_waited_for_and_then_ended() -> None:
-    """A debugger, a frozen cgroup: as long as the way back costs, and no longer."""
+    """A debugger, a frozen cgroup: as long as the rollback costs, and no longer."""
     world = training()
     world.held = True
     began = world.now
@@ -85,7 +85,7 @@ def test_what_sigcont_does_not_wake_is_waited_for_and_then_ended() -> None:
 
 def test_nobody_waits_longer_than_a_minute() -> None:
     world = training(num_nodes=3, steps=60)
-    world.machine.core.run.job.step_s.extend([60.0] * 20)  # a way back of an hour
+    world.machine.core.run.job.step_s.extend([60.0] * 20)  # a rollback of an hour
     world.held = True
     began = world.now
     world.stop_device("n02")

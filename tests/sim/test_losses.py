@@ -110,7 +110,7 @@ def test_a_last_copy_lost_goes_back_to_the_checkpoint_and_says_how_far():
     assert world.incidents()[0].steps_lost == job.steps_lost
 
 
-def test_without_a_checkpoint_the_way_back_leads_to_fresh_weights():
+def test_without_a_checkpoint_the_rollback_leads_to_fresh_weights():
     world = running(2, f=0, step=3)
     world.kill("n01")
     world.run(lambda: world.job().steps_lost > 0)

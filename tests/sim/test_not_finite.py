@@ -83,7 +83,7 @@ def test_a_daemon_that_dies_as_it_hears_of_the_last_one_ends_it_again() -> None:
     check_stopped(world)
 
 
-def test_a_way_back_counts_the_row_anew() -> None:
+def test_a_rollback_counts_the_row_anew() -> None:
     world = running(policy="varuna", every=4)
     world.until_step(14)
     world.kill(world.view().nodes[0])

@@ -6,7 +6,7 @@ from oobleckd.core.entries import LayoutDeployed
 from oobleckd.protocol.api import Control
 from oobleckd.protocol.job import Schedule
 from tests.helpers.world import World
-from tests.sim.test_detours import running, twin, until_closed, written
+from tests.sim.test_detours import peer_of, running, until_closed, written
 
 DECOUPLED = Schedule(backward="decoupled", chunks=1)
 STAGGERED = Schedule(backward="decoupled", chunks=1, update="staggered")
@@ -57,7 +57,7 @@ def test_the_next_loss_has_it_forgotten_and_another_order_follows(seed: int):
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
     world.run_for(0.01 * seed)
-    world.kill(twin(world, "n02"))
+    world.kill(peer_of(world, "n02"))
     world.run(lambda: world.job().dead != () and not world.job().unsettled)
     assert not any(device.planned for device in devices(world))
     until_closed(world, 2)
@@ -73,7 +73,7 @@ def test_a_loss_while_the_order_is_delivered(seed: int):
     world = three_stages(9, seed, f=2, steps=60)
     world.kill("n02")
     world.run(lambda: world.machine.core.run.phase == "deploy")
-    world.after(0.003 * seed, world.kill, twin(world, "n02"))
+    world.after(0.003 * seed, world.kill, peer_of(world, "n02"))
     world.until_state("done")
     world.check_done()
     assert world.job().steps_lost == 0

@@ -94,8 +94,8 @@ def not_taken_back(patch: pytest.MonkeyPatch) -> None:
     """An update that was made early stays where its round does not go through."""
 
     def kept(self: Executor) -> dict:
-        hurried, self.hurried = self.hurried, None
-        return hurried.ahead.taken if hurried else {}
+        speculative, self.speculative = self.speculative, None
+        return speculative.next_round.taken if speculative else {}
 
     patch.setattr(Executor, "_take_back", kept)
 

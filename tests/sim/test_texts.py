@@ -118,7 +118,7 @@ def test_one_that_is_kept_out_does_not_disturb_the_others_again_and_again() -> N
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_way_back_reads_what_is_still_open(policy: str) -> None:
+def test_a_rollback_reads_what_is_still_open(policy: str) -> None:
     """All holders of a layer die while another text lies there: those who live have the right one open, and too few are left until it is back."""
     world = begun(1, 4, policy=policy, steps=60)
     right = world.texts.at("n01")
@@ -240,7 +240,7 @@ def test_the_last_checkpoint_counts_only_when_it_was_checked(seed: int) -> None:
 @pytest.mark.parametrize("update", ["flushed", "staggered"])
 @pytest.mark.parametrize("seed", range(3))
 def test_all_die_right_after(seed: int, update: str) -> None:
-    """Nobody can say any more that the newest checkpoint is good: the way back leads to one that was checked. The text is back before they are."""
+    """Nobody can say any more that the newest checkpoint is good: the rollback leads to one that was checked. The text is back before they are."""
     world = begun(seed, steps=60, every=2, memory=1000, schedule=Schedule(update=update))
     world.texts.pass_s = (10.0, 10.0)
     world.run_for(0.1)  # what is under way is over

@@ -1,4 +1,4 @@
-"""Policy varuna, followed to its end: back to the checkpoint after every loss, and by way of one for every other change."""
+"""Policy varuna, followed to its end: rollback to the checkpoint after every loss, and by way of one for every other change."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_what_is_named_is_there() -> None:
     assert address == f"--daemon=tcp://{daemon['metadata']['name']}-0.{daemon['spec']['serviceName']}:7077"
 
 
-def test_beats_may_come_by_udp_to_the_same_port() -> None:
+def test_heartbeats_may_come_by_udp_to_the_same_port() -> None:
     found = documents()
     (daemon, _) = sets(found)
     (container,) = daemon["spec"]["template"]["spec"]["containers"]

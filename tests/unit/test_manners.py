@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from oobleckd.core.blast import pipelines_of
+from oobleckd.core.impact import pipelines_of
 from oobleckd.planner.policies import adapt, prepare
-from oobleckd.planner.policy import SHADOWING, Situation
+from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS, Situation
 from oobleckd.protocol.api import LayerRange, PipelineView
 from tests.helpers.manners import BY_NAME
 from tests.helpers.torn import manner_of_torn, tables_of
@@ -49,10 +49,10 @@ def test_other_forms_are_refused(devices: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_torn_checkpoint_leaves_a_shadowing_job_its_room(seed: int) -> None:
+def test_a_torn_checkpoint_leaves_a_job_with_redundant_layers_its_room(seed: int) -> None:
     manner = manner_of_torn(seed)
     resources = tables_of(manner)["resources"]
-    if manner.policy in SHADOWING:
+    if manner.policy in WITH_REDUNDANT_LAYERS:
         assert resources == manner.tables()["resources"]  # with less it needs more nodes than there are
     else:
         assert resources == {"device_memory": "14MiB"}

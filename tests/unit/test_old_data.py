@@ -13,7 +13,7 @@ import pytest
 from oobleckd.client import Client
 from oobleckd.console.bundle import read
 from oobleckd.console.once import past
-from oobleckd.core.config import Config
+from oobleckd.core.config import CoreConfig
 from oobleckd.core.entries import AnyEntry, NodeDrained
 from oobleckd.core.machine import Machine
 from oobleckd.core.state import JobRecord
@@ -112,7 +112,7 @@ def restored(folder: Path) -> Machine:
     """The core of a daemon that starts on ``folder``."""
     journal = Journal(folder, step_of=step_row, on_trouble=lambda _text: None)
     try:
-        return Machine.restore(journal.read(AnyEntry), _NOW, Config(daemon="d"))
+        return Machine.restore(journal.read(AnyEntry), _NOW, CoreConfig(daemon="d"))
     finally:
         journal.close()
 

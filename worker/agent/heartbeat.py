@@ -1,11 +1,11 @@
-"""When an agent beats, and which way: over ZeroMQ, or as a UDP datagram while no device of its node has a job.
+"""When an agent sends heartbeats, and which way: over ZeroMQ, or as a UDP datagram while no device of its node has a job.
 
-Owns the beats' timer and the UDP socket of the session that the last Welcome opened. A beat goes over ZeroMQ unless a datagram stands for
-it (``protocol.datagrams``): so both go until an answer comes, and where UDP is blocked, or a packet lost, ZeroMQ speaks at the next beat. Nodes
+Owns the heartbeats' timer and the UDP socket of the session that the last Welcome opened. A heartbeat goes over ZeroMQ unless a datagram stands for
+it (``protocol.datagrams``): so both go until an answer comes, and where UDP is blocked, or a packet lost, ZeroMQ speaks at the next heartbeat. Nodes
 that train use it always: what they say otherwise goes there too. Their connection may be held up by lost packets, and then the daemon asks by UDP
 whether they are there: they answer at once. So that it knows where, they send datagrams until one is acknowledged.
 
-Acknowledgements are looked for when the next beat is due, and wake nobody.
+Acknowledgements are looked for when the next heartbeat is due, and wake nobody.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from oobleckd.protocol.messages import Welcome
 from oobleckd.protocol.parts import DatagramSession
 from oobleckd.worker.agent.daemon_link import Uplink
 
-_MOST_ANSWERS = 64  # looked at for one beat: others than the daemon may send here
+_MOST_ANSWERS = 64  # looked at for one heartbeat: others than the daemon may send here
 _MOST_QUESTIONS = 8  # of a node that trains, where datagrams seem not to get through
 _log = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ class _Datagrams:
         return self._sender.acked > 0 or self._sender.counter >= _MOST_QUESTIONS
 
     def send(self) -> bool:
-        """Send the next datagram; whether it stands for a beat."""
-        data, stands = self._sender.beat()
+        """Send the next datagram; whether it stands for a heartbeat."""
+        data, stands = self._sender.heartbeat()
         return self._send(data) and stands
 
     def take(self, *, answers: bool) -> None:
@@ -83,8 +83,8 @@ class _Datagrams:
         return True
 
 
-class Beacon:
-    """Beats of the agent whose ``uplink`` goes to ``endpoint``. ``beat`` says one over ZeroMQ; ``is_idle``: no device has a job."""
+class HeartbeatSender:
+    """Heartbeats of the agent whose ``uplink`` goes to ``endpoint``. ``heartbeat`` says one over ZeroMQ; ``is_idle``: no device has a job."""
 
     def __init__(
         self,
@@ -92,25 +92,25 @@ class Beacon:
         endpoint: str,
         uplink: Uplink,
         *,
-        beat: Callable[[], None],
+        heartbeat: Callable[[], None],
         is_idle: Callable[[], bool],
     ) -> None:
         self._loop = loop
         self._endpoint = endpoint
         self._uplink = uplink
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._is_idle = is_idle
         self._timer: asyncio.TimerHandle | None = None
         self._datagrams: _Datagrams | None = None
         self._looking_up: asyncio.Task[None] | None = None
 
     def welcome(self, message: Welcome) -> None:
-        """Beat as it says from now on, the first time at once."""
+        """Send heartbeats as it says from now on, the first time at once."""
         self.forget()
         address = address_of(self._endpoint)
         if message.datagrams is not None and address is not None:
             self._open(message.datagrams, address[0])
-        self._every(message.beat_s)
+        self._every(message.heartbeat_s)
 
     def forget(self) -> None:
         """The connection is gone, or another one: its session went with it."""
@@ -122,20 +122,20 @@ class Beacon:
             self._datagrams = None
 
     def close(self) -> None:
-        """Beat no more."""
+        """Send no more heartbeats."""
         self.forget()
         if self._timer is not None:
             self._timer.cancel()
 
-    def _every(self, beat_s: float) -> None:
+    def _every(self, heartbeat_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if not self._sent():
-            self._beat()
-        self._timer = self._loop.call_later(beat_s, self._every, beat_s)
+            self._heartbeat()
+        self._timer = self._loop.call_later(heartbeat_s, self._every, heartbeat_s)
 
     def _sent(self) -> bool:
-        """Whether a datagram stands for this beat."""
+        """Whether a datagram stands for this heartbeat."""
         if self._datagrams is None or self._uplink.blocked:
             return False
         if self._is_idle():
@@ -149,12 +149,12 @@ class Beacon:
         return False
 
     def _came(self) -> None:
-        """A question is answered at once; by an idle node never, which beats by datagrams itself, and where those are not acknowledged that has a reason."""
+        """A question is answered at once; by an idle node never, which sends heartbeats by datagrams itself, and where those are not acknowledged that has a reason."""
         if self._datagrams is not None:
             self._datagrams.take(answers=not (self._uplink.blocked or self._is_idle()))
 
     def _open(self, session: DatagramSession, host: str) -> None:
-        """Addresses at once; names are looked up beside the loop, and ZeroMQ has the beats until then."""
+        """Addresses at once; names are looked up beside the loop, and ZeroMQ has the heartbeats until then."""
         try:
             self._found(session, _addresses(host, session.port, socket.AI_NUMERICHOST))
         except (socket.gaierror, UnicodeError):
@@ -164,7 +164,7 @@ class Beacon:
         try:
             found = await self._loop.run_in_executor(None, _addresses, host, session.port, 0)
         except (OSError, UnicodeError) as error:
-            _log.info("no beats by UDP to %s: %s", host, error)
+            _log.info("no heartbeats by UDP to %s: %s", host, error)
         else:
             self._found(session, found)
 
@@ -172,7 +172,7 @@ class Beacon:
         try:
             self._datagrams = _Datagrams(session, *addresses[0])
         except OSError as error:
-            _log.info("no beats by UDP: %s", error)
+            _log.info("no heartbeats by UDP: %s", error)
 
 
 def _addresses(host: str, port: int, flags: int) -> list[tuple[int, Any]]:

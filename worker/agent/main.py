@@ -27,9 +27,9 @@ from oobleckd.host.program import ConfiguredProgram
 from oobleckd.protocol.z85 import why_none
 from oobleckd.worker.agent.daemon_link import CurveKeys
 from oobleckd.worker.agent.node import Agent, AgentConfig
-from oobleckd.worker.agent.notices import NONE, Source, UnknownSource, find_source
+from oobleckd.worker.agent.notices import NONE, NoticeSource, UnknownSource, find_source
 from oobleckd.worker.fork.forking import Forker
-from oobleckd.worker.processes.children import Setting
+from oobleckd.worker.processes.children import ChildSetting
 from oobleckd.worker.processes.orphans import Orphans
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -170,7 +170,7 @@ def main(
         _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
     try:
         _check_bind(bind)
-        setting = Setting(kind, find_run_dir(run_dir), bind, host or host_identity())
+        setting = ChildSetting(kind, find_run_dir(run_dir), bind, host or host_identity())
         files = find_keys(node, keys_dir, key, server_key)
         config = AgentConfig(
             node,
@@ -237,7 +237,7 @@ def num_devices(text: str, kind: str) -> int:
     return int(text)
 
 
-def notice_source(name: str) -> Source | None:
+def notice_source(name: str) -> NoticeSource | None:
     """Whom ``--notices`` names. Raises AgentError."""
     try:
         return find_source(name)

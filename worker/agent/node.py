@@ -29,12 +29,12 @@ from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Ack,
-    Beat,
     DeviceLost,
     DeviceUp,
     Dismiss,
     EndStopped,
     Goodbye,
+    Heartbeat,
     Hello,
     Inject,
     LastWords,
@@ -49,15 +49,15 @@ from oobleckd.worker.agent.daemon_link import CurveKeys, Uplink
 from oobleckd.worker.agent.departure import Departure
 from oobleckd.worker.agent.device_link import AgentSide
 from oobleckd.worker.agent.endings import Endings
-from oobleckd.worker.agent.heartbeat import Beacon
+from oobleckd.worker.agent.heartbeat import HeartbeatSender
 from oobleckd.worker.agent.injection import inject
-from oobleckd.worker.agent.notices import Poller, Source
-from oobleckd.worker.agent.outbox import Head, Outbox, peek
+from oobleckd.worker.agent.notices import NoticeSource, Poller
+from oobleckd.worker.agent.outbox import MessageHead, Outbox, peek
 from oobleckd.worker.agent.spare import SpareKeeper
 from oobleckd.worker.agent.stopped import Stops, wake
 from oobleckd.worker.agent.systemd import Unit
 from oobleckd.worker.fork.forking import Forker, begin
-from oobleckd.worker.processes.children import Burials, Child, Setting, Watch, bury
+from oobleckd.worker.processes.children import Burials, Child, ChildSetting, Watch, bury
 from oobleckd.worker.processes.orphans import Orphans
 from oobleckd.worker.processes.watchdog import LOOK_EVERY_S
 
@@ -82,13 +82,13 @@ class AgentConfig:
     node: str
     daemon: str
     num_devices: int
-    setting: Setting
+    setting: ChildSetting
     keys: CurveKeys | None = None
     read_keys: Callable[[], CurveKeys | None] = lambda: None
     spare: bool = True
     zone: str = ""
     notice_s: float = 0.0
-    notices: Source | None = None
+    notices: NoticeSource | None = None
     fork: bool = True
 
 
@@ -146,11 +146,11 @@ class Agent:
             on_connected=self._connected,
             on_lost=self._lost,
         )
-        self._beacon = Beacon(
+        self._heartbeat_sender = HeartbeatSender(
             self._loop,
             config.daemon,
             self._uplink,
-            beat=lambda: self._say(Beat(self.incarnation)),
+            heartbeat=lambda: self._say(Heartbeat(self.incarnation)),
             is_idle=lambda: not self._jobs(),
         )
 
@@ -368,13 +368,13 @@ class Agent:
     # ------------------------------------------------------------------ daemon
 
     def _connected(self) -> None:
-        self._beacon.forget()
+        self._heartbeat_sender.forget()
         self._daemon, self._known_lives = "", frozenset()
         self._replay_due = True
         self._hello()
 
     def _lost(self) -> None:
-        self._beacon.forget()
+        self._heartbeat_sender.forget()
 
     def _hello(self) -> None:
         """Say who and what we are; again and again until the daemon answers."""
@@ -402,7 +402,7 @@ class Agent:
         except codec.CodecError as error:
             _log.warning("ignored a message of the daemon: %s", error)
 
-    def _pass_on(self, head: Head, data: bytes) -> None:
+    def _pass_on(self, head: MessageHead, data: bytes) -> None:
         device = self._devices.get(head.device)
         if device is None:
             _log.warning("ignored %s for %r: no such device is running", head.type, head.device)
@@ -446,7 +446,7 @@ class Agent:
             self._replay_due = False
             for data in self._outbox.pending():
                 self._uplink.send(data)
-        self._beacon.welcome(message)
+        self._heartbeat_sender.welcome(message)
 
     def _jobs(self) -> list[str]:
         """What devices of the node have state of."""
@@ -514,7 +514,7 @@ class Agent:
         self._departure.close()
         if self._poller is not None:
             self._poller.close()
-        self._beacon.close()
+        self._heartbeat_sender.close()
         if self._hello_again is not None:
             self._hello_again.cancel()
         if self._renewing is not None:

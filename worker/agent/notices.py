@@ -22,7 +22,7 @@ GROUP = "oobleckd.notices"
 _log = logging.getLogger(__name__)
 
 
-class Source(Protocol):
+class NoticeSource(Protocol):
     """Where notices come from. ``poll_s``: seconds between two questions."""
 
     poll_s: float
@@ -39,7 +39,7 @@ class UnknownSource(ValueError):
         self.known = known
 
 
-def find_source(name: str) -> Source | None:
+def find_source(name: str) -> NoticeSource | None:
     """The source ``name``; None for "none". Raises UnknownSource."""
     if name == NONE:
         return None
@@ -48,14 +48,14 @@ def find_source(name: str) -> Source | None:
     brought = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in brought:
         raise UnknownSource(name, sorted({NONE, *clouds.SOURCES, *brought}))
-    make: Callable[[], Source] = brought[name].load()
+    make: Callable[[], NoticeSource] = brought[name].load()
     return make()
 
 
 class Poller:
     """Asks ``source`` until it has given one notice, in a thread; ``on_notice(reason, left_s)`` is called there."""
 
-    def __init__(self, source: Source, on_notice: Callable[[str, float], None]) -> None:
+    def __init__(self, source: NoticeSource, on_notice: Callable[[str, float], None]) -> None:
         self._source, self._on_notice = source, on_notice
         self._closed, self._failing = threading.Event(), False
         threading.Thread(target=self._run, name="notices", daemon=True).start()

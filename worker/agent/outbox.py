@@ -14,6 +14,7 @@ from oobleckd.protocol.codec import CodecError
 from oobleckd.protocol.parts import Counters
 from oobleckd.protocol.unreadable import UNREADABLE
 
+# By their names on the wire, which a class may have no more: ``PreCopy`` is "Prepare", ``PreCopied`` "Prepared".
 _UNTIL_ACK = frozenset({"StepDone", "CheckpointPart", "CheckpointFailed"})
 _STANDING = frozenset(
     {
@@ -34,7 +35,7 @@ _SUPERSEDED_BY = {
 _NEW_LINKS = frozenset({"Deploy", "Release"})
 
 
-class Head(msgspec.Struct, frozen=True):
+class MessageHead(msgspec.Struct, frozen=True):
     """What the agent reads of a message that it passes on."""
 
     type: str
@@ -46,10 +47,10 @@ class Head(msgspec.Struct, frozen=True):
     counters: Counters | None = None
 
 
-_decoder = msgspec.msgpack.Decoder(Head)
+_decoder = msgspec.msgpack.Decoder(MessageHead)
 
 
-def peek(data: bytes) -> Head:
+def peek(data: bytes) -> MessageHead:
     """The head of a message. Raises CodecError."""
     try:
         return _decoder.decode(data)
@@ -64,10 +65,12 @@ class Outbox:
 
     def __init__(self) -> None:
         self._until_ack: dict[tuple[str, str, int], list[bytes]] = {}  # (job, device, round)
-        self._standing: dict[tuple[str, str], tuple[Head, bytes]] = {}  # (device, type) -> head, message
+        self._standing: dict[
+            tuple[str, str], tuple[MessageHead, bytes]
+        ] = {}  # (device, type) -> head, message
         self._broken: dict[tuple[str, str], bytes] = {}  # (device, peer)
 
-    def said(self, head: Head, data: bytes) -> None:
+    def said(self, head: MessageHead, data: bytes) -> None:
         """A device said ``data``: keep it if it is of a kind that is kept."""
         if head.type in _UNTIL_ACK and head.counters is not None:
             self._until_ack.setdefault((head.job, head.device, head.counters.round), []).append(data)
@@ -77,7 +80,7 @@ class Outbox:
             self._broken[head.device, head.peer] = data
         self._drop_older(head)
 
-    def told(self, head: Head) -> None:
+    def told(self, head: MessageHead) -> None:
         """The daemon told a device something: drop the answers that it supersedes."""
         for kind in _SUPERSEDED_BY.get(head.type, ()):
             kept, _ = self._standing.get((head.device, kind), (None, b""))
@@ -110,14 +113,14 @@ class Outbox:
     def _mend(self, device: str) -> None:
         self._broken = {key: data for key, data in self._broken.items() if key[0] != device}
 
-    def _drop_older(self, head: Head) -> None:
+    def _drop_older(self, head: MessageHead) -> None:
         """A higher epoch is known: answers of a lower one would be fenced anyway."""
         for key, (kept, _) in list(self._standing.items()):
             if key[0] == head.device and 0 <= kept.epoch < head.epoch:
                 del self._standing[key]
 
 
-def _is_of_before(order: Head, answer: Head) -> bool:
+def _is_of_before(order: MessageHead, answer: MessageHead) -> bool:
     """Whether ``order`` is a Resume from another boundary than the one at which ``answer`` says that the device holds: it was said twice."""
     if order.type != "Resume" or answer.type != "Held" or answer.counters is None:
         return False

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.host.checkpoint import room
-from oobleckd.host.folder import Mark
+from oobleckd.host.folder import FolderMark
 from oobleckd.planner.plan import Layout
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
@@ -164,7 +164,7 @@ def write_share(
     """
     left = {index: state for index, state in share.states.items() if index not in done}
     if share.journal and left:
-        bucket_files.enter_folder(share.directory.parent, Mark(share.journal, share.job_id))
+        bucket_files.enter_folder(share.directory.parent, FolderMark(share.journal, share.job_id))
     _check_room(share, left)
     for index, state in left.items():
         written = bucket_files.write_bucket(

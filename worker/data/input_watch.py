@@ -122,7 +122,7 @@ class Eyes:
         return ("back" if same(with_other.part, inputs.part) else "other"), inputs.paths[0]
 
 
-class Watch:
+class InputWatch:
     """Looks at ``inputs`` in a thread of its own; calls ``wake`` when there is something to ``hear``."""
 
     def __init__(self, inputs: Opened, wake: Callable[[], None]) -> None:

@@ -18,7 +18,7 @@ from oobleckd.worker.transport.pages import LETTERS
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DeviceContext:
     """Where this process runs: its name and kind, the host it shares with local peers, its folders; ``urgent``: whether
     it answers before ordinary programs have their turn.
     """
@@ -44,7 +44,7 @@ def give_back_memory() -> None:
         trim(0)
 
 
-def torch_device(place: Place) -> torch.device:
+def torch_device(place: DeviceContext) -> torch.device:
     """The torch device of this process, set up so that its results repeat bit for bit. Raises UserError when there is none of its kind."""
     if place.kind != "cuda":
         return torch.device("cpu")

@@ -1,6 +1,6 @@
 """The device process: one per device, owns torch, lives through every reconfiguration.
 
-Owns the loop (controls, then the deployment under way, then the executor, then what comes beforehand for a plan), what a control message does, and the answer to
+Owns the loop (controls, then the deployment under way, then the executor, then what is pre-copied for a plan), what a control message does, and the answer to
 a report in the middle of a task.
 Started by the agent (``process``); ends with it. Training itself is in ``executor``.
 """
@@ -39,8 +39,8 @@ from oobleckd.protocol.messages import (
     LinkDown,
     Measure,
     Measured,
-    Prepare,
-    Prepared,
+    PreCopied,
+    PreCopy,
     Ready,
     Refused,
     Release,
@@ -54,7 +54,7 @@ from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
 from oobleckd.worker.checkpointing.writer import Beside
 from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.context import (
-    Place,
+    DeviceContext,
     arithmetic,
     device_memory_bytes,
     device_model,
@@ -67,16 +67,16 @@ from oobleckd.worker.device.measure import measure
 from oobleckd.worker.device.reading import Reading, Unread
 from oobleckd.worker.device.traits import traits
 from oobleckd.worker.groups.choose import choose
-from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.reconfigure.deploy import KINDS, Deployment, expected, outgoing
-from oobleckd.worker.reconfigure.precopy_source import Ahead
-from oobleckd.worker.reconfigure.precopy_target import Staging, is_of
+from oobleckd.worker.reconfigure.precopy_source import PreCopySource
+from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget, is_of
 from oobleckd.worker.round.commit import ReplicasDisagree
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.round.messenger import TransportPost
 from oobleckd.worker.round.tasks import order_of
-from oobleckd.worker.runtime.activity import LOOK_UP_S, Pulse, phase_of
+from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityPage, phase_of
 from oobleckd.worker.runtime.deaths import death_in_full
 from oobleckd.worker.runtime.errors import UserError, at_the_end, ends_the_process
 from oobleckd.worker.runtime.faults import ANYWHERE, Faults, hang_for_ever
@@ -94,21 +94,21 @@ _log = logging.getLogger(__name__)
 class DeviceProcess:
     """Controls in, training state and answers out."""
 
-    def __init__(self, place: Place, fd: int, pulse: Pulse) -> None:
-        self.place, self.pulse = place, pulse
+    def __init__(self, place: DeviceContext, fd: int, activity: ActivityPage) -> None:
+        self.place, self.activity = place, activity
         self.executor: Executor | None = None
         self.deployment: Deployment | None = None
-        self.staging: Staging | None = None
+        self.precopy_target: PreCopyTarget | None = None
         self.job_id = ""
         self.mailbox, self.turn = Mailbox(), Turn()
         self._loop = threading.get_native_id()  # of the thread that makes this, and runs it
         self.torch_device = torch_device(place)
-        backend, road = choose(self.torch_device)
-        _log.info("%s: letters take %s", place.device, road)
+        backend, why = choose(self.torch_device)
+        _log.info("%s: letters take %s", place.device, why)
         self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once, urgent=place.urgent)
         at_the_end(self.last_words)
-        self.plane = Plane(place.device, self.mailbox, backend, self._send)
-        intake = Intake(self.plane)
+        self.groups = GroupManager(place.device, self.mailbox, backend, self._send)
+        intake = Intake(self.groups)
         self.transport = Transport(
             place.device,
             place.host,
@@ -118,7 +118,7 @@ class DeviceProcess:
             on_peer_lost=self._peer_lost,
             room=intake.room,
         )
-        self.post = TransportPost(self.transport, self.plane, intake, self.mailbox, self.torch_device)
+        self.post = TransportPost(self.transport, self.groups, intake, self.mailbox, self.torch_device)
         self.faults = Faults(place.device, place.run_dir)
         self.flips: list[How] = []
         self.reading = Reading(place.device, self.tell, self.mailbox.wake)
@@ -134,7 +134,7 @@ class DeviceProcess:
                 worked = self._turn()
             while not worked and not self.mailbox.wait(LOOK_UP_S):
                 with self.turn:
-                    self.pulse.wait()
+                    self.activity.wait()
 
     def _turn(self) -> bool:
         """Heed what is said, then do one piece of work; False when there was none."""
@@ -145,7 +145,7 @@ class DeviceProcess:
             self._tell_up()
         worked = self._work()
         if not worked:
-            self.pulse.wait()
+            self.activity.wait()
         return worked
 
     def _answer_at_once(self) -> None:
@@ -162,7 +162,7 @@ class DeviceProcess:
         then the loop does it.
         """
         busy = self.deployment is not None or (
-            self.executor is not None and self.executor.hurried is not None
+            self.executor is not None and self.executor.speculative is not None
         )
         if not busy and isinstance(report := self.mailbox.next_control(), Report):
             self.mailbox.remove_control(report)
@@ -176,7 +176,7 @@ class DeviceProcess:
         try:
             if self.deployment is not None and self.deployment.at_work and self._copy(self.deployment):
                 return True
-            with self.pulse.doing("R"):  # forward, backward and update are named inside
+            with self.activity.doing("R"):  # forward, backward and update are named inside
                 if self.executor is not None and self._advance(self.executor):
                     return True
             return self._stage()
@@ -208,7 +208,7 @@ class DeviceProcess:
 
     def _copy(self, deployment: Deployment) -> bool:
         """Go on with the deployment under way; whether there was anything to do."""
-        with self.pulse.doing("copy", units=0):
+        with self.activity.doing("copy", units=0):
             awaited = bool(deployment.awaited)
             worked = deployment.advance()
         if awaited and not deployment.awaited:
@@ -216,22 +216,22 @@ class DeviceProcess:
         return worked
 
     def _stage(self) -> bool:
-        """While there is nothing else to do: make an update of what came beforehand; False when nothing is to be done there either."""
-        staging = self.staging
-        if staging is None or self.deployment is not None:
+        """While there is nothing else to do: make an update of what was pre-copied; False when nothing is to be done there either."""
+        precopy_target = self.precopy_target
+        if precopy_target is None or self.deployment is not None:
             return False
-        with self.pulse.doing("stage", units=0):
-            worked = staging.advance()
+        with self.activity.doing("stage", units=0):
+            worked = precopy_target.advance()
         if worked:
-            self.faults.reach("stage", staging.round)
-        if not (worked or staging.told) and staging.caught_up:
-            staging.told = True
-            self.tell(Prepared(self.place.device, staging.number, staging.round))
+            self.faults.reach("stage", precopy_target.round)
+        if not (worked or precopy_target.told) and precopy_target.caught_up:
+            precopy_target.told = True
+            self.tell(PreCopied(self.place.device, precopy_target.number, precopy_target.round))
         return worked
 
     def _guarded(self, control: ToWorker) -> None:
         try:
-            with self.pulse.doing(type(control).__name__, units=0):
+            with self.activity.doing(type(control).__name__, units=0):
                 self._handle(control)
         except UserError as error:
             self._fail(error)
@@ -250,8 +250,8 @@ class DeviceProcess:
                 self._measure(control)
             case Identify():
                 self.reading.identify(control, reads=self.executor is not None)
-            case Prepare():
-                self._prepare(control)
+            case PreCopy():
+                self._precopy(control)
             case Deploy():
                 self._deploy(control)
             case Resume():
@@ -279,7 +279,7 @@ class DeviceProcess:
         elif message.how == "slow":
             self.faults.slow_down(message.times, message.seconds)
         elif message.how == "hang" and not message.at and self.executor is None:
-            self.pulse.wait()
+            self.activity.wait()
             hang_for_ever()
         else:
             self.faults.arm(message.at or ANYWHERE, message.round, hang=message.how == "hang")
@@ -299,19 +299,19 @@ class DeviceProcess:
             self._release()
         executor = self.executor or self._begin_job(message.job, message.spec)
         self.faults.reach("deploy", message.counters.round)
-        anew = frozenset() if message.prepared else self._strangers(message.peers)
+        anew = frozenset() if message.precopied else self._strangers(message.peers)
         self.transport.configure(message.peers, bytes.fromhex(message.secret), anew)
-        self.plane.enter(message.epoch, message.layout.holdings)
-        self._drop_before(message.prepared or sys.maxsize)
+        self.groups.enter(message.epoch, message.layout.holdings)
+        self._drop_before(message.precopied or sys.maxsize)
         self.deployment = Deployment(
-            message, executor.store, self.post, self.faults, executor.ahead, self.staging
+            message, executor.store, self.post, self.faults, executor.precopy_source, self.precopy_target
         )
         self.deployment.start()
         if not self.deployment.awaited:
             self._ready()
 
-    def _prepare(self, message: Prepare) -> None:
-        """Copy beforehand, from now on; or no more."""
+    def _precopy(self, message: PreCopy) -> None:
+        """Pre-copy, from now on; or no more."""
         if self.deployment is not None:
             if self.executor is not None and self.executor.layout.epoch:
                 return
@@ -326,29 +326,29 @@ class DeviceProcess:
         store, device = executor.store, self.place.device
         targets = outgoing(store, message.transfers, device)
         if targets:
-            executor.send_ahead(Ahead(message.number, device, self.post, targets, message.rounds))
+            executor.begin_precopy(PreCopySource(message.number, device, self.post, targets, message.rounds))
         sources = expected(store, message.transfers, device)
         missing = {bucket: source for bucket, source in sources.items() if bucket not in store.buckets}
         if sources:
-            self.staging = Staging(message.number, executor.job, store, self.post, missing)
+            self.precopy_target = PreCopyTarget(message.number, executor.job, store, self.post, missing)
 
     def _strangers(self, peers: Collection[str]) -> frozenset[str]:
         """Those of ``peers`` who are not in a layout with this device. Links to them may be left of a plan of which nothing came, and either end may yet
-        have to hear of that, so they are made anew; but for a plan that follows its own preparation.
+        have to hear of that, so they are made anew; but for a plan that follows its own pre-copy.
         """
         executor = self.executor
         return frozenset(peers) - (executor.layout.holdings.keys() if executor is not None else frozenset())
 
     def _drop_before(self, number: int) -> None:
-        """Forget preparations before ``number``."""
+        """Forget pre-copies before ``number``."""
         if (
             self.executor is not None
-            and self.executor.ahead is not None
-            and self.executor.ahead.number < number
+            and self.executor.precopy_source is not None
+            and self.executor.precopy_source.number < number
         ):
-            self.executor.end_ahead()
-        if self.staging is not None and self.staging.number < number:
-            self.staging = None
+            self.executor.end_precopy()
+        if self.precopy_target is not None and self.precopy_target.number < number:
+            self.precopy_target = None
         self.post.purge(lambda key: is_of(key, number - 1))
 
     def _begin_job(self, job_id: str, job: Job) -> Executor:
@@ -358,7 +358,7 @@ class DeviceProcess:
         store = Store(load_spec(job), self.torch_device)
         self.executor = Executor(
             self.place.device, job_id, job, store, corpus, self.post, self.faults, self.tell,
-            self.pulse, self.turn.aside, Beside(self.tell, self.faults, self.mailbox.wake), self.reading.check,
+            self.activity, self.turn.aside, Beside(self.tell, self.faults, self.mailbox.wake), self.reading.check,
         )  # fmt: skip
         return self.executor
 
@@ -435,16 +435,16 @@ class DeviceProcess:
     def _release(self, *, abandon: bool = True) -> None:
         if self.executor is not None and abandon:
             self.executor.saving.writer.abandon()
-        self.executor, self.deployment, self.staging, self.job_id = None, None, None, ""
+        self.executor, self.deployment, self.precopy_target, self.job_id = None, None, None, ""
         self.reading.rest()
         self.post.gather(None)
         self.post.purge(lambda _: True)
-        self.plane.leave()
+        self.groups.leave()
         self._forget(self.transport.peers())
         give_back_memory()
 
     def _forget(self, peers: Collection[str]) -> None:
-        self.plane.forget(peers)
+        self.groups.forget(peers)
         self.transport.forget(peers)
 
     # ------------------------------------------------------------------ to the agent
@@ -466,7 +466,7 @@ class DeviceProcess:
         executor, deployment = self.executor, self.deployment
         heard = executor.commit.answered if executor is not None else 0
         epoch = max(heard, deployment.message.epoch if deployment is not None else 0)
-        phase = phase or phase_of(self.pulse.failed_in(error))
+        phase = phase or phase_of(self.activity.failed_in(error))
         death = death_in_full(error, phase, self.job_id, epoch, self.torch_device, self._idle_bytes)
         if death is not None:
             self.link.send_last(LastWords(death))
@@ -477,8 +477,8 @@ class DeviceProcess:
 
     def _peer_lost(self, peer: str, why: str) -> None:
         executor = self.executor
-        if executor is not None and executor.ahead is not None:
-            executor.ahead.broken.add(peer)
+        if executor is not None and executor.precopy_source is not None:
+            executor.precopy_source.broken.add(peer)
         self.tell(LinkDown(self.place.device, peer, why))
 
     def _tell_up(self) -> None:

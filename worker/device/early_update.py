@@ -24,11 +24,11 @@ _MOST_IN_VAIN = 0.25  # of them
 
 
 @dataclass(frozen=True, slots=True)
-class Hurried:
-    """The device has updated before all votes were in: the state ``saved`` before that, and the round ``ahead``."""
+class SpeculativeUpdate:
+    """An early update, made before all votes were in: the state ``saved`` before that, and the round ``next_round``."""
 
     saved: dict[int, Saved]
-    ahead: Passes
+    next_round: Passes
 
 
 def goes_through(job: Job, vote: Vote) -> bool:
@@ -37,7 +37,7 @@ def goes_through(job: Job, vote: Vote) -> bool:
 
 
 @dataclass(slots=True)
-class Foresight:
+class UpdatePredictor:
     """Whether to expect that the present round goes through: from those before it, tried or not.
 
     Rounds that are clipped come in a row, so the last one must have gone through; and where they come and go, the plain
@@ -51,14 +51,14 @@ class Foresight:
         self.rounds.append(through)
 
     @property
-    def hopeful(self) -> bool:
+    def expects_a_commit(self) -> bool:
         """Whether to update before the votes are in."""
         in_vain = self.rounds.count(False)
         return bool(self.rounds) and self.rounds[-1] and in_vain <= _MOST_IN_VAIN * len(self.rounds)
 
 
 def save(store: Store) -> dict[int, Saved]:
-    """The state of every bucket, to be able to go back to it."""
+    """The state of every bucket, to be able to roll back to it."""
     return {bucket: state.save() for bucket, state in store.buckets.items()}
 
 

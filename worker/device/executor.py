@@ -23,10 +23,16 @@ from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
 from oobleckd.worker.checkpointing.saving import CheckInputs, Saving, no_check
 from oobleckd.worker.checkpointing.writer import Inline, Writer
 from oobleckd.worker.data.corpus import Corpus
-from oobleckd.worker.device.early_update import Foresight, Hurried, goes_through, restore, save
+from oobleckd.worker.device.early_update import (
+    SpeculativeUpdate,
+    UpdatePredictor,
+    goes_through,
+    restore,
+    save,
+)
 from oobleckd.worker.device.integrity import Check
 from oobleckd.worker.device.report import step_done
-from oobleckd.worker.reconfigure.precopy_source import Ahead
+from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.round.commit import Commit, ReplicasDisagree, outcome_of
 from oobleckd.worker.round.gather import KIND as SUMS
 from oobleckd.worker.round.gather import Contribution
@@ -34,14 +40,14 @@ from oobleckd.worker.round.messenger import Post
 from oobleckd.worker.round.op_times import Round, op_times
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round.reduce import Reducer
-from oobleckd.worker.round.round import Clock, Given, Means
+from oobleckd.worker.round.round import Given, Means, RoundClock
 from oobleckd.worker.round.sum_copies import KINDS as COPY_KINDS
 from oobleckd.worker.round.sum_copies import Copies
 from oobleckd.worker.round.tasks import NO_LAYERS, Order
 from oobleckd.worker.round.update import apply_update, global_norm
-from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
-from oobleckd.worker.runtime.timing import moments_of
+from oobleckd.worker.runtime.timing import timer_of
 from oobleckd.worker.runtime.turn import Aside
 from oobleckd.worker.state.optimizer import clip_scale, lr_at
 from oobleckd.worker.state.store import Store
@@ -64,14 +70,14 @@ class Executor:
         post: Post,
         faults: Faults,
         tell: Callable[[FromWorker], None],
-        pulse: Pulse | None = None,
+        activity: ActivityPage | None = None,
         aside: Aside = nullcontext,
         writer: Writer | None = None,
         check_inputs: CheckInputs = no_check,
     ) -> None:
         self.device, self.job_id, self.job = device, job_id, job
         self.store, self.corpus, self.post, self.faults, self.tell = store, corpus, post, faults, tell
-        self.pulse = pulse or Pulse()
+        self.activity = activity or ActivityPage()
         self.saving = Saving(device, job_id, job, store, corpus, writer or Inline(tell, faults), check_inputs)
         self.misread = False  # what it reads has changed: nothing more is to come of it
         self.layout = Layout(0, store.spec.num_layers, {}, ())
@@ -81,7 +87,7 @@ class Executor:
         self.flags = Flags()
         self.holding, self.hold_next = True, False
         self.commit = Commit(device)
-        self.check = Check(device, job_id, job, store, self.pulse)
+        self.check = Check(device, job_id, job, store, self.activity)
         guarded = bool(self.check.every)
         self.reducer = Reducer(
             device, store, post, job.num_micro_batches, job.train.exact, guarded=guarded, aside=aside
@@ -90,14 +96,14 @@ class Executor:
         self.order: Order = ()
         self.sample_every = 0  # op times are told of rounds whose number it divides
         self.means = Means(
-            device, job, store, corpus, post, faults, self.pulse, aside, moments=moments_of(store.device)
+            device, job, store, corpus, post, faults, self.activity, aside, timer=timer_of(store.device)
         )
         self.late = False
         self.now = self._passes(self._given(self.counters))
-        self.hurried: Hurried | None = None
+        self.speculative: SpeculativeUpdate | None = None
         self.returned: dict[Key, Letter] = {}
-        self.foresight = Foresight()
-        self.ahead: Ahead | None = None
+        self.predictor = UpdatePredictor()
+        self.precopy_source: PreCopySource | None = None
 
     # ------------------------------------------------------------------ layouts and boundaries
 
@@ -110,21 +116,21 @@ class Executor:
         self.layout, self.dead, self.detours, self.counters = layout, frozenset(), None, counters
         self.holding, self.hold_next = True, False
         self.flags = Flags()
-        self.late, self.hurried, self.returned = False, None, {}
-        self.end_ahead()
+        self.late, self.speculative, self.returned = False, None, {}
+        self.end_precopy()
         self.reducer.adopt()
         self.copies.adopt(layout.epoch)
         self.commit.adopt(layout.epoch, counters.round, layout.holdings)
         self._begin()
 
     def resume(self) -> None:
-        """Run from a boundary. A way back to the checkpoint of the last step leads to the end."""
+        """Run from a boundary. A rollback to the checkpoint of the last step leads to the end."""
         if self.over:
             self.saving.check_inputs(self.counters, hurry=True)
             self.hold()
             return
         self.holding = False
-        self.now.clock = Clock()
+        self.now.clock = RoundClock()
 
     @property
     def finished(self) -> bool:
@@ -154,8 +160,8 @@ class Executor:
         standing = standing_routes(self.layout, self.detours, counters.round)
         routes = tuple(route for route in standing if not route.touches(self.dead))
         order = () if self.dead else self.order
-        shadows = self.layout.shadows.get(self.device, NO_LAYERS)
-        return Given(counters, self._tag(counters.round), routes, order, returned or {}, shadows)
+        redundant = self.layout.redundant.get(self.device, NO_LAYERS)
+        return Given(counters, self._tag(counters.round), routes, order, returned or {}, redundant)
 
     def _tag(self, round_: int) -> int:
         """What names ``round_`` in the keys of data.
@@ -173,18 +179,18 @@ class Executor:
         self.reducer.enter(self.commit.epoch, self.layout, self.commit.live, donors)
         self.copies.enter(self.layout, self.commit.live)
 
-    def send_ahead(self, ahead: Ahead) -> None:
-        """Send copies beforehand from now on. Until a round is committed the weights are those before it, but where they were updated early."""
-        self.ahead = ahead
-        if self.hurried is None:
-            ahead.begin(self.counters, self.store)
+    def begin_precopy(self, precopy_source: PreCopySource) -> None:
+        """Send pre-copies from now on. Until a round is committed the weights are those before it, but where they were updated early."""
+        self.precopy_source = precopy_source
+        if self.speculative is None:
+            precopy_source.begin(self.counters, self.store)
             self.faults.reach("ahead", self.counters.round)
 
-    def end_ahead(self) -> None:
-        """Nothing is copied beforehand any more."""
-        if self.ahead is not None:
-            self.ahead.stop()
-        self.ahead = None
+    def end_precopy(self) -> None:
+        """Nothing is pre-copied any more."""
+        if self.precopy_source is not None:
+            self.precopy_source.stop()
+        self.precopy_source = None
 
     # ------------------------------------------------------------------ one piece of work
 
@@ -204,7 +210,7 @@ class Executor:
                 if self._commit(vote):
                     self.hold()
                 return True
-        ahead = self.hurried.ahead if self.hurried else None
+        ahead = self.speculative.next_round if self.speculative else None
         if self.now.advance() or (ahead is not None and ahead.advance()) or heard:
             return True
         # Samples of the next step are drawn now that there is time: at the step's end everybody would wait for them.
@@ -253,13 +259,13 @@ class Executor:
 
     def _vote(self) -> None:
         vote = self.reducer.vote()
-        self.means.moments.settle()
+        self.means.timer.settle()
         flags = self.flags | Flags(writing=self.saving.writer.busy)
         shared = [bucket for bucket, holders in self.reducer.holders.items() if len(holders) > 1]
         digests = self.check.digests(self.counters.step, shared)
         compared = self.check.every > 0
         self.commit.cast(msgspec.structs.replace(vote, flags=flags, digests=digests, compared=compared))
-        self.now.drop_shadows()
+        self.now.drop_redundant()
         self._send_vote()
         self.faults.reach("reduced", self.counters.round)
         if self._may_hurry(vote):
@@ -281,50 +287,55 @@ class Executor:
         last = self.counters.step + 1 >= self.job.train.steps
         stops = self.hold_next or self.flags != Flags() or last or len(self.commit.live) == 1
         clean = not (own.nan or own.overflow) and self.now.board.idle
-        return self.job.schedule.update == "staggered" and clean and not stops and self.foresight.hopeful
+        return (
+            self.job.schedule.update == "staggered"
+            and clean
+            and not stops
+            and self.predictor.expects_a_commit
+        )
 
     def _hurry(self) -> None:
         """Update, and begin the next round, as if all votes were in and let the round through."""
-        began = self.means.moments.now()
-        with self.pulse.doing("U", units=max(1, len(self.store.layers))):
+        began = self.means.timer.now()
+        with self.activity.doing("U", units=max(1, len(self.store.layers))):
             saved = save(self.store)
             self.faults.reach("backup", self.counters.round)
             self._apply(1.0)
         self.now.note("U", None, began, early=True)
         self.now.clock.early = True
         following = self._given(self.counters.after("applied"))
-        self.hurried = Hurried(saved, self._passes(following, forward_only=True))
+        self.speculative = SpeculativeUpdate(saved, self._passes(following, forward_only=True))
 
     def _take_back(self) -> dict[Key, Letter]:
-        """Be where the device was before it hurried. Returns what it was sent for the round that it had begun."""
-        if self.hurried is None:
+        """Be where the device was before its speculative update. Returns what it was sent for the round that it had begun."""
+        if self.speculative is None:
             return {}
-        hurried, self.hurried = self.hurried, None
+        speculative, self.speculative = self.speculative, None
         self.store.settle()
-        restore(self.store, hurried.saved)
-        return hurried.ahead.taken
+        restore(self.store, speculative.saved)
+        return speculative.next_round.taken
 
     # ------------------------------------------------------------------ commit
 
     def _commit(self, vote: Vote, donors: Mapping[int, str] = NO_DONORS) -> bool:
         """The round's one commit point has passed: roll forward. Returns whether to stop here. ``donors``: of buckets in the next round."""
         self.late = not goes_through(self.job, vote)
-        self.foresight.saw(not self.late)
-        hurried = self.hurried
-        if hurried is not None:
+        self.predictor.saw(not self.late)
+        speculative = self.speculative
+        if speculative is not None:
             self.faults.reach("validate", self.counters.round)
-        if hurried is not None and self.late:
+        if speculative is not None and self.late:
             self.returned = self._take_back()
         due = self.saving.decide(vote, self.counters)
-        passes, was, began = self.now, self.counters, self.means.moments.now()
-        with self.pulse.doing("U", units=max(1, len(self.store.layers))):
+        passes, was, began = self.now, self.counters, self.means.timer.now()
+        with self.activity.doing("U", units=max(1, len(self.store.layers))):
             self._update(vote)
-        if self.hurried is None:
+        if self.speculative is None:
             passes.note("U", None, began)
         hold = self.hold_next or vote.flags.hold or self.over
-        if self.ahead is not None:
-            with self.pulse.doing("copy", units=0):
-                self.ahead.committed(was, self.counters, self.store, self.reducer.reduced, hold=hold)
+        if self.precopy_source is not None:
+            with self.activity.doing("copy", units=0):
+                self.precopy_source.committed(was, self.counters, self.store, self.reducer.reduced, hold=hold)
                 self.faults.reach("ahead", was.round)
         self.commit.advance(vote)
         done, later = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
@@ -342,11 +353,11 @@ class Executor:
 
     def _begun(self, *, hold: bool) -> Passes:
         """The next round: the one begun in a hurry, or a new one, which is given again what was taken for that one."""
-        hurried, self.hurried = self.hurried, None
-        if hurried is not None and not hold:
-            hurried.ahead.clock, hurried.ahead.taken = Clock(), {}
-            return hurried.ahead
-        returned = self.returned if hurried is None else hurried.ahead.taken
+        speculative, self.speculative = self.speculative, None
+        if speculative is not None and not hold:
+            speculative.next_round.clock, speculative.next_round.taken = RoundClock(), {}
+            return speculative.next_round
+        returned = self.returned if speculative is None else speculative.next_round.taken
         self.returned = {}
         return self._passes(self._given(self.counters, returned))
 
@@ -357,16 +368,16 @@ class Executor:
         norm = lr = 0.0
         if outcome == "applied":
             norm, lr = global_norm(vote), lr_at(self.counters.step, self.job)
-            if self.hurried is None:
+            if self.speculative is None:
                 self._apply(clip_scale(norm, self.job.optimizer.clip_norm))
         elif outcome == "repeated":
             over = [bucket for bucket, part in self.reducer.reduced.items() if part.what.overflow]
             self.store.squeeze(over)
-        taken_back = self.now.clock.early and self.hurried is None
+        taken_back = self.now.clock.early and self.speculative is None
         self.tell(
             step_done(
                 self.device, self.job_id, self.commit.epoch, self.counters, vote, outcome, (norm, lr),
-                self.corpus, self.now.clock, self.means.moments, self.saving.due, taken_back=taken_back,
+                self.corpus, self.now.clock, self.means.timer, self.saving.due, taken_back=taken_back,
                 fingerprints=self.check.told(self.counters.step, vote),
             )
         )  # fmt: skip
@@ -382,7 +393,7 @@ class Executor:
     def _tell_op_times(self, passes: Passes, was: Counters) -> None:
         """Of the round ``was``, if it is one of those that are told."""
         of = Round(self.device, self.job_id, self.commit.epoch, self.layout.epoch, was)
-        message = op_times(of, passes.pieces, self.sample_every, self.means.moments, repaired=passes.repaired)
+        message = op_times(of, passes.pieces, self.sample_every, self.means.timer, repaired=passes.repaired)
         if message is not None:
             self.tell(message)
 
@@ -402,7 +413,7 @@ class Executor:
     def write_checkpoint(self) -> None:
         """Begin to write this device's share of the state at this boundary."""
         live = frozenset(self.layout.holdings) - self.dead
-        with self.pulse.doing("checkpoint", units=0):
+        with self.activity.doing("checkpoint", units=0):
             self.saving.begin(self.layout, live, self.counters, last=self.finished)
 
     # ------------------------------------------------------------------ failures

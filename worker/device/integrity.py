@@ -12,7 +12,7 @@ from oobleckd.protocol.corruption import Fingerprints, Odd, fingerprints
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Corrupted
 from oobleckd.protocol.parts import Counters, Vote
-from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.state.store import Store
 
 
@@ -21,8 +21,8 @@ class Check:
     (-1: none).
     """
 
-    def __init__(self, device: str, job_id: str, job: Job, store: Store, pulse: Pulse) -> None:
-        self.device, self.job_id, self.store, self.pulse = device, job_id, store, pulse
+    def __init__(self, device: str, job_id: str, job: Job, store: Store, activity: ActivityPage) -> None:
+        self.device, self.job_id, self.store, self.activity = device, job_id, store, activity
         self.every = job.fault_tolerance.check_every
         self.recheck = -1
 
@@ -39,7 +39,7 @@ class Check:
         return self._of(self.store.buckets) if self.every else {}
 
     def _of(self, buckets: Collection[int]) -> dict[int, int]:
-        with self.pulse.doing("check", units=0):
+        with self.activity.doing("check", units=0):
             return {bucket: self.store.digest(bucket) for bucket in sorted(buckets)}
 
     def told(self, step: int, vote: Vote) -> Fingerprints | None:

@@ -25,7 +25,7 @@ import msgspec
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import LastWords, SpareUp, TakePlace
 from oobleckd.worker.processes.children import die_with_parent
-from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.deaths import death_of
 from oobleckd.worker.runtime.errors import at_the_end, ends_the_process
 from oobleckd.worker.runtime.framing import read_frame, write_frame
@@ -48,7 +48,7 @@ HEAVY = ("oobleckd.worker.device.device",)
 @click.option("--host", default="")
 @click.option("--parent", type=int, required=True)
 @click.option("--lifeline", type=(int, int), required=True)
-@click.option("--pulse", type=int, required=True)
+@click.option("--activity", type=int, required=True)
 @click.option("--urgent", is_flag=True, help="Answer the daemon before ordinary programs have their turn.")
 def main(
     device: str,
@@ -59,7 +59,7 @@ def main(
     host: str,
     parent: int,
     lifeline: tuple[int, int],
-    pulse: int,
+    activity: int,
     urgent: bool,
 ) -> None:
     """A device process of an agent, or its spare."""
@@ -72,11 +72,13 @@ def main(
     with ends_the_process("start"):
         import_for_good(HEAVY)
         device = device or wait_for_place(fd)
-        from oobleckd.worker.device.context import Place
+        from oobleckd.worker.device.context import DeviceContext
         from oobleckd.worker.device.device import DeviceProcess
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        process = DeviceProcess(Place(device, kind, host, bind, run_dir, urgent), fd, Pulse(pulse))
+        process = DeviceProcess(
+            DeviceContext(device, kind, host, bind, run_dir, urgent), fd, ActivityPage(activity)
+        )
     with ends_the_process():
         process.run()
 

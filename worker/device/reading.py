@@ -1,7 +1,7 @@
 """What a device reads for its job: the corpus, kept open, its identity, and what its watch finds.
 
 Owns which corpus is open and what the daemon is told of it. That a device goes no further where its text has changed is
-``executor``'s; who is kept out of the plan, and how far the job goes back, is the core's.
+``executor``'s; who is kept out of the plan, and how far the job rolls back, is the core's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters
 from oobleckd.worker.data.corpus import Corpus, open_corpus
-from oobleckd.worker.data.input_watch import Changed, Checked, Finding, Moved, Watch
+from oobleckd.worker.data.input_watch import Changed, Checked, Finding, InputWatch, Moved
 from oobleckd.worker.runtime.errors import UserError
 
 
@@ -36,7 +36,7 @@ class Reading:
         self.device, self._tell, self._wake = device, tell, wake
         self._of: tuple[str, Job] | None = None
         self._corpus: Corpus | None = None
-        self._watch: Watch | None = None
+        self._watch: InputWatch | None = None
         self.changed = ""
         self._at = Counters()
         self._checked: Counters | None = None
@@ -47,7 +47,7 @@ class Reading:
         return (self._corpus.inputs.part,) if self._corpus is not None else ()
 
     def corpus(self, job_id: str, job: Job) -> Corpus:
-        """Its samples. They stay open until another job comes: one that goes back to its checkpoint begins anew, and all would stand still
+        """Its samples. They stay open until another job comes: one that rolls back to its checkpoint begins anew, and all would stand still
         while many files are read and hashed once more. Another job may find other text in the same place. Raises Unread.
         """
         if self._corpus is None or self._of != (job_id, job) or not self._as_it_was(self._corpus):
@@ -67,8 +67,8 @@ class Reading:
     def _open(self, job: Job) -> Corpus:
         return open_corpus(job)
 
-    def _look_at(self, corpus: Corpus) -> Watch:
-        return Watch(corpus.inputs, self._wake)
+    def _look_at(self, corpus: Corpus) -> InputWatch:
+        return InputWatch(corpus.inputs, self._wake)
 
     def _as_it_was(self, corpus: Corpus) -> bool:
         """Whether what is open can be read from once more."""

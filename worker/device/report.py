@@ -10,8 +10,8 @@ from oobleckd.protocol.parts import Counters, Outcome, Vote
 from oobleckd.worker import sums
 from oobleckd.worker.checkpointing.snapshot import Due, ledger_digest
 from oobleckd.worker.data.corpus import Corpus
-from oobleckd.worker.round.round import Clock
-from oobleckd.worker.runtime.timing import Moments
+from oobleckd.worker.round.round import RoundClock
+from oobleckd.worker.runtime.timing import DeviceTimer
 
 
 def step_done(
@@ -23,8 +23,8 @@ def step_done(
     outcome: Outcome,
     rates: tuple[float, float],
     corpus: Corpus,
-    clock: Clock,
-    moments: Moments,
+    clock: RoundClock,
+    timer: DeviceTimer,
     due: Due,
     *,
     taken_back: bool,
@@ -45,7 +45,7 @@ def step_done(
         samples,
         ledger,
         time.perf_counter() - clock.began,
-        sum((moments.seconds(stop) - moments.seconds(start) for start, stop in clock.busy), 0.0),
+        sum((timer.seconds(stop) - timer.seconds(start) for start, stop in clock.busy), 0.0),
         clock.gradients,
         clock.forwards,
         early=clock.early,

@@ -38,7 +38,7 @@ _BACKLOG = 64
 _PEER = struct.Struct("3i")  # SO_PEERCRED: pid, uid, gid
 
 
-class Base:
+class ForkBase:
     """Forks programs for those who ask at ``listener``, and reaps them."""
 
     def __init__(self, listener: socket.socket, idle_s: float = IDLE_S) -> None:
@@ -185,7 +185,7 @@ def main() -> None:
     forker.load()
     forking.has_all(forker.live)
     importlib.import_module("oobleckd.worker.agent.main")  # with ZeroMQ, of which no context is made here
-    birth = Base(listen(path)).serve()
+    birth = ForkBase(listen(path)).serve()
     if birth is None:
         path.unlink(missing_ok=True)
         return

@@ -22,7 +22,15 @@ import msgspec
 from oobleckd.host.interpreter import command
 from oobleckd.host.standing import ENVIRONMENT
 from oobleckd.worker.fork.orders import ORDER_BYTES, READY, Answer, Order, limits, num_threads
-from oobleckd.worker.processes.children import Child, Process, Setting, Ties, die_with_parent, start, words_of
+from oobleckd.worker.processes.children import (
+    Child,
+    ChildSetting,
+    Process,
+    Ties,
+    die_with_parent,
+    start,
+    words_of,
+)
 from oobleckd.worker.processes.orphans import Orphans
 from oobleckd.worker.processes.title import ROOM
 
@@ -244,7 +252,7 @@ class Forker:
             self._orphans.own.discard(process.pid)
 
 
-async def begin(device: str, setting: Setting, forker: Forker | None, orphans: Orphans) -> Child:
+async def begin(device: str, setting: ChildSetting, forker: Forker | None, orphans: Orphans) -> Child:
     """Start the process of ``device``, or a spare (""), the fastest way there is. From the main thread. Raises OSError."""
     if forker is None:
         return start(device, setting, orphans)

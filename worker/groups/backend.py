@@ -1,9 +1,9 @@
-"""What a road must be able to do. ``nccl`` is the real one; ``gloo`` stands in for it in tests on a CPU.
+"""What a backend must be able to do. ``nccl`` is the real one; ``gloo`` stands in for it in tests on a CPU.
 
-A lane is a process group of two ranks, the sender (0) and the receiver (1), used in one direction and by one
+A channel is a process group of two ranks, the sender (0) and the receiver (1), used in one direction and by one
 thread. (NCCL runs both directions between two ranks on one stream, in which two sends that meet would block
 each other; and ``abort`` concerns a whole process group.) A group of more ranks that can be reshaped, such
-as torch's ``_reconfigure``, fits behind ``Backend`` as well: ``lane`` then gives views of it.
+as torch's ``_reconfigure``, fits behind ``Backend`` as well: ``channel`` then gives views of it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from oobleckd.worker.groups.store import LaneStore
+from oobleckd.worker.groups.store import ChannelStore
 
 SENDER, RECEIVER = 0, 1
 
 
 class Pair(Protocol):
-    """What a lane uses of torch's process groups, whose stubs do not say it."""
+    """What a channel uses of torch's process groups, whose stubs do not say it."""
 
     def send(self, tensors: list[Tensor], rank: int, tag: int) -> dist.Work:
         """Begin to send."""
@@ -33,8 +33,8 @@ class Pair(Protocol):
         """End what is under way (gloo: nothing)."""
 
 
-class Lane(Protocol):
-    """One end of a lane. All but ``abort`` is called by one thread; RuntimeError says that the lane is broken."""
+class Channel(Protocol):
+    """One end of a channel. All but ``abort`` is called by one thread; RuntimeError says that the channel is broken."""
 
     def open(self) -> None:
         """Connect to the other end; waits for it."""
@@ -60,19 +60,19 @@ class Backend(Protocol):
     """The accelerator that this device computes on, named so that no other has the same name."""
 
     def carries(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether a letter with these tensors should take this road: it must be able to, and gain by it."""
+        """Whether a letter with these tensors should go by this backend: it must be able to, and gain by it."""
 
     def refusal(self, place: str) -> str:
-        """Why there can be no lane to a device on ``place``; empty when there can."""
+        """Why there can be no channel to a device on ``place``; empty when there can."""
 
     def mark(self, tensors: Sequence[Tensor]) -> Callable[[], object]:
         """Call it where ``tensors`` were computed; what it returns waits until they are there."""
 
     def thread(self) -> AbstractContextManager[object]:
-        """What a lane's thread runs in."""
+        """What a channel's thread runs in."""
 
     def empty(self, num_bytes: int) -> Tensor:
         """Room for a payload."""
 
-    def lane(self, store: LaneStore, rank: int, name: str) -> Lane:
-        """An end of the lane ``name``, not open yet."""
+    def channel(self, store: ChannelStore, rank: int, name: str) -> Channel:
+        """An end of the channel ``name``, not open yet."""

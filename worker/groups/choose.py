@@ -1,4 +1,4 @@
-"""Which road a device's letters take, and why: one sentence for its log."""
+"""Which backend a device's letters take, and why: one sentence for its log."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from oobleckd.worker.groups.gloo import GlooBackend
 from oobleckd.worker.groups.nccl import MIN_BYTES, NcclBackend
 from oobleckd.worker.runtime.errors import UserError
 
-SETTING = "OOBLECK_ROAD"
-_ROADS = ("auto", "staged", "nccl", "gloo")
+SETTING = "OOBLECK_BACKEND"
+_BACKENDS = ("auto", "staged", "nccl", "gloo")
 
 
 def choose(device: torch.device, environ: Mapping[str, str] = os.environ) -> tuple[Backend | None, str]:
-    """The road of ``device`` (None: the transport alone) and the reason.
+    """The backend of ``device`` (None: the transport alone) and the reason.
 
-    ``OOBLECK_ROAD`` is "auto" (NCCL between GPUs, the transport else), "staged" (the transport
-    for all), "nccl", or "gloo" (on a CPU, for tests). Raises UserError for a road that this device cannot take.
+    ``OOBLECK_BACKEND`` is "auto" (NCCL between GPUs, the transport else), "staged" (the transport
+    for all), "nccl", or "gloo" (on a CPU, for tests). Raises UserError for a backend that this device cannot take.
     """
     wanted = environ.get(SETTING, "auto") or "auto"
-    if wanted not in _ROADS:
-        raise UserError(f"{SETTING}={wanted} is no road", f"take one of: {', '.join(_ROADS)}")
+    if wanted not in _BACKENDS:
+        raise UserError(f"{SETTING}={wanted} is no backend", f"take one of: {', '.join(_BACKENDS)}")
     if wanted == "gloo":
         if device.type != "cpu":
             raise UserError(

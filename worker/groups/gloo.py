@@ -1,8 +1,8 @@
-"""Lanes over gloo, for CPU tensors of processes on one host. For tests only: the transport is better.
+"""Channels over gloo, for CPU tensors of processes on one host. For tests only: the transport is better.
 
 It stands in for NCCL where there is no GPU: groups that block, that take their time to end, and that lose what was
-under way. gloo cannot be interrupted, so ``abort`` shuts down the lane's sockets under it; they are known
-by the loopback address that the lane has for itself. Its ports are open to this host, unauthenticated.
+under way. gloo cannot be interrupted, so ``abort`` shuts down the channel's sockets under it; they are known
+by the loopback address that the channel has for itself. Its ports are open to this host, unauthenticated.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from oobleckd.worker.groups.backend import RECEIVER, SENDER, Lane, Pair
-from oobleckd.worker.groups.store import LaneOver, LaneStore
+from oobleckd.worker.groups.backend import RECEIVER, SENDER, Channel, Pair
+from oobleckd.worker.groups.store import ChannelOver, ChannelStore
 
 _STUCK = timedelta(seconds=10)
-"""One payload, or the connecting. Less than a group gives its lanes to end (``group.ABORT_S``): a peer that dies just when
+"""One payload, or the connecting. Less than a group gives its channels to end (``group.ABORT_S``): a peer that dies just when
 gloo's own thread begins to write to it wakes nobody who waits for that payload, and its socket is closed by then.
 """
 
@@ -56,13 +56,13 @@ class GlooBackend:
         """CPU memory."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
-    def lane(self, store: LaneStore, rank: int, name: str) -> Lane:
+    def channel(self, store: ChannelStore, rank: int, name: str) -> Channel:
         """One end."""
-        return _GlooLane(store, rank, _address(name))
+        return _GlooChannel(store, rank, _address(name))
 
 
-class _GlooLane:
-    def __init__(self, store: LaneStore, rank: int, address: str) -> None:
+class _GlooChannel:
+    def __init__(self, store: ChannelStore, rank: int, address: str) -> None:
         self._store = store
         self._rank = rank
         self._address = address
@@ -104,12 +104,12 @@ class _GlooLane:
 
     def _ready(self) -> Pair:
         self._check()
-        assert self._group is not None, "the lane was not opened"
+        assert self._group is not None, "the channel was not opened"
         return self._group
 
     def _check(self) -> None:
         if self._aborted.is_set():
-            raise LaneOver("aborted")
+            raise ChannelOver("aborted")
 
     def _is_ours(self, sock: socket.socket) -> bool:
         # A listening socket that is shut down under gloo ends the process (std::terminate).
@@ -119,6 +119,6 @@ class _GlooLane:
 
 
 def _address(name: str) -> str:
-    """A loopback address that no other lane of this process has."""
+    """A loopback address that no other channel of this process has."""
     a, b, c = hashlib.blake2b(name.encode(), digest_size=3).digest()
     return f"127.{64 + a % 128}.{b}.{c}"

@@ -1,7 +1,7 @@
-"""The group of one epoch: its lanes, and how all of them end together.
+"""The group of one epoch: its channels, and how all of them end together.
 
-Lanes are opened by the first letter that wants one; until a lane is open, and after the group is over, letters
-are staged. A group ends as a whole, on every member that has lanes: freeing one communicator waits for the
+Channels are opened by the first letter that wants one; until a channel is open, and after the group is over, letters
+are staged. A group ends as a whole, on every member that has channels: freeing one communicator waits for the
 kernels of all others on that GPU, and those wait for peers that may be ending theirs.
 """
 
@@ -15,7 +15,7 @@ from typing import assert_never
 
 from oobleckd.worker.groups import payload, words
 from oobleckd.worker.groups.backend import Backend
-from oobleckd.worker.groups.lanes import End, Outbound, ReceiverEnd, SenderEnd, Surroundings
+from oobleckd.worker.groups.channels import ChannelEnd, Outbound, ReceiverEnd, SenderEnd, Surroundings
 from oobleckd.worker.transport.mailbox import Letter
 
 ABORT_S = 20.0  # above NCCL's own limit for an init that is under way
@@ -23,11 +23,11 @@ _AGAIN_S = 0.05
 _log = logging.getLogger(__name__)
 
 
-class Group:
+class DeviceGroup:
     """``device``'s end of the group of ``epoch`` among ``members``.
 
     ``say(peer, word)`` and ``deliver(letter)`` as in ``Surroundings``; ``stage(peer, letter)`` sends by the
-    transport, ``ready`` as there. ``stuck(why)`` is called when the lanes did not end within ``abort_s``.
+    transport, ``ready`` as there. ``stuck(why)`` is called when the channels did not end within ``abort_s``.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Group:
         return bool(self._over) and not any(end.sent.kept for end in self._senders.values())
 
     def offer(self, peer: str, letter: Callable[[], Outbound]) -> bool:
-        """Send a letter on the lane to ``peer``; False if it must be staged. Under the condition.
+        """Send a letter on the channel to ``peer``; False if it must be staged. Under the condition.
 
-        The first letter for a peer begins to open the lane, and is staged itself.
+        The first letter for a peer begins to open the channel, and is staged itself.
         """
         if self._over or peer not in self._members or peer in self._refused:
             return False
@@ -102,7 +102,7 @@ class Group:
                 self.abort(f"{source} has left it ({word.why})")
             case words.Again():
                 self._again(source, word)
-            case words.Refused():
+            case words.ChannelRefused():
                 self._refuse(source, word.why)
             case _:
                 assert_never(word)
@@ -141,11 +141,11 @@ class Group:
             if source not in self._members:
                 problem = f"{source} is no member of epoch {self.epoch}"
             if problem:
-                self._around.say(source, words.Refused(self.epoch, problem))
+                self._around.say(source, words.ChannelRefused(self.epoch, problem))
             elif self._over:
                 self._around.say(source, words.Again(self.epoch, 0, self._over))
             else:
-                assert source not in self._receivers, f"{source} opened its lane twice"
+                assert source not in self._receivers, f"{source} opened its channel twice"
                 self._receivers[source] = end = ReceiverEnd(self._around, source)
                 end.start()
 
@@ -165,18 +165,18 @@ class Group:
             if end is None or self._over:
                 return
             end.end(why)
-        threading.Thread(target=_end_lane, args=(end,), name="lane-end", daemon=True).start()
+        threading.Thread(target=_end_channel, args=(end,), name="channel-end", daemon=True).start()
         _log.info("letters to %s are staged in epoch %d: %s", source, self.epoch, why)
 
-    def _opened(self, lane: str) -> None:
-        _log.info("lane %s is open in epoch %d", lane, self.epoch)
+    def _opened(self, channel: str) -> None:
+        _log.info("channel %s is open in epoch %d", channel, self.epoch)
 
     # ------------------------------------------------------------------ the end
 
-    def _end(self, ends: Collection[End]) -> None:
-        """Abort every lane at the same time, each in a thread of its own, and see that they end."""
+    def _end(self, ends: Collection[ChannelEnd]) -> None:
+        """Abort every channel at the same time, each in a thread of its own, and see that they end."""
         self._around.ready.wait()
-        enders = [threading.Thread(target=_end_lane, args=(end,), daemon=True) for end in ends]
+        enders = [threading.Thread(target=_end_channel, args=(end,), daemon=True) for end in ends]
         deadline = time.monotonic() + self._abort_s
         for ender in enders:
             ender.start()
@@ -185,14 +185,14 @@ class Group:
         alive = [end.name for end, ender in zip(ends, enders, strict=True) if ender.is_alive()]
         if alive:
             self._stuck(
-                f"lanes of epoch {self.epoch} did not end in {self._abort_s:.0f} s: {', '.join(alive)}"
+                f"channels of epoch {self.epoch} did not end in {self._abort_s:.0f} s: {', '.join(alive)}"
             )
         self.ended.set()
 
 
-def _end_lane(end: End) -> None:
+def _end_channel(end: ChannelEnd) -> None:
     # More than once: what is being opened may not have been there to be aborted.
-    end.lane.abort()
+    end.channel.abort()
     while end.thread.is_alive():
         end.thread.join(_AGAIN_S)
-        end.lane.abort()
+        end.channel.abort()

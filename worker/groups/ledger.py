@@ -1,6 +1,6 @@
-"""Which letters of a lane are where: numbers at the sender, headers at the receiver. Pure bookkeeping.
+"""Which letters of a channel are where: numbers at the sender, headers at the receiver. Pure bookkeeping.
 
-Together the two ends keep one promise: every letter that was given to a lane arrives once, whenever the lane
+Together the two ends keep one promise: every letter that was given to a channel arrives once, whenever the channel
 breaks. The sender keeps a letter until the receiver has said that it arrived. The receiver counts an
 arrival only while its end is open, and says its last number when it closes: what is above is sent again.
 """
@@ -18,14 +18,14 @@ L = TypeVar("L")
 
 @dataclass(slots=True)
 class Sent(Generic[L]):
-    """The sender's end. Letters are numbered from 1 in the order in which they were given to the lane."""
+    """The sender's end. Letters are numbered from 1 in the order in which they were given to the channel."""
 
     last: int = 0
     unwritten: deque[tuple[int, L]] = field(default_factory=deque)
     kept: deque[tuple[int, L]] = field(default_factory=deque)
 
     def add(self, letter: L) -> None:
-        """A letter for the lane: to be written, and kept until it has arrived."""
+        """A letter for the channel: to be written, and kept until it has arrived."""
         self.last += 1
         self.unwritten.append((self.last, letter))
         self.kept.append((self.last, letter))
@@ -38,7 +38,7 @@ class Sent(Generic[L]):
             self.kept.popleft()
 
     def rest(self, number: int) -> list[L]:
-        """The lane is over and the receiver has everything up to ``number``: what must be sent again, in order."""
+        """The channel is over and the receiver has everything up to ``number``: what must be sent again, in order."""
         self.arrived(number)
         letters = [letter for _, letter in self.kept]
         self.forget()

@@ -1,8 +1,8 @@
-"""Lanes over NCCL, for CUDA tensors of devices on GPUs of their own.
+"""Channels over NCCL, for CUDA tensors of devices on GPUs of their own.
 
 Written from the sources of torch and NCCL; what of it has run on a GPU is said in docs/groups.md.
 
-- One operation of a lane is under way at a time, and the host looks whether it is done before anything else may
+- One operation of a channel is under way at a time, and the host looks whether it is done before anything else may
   depend on it. A kernel that was queued behind a receive would run on garbage after an abort.
 - What is sent is complete before the send is queued, so no kernel of ours ever waits for computation.
 - All torch would do by itself about errors and timeouts is off (``_SETTINGS``): the group decides.
@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from oobleckd.worker.groups.backend import RECEIVER, SENDER, Lane, Pair
-from oobleckd.worker.groups.store import LaneOver, LaneStore
+from oobleckd.worker.groups.backend import RECEIVER, SENDER, Channel, Pair
+from oobleckd.worker.groups.store import ChannelOver, ChannelStore
 
 MIN_BYTES = 1 << 16
 """Below this the transport is as quick: header, launch and acknowledgement cost about what two copies do."""
@@ -46,7 +46,7 @@ _GRACE_S = 1.0  # between NCCL's word that an operation is done and our event be
 
 
 class NcclBackend:
-    """NCCL on ``device``. Raises nothing; ``LaneOver`` comes from the lanes."""
+    """NCCL on ``device``. Raises nothing; ``ChannelOver`` comes from the channels."""
 
     name = "nccl"
 
@@ -82,13 +82,13 @@ class NcclBackend:
         """Memory of this GPU."""
         return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
-    def lane(self, store: LaneStore, rank: int, _name: str) -> Lane:
+    def channel(self, store: ChannelStore, rank: int, _name: str) -> Channel:
         """One end."""
-        return _NcclLane(store, rank, self._device)
+        return _NcclChannel(store, rank, self._device)
 
 
-class _NcclLane:
-    def __init__(self, store: LaneStore, rank: int, device: torch.device) -> None:
+class _NcclChannel:
+    def __init__(self, store: ChannelStore, rank: int, device: torch.device) -> None:
         self._store = store
         self._rank = rank
         self._device = device
@@ -133,19 +133,19 @@ class _NcclLane:
             if not told and work.is_completed():
                 told, deadline = True, time.monotonic() + _GRACE_S
             if time.monotonic() > deadline:
-                raise LaneOver("NCCL reported an error" if told else f"stuck for {_STUCK_S:.0f} s")
+                raise ChannelOver("NCCL reported an error" if told else f"stuck for {_STUCK_S:.0f} s")
             if self._aborted.wait(_POLL_S):
                 break
         self._check()  # after the look at the event: an abort ends kernels, too
 
     def _ready(self) -> Pair:
         self._check()
-        assert self._group is not None, "the lane was not opened"
+        assert self._group is not None, "the channel was not opened"
         return self._group
 
     def _check(self) -> None:
         if self._aborted.is_set():
-            raise LaneOver("aborted")
+            raise ChannelOver("aborted")
 
 
 def nccl_version() -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""The c10d store of one lane, kept by its two ends over the transport.
+"""The c10d store of one channel, kept by its two ends over the transport.
 
 torch's process groups find each other through a key-value store. Theirs opens a port of its own, asks name
 servers, and outlives the group; this one is words on a link that is authenticated already, and it ends when the
-lane does: whoever waits in it is told so at once. It has what ProcessGroupGloo and ProcessGroupNCCL ask
+channel does: whoever waits in it is told so at once. It has what ProcessGroupGloo and ProcessGroupNCCL ask
 of a store for two ranks (set, get, wait, check); every key is set by one end and read by the other.
 """
 
@@ -18,11 +18,11 @@ import torch.distributed as dist
 WAIT_S = 60.0  # the peer may still be ending its last group, or loading a model
 
 
-class LaneOver(RuntimeError):
-    """The lane was ended, or its other end did not come."""
+class ChannelOver(RuntimeError):
+    """The channel was ended, or its other end did not come."""
 
 
-class LaneStore(dist.Store):  # type: ignore[name-defined, misc]
+class ChannelStore(dist.Store):  # type: ignore[name-defined, misc]
     """One end's copy. ``tell(key, value)`` sends an entry to the other end, which enters it by ``put``."""
 
     def __init__(self, tell: Callable[[str, bytes], object], wait_s: float = WAIT_S) -> None:
@@ -65,11 +65,11 @@ class LaneStore(dist.Store):  # type: ignore[name-defined, misc]
             return all(key in self._entries for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait for all ``keys``. Raises LaneOver at the end of the lane or of the time."""
+        """Wait for all ``keys``. Raises LaneOver at the end of the channel or of the time."""
         deadline = time.monotonic() + (self._wait_s if timeout is None else timeout.total_seconds())
         with self._changed:
             while not all(key in self._entries for key in keys):
                 left = deadline - time.monotonic()
                 if self._over or left <= 0:
-                    raise LaneOver(self._over or f"the other end of the lane did not set {keys}")
+                    raise ChannelOver(self._over or f"the other end of the channel did not set {keys}")
                 self._changed.wait(left)

@@ -1,7 +1,7 @@
 """What devices say to each other about their groups: small frozen structs in letters of the transport.
 
-A **lane** is one direction between two members of an epoch's group, named by (epoch, sender, receiver).
-Who speaks is told by the link that a word came over. "Sender" below is the lane's.
+A **channel** is one direction between two members of an epoch's group, named by (epoch, sender, receiver).
+Who speaks is told by the link that a word came over. "Sender" below is the channel's.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Word(msgspec.Struct, frozen=True, tag=True):
 
 
 class Open(Word, frozen=True):
-    """Sender: I open a lane to you. ``place`` is the accelerator that I am on."""
+    """Sender: I open a channel to you. ``place`` is the accelerator that I am on."""
 
     place: str
 
 
 class Stored(Word, frozen=True):
-    """Either end: an entry of the lane's c10d store. ``ours``: the speaker is the lane's sender."""
+    """Either end: an entry of the channel's c10d store. ``ours``: the speaker is the channel's sender."""
 
     ours: bool
     key: str
@@ -40,7 +40,7 @@ class Stored(Word, frozen=True):
 
 
 class Header(Word, frozen=True):
-    """Sender: the next payload on the lane is that of letter ``number``, which is ``key`` and ``meta``."""
+    """Sender: the next payload on the channel is that of letter ``number``, which is ``key`` and ``meta``."""
 
     number: int
     key: tuple[str | int, ...]
@@ -68,13 +68,13 @@ class Again(Word, frozen=True):
     why: str
 
 
-class Refused(Word, frozen=True):
-    """Receiver: there can be no lane between us two; the group goes on without it."""
+class ChannelRefused(Word, frozen=True, tag="Refused"):
+    """Receiver: there can be no channel between us two; the group goes on without it."""
 
     why: str
 
 
-Any = Open | Stored | Header | Arrived | Over | Again | Refused
+Any = Open | Stored | Header | Arrived | Over | Again | ChannelRefused
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Any)

@@ -26,7 +26,7 @@ _AGAIN = "download the folder again"
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class WeightsHeader:
     """Where a tensor is, and what it is without being read; ``dtype`` as safetensors has it, such as BF16."""
 
     file: Path
@@ -38,21 +38,21 @@ class _Index(msgspec.Struct, frozen=True):
     weight_map: dict[str, str]
 
 
-def headers(folder: Path, explicit: str | None) -> dict[str, Header]:
+def headers(folder: Path, explicit: str | None) -> dict[str, WeightsHeader]:
     """Every tensor of the files that hold the weights, by name. ``explicit``: the file that config.json names, if it does.
 
     All tensors of a shard count, whether its index names them or not; of one that is in two shards the last. Raises UserError.
     """
-    found: dict[str, Header] = {}
+    found: dict[str, WeightsHeader] = {}
     for file in _files(folder, explicit):
         with opened(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - no dict
                 part = tensors.get_slice(name)
-                found[name] = Header(file, str(part.get_dtype()), tuple(part.get_shape()))
+                found[name] = WeightsHeader(file, str(part.get_dtype()), tuple(part.get_shape()))
     return found
 
 
-def read(header: Header, name: str) -> Tensor:
+def read(header: WeightsHeader, name: str) -> Tensor:
     """A tensor as it is stored; its memory may be the file's. Raises UserError."""
     with opened(header.file) as tensors:
         value: Tensor = tensors.get_tensor(name)

@@ -25,12 +25,12 @@ def fresh(model: PreTrainedModel, root_name: str, names: tuple[str, ...], seed: 
     # Not to_empty: on meta tensors that imports sympy, for half a second.
     tensors = itertools.chain(root.parameters(), root.buffers())
     room: dict[int, Any] = {id(t): _like(t) for t in tensors}
-    twin = copy.deepcopy(root, {id(model.config): model.config, **room})
+    clone = copy.deepcopy(root, {id(model.config): model.config, **room})
     with torch.random.fork_rng(devices=[]):
-        for name, module in _children_first(twin, root_name):
+        for name, module in _children_first(clone, root_name):
             torch.default_generator.manual_seed(hash63(f"weights:{seed}:{name}"))
             model._init_weights(module)  # type: ignore[no-untyped-call]  # noqa: SLF001
-    return {name: twin.get_parameter(name.removeprefix(f"{root_name}.")).detach() for name in names}
+    return {name: clone.get_parameter(name.removeprefix(f"{root_name}.")).detach() for name in names}
 
 
 def _like(tensor: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from oobleckd.host.standing import ENVIRONMENT
 from oobleckd.host.urgency import as_urgent, hurries
 from oobleckd.worker.processes.orphans import Orphans
 from oobleckd.worker.processes.watchdog import Watchdog
-from oobleckd.worker.runtime.activity import PulseReader
+from oobleckd.worker.runtime.activity import ActivityReader
 from oobleckd.worker.runtime.lifeline import Lifeline
 
 EXITING = "the process is exiting"
@@ -53,7 +53,7 @@ def die_with_parent(expected_ppid: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ChildSetting:
     """What all device processes of an agent have in common."""
 
     kind: str
@@ -91,7 +91,7 @@ class Child:
         process: Process,
         link: socket.socket,
         lifeline: Lifeline,
-        pulse: PulseReader,
+        activity: ActivityReader,
         orphans: Orphans | None = None,
     ) -> None:
         self.device = device
@@ -99,7 +99,7 @@ class Child:
         self.link = link
         self.lifeline = lifeline
         self.pidfd = os.pidfd_open(process.pid)
-        self.watchdog = Watchdog(process.pid, pulse)
+        self.watchdog = Watchdog(process.pid, activity)
         self._orphans = orphans
         if orphans is not None:
             orphans.own.add(process.pid)
@@ -155,32 +155,32 @@ NUM_TIES = 4
 
 
 class Ties:
-    """What holds a device process and its agent together: a socket, a life line and a pulse. ``theirs`` are the descriptors for the process."""
+    """What holds a device process and its agent together: a socket, a life line and an activity page. ``theirs`` are the descriptors for the process."""
 
     def __init__(self) -> None:
-        self._lifeline, self._pulse = Lifeline(), PulseReader()
+        self._lifeline, self._activity = Lifeline(), ActivityReader()
         self._ours, self._theirs = socket.socketpair()
         self.theirs = (
             self._theirs.fileno(),
             self._lifeline.fd,
             self._lifeline.held_fd,
-            self._pulse.fd,
+            self._activity.fd,
         )
 
     def child(self, device: str, process: Process, orphans: Orphans | None) -> Child:
         """The process has been started with them. It is none of ``orphans``."""
         self._theirs.close()
-        return Child(device, process, self._ours, self._lifeline, self._pulse, orphans)
+        return Child(device, process, self._ours, self._lifeline, self._activity, orphans)
 
     def cut(self) -> None:
         """There is no such process, or it is to end."""
         self._theirs.close()
         self._ours.close()
         self._lifeline.close()
-        self._pulse.close()
+        self._activity.close()
 
 
-def words_of(device: str, setting: Setting) -> tuple[str, ...]:
+def words_of(device: str, setting: ChildSetting) -> tuple[str, ...]:
     """The command line of the process of ``device``, or of a spare (""), but for the program and the ties."""
     return (
         f"--device={device}",
@@ -195,11 +195,11 @@ def words_of(device: str, setting: Setting) -> tuple[str, ...]:
 
 def words_of_ties(theirs: Sequence[int]) -> tuple[str, ...]:
     """The rest of it: where the process finds its ties."""
-    link, lifeline, held, pulse = theirs
-    return (f"--fd={link}", "--lifeline", str(lifeline), str(held), f"--pulse={pulse}")
+    link, lifeline, held, activity = theirs
+    return (f"--fd={link}", "--lifeline", str(lifeline), str(held), f"--activity={activity}")
 
 
-def start(device: str, setting: Setting, orphans: Orphans | None = None) -> Child:
+def start(device: str, setting: ChildSetting, orphans: Orphans | None = None) -> Child:
     """Start the process of ``device``, or a spare (""), by exec; ``forking`` knows a faster way.
 
     Call it from the main thread: the child dies with the calling one.

@@ -1,6 +1,6 @@
 """Tells a device process that hangs from one that works long, waits for others, or gets no processor time.
 
-Owns the judgement over one process, from its pulse, the kernel's account of it, and the time. Nobody sets a time-out:
+Owns the judgement over one process, from its activity page, the kernel's account of it, and the time. Nobody sets a time-out:
 a piece of work is compared with the longest of its kind in this very process (``activity``). Ends nothing: that is
 the agent's. Four things are left out of the count: time in which the agent itself did not look, time in which
 the process was ready to run and got no processor, time in which it was stopped, and a debugger that holds the process.
@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from oobleckd.worker.runtime.activity import LOOK_UP_S, PulseReader, Reading
+from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityReader, ActivityReading
 
 LOOK_EVERY_S = 0.1
 _MOST_CREDIT_S = 2 * LOOK_EVERY_S  # what one look may add: more means that we did not look
@@ -73,7 +73,7 @@ class Suspicion:
     stopped: bool = False
     frozen: bool = False
 
-    def look(self, now_s: float, reading: Reading | None, state: str, delay_s: float) -> str:
+    def look(self, now_s: float, reading: ActivityReading | None, state: str, delay_s: float) -> str:
         """Why the process hangs, for people; "" if nothing says that it does.
 
         Without a reading (before the first word, or stopped in the middle of one) the kernel's account is all.
@@ -103,7 +103,7 @@ class Suspicion:
         self.frozen, self.stopped_s = False, 0.0
 
     @staticmethod
-    def _too_long(reading: Reading, took_s: float) -> str:
+    def _too_long(reading: ActivityReading, took_s: float) -> str:
         if took_s < reading.limit_s:
             return ""
         if reading.what:
@@ -116,31 +116,31 @@ class Suspicion:
         return f"hung: gave no sign for {took_s:.1f} s while waiting (it does so every {LOOK_UP_S:g} s)"
 
 
-def _where(reading: Reading | None) -> str:
+def _where(reading: ActivityReading | None) -> str:
     return f" in {reading.what}" if reading is not None and reading.what else ""
 
 
 class Watchdog:
     """The watchdog of one device process."""
 
-    __slots__ = ("_account", "_pid", "_pulse", "_suspicion")
+    __slots__ = ("_account", "_activity", "_pid", "_suspicion")
 
-    def __init__(self, pid: int, pulse: PulseReader) -> None:
+    def __init__(self, pid: int, activity: ActivityReader) -> None:
         self._pid = pid
         self._account = ProcessAccount(pid)
-        self._pulse = pulse
+        self._activity = activity
         self._suspicion = Suspicion()
 
-    def reading(self) -> Reading | None:
+    def reading(self) -> ActivityReading | None:
         """What the process does, or did last."""
-        return self._pulse.read()
+        return self._activity.read()
 
     def look(self, now_s: float) -> str:
         """Why the process hangs or is stopped; "" if nothing says that it does. Call it every ``LOOK_EVERY_S``."""
         suspicion = self._suspicion
         if suspicion.frozen and not is_frozen(self._pid):
             suspicion.thaws()
-        seen = self._pulse.read(), self._account.state(), self._account.delay_s()
+        seen = self._activity.read(), self._account.state(), self._account.delay_s()
         verdict = suspicion.look(now_s, *seen)
         if verdict and not suspicion.stopped and is_frozen(self._pid):
             suspicion.freezes()
@@ -155,7 +155,7 @@ class Watchdog:
     def close(self) -> None:
         """Close what belongs to it, the page too."""
         self._account.close()
-        self._pulse.close()
+        self._activity.close()
 
 
 def is_frozen(pid: int, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> bool:

@@ -1,7 +1,7 @@
 """A layout on its way in: which state is still missing, who sends it, and what to send to others.
 
 Owns the copying between ``Deploy`` and ``Ready``; the present layout stays untouched until ``Resume``,
-so a failure in between costs nothing but the copy. What came beforehand (``precopy_target``) is taken where it is the state of this
+so a failure in between costs nothing but the copy. What was pre-copied (``precopy_target``) is taken where it is the state of this
 boundary, and asked for where it is not: a source that has sent ahead says so with a word in place of the state, and the target answers
 with the buckets that it wants all the same. Words are letters like any other, so they are lost with their link and not else.
 """
@@ -15,15 +15,15 @@ import msgspec
 
 from oobleckd.planner.plan import Layers, Transfer
 from oobleckd.protocol.messages import Deploy
-from oobleckd.worker.reconfigure.precopy_source import Ahead
-from oobleckd.worker.reconfigure.precopy_target import Staging
+from oobleckd.worker.reconfigure.precopy_source import PreCopySource
+from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget
 from oobleckd.worker.round.messenger import Post
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.store import BucketState, Store
 
 STATE, SENT, WANTED = "T", "P", "Q"
-"""Kinds of letters: state; buckets that were sent beforehand; those of them that are wanted all the same."""
+"""Kinds of letters: state; buckets that were pre-copied; those of them that are wanted all the same."""
 KINDS = frozenset({STATE, SENT, WANTED})
 
 
@@ -48,7 +48,7 @@ def outgoing(store: Store, transfers: tuple[Transfer, ...], source: str) -> dict
 
 @dataclass(slots=True)
 class Deployment:
-    """One ``Deploy`` being carried out on this device. ``ahead`` and ``staging``: what it sent and got beforehand for this plan.
+    """One ``Deploy`` being carried out on this device. ``precopy_source`` and ``precopy_target``: what it sent and got by pre-copy for this plan.
 
     ``awaited``: buckets still to come, each from its source in ``coming``. ``promised``: target -> buckets that it may ask for.
     """
@@ -57,8 +57,8 @@ class Deployment:
     store: Store
     post: Post
     faults: Faults
-    ahead: Ahead | None = None
-    staging: Staging | None = None
+    precopy_source: PreCopySource | None = None
+    precopy_target: PreCopyTarget | None = None
     incoming: dict[int, BucketState] = field(default_factory=dict)
     coming: dict[int, str] = field(default_factory=dict)
     awaited: set[int] = field(default_factory=set)
@@ -104,7 +104,7 @@ class Deployment:
 
     def advance(self) -> bool:
         """Take in what has arrived; whether anything had."""
-        if self.awaited and self.staging is not None and self.staging.advance(stopped=True):
+        if self.awaited and self.precopy_target is not None and self.precopy_target.advance(stopped=True):
             return True
         answered = self._answer()
         told = self._hear_what_was_sent()
@@ -113,7 +113,11 @@ class Deployment:
     def _send(self) -> None:
         message = self.message
         for target, buckets in outgoing(self.store, message.transfers, message.device).items():
-            sent = self.ahead.sent_to(target) & set(buckets) if self.ahead is not None else frozenset()
+            sent = (
+                self.precopy_source.sent_to(target) & set(buckets)
+                if self.precopy_source is not None
+                else frozenset()
+            )
             for bucket in buckets:
                 if bucket not in sent:
                     self._send_state(target, bucket)
@@ -148,24 +152,28 @@ class Deployment:
         return answered
 
     def _hear_what_was_sent(self) -> bool:
-        """Take what came beforehand, as a source says that no more of it comes, and ask for the rest."""
+        """Take what was pre-copied, as a source says that no more of it comes, and ask for the rest."""
         heard = False
         for source in sorted({self.coming[bucket] for bucket in self.awaited}):
             sent = self._heard(SENT, source)
             if sent is None:
                 continue
             heard = True
-            while self.staging is not None and self.staging.advance(stopped=True):
+            while self.precopy_target is not None and self.precopy_target.advance(stopped=True):
                 pass  # what came on the way of the word before it
             wanted = self.awaited & set(sent)
-            wanted -= {bucket for bucket in sorted(wanted) if self._take_staged(bucket)}
+            wanted -= {bucket for bucket in sorted(wanted) if self._take_precopied(bucket)}
             if wanted:
                 self._say(source, WANTED, frozenset(wanted))
         return heard
 
-    def _take_staged(self, bucket: int) -> bool:
+    def _take_precopied(self, bucket: int) -> bool:
         """Whether the bucket is here already, as it is at this boundary."""
-        state = self.staging.state_at(bucket, self.message.counters) if self.staging is not None else None
+        state = (
+            self.precopy_target.state_at(bucket, self.message.counters)
+            if self.precopy_target is not None
+            else None
+        )
         if state is None:
             return False
         self.incoming[bucket] = state

@@ -26,7 +26,7 @@ STATE, UPDATE = "S", "U"
 KINDS = frozenset({STATE, UPDATE})
 
 
-class Staged(msgspec.Struct, frozen=True):
+class PreCopiedState(msgspec.Struct, frozen=True):
     """What travels with the tensors of a bucket: the state is that of the boundary ``counters``."""
 
     counters: Counters
@@ -50,8 +50,8 @@ class Update(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Ahead:
-    """One preparation at one source. ``buckets``: target -> those that it gets from here; ``rounds`` are left in which something is sent.
+class PreCopySource:
+    """One pre-copy at one source. ``buckets``: target -> those that it gets from here; ``rounds`` are left in which something is sent.
 
     ``broken``: peers a link to whom has broken since, which may lack something. ``updated``: the state was, since it was sent.
     ``copied``: the state as it is sent; beside a GPU it leaves when its copy is there, from the thread that made it (``lock``), and no update leaves before.
@@ -134,7 +134,7 @@ class Ahead:
             for target in self._whole() if self.rounds > 0 else ():
                 for bucket in self.buckets[target]:
                     state = states[bucket]
-                    meta = msgspec.msgpack.encode(Staged(counters, state.exponents))
+                    meta = msgspec.msgpack.encode(PreCopiedState(counters, state.exponents))
                     if self.post.send(target, (STATE, self.number, bucket), state.tensors(), meta) is False:
                         self.broken.add(target)
                         break

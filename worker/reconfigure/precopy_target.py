@@ -18,7 +18,7 @@ from torch import Tensor
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters
 from oobleckd.worker.checkpointing.snapshot import pinned
-from oobleckd.worker.reconfigure.precopy_source import KINDS, STATE, UPDATE, Staged, Update
+from oobleckd.worker.reconfigure.precopy_source import KINDS, STATE, UPDATE, PreCopiedState, Update
 from oobleckd.worker.round.messenger import Post
 from oobleckd.worker.round.update import update_bucket
 from oobleckd.worker.state.store import BucketState, Store
@@ -44,7 +44,7 @@ class _Stream:
         return self.wanted - self.states.keys()
 
 
-class Staging:
+class PreCopyTarget:
     """Preparation ``number`` at one target. ``sources``: bucket -> who sends it; ``store`` knows the model and where tensors are to be."""
 
     def __init__(self, number: int, job: Job, store: Store, post: Post, sources: Mapping[int, str]) -> None:
@@ -91,7 +91,7 @@ class Staging:
         for bucket in sorted(stream.missing):
             letter = self._post.take((STATE, self.number, bucket))
             if letter is not None:
-                what = msgspec.msgpack.decode(letter.meta, type=Staged)
+                what = msgspec.msgpack.decode(letter.meta, type=PreCopiedState)
                 tensors = [pinned(tensor) for tensor in letter.tensors] if self._beside else letter.tensors
                 stream.states[bucket] = BucketState.received(tensors, what.exponents)
                 stream.counters = what.counters
@@ -143,5 +143,5 @@ class Staging:
 
 
 def is_of(key: Key, number: int) -> bool:
-    """Whether a letter with that key belongs to preparation ``number`` or to one before it."""
+    """Whether a letter with that key belongs to pre-copy ``number`` or to one before it."""
     return key[0] in KINDS and int(key[1]) <= number

@@ -17,7 +17,7 @@ from oobleckd.worker.round.tasks import Task
 
 
 @dataclass(slots=True)
-class Kept:
+class BoundaryCache:
     """Sent tensors by (kind of message, the task that made it). ``limit_bytes`` 0: nothing is kept."""
 
     limit_bytes: int

@@ -2,7 +2,7 @@
 
 Letters are found by what they are, not by who sent them or in which order. The first part of a key is
 its kind: "F" activations, "B" their gradients, "G" contributions, "C" copies of sums, "K" that one has arrived, "V" votes, "T" training state,
-"P" that it was sent beforehand and "Q" that it is wanted all the same, "S" state and "U" updates that are sent beforehand.
+"P" that it was pre-copied and "Q" that it is wanted all the same, "S" state and "U" updates that are pre-copied.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.round.gather import Gathering, Intake
 from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
 from oobleckd.worker.transport.transport import Transport
@@ -52,28 +52,33 @@ class Post(Protocol):
 class TransportPost:
     """The real post: letters go out by a group or by the transport, and come in through the mailbox.
 
-    Their tensors are on ``device`` when they are taken, whichever road they came, but for those of copies of sums, which most likely nobody
-    will look at, and of what comes beforehand, for which a device that trains has no room. What a device sends to itself, where
-    a route comes back to it, needs no road.
+    Their tensors are on ``device`` when they are taken, whichever way they came, but for those of copies of sums, which most likely nobody
+    will look at, and of what is pre-copied, for which a device that trains has no room. What a device sends to itself, where
+    a route comes back to it, needs no backend.
     """
 
     def __init__(
-        self, transport: Transport, plane: Plane, intake: Intake, mailbox: Mailbox, device: torch.device
+        self,
+        transport: Transport,
+        groups: GroupManager,
+        intake: Intake,
+        mailbox: Mailbox,
+        device: torch.device,
     ) -> None:
         self._transport = transport
         self._intake = intake
-        self._plane = plane
+        self._groups = groups
         self._mailbox = mailbox
         self._device = device
 
     def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> bool:
-        """Hand a letter to a lane or to the peer's writer thread; False if the peer is gone."""
+        """Hand a letter to a channel or to the peer's writer thread; False if the peer is gone."""
         if peer == self._transport.device:
             self._mailbox.put(Letter(key, peer, meta, list(tensors)))
             return True
         if key[0] in LATER:
             return self._transport.send(peer, key, tensors, meta, later=True)
-        return self._plane.offer(peer, key, tensors, meta) or self._transport.send(peer, key, tensors, meta)
+        return self._groups.offer(peer, key, tensors, meta) or self._transport.send(peer, key, tensors, meta)
 
     def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> Sequence[Key]:
         """Take letters back that the transport still has."""

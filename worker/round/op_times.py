@@ -18,7 +18,7 @@ from oobleckd.planner.plan import BACKWARD, FORWARD
 from oobleckd.protocol.messages import OpTimes
 from oobleckd.protocol.parts import Counters, OpTime
 from oobleckd.worker.round.tasks import Task
-from oobleckd.worker.runtime.timing import Moment, Moments
+from oobleckd.worker.runtime.timing import DeviceTimer, Moment
 
 MOST_OPS = 20_000
 """Beyond, a round is not told: half a megabyte, and more than anybody can look at."""
@@ -51,21 +51,21 @@ def sampled(round_: int, every: int, *, repaired: bool) -> bool:
     return every > 0 and (repaired or round_ % every == 0)
 
 
-def told(of: Round, pieces: Iterable[Piece], moments: Moments, *, repaired: bool) -> OpTimes | None:
-    """The message. ``moments``: what the marks of ``pieces`` are; None where there are too many of them."""
-    at = time.time() - moments.settle()
-    ops = tuple(_op(piece, moments) for piece in _joined(pieces))
+def told(of: Round, pieces: Iterable[Piece], timer: DeviceTimer, *, repaired: bool) -> OpTimes | None:
+    """The message. ``timer``: what the marks of ``pieces`` are; None where there are too many of them."""
+    at = time.time() - timer.settle()
+    ops = tuple(_op(piece, timer) for piece in _joined(pieces))
     if len(ops) > MOST_OPS:
         return None
     return OpTimes(of.device, of.job, of.epoch, of.layout, of.counters, at, _encode(ops), repaired)
 
 
 def op_times(
-    of: Round, pieces: Iterable[Piece], every: int, moments: Moments, *, repaired: bool
+    of: Round, pieces: Iterable[Piece], every: int, timer: DeviceTimer, *, repaired: bool
 ) -> OpTimes | None:
     """``told`` if the round is one of those that are (``sampled``)."""
     return (
-        told(of, pieces, moments, repaired=repaired)
+        told(of, pieces, timer, repaired=repaired)
         if sampled(of.counters.round, every, repaired=repaired)
         else None
     )
@@ -85,9 +85,9 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
         yield last
 
 
-def _op(piece: Piece, moments: Moments) -> OpTime:
+def _op(piece: Piece, timer: DeviceTimer) -> OpTime:
     kind, task, start, stop, early = piece
-    start_s, stop_s = moments.seconds(start), moments.seconds(stop)
+    start_s, stop_s = timer.seconds(start), timer.seconds(stop)
     if task is None:
         return OpTime(kind, -1, -1, -1, start_s, stop_s, early)
     done = FORWARD if kind in {"F", "S"} else BACKWARD

@@ -1,7 +1,7 @@
 """One round's forward and backward on a device: runs the board's tasks and hands on what they make.
 
 Owns graphs, what a decoupled backward still owes, and what was sent. While no task is ready it runs forward passes of
-devices that this one shadows, a layer at a time, so that none waits longer than for a layer. Owns neither which task is next
+devices whose layers this one holds, too, a layer at a time, so that none waits longer than for a layer. Owns neither which task is next
 (``tasks``) nor what becomes of weight gradients (``reduce``), nor when a round begins and ends (``executor``).
 """
 
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING, Route
 from oobleckd.worker.models import Batch, gradients, input_gradients, seed_layer
-from oobleckd.worker.round.boundary_cache import Kept
+from oobleckd.worker.round.boundary_cache import BoundaryCache
 from oobleckd.worker.round.op_times import Piece
 from oobleckd.worker.round.reduce import Reducer
-from oobleckd.worker.round.redundant_forward import Shadows
-from oobleckd.worker.round.round import Clock, Debts, Given, Graph, Means, Pieces, Work
+from oobleckd.worker.round.redundant_forward import RedundantForwards
+from oobleckd.worker.round.round import Debts, Given, Graph, Means, Pieces, RoundClock, Work
 from oobleckd.worker.round.tasks import NO_LAYERS, Board, Kind, Task
 from oobleckd.worker.runtime.timing import Moment
 from oobleckd.worker.transport.mailbox import Key, Letter
@@ -33,19 +33,19 @@ class Passes:
     def __init__(self, means: Means, given: Given, reducer: Reducer, *, forward_only: bool = False) -> None:
         self.means, self.counters, self.tag, self.reducer = means, given.counters, given.tag, reducer
         self.board = Board(means.device, means.job.schedule.apart, forward_only=forward_only)
-        limit_bytes = means.job.schedule.shadow_bytes
-        shadows = given.shadows if limit_bytes else NO_LAYERS
-        self.board.begin(sorted(means.store.layers), given.routes, given.order, shadows)
+        limit_bytes = means.job.schedule.redundant_bytes
+        redundant = given.redundant if limit_bytes else NO_LAYERS
+        self.board.begin(sorted(means.store.layers), given.routes, given.order, redundant)
         self.graphs: dict[Task, Graph] = {}
         self.debts: dict[Task, Debts] = {}
         self.under_way: Work | None = None
         self.halted: dict[tuple[Kind, Task], Work] = {}
-        self.kept = Kept(means.job.schedule.boundary_bytes)
-        self.shadows = Shadows(limit_bytes, means.shadow_bytes)
-        self.shadow: Work | None = None
+        self.kept = BoundaryCache(means.job.schedule.boundary_bytes)
+        self.redundant_forwards = RedundantForwards(limit_bytes, means.redundant_bytes)
+        self.redundant_work: Work | None = None
         self.returned = given.returned
         self.taken: dict[Key, Letter] = {}
-        self.clock = Clock()
+        self.clock = RoundClock()
         self.pieces: list[Piece] = []
         self.repaired = False
         self.contribute: Callable[[], object] = lambda: None
@@ -57,10 +57,12 @@ class Passes:
         """Run one task; False if none is ready."""
         found = self.board.next(self.given)
         if found is None:
-            return self._advance_shadow()
+            return self._advance_redundant()
         kind, task = found
-        began = self.means.moments.now()
-        with self.means.pulse.doing(kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)):
+        began = self.means.timer.now()
+        with self.means.activity.doing(
+            kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)
+        ):
             work = self.halted.pop((kind, task), None)
             self._run(work or self._begun(kind, task))
         self.clock.busy.append((began, self.note(kind, task, began)))
@@ -68,7 +70,7 @@ class Passes:
 
     def note(self, kind: str, task: Task | None, began: Moment, *, early: bool = False) -> Moment:
         """Work that began at ``began`` is over, or halts. Returns when."""
-        stopped = self.means.moments.now()
+        stopped = self.means.timer.now()
         self.pieces.append(Piece(kind, task, began, stopped, early))
         return stopped
 
@@ -89,9 +91,9 @@ class Passes:
         """A layer of it; whether there are more."""
         if not self.means.faults.drags:
             return work.compute()
-        began_s = self.means.moments.settle()
+        began_s = self.means.timer.settle()
         more = work.compute()
-        self.means.faults.drag(self.means.moments.settle() - began_s)
+        self.means.faults.drag(self.means.timer.settle() - began_s)
         return more
 
     def _halts(self, work: Work) -> bool:
@@ -166,7 +168,7 @@ class Passes:
         """Hand on what came out of ``task``."""
         if not task.last and task.route.reached_at(task.position + 1) == NOTHING:
             self._pass_on(task, "F", out)
-        self._expect_shadow(Task(task.route, task.position + 1), out)
+        self._expect_redundant(Task(task.route, task.position + 1), out)
 
     def _batch(self, task: Task) -> Batch | None:
         """The micro-batch, where a hop begins or ends the model."""
@@ -227,77 +229,77 @@ class Passes:
         self.board.ran_weights(work.task)
         self.copy_sums()
 
-    # ------------------------------------------------------------------ shadows
+    # ------------------------------------------------------------------ redundant forward passes
 
-    def _expect_shadow(self, task: Task, x: Tensor) -> None:
+    def _expect_redundant(self, task: Task, x: Tensor) -> None:
         """``x`` goes into the hop ``task``, which this device may run ahead for another."""
-        if task in self.board.shadows and not self.shadows.expect(task, x):
-            self.board.skip_shadow(task)
+        if task in self.board.redundant and not self.redundant_forwards.expect(task, x):
+            self.board.skip_redundant(task)
 
-    def _advance_shadow(self) -> bool:
+    def _advance_redundant(self) -> bool:
         """Compute one layer of a forward pass ahead, as nothing else is ready; False if there is none to run."""
-        if self.shadow is not None and self.shadow.task not in self.board.shadows:
-            self._abandon(self.shadow.task)  # its micro-batch was frozen while it computed
-        work = self.shadow = self.shadow or self._begun_shadow()
+        if self.redundant_work is not None and self.redundant_work.task not in self.board.redundant:
+            self._abandon(self.redundant_work.task)  # its micro-batch was frozen while it computed
+        work = self.redundant_work = self.redundant_work or self._begun_redundant()
         if work is None:
             return False
-        began = self.means.moments.now()
-        with self.means.pulse.doing("S", f"{work.task.position}S{work.task.route.micro_batch}"):
+        began = self.means.timer.now()
+        with self.means.activity.doing("S", f"{work.task.position}S{work.task.route.micro_batch}"):
             more = work.compute()
         self.note("S", work.task, began)
         if not more:
-            self.shadow = None
-        elif not self.shadows.fits:
-            self.shadows.measured(work.task)
-            self.board.skip_shadow(work.task)
+            self.redundant_work = None
+        elif not self.redundant_forwards.fits:
+            self.redundant_forwards.measured(work.task)
+            self.board.skip_redundant(work.task)
             self._abandon(work.task)
         return True
 
-    def _begun_shadow(self) -> Work | None:
-        while (task := self.board.next_shadow()) is not None:
-            if self.shadows.begins(task):
+    def _begun_redundant(self) -> Work | None:
+        while (task := self.board.next_redundant()) is not None:
+            if self.redundant_forwards.begins(task):
                 work = Work("F", task)
-                work.pieces = self._shadow(work)
+                work.pieces = self._redundant(work)
                 return work
-            self.board.skip_shadow(task)
+            self.board.skip_redundant(task)
         return None
 
     def _abandon(self, task: Task) -> None:
-        self.shadow = None
-        self.shadows.forget(task)
+        self.redundant_work = None
+        self.redundant_forwards.forget(task)
 
-    def _shadow(self, work: Work) -> Pieces:
+    def _redundant(self, work: Work) -> Pieces:
         """The forward pass of a hop that another device computes, with its bits: from the same input, weights and seeds.
 
         The backward would be whole, if it comes to one: what a decoupled one keeps for W would stay on the device.
         """
         task, store, job, step = work.task, self.means.store, self.means.job, self.counters.step
-        x, batch = self.shadows.taken(task), self._batch(task)
+        x, batch = self.redundant_forwards.taken(task), self._batch(task)
         graph: Graph = []
         for index in task.layers.layers():
             into = None if x is None else x.detach().requires_grad_(index > 0)
             layer = store.layers[index]
-            with self.means.aside(), self.shadows.saving(task, into, layer.leaves):
+            with self.means.aside(), self.redundant_forwards.saving(task, into, layer.leaves):
                 seed_layer(job.train.seed, step, task.route.micro_batch, index, store.device)
                 x = layer(into, batch)
             yield
             graph.append((into, x, None))
-        self._ran_shadow(task, graph)
+        self._ran_redundant(task, graph)
 
-    def _ran_shadow(self, task: Task, graph: Graph) -> None:
-        self.shadows.measured(task)
-        self.board.ran_shadow(task)
+    def _ran_redundant(self, task: Task, graph: Graph) -> None:
+        self.redundant_forwards.measured(task)
+        self.board.ran_redundant(task)
         self.graphs[task] = graph
 
-    def drop_shadows(self) -> None:
+    def drop_redundant(self) -> None:
         """No forward pass ahead can be wanted any more: all layers held here are reduced, so this device has what the dead
         would have added.
         """
-        for task in self.board.shadowed:
+        for task in self.board.redundant_done:
             del self.graphs[task]
-        self.board.shadows, self.board.shadowed = [], []
-        self.shadow = None
-        self.shadows.clear()
+        self.board.redundant, self.board.redundant_done = [], []
+        self.redundant_work = None
+        self.redundant_forwards.clear()
 
     # ------------------------------------------------------------------ sums and letters
 
@@ -337,7 +339,7 @@ class Passes:
         self.repaired = self.repaired or bool(routes)
         graphs, debts = self.graphs, self.debts
         halted, self.halted = self.halted, {}
-        self.shadows.freeze(frozen)
+        self.redundant_forwards.freeze(frozen)
         self.graphs = {task: graph for task, graph in graphs.items() if task.route.micro_batch not in frozen}
         self.debts = {task: debt for task, debt in debts.items() if task.route.micro_batch not in frozen}
         for task, before in self.board.add(routes).items():

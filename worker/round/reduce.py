@@ -1,6 +1,6 @@
 """Gradient sums of a round: own sums per (bucket, use), contributions of the other holders, totals.
 
-A holder that has computed nothing of a bucket, as a shadow, says so without tensors, and gets the sums of the others. Owns the
+A holder that has computed nothing of a bucket, as a redundant holder, says so without tensors, and gets the sums of the others. Owns the
 exactly-once check: for every use of a bucket the ledgers of all contributors must partition the
 step's micro-batches, asserted at every step. Totals are kept out of place; own sums stay as they are until
 the commit, so that after a failure they can be contributed again under the next epoch.

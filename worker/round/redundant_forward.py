@@ -1,6 +1,6 @@
 """What forward passes that are run ahead for another device hold, within a bound (Bamboo, NSDI'23, section 5).
 
-A device runs a shadow's forward pass while it has nothing else to do, and keeps what autograd saves until the round is
+A device runs a redundant forward pass while it has nothing else to do, and keeps what autograd saves until the round is
 committed: if the other device dies, the backward pass alone is left to do. Owns the memory: what goes in until the pass
 runs, and the tensors saved, which on a GPU lie in pinned memory of the host. What does not fit is not run ahead. Does
 not own which pass is next (``tasks``), nor the graphs themselves (``passes``).
@@ -24,7 +24,7 @@ _Packed = Tensor | tuple[Tensor, torch.device]
 
 
 @dataclass(slots=True)
-class Shadows:
+class RedundantForwards:
     """Of one round. ``limit_bytes`` 0: nothing is run ahead.
 
     ``known``: layers -> bytes that one pass through them took, from round to round. ``held_bytes``: of saved tensors, and of

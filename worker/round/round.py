@@ -19,9 +19,9 @@ from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.models import Owed
 from oobleckd.worker.round.messenger import Post
 from oobleckd.worker.round.tasks import NO_LAYERS, Kind, Order, Task
-from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
-from oobleckd.worker.runtime.timing import Moment, Moments
+from oobleckd.worker.runtime.timing import DeviceTimer, Moment
 from oobleckd.worker.runtime.turn import Aside
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.transport.mailbox import Key, Letter
@@ -51,7 +51,7 @@ class Work:
 
 
 @dataclass(slots=True)
-class Clock:
+class RoundClock:
     """What the present round cost so far on this device."""
 
     began: float = field(default_factory=time.perf_counter)
@@ -71,16 +71,16 @@ class Means:
     corpus: Corpus
     post: Post
     faults: Faults
-    pulse: Pulse
+    activity: ActivityPage
     aside: Aside = nullcontext
-    shadow_bytes: dict[Range, int] = field(default_factory=dict)
-    moments: Moments = field(default_factory=Moments)
+    redundant_bytes: dict[Range, int] = field(default_factory=dict)
+    timer: DeviceTimer = field(default_factory=DeviceTimer)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
     """A round to be run: ``tag`` names it in the keys of data; ``returned``: letters that were taken for it in vain;
-    ``shadows``: the layers that this device holds for others.
+    ``redundant``: the layers that this device holds for others.
     """
 
     counters: Counters
@@ -88,4 +88,4 @@ class Given:
     routes: tuple[Route, ...]
     order: Order = ()
     returned: dict[Key, Letter] = field(default_factory=dict)
-    shadows: Layers = NO_LAYERS
+    redundant: Layers = NO_LAYERS

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING, WEIGHTS, HopState, Layers, Range, Route
-from oobleckd.planner.reroute.shadow import ahead
+from oobleckd.planner.reroute.redundant import ahead
 from oobleckd.planner.schedule import parse_ops
 
 Kind = Literal["F", "B", "I", "W"]
@@ -109,8 +109,8 @@ class Board:
     ``apart``: the backward is decoupled, so a task is run as F, I, W and not as F, B. ``weights``: those whose W
     is still to be run. ``forward_only``: backwards wait. ``frozen``: micro-batches whose next attempt is awaited. ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reached``: how
     far each task is, those of frozen micro-batches too. ``order``: what is to be run next as the planner had
-    it; when it is empty, whatever is ready. ``shadows``: other devices' hops whose forward pass may be run ahead here, for the
-    case that they die, when there is nothing else to do; ``shadowed``: those where it was.
+    it; when it is empty, whatever is ready. ``redundant``: other devices' hops whose forward pass may be run ahead here, for the
+    case that they die, when there is nothing else to do; ``redundant_done``: those where it was.
     """
 
     device: str
@@ -120,35 +120,44 @@ class Board:
     in_flight: list[Task] = field(default_factory=list)
     weights: list[Task] = field(default_factory=list)
     reached: dict[Task, int] = field(default_factory=dict)
-    shadows: list[Task] = field(default_factory=list)
-    shadowed: list[Task] = field(default_factory=list)
+    redundant: list[Task] = field(default_factory=list)
+    redundant_done: list[Task] = field(default_factory=list)
     order: deque[Step] = field(default_factory=deque)
     frozen: set[int] = field(default_factory=set)
     done: dict[int, set[int]] = field(default_factory=dict)
     owed: dict[int, set[int]] = field(default_factory=dict)
 
     def begin(
-        self, layers: Iterable[int], routes: Collection[Route], order: Order = (), shadows: Layers = NO_LAYERS
+        self,
+        layers: Iterable[int],
+        routes: Collection[Route],
+        order: Order = (),
+        redundant: Layers = NO_LAYERS,
     ) -> None:
-        """A new round with these standing routes; ``layers`` are those that the device holds, ``shadows`` what of them it holds
+        """A new round with these standing routes; ``layers`` are those that the device holds, ``redundant`` what of them it holds
         for others.
         """
         self.forward, self.in_flight, self.weights = [], [], []
-        self.shadows, self.shadowed = [], []
+        self.redundant, self.redundant_done = [], []
         self.reached, self.order, self.frozen = {}, deque(order), set()
         self.done = {layer: set() for layer in layers}
         self.owed = {layer: set() for layer in self.done}
         self.add(routes)
-        if shadows.ranges:
-            self.shadows = [Task(route, at) for route in routes for at in ahead(route, self.device, shadows)]
+        if redundant.ranges:
+            self.redundant = [
+                Task(route, at) for route in routes for at in ahead(route, self.device, redundant)
+            ]
 
     def add(self, routes: Iterable[Route]) -> dict[Task, Task]:
         """More routes: attempts that a decision has made. Returns what goes on: the new task -> the one of the attempt before."""
         resumed: dict[Task, Task] = {}
-        shadowed, self.shadowed = self.shadowed, [t for t in self.shadowed if not self._is_frozen(t)]
+        done, self.redundant_done = (
+            self.redundant_done,
+            [t for t in self.redundant_done if not self._is_frozen(t)],
+        )
         for route in routes:
             own = {t.layers: t for t in self.reached if t.route.micro_batch == route.micro_batch}
-            others = {t.layers: t for t in shadowed if t.route.micro_batch == route.micro_batch}
+            others = {t.layers: t for t in done if t.route.micro_batch == route.micro_batch}
             for position, segment in enumerate(route.segments):
                 if segment.device != self.device:
                     continue
@@ -198,7 +207,7 @@ class Board:
         )
         others = (
             HopState(task.route.micro_batch, task.route.attempt, task.position, FORWARD, has_output=True)
-            for task in self.shadowed
+            for task in self.redundant_done
             if task.route.micro_batch in micro_batches
         )
         return (*own, *others)
@@ -208,7 +217,7 @@ class Board:
         self.forward = [task for task in self.forward if task.route.micro_batch not in micro_batches]
         self.in_flight = [task for task in self.in_flight if task.route.micro_batch not in micro_batches]
         self.weights = [task for task in self.weights if task.route.micro_batch not in micro_batches]
-        self.shadows = [task for task in self.shadows if task.route.micro_batch not in micro_batches]
+        self.redundant = [task for task in self.redundant if task.route.micro_batch not in micro_batches]
         self.frozen |= set(micro_batches)
         for layer, done in self.done.items():
             self.owed[layer] -= set(micro_batches) - done
@@ -230,21 +239,21 @@ class Board:
                 return "F", task
         return ("W", self.weights[0]) if self.weights and not self.forward_only else None
 
-    def next_shadow(self) -> Task | None:
+    def next_redundant(self) -> Task | None:
         """The forward pass to run ahead while there is nothing else to do: the first whose own hop before it is through."""
-        for task in self.shadows:
+        for task in self.redundant:
             if task.first or self.reached.get(Task(task.route, task.position - 1), NOTHING) >= FORWARD:
                 return task
         return None
 
-    def skip_shadow(self, task: Task) -> None:
+    def skip_redundant(self, task: Task) -> None:
         """There is no room to run it ahead."""
-        self.shadows = [other for other in self.shadows if other != task]
+        self.redundant = [other for other in self.redundant if other != task]
 
-    def ran_shadow(self, task: Task) -> None:
+    def ran_redundant(self, task: Task) -> None:
         """The forward pass of another device's hop is done here, too."""
-        self.shadows.remove(task)
-        self.shadowed.append(task)
+        self.redundant.remove(task)
+        self.redundant_done.append(task)
 
     def ran_forward(self, task: Task) -> None:
         """``task``'s forward is done."""

@@ -27,13 +27,13 @@ _NAME_BYTES = 48
 _TRIES = 8
 _PHASES = {
     "F": "forward", "S": "forward", "B": "backward", "I": "backward", "W": "backward", "U": "update", "R": "reduce", "check": "reduce",
-    "Measure": "measure", "Deploy": "deploy", "Prepare": "copy", "stage": "copy",
+    "Measure": "measure", "Deploy": "deploy", "PreCopy": "copy", "stage": "copy",
 }  # fmt: skip
 _TASK = re.compile(r"\d+([A-Z])\d+")  # as ``passes`` names its work
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ActivityReading:
     """``what`` has been under way since ``since_s`` (monotonic clock of this host; "" for waiting).
 
     ``longest_s``: the longest such work took so far in this process, 0 if there was none. ``limit_s``: what
@@ -47,13 +47,13 @@ class Reading:
 
 
 def phase_of(work: str) -> str:
-    """What a device was at, in one word, from the kind of its work, or its name, in the ``pulse``."""
+    """What a device was at, in one word, from the kind of its work, or its name, in the ``activity``."""
     task = _TASK.fullmatch(work)
     kind = task[1] if task else work
     return _PHASES.get(kind, kind.lower() or "waiting")
 
 
-class Pulse:
+class ActivityPage:
     """The device's side. ``fd``: the page, from the agent; -1 for a page of one's own that nobody reads."""
 
     def __init__(self, fd: int = -1) -> None:
@@ -121,35 +121,35 @@ class Pulse:
 
 
 class _Doing:
-    """``Pulse.doing``. A class: a generator's machinery takes longer than the rest, twice in every task."""
+    """``ActivityPage.doing``. A class: a generator's machinery takes longer than the rest, twice in every task."""
 
-    __slots__ = ("_kind", "_pulse", "_units", "_what")
+    __slots__ = ("_activity", "_kind", "_units", "_what")
 
-    def __init__(self, pulse: Pulse, kind: str, what: str, units: int) -> None:
-        self._pulse, self._kind, self._what, self._units = pulse, kind, what, units
+    def __init__(self, activity: ActivityPage, kind: str, what: str, units: int) -> None:
+        self._activity, self._kind, self._what, self._units = activity, kind, what, units
 
     def __enter__(self) -> None:
-        self._pulse.begin(self._kind, self._what, self._units)
+        self._activity.begin(self._kind, self._what, self._units)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._pulse.fails(self._kind, error)
-        self._pulse.end(self._kind, self._units)
+            self._activity.fails(self._kind, error)
+        self._activity.end(self._kind, self._units)
 
 
-class PulseReader:
+class ActivityReader:
     """The agent's side: makes the page (``fd`` goes to the device) and reads it. Raises OSError."""
 
     __slots__ = ("_page", "fd")
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("pulse")
+        self.fd = os.memfd_create("activity page")
         os.ftruncate(self.fd, mmap.PAGESIZE)
         self._page = mmap.mmap(self.fd, mmap.PAGESIZE)
 
-    def read(self) -> Reading | None:
+    def read(self) -> ActivityReading | None:
         """What the device does now; None before its first word, or when it was caught writing."""
         for _ in range(_TRIES):
             sequence, since_ns, longest_ns, limit_ns, what = _PAGE.unpack_from(self._page)
@@ -157,7 +157,7 @@ class PulseReader:
                 return None
             if sequence % 2 == 0 and sequence == struct.unpack_from("<Q", self._page)[0]:
                 name = what.rstrip(b"\0").decode(errors="replace")
-                return Reading(name, since_ns / 1e9, longest_ns / 1e9, limit_ns / 1e9)
+                return ActivityReading(name, since_ns / 1e9, longest_ns / 1e9, limit_ns / 1e9)
         return None
 
     def close(self) -> None:

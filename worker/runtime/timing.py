@@ -37,7 +37,7 @@ class Mark:
 Moment = float | Mark
 
 
-class Moments:
+class DeviceTimer:
     """Of a device whose work is done when the call is back. ``clock``: monotonic (s)."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -57,7 +57,7 @@ class Moments:
         return moment
 
 
-class GpuMoments(Moments):
+class GpuTimer(DeviceTimer):
     """Of the GPU that is this thread's current one, as its current stream gets to them. ``record`` puts an event there."""
 
     def __init__(
@@ -91,9 +91,9 @@ class GpuMoments(Moments):
         return Mark(next(self._numbers), self._record())
 
 
-def moments_of(device: torch.device) -> Moments:
+def timer_of(device: torch.device) -> DeviceTimer:
     """For work on ``device``."""
-    return GpuMoments() if device.type == "cuda" else Moments()
+    return GpuTimer() if device.type == "cuda" else DeviceTimer()
 
 
 def _recorded() -> Event:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from oobleckd.host.durable import sync_directory
-from oobleckd.host.folder import ForeignFolder, Mark, enter
+from oobleckd.host.folder import FolderMark, ForeignFolder, enter
 from oobleckd.protocol.checkpoint import (
     FORMAT,
     MANIFEST,
@@ -126,7 +126,7 @@ def write_bucket(
     return name, num_bytes, digest, hashes
 
 
-def enter_folder(folder: Path, mark: Mark) -> None:
+def enter_folder(folder: Path, mark: FolderMark) -> None:
     """See that checkpoints may be written into ``folder``, that of a job. Raises CannotWrite: it is another journal's, or the disk refuses."""
     try:
         enter(folder, mark)

@@ -30,7 +30,7 @@ from oobleckd.host.export import (
     INDEX,
     MARK,
     Exported,
-    Mark,
+    ExportMark,
     mark_of,
     shard_name,
     why_not,
@@ -193,7 +193,7 @@ def _mark(folder: Path, checkpoint: Path, step: int, job: str) -> None:
     """Say what was written, so that it may be replaced."""
     digest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
     files = {path.name: found for path in sorted(folder.iterdir()) if (found := written(path)) is not None}
-    mark = Mark(job, step, digest, files)
+    mark = ExportMark(job, step, digest, files)
     write_whole(folder / MARK, msgspec.json.format(msgspec.json.encode(mark), indent=1))
 
 

@@ -1,4 +1,4 @@
-"""The twin: the whole job in one process on one device, without failures, for ``oobleckctl verify --single``.
+"""The reference run: the whole job in one process on one device, without failures, for ``oobleckctl verify --single``.
 
 The same executor as in a cluster, with one pipeline of one stage and nobody to talk to: what differs from a
 cluster run is only who computes what, which must not show in a single bit.
@@ -38,7 +38,7 @@ from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.transport.mailbox import Key, Letter
 
-DEVICE = "twin/0"
+DEVICE = "reference/0"
 DATA_CHANGED = 7
 """The exit code of what reads data that has changed, as of a command that waits for such a job."""
 PLACE = torch.device("cpu")
@@ -49,15 +49,15 @@ class LonePost:
 
     def send(self, peer: str, key: Key, _tensors: Sequence[Tensor], _meta: bytes = b"") -> None:
         """There is nobody to send to."""
-        raise AssertionError(f"the twin has no peer {peer}: {key}")
+        raise AssertionError(f"the reference run has no peer {peer}: {key}")
 
     def recall(self, peer: str, _unwanted: Callable[[Key], bool]) -> list[Key]:
         """There is nobody to whom anything could be on its way."""
-        raise AssertionError(f"the twin has no peer {peer}")
+        raise AssertionError(f"the reference run has no peer {peer}")
 
     def take(self, key: Key) -> Letter | None:
         """Nothing ever arrives."""
-        raise AssertionError(f"the twin has no letter {key}")
+        raise AssertionError(f"the reference run has no letter {key}")
 
     def has(self, _key: Key) -> bool:
         """Nothing ever arrives."""
@@ -119,7 +119,7 @@ def _stop_if_changed(eyes: Eyes, executor: Executor, *, only_if_suspect: bool = 
         )
 
 
-class Recorder:
+class ReferenceRecorder:
     """Writes ``steps.jsonl`` and, at the end, the final checkpoint's manifest."""
 
     def __init__(self, job: Job, out: Path) -> None:
@@ -176,7 +176,7 @@ def main(job_file: Path, out: Path) -> None:
         job = load_job(job_file)
         place = msgspec.structs.replace(job.checkpoint, dir=str(out), every=0)
         job = msgspec.structs.replace(job, checkpoint=place)
-        with closing(Recorder(job, out)) as recorder:
+        with closing(ReferenceRecorder(job, out)) as recorder:
             recorder.complete(run(job, out, recorder))
     except (JobError, UserError) as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)

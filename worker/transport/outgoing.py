@@ -33,7 +33,7 @@ _PATIENCE_S = 600.0  # with a peer that answers: it may be loading a model befor
 class Outgoing:
     """One outgoing link. ``spawn`` starts its thread, ``greet`` shakes hands on a connected socket.
 
-    While ``road`` is not set nothing goes out and no end is noticed (``Transport.block``).
+    While ``unblocked`` is not set nothing goes out and no end is noticed (``Transport.block``).
 
     ``on_end`` is called once, from the writer thread, when the link ended and not by ``stop``: with the link, and
     None after the peer's goodbye, else the reason.
@@ -47,7 +47,7 @@ class Outgoing:
         timeout_s: float,
         spawn: Callable[[Callable[[], None], str], None],
         greet: Callable[[socket.socket], None],
-        road: threading.Event,
+        unblocked: threading.Event,
         on_end: Callable[[Outgoing, str | None], None],
     ) -> None:
         self._peer = peer
@@ -55,7 +55,7 @@ class Outgoing:
         self._timeout_s = timeout_s
         self._spawn = spawn
         self._greet = greet
-        self._road = road
+        self._unblocked = unblocked
         self._on_end = on_end
         self._lock = threading.Lock()
         self._written = threading.Condition(self._lock)
@@ -110,7 +110,7 @@ class Outgoing:
         with self._lock:
             between = not self._writing and not (self._queue and self._queue[0].has_begun)
             self._clear()
-            if self._open and between and self._socket is not None and self._road.is_set():
+            if self._open and between and self._socket is not None and self._unblocked.is_set():
                 with suppress(OSError):
                     wire.goodbye_frame().write_now(self._socket)
             self._end()
@@ -122,7 +122,7 @@ class Outgoing:
     def _write_inline(self, frame: Frame) -> bool:
         if not self._open or self._writing or self._queue or not frame.ready() or self._socket is None:
             return False
-        if not self._road.is_set():
+        if not self._unblocked.is_set():
             return False
         try:
             return frame.write_now(self._socket)
@@ -182,7 +182,7 @@ class Outgoing:
 
     def _try_once(self) -> OSError | None:
         """None: open. Else why it may work later. Raises OSError when nobody is there."""
-        self._road.wait()
+        self._unblocked.wait()
         try:
             sock = self._connect()
         except BlockingIOError as error:
@@ -228,7 +228,7 @@ class Outgoing:
         poller.register(sock, select.POLLIN)
         poller.register(self._wake, select.POLLIN)
         while not self._stopped.is_set():
-            self._road.wait()
+            self._unblocked.wait()
             frame = self._begin()
             if frame is not None:
                 frame.write_all_but_the_tail(sock)
@@ -236,7 +236,7 @@ class Outgoing:
                     room.poll()
                 continue
             ready = {fd for fd, _ in poller.poll()}
-            self._road.wait()
+            self._unblocked.wait()
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             if sock.fileno() in ready and wire.LetterReader(sock, "").read() is None:

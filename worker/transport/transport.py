@@ -2,7 +2,7 @@
 
 Owns the listeners, the peers and the reader threads: one per incoming link, and one writer thread per
 outgoing link (``outgoing``), so that a silent host holds up nobody else. A link carries letters one
-way; the way back bears nothing but a goodbye. Knows nothing of steps and epochs: after a failure there
+way; the other direction bears nothing but a goodbye. Knows nothing of steps and epochs: after a failure there
 is nothing to rebuild here, the dead are forgotten and the rest stays as it is.
 
 A **life** of a peer is one process of that name, told by its addresses.
@@ -112,8 +112,8 @@ class Transport:
         self._threads: set[threading.Thread] = set()
         self._strangers = 0
         self._closed = False
-        self._road = threading.Event()  # not set: letters neither leave nor arrive (``block``)
-        self._road.set()
+        self._unblocked = threading.Event()  # not set: letters neither leave nor arrive (``block``)
+        self._unblocked.set()
         self._tcp = sockets.listen_tcp(bind)
         self.address = sockets.tcp_address(self._tcp)
         self._unix, self.local = sockets.listen_unix(local_dir, device)
@@ -202,15 +202,15 @@ class Transport:
 
         Links stay open and no end of theirs is noticed. Afterwards what was on its way goes on.
         """
-        self._road.clear()
+        self._unblocked.clear()
         if seconds:
-            timer = threading.Timer(seconds, self._road.set)
+            timer = threading.Timer(seconds, self._unblocked.set)
             timer.daemon = True
             timer.start()
 
     def close(self) -> None:
         """Say goodbye to all peers, so that they report no loss, close everything, end all threads."""
-        self._road.set()
+        self._unblocked.set()
         self.flush(_DRAIN_S)
         with self._changed:
             self._closed = True
@@ -261,7 +261,7 @@ class Transport:
                 timeout_s=self._handshake_s,
                 spawn=self._spawn,
                 greet=lambda sock: self._greet(sock, name),
-                road=self._road,
+                unblocked=self._unblocked,
                 on_end=lambda link, why: self._outgoing_ended(name, link, why),
             )
         return known.link
@@ -410,14 +410,14 @@ class Transport:
             while (head := reader.head()) is not None:
                 with self._room(head.body.key, head.num_bytes):
                     letter = reader.letter(head)
-                    self._road.wait()
+                    self._unblocked.wait()
                     self._inbox.put(letter)
                 del letter  # its memory is wanted again before the next one comes
         except (OSError, EOFError, wire.WireError) as error:
             if is_out_of_memory(error):
                 raise
             why = str(error) or type(error).__name__
-        self._road.wait()
+        self._unblocked.wait()
         with self._changed:
             links = self._incoming[greeting.life]
             links.discard(sock)

@@ -32,7 +32,7 @@ from oobleckd.protocol.job import PolicyName
 from oobleckd.simulator.outcome import Outcome, Question
 from oobleckd.simulator.report import PolicyLine, lines_of
 from oobleckd.simulator.runs import run_all
-from oobleckd.simulator.traces import Event
+from oobleckd.simulator.traces import TraceEvent
 from oobleckd.simulator.world import simulate
 from tests.unit.simulator.build import question, trace_of
 
@@ -108,7 +108,11 @@ def test_a_file_that_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_between_two_losses_of_a_trace() -> None:
-    losses = (Event(1.0, "fail", "node-1"), Event(1.0, "leave", "node-2"), Event(9.0, "join", "node-1"))
+    losses = (
+        TraceEvent(1.0, "fail", "node-1"),
+        TraceEvent(1.0, "leave", "node-2"),
+        TraceEvent(9.0, "join", "node-1"),
+    )
     assert mtbf_of(trace_of(4, *losses, duration_s=90.0)) == 45.0
     assert mtbf_of(trace_of(4, duration_s=90.0)) == 90.0
 
@@ -192,7 +196,7 @@ def test_the_same_as_the_best_is_not_better(line: PolicyLine) -> None:
 
 
 def test_a_policy_that_cannot_run_is_a_row_with_its_reason(line: PolicyLine) -> None:
-    """Shadows take as much again, so bamboo needs twice as many nodes."""
+    """Redundant layers take as much again, so bamboo needs twice as many nodes."""
     trace = trace_of(4)
     [ran] = run_all([question(trace=trace)], 1)
     [failed] = run_all([question("bamboo", trace)], 1)

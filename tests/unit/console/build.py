@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from oobleckd.console.facts import Fetched, Heard, History
+from oobleckd.console.facts import ChangesHeard, Fetched, PastHistory
 from oobleckd.protocol.api import (
     IncidentView,
     JobView,
@@ -108,15 +108,15 @@ def fetched(**changes: Any) -> Fetched:
     return Fetched(changes.pop("at", NOW), **(usual | changes))
 
 
-def history(last: int = 20) -> History:
-    return History(NOW, "job-1", tuple(step(number) for number in range(1, last + 1)))
+def history(last: int = 20) -> PastHistory:
+    return PastHistory(NOW, "job-1", tuple(step(number) for number in range(1, last + 1)))
 
 
-def heard(told: Change) -> Heard:
-    return Heard(NOW, told)
+def heard(told: Change) -> ChangesHeard:
+    return ChangesHeard(NOW, told)
 
 
-def facts() -> tuple[Fetched | History | Heard, ...]:
+def facts() -> tuple[Fetched | PastHistory | ChangesHeard, ...]:
     """All that a console learns at its start."""
     told = (
         change(1, "node", "node-4 lost: signal 9", level="warn"),

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from oobleckd import __version__
-from oobleckd.console.facts import AnyFact, Fetched, Heard, History, Watched
+from oobleckd.console.facts import AnyFact, ChangesHeard, Fetched, PastHistory, Watched
 from oobleckd.console.model import View, fold
-from oobleckd.console.widgets.blast import candidates
+from oobleckd.console.widgets.impact import candidates
 from oobleckd.protocol.api import (
     IncidentView,
     LayerRange,
@@ -30,7 +30,7 @@ from oobleckd.protocol.api import (
     TemplateView,
 )
 from oobleckd.protocol.changes import Change
-from oobleckd.protocol.watch import BlastView, LayerView, SampledSteps, ScheduleView
+from oobleckd.protocol.watch import ImpactView, LayerView, SampledSteps, ScheduleView
 from tests.helpers.api_server import status_view
 from tests.helpers.fleet import JOB, Fleet
 
@@ -98,7 +98,7 @@ def incident(**changes: Any) -> IncidentView:
         "rejected": (
             RejectedView("stay re-routed", 262.0, "peers of stage 2 would be 19 % slower until the next loss"),
             RejectedView("re-instantiate: pipelines of 4+3+3 nodes", 118.0, f"{SPARE} would stand idle"),
-            RejectedView("back to the checkpoint", 391.0, "60 steps would be computed again"),
+            RejectedView("rollback", 391.0, "60 steps would be computed again"),
         ),
     }  # fmt: skip
     return IncidentView(**(usual | changes))
@@ -113,7 +113,7 @@ def earlier() -> IncidentView:
     )  # fmt: skip
 
 
-def blast(*nodes: str, **changes: Any) -> BlastView:
+def impact(*nodes: str, **changes: Any) -> ImpactView:
     """What would follow without ``nodes``."""
     usual: dict[str, Any] = {
         "job": JOB, "nodes": nodes, "lost_layers": (), "steps_back": 0, "stops": False, "stall_s": 1.21, "throughput": 0.909,
@@ -121,20 +121,20 @@ def blast(*nodes: str, **changes: Any) -> BlastView:
         "reason": f"borrow: {SPARE}, a standby node, takes the place of {nodes[0]}; can lose 1",
         "rejected": (RejectedView("stay re-routed", 262.0, "19 % slower until the next loss"),),
     }  # fmt: skip
-    return BlastView(**(usual | changes))
+    return ImpactView(**(usual | changes))
 
 
-def of_marked() -> BlastView:
+def of_marked() -> ImpactView:
     """What would follow without ``MARKED``."""
     left = [name for name in FLEET.names if name not in {DEAD, *MARKED}]
     smaller = Fleet((3, 3, 3))
-    return blast(
+    return impact(
         *MARKED, throughput=0.818, stall_s=1.43, copied_bytes=2 * COPIED, copy_s=1.1, can_lose=1,
         plan=moved(smaller.pipelines, dict(zip(smaller.names, left, strict=True))),
         reason="pipelines of 3, 3 and 3 nodes: pipelines 0 and 1 shrink; can lose 1",
         rejected=(
             RejectedView("stay re-routed", 307.0, "peers of stages 1 and 2 would be 31 % slower until the next loss"),
-            RejectedView("back to the checkpoint", 391.0, "80 steps would be computed again"),
+            RejectedView("rollback", 391.0, "80 steps would be computed again"),
         ),
     )  # fmt: skip
 
@@ -253,13 +253,13 @@ def told(
     }  # fmt: skip
     facts = (
         Fetched(NOW, status(fleet), (view,), nodes, plan, _used(fleet, plan), incidents),
-        History(NOW, JOB, fleet.steps(view.step, NOW - stands_s, step_s=view.step_s, gap=gap)),
-        *(Heard(NOW, each) for each in events),
+        PastHistory(NOW, JOB, fleet.steps(view.step, NOW - stands_s, step_s=view.step_s, gap=gap)),
+        *(ChangesHeard(NOW, each) for each in events),
         Watched(NOW, **(usual | dict(watched or {}))),
     )
     asked = candidates(fold(View(), facts)) if plan else ()
     answered = [
-        blast(*nodes, throughput=0.924 - number / 100, stall_s=1.09 + number / 10)
+        impact(*nodes, throughput=0.924 - number / 100, stall_s=1.09 + number / 10)
         for number, nodes in enumerate(asked)
     ]
-    return (*facts, *(Watched(NOW, blast=each) for each in answered), Watched(NOW, blast=of_marked()))
+    return (*facts, *(Watched(NOW, impact=each) for each in answered), Watched(NOW, impact=of_marked()))

@@ -83,7 +83,7 @@ def recovered() -> Scene:
     names = ", ".join("+".join(line.nodes) for line in plan)
     events = (
         *_lost(),
-        change(9_107, 22.9, "plan", f"{JOB}: epoch 4, {names}", f"job:{JOB}"),
+        change(9_107, 22.9, "plan", f"{JOB}: generation 4, {names}", f"job:{JOB}"),
         change(9_110, 22.8, "incident", "inc-42: recovered in 1.224 s", "incident:inc-42", f"node:{DEAD}"),
     )
     told = scenery.told(

@@ -12,7 +12,7 @@ import pytest
 
 from oobleckd.client import Client
 from oobleckd.console import bundle
-from oobleckd.console.acts import Act, perform, to_socket
+from oobleckd.console.acts import ConsoleAct, perform, to_socket
 from oobleckd.console.tui import ConsoleApp
 from oobleckd.protocol.api import Accepted, Problem
 from oobleckd.unixhttp import ApiProblem, Unreachable
@@ -21,7 +21,7 @@ from tests.unit.console import watching
 from tests.unit.console.piloted import Console, shown
 from tests.unit.console.test_feed import WAIT_S
 
-KILL = Act("kill", ("node-1", "node-2", "node-3"))
+KILL = ConsoleAct("kill", ("node-1", "node-2", "node-3"))
 
 
 def one_is_gone(path: str, _body: dict[str, Any]) -> Accepted | Problem:
@@ -44,8 +44,10 @@ def test_after_one_refusal_the_others_are_tried_and_each_is_said(api: Api, tmp_p
 
 
 def test_what_is_the_same_for_all_is_said_once(api: Api, tmp_path: Path) -> None:
-    assert perform(Client(tmp_path / "s"), Act("kill", ("node-1", "node-3"))) == ("it is done", False)
-    assert perform(Client(tmp_path / "s"), Act("kill", ("node-2",))).said.startswith("not done: node-2")
+    assert perform(Client(tmp_path / "s"), ConsoleAct("kill", ("node-1", "node-3"))) == ("it is done", False)
+    assert perform(Client(tmp_path / "s"), ConsoleAct("kill", ("node-2",))).said.startswith(
+        "not done: node-2"
+    )
     said, bad = perform(Client(tmp_path / "none"), KILL)
     assert said.startswith(f"not done: no daemon: {tmp_path}/none does not exist.")
     assert (said.count("not done"), bad) == (1, True)
@@ -57,7 +59,7 @@ def test_where_no_answer_came_it_may_have_been_done(cause: Exception) -> None:
         def _post(self, path: str, body: dict[str, Any]) -> Accepted:
             raise Unreachable("it does not answer in time") from cause
 
-    said, bad = perform(Silent("none"), Act("pause", ("job-1",)))
+    said, bad = perform(Silent("none"), ConsoleAct("pause", ("job-1",)))
     assert said == "not known whether it was done: it does not answer in time; look before you do it again"
     assert bad
 
@@ -88,7 +90,7 @@ def test_acts_and_the_past_have_more_time_than_questions(
 
 
 def test_a_command_names_the_daemon_where_the_console_was_told_it() -> None:
-    drain = Act("drain", ("node-1", "node-2")).command
+    drain = ConsoleAct("drain", ("node-1", "node-2")).command
     assert to_socket(drain, "") == drain
     assert to_socket(drain, "/a b") == (
         "oobleckctl --socket '/a b' drain node-1; oobleckctl --socket '/a b' drain node-2"

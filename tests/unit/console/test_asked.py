@@ -9,9 +9,9 @@ import pytest
 
 from oobleckd.client import Client
 from oobleckd.console import commands
-from oobleckd.console.acts import Act, perform, refusal
-from oobleckd.console.asked import PERIODS_S, REFUSED_S, TOUCHES, Asked
-from oobleckd.console.facts import Refused, Wants, Watched
+from oobleckd.console.acts import ConsoleAct, perform, refusal
+from oobleckd.console.asked import PERIODS_S, REFUSED_S, TOUCHES, ConsoleQueries
+from oobleckd.console.facts import QueryRefused, Wants, Watched
 from oobleckd.console.feed import Feed
 from oobleckd.console.marks import Marks
 from oobleckd.console.model import View, fold
@@ -24,7 +24,7 @@ from oobleckd.unixhttp import ApiProblem, Unreachable
 from tests.unit.console import build, watching
 from tests.unit.console.build import NOW
 
-ALL = Wants(schedule=True, modelled=True, layers=True, goodput=True, blasts=(("node-1",), ("node-2",)))
+ALL = Wants(schedule=True, modelled=True, layers=True, goodput=True, impacts=(("node-1",), ("node-2",)))
 LIVE = fold(View(), watching.facts())
 
 
@@ -47,8 +47,8 @@ class Daemon(Client):
             return watching.modelled() if query["modelled"] else watching.schedule(query["step"])
         if path == "/v1/layers":
             return type("Items", (), {"items": watching.layers()})
-        if path == "/v1/blast":
-            return watching.blast(*query["nodes"].split(","))
+        if path == "/v1/impact":
+            return watching.impact(*query["nodes"].split(","))
         return watching.goodput()
 
     def _post(self, path: str, body: dict[str, Any]) -> Accepted:
@@ -62,7 +62,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def test_nothing_is_asked_that_no_screen_wants(daemon: Daemon) -> None:
-    asked = Asked(daemon)
+    asked = ConsoleQueries(daemon)
     assert list(asked.answers(build.job(), NOW)) == []
     assert asked.due_at() == float("inf")
     assert asked.want(Wants(goodput=True))
@@ -75,7 +75,7 @@ def test_nothing_is_asked_that_no_screen_wants(daemon: Daemon) -> None:
 
 
 def test_everything_that_is_wanted_ends_in_the_view(daemon: Daemon) -> None:
-    asked = Asked(daemon)
+    asked = ConsoleQueries(daemon)
     asked.want(ALL)
     view = fold(fold(View(), build.facts()), asked.answers(build.job(), NOW))
     assert view.schedule is not None
@@ -85,11 +85,11 @@ def test_everything_that_is_wanted_ends_in_the_view(daemon: Daemon) -> None:
         watching.layers(),
         watching.goodput(),
     )
-    assert [blast.nodes for blast in view.blasts] == [("node-1",), ("node-2",)]
+    assert [impact.nodes for impact in view.impacts] == [("node-1",), ("node-2",)]
 
 
 def test_a_step_is_fetched_once_and_another_when_it_is_looked_at(daemon: Daemon) -> None:
-    asked = Asked(daemon)
+    asked = ConsoleQueries(daemon)
     asked.want(Wants(schedule=True))
     list(asked.answers(build.job(), NOW))
     list(asked.answers(build.job(), NOW + 100))
@@ -102,23 +102,23 @@ def test_a_step_is_fetched_once_and_another_when_it_is_looked_at(daemon: Daemon)
 
 
 def test_what_would_follow_is_asked_once_until_the_plan_changes(daemon: Daemon) -> None:
-    asked = Asked(daemon)
-    asked.want(Wants(blasts=(("node-1",),)))
+    asked = ConsoleQueries(daemon)
+    asked.want(Wants(impacts=(("node-1",),)))
     list(asked.answers(build.job(), NOW))
     list(asked.answers(build.job(), NOW + 1000))
-    assert daemon.asked.count("/v1/blast") == 1
+    assert daemon.asked.count("/v1/impact") == 1
     asked.touch("plan")
     list(asked.answers(build.job(), NOW + 1001))
-    assert daemon.asked.count("/v1/blast") == 2
+    assert daemon.asked.count("/v1/impact") == 2
     assert all(names <= PERIODS_S.keys() for names in TOUCHES.values())
 
 
 def test_an_older_daemon_is_there_all_the_same(daemon: Daemon) -> None:
     daemon.knows = False
-    asked = Asked(daemon)
+    asked = ConsoleQueries(daemon)
     asked.want(Wants(layers=True))
     (fact,) = asked.answers(build.job(), NOW)
-    assert fact == Refused(NOW, "layers", "nothing is at /v1/layers")
+    assert fact == QueryRefused(NOW, "layers", "nothing is at /v1/layers")
     assert asked.due_at() == NOW + REFUSED_S
     view = fold(LIVE, [fact])
     assert (view.link, view.refusal("layers")) == ("live", "nothing is at /v1/layers")
@@ -126,9 +126,9 @@ def test_an_older_daemon_is_there_all_the_same(daemon: Daemon) -> None:
 
 
 def test_another_plan_makes_the_answers_about_the_old_one_void() -> None:
-    assert LIVE.blasts
+    assert LIVE.impacts
     view = fold(LIVE, [build.fetched(pipelines=build.PIPELINES[:1])])
-    assert (view.blasts, view.modelled) == ((), None)
+    assert (view.impacts, view.modelled) == ((), None)
     assert view.goodput is not None
     other = fold(LIVE, [build.fetched(jobs=(build.job(id="job-2"),))])
     assert (other.goodput, other.schedule, other.layers) == (None, None, ())
@@ -138,36 +138,36 @@ def test_another_plan_makes_the_answers_about_the_old_one_void() -> None:
 
 
 def test_acts_and_their_commands(daemon: Daemon) -> None:
-    kill = Act("kill", ("node-1", "node 2"), "sigstop")
+    kill = ConsoleAct("kill", ("node-1", "node 2"), "sigstop")
     assert kill.command == "oobleckctl kill-node node-1 'node 2' --how sigstop"
-    assert Act("drain", ("node-1",)).command == "oobleckctl drain node-1"
+    assert ConsoleAct("drain", ("node-1",)).command == "oobleckctl drain node-1"
     assert perform(daemon, kill).said == "done: /v1/nodes/node-1/kill; done: /v1/nodes/node%202/kill"
     for verb in ("drain", "undrain", "pause", "resume", "checkpoint", "cancel"):
-        assert perform(daemon, Act(verb, ("x",))).said.endswith(f"x/{verb}")  # type: ignore[arg-type]
+        assert perform(daemon, ConsoleAct(verb, ("x",))).said.endswith(f"x/{verb}")  # type: ignore[arg-type]
     assert daemon.asked[:2] == ["/v1/nodes/node-1/kill sigstop", "/v1/nodes/node%202/kill sigstop"]
 
 
 def test_what_is_refused_and_why() -> None:
-    act = Act("kill", ("node-1",))
+    act = ConsoleAct("kill", ("node-1",))
     assert refusal(act, LIVE, read_only=False) == ""
     assert "--read-only" in refusal(act, LIVE, read_only=True)
-    assert "nothing is chosen" in refusal(Act("drain", ()), LIVE, read_only=False)
+    assert "nothing is chosen" in refusal(ConsoleAct("drain", ()), LIVE, read_only=False)
     assert "does not answer" in refusal(act, View(), read_only=False)
     past = fold(View(), [Walk(watching.past(), NOW - 60).begin(NOW - 40, playing=False)])
     assert "this is the past" in refusal(act, past, read_only=False)
 
 
 def test_the_jobs_name_is_wanted_where_the_job_may_stop() -> None:
-    assert word(Act("kill", ("node-2",)), LIVE) == ""
-    assert word(Act("kill", ("node-1",)), LIVE) == "small"
-    assert word(Act("cancel", ("job-1",)), LIVE) == "small"
-    assert word(Act("pause", ("job-1",)), LIVE) == ""
-    stops = fold(LIVE, [Watched(NOW, blast=watching.blast("node-2", stops=True))])
-    assert word(Act("kill", ("node-2",)), stops) == "small"
+    assert word(ConsoleAct("kill", ("node-2",)), LIVE) == ""
+    assert word(ConsoleAct("kill", ("node-1",)), LIVE) == "small"
+    assert word(ConsoleAct("cancel", ("job-1",)), LIVE) == "small"
+    assert word(ConsoleAct("pause", ("job-1",)), LIVE) == ""
+    stops = fold(LIVE, [Watched(NOW, impact=watching.impact("node-2", stops=True))])
+    assert word(ConsoleAct("kill", ("node-2",)), stops) == "small"
 
 
 def test_an_unreachable_daemon_is_an_error_of_the_poll_and_no_refusal(daemon: Daemon) -> None:
-    asked = Asked(Client("nowhere", timeout_s=0.1))
+    asked = ConsoleQueries(Client("nowhere", timeout_s=0.1))
     asked.want(Wants(layers=True))
     with pytest.raises(Unreachable):
         list(asked.answers(build.job(), NOW))
@@ -213,16 +213,16 @@ def test_scrubbing_through_known_steps() -> None:
 
 
 def test_what_is_out_of_sight_is_asked_anew_when_it_comes_back(daemon: Daemon) -> None:
-    asked = Asked(daemon)
-    for blasts in ((("node-1",),), (("node-2",),), (("node-1",),)):
-        asked.want(Wants(blasts=blasts))
+    asked = ConsoleQueries(daemon)
+    for impacts in ((("node-1",),), (("node-2",),), (("node-1",),)):
+        asked.want(Wants(impacts=impacts))
         list(asked.answers(build.job(), NOW))
-    assert daemon.asked.count("/v1/blast") == 3
+    assert daemon.asked.count("/v1/impact") == 3
 
 
 def test_a_plan_that_no_event_told_of_is_asked_about_anew(daemon: Daemon) -> None:
     feed = Feed(daemon, lambda _fact: None, lambda: NOW)
-    feed.want(Wants(blasts=(("node-1",),)))
+    feed.want(Wants(impacts=(("node-1",),)))
     for epoch, pipelines in (
         (3, build.PIPELINES),
         (3, build.PIPELINES),
@@ -231,21 +231,21 @@ def test_a_plan_that_no_event_told_of_is_asked_about_anew(daemon: Daemon) -> Non
     ):
         feed._notice_plan({"jobs": (build.job(epoch=epoch),), "pipelines": pipelines})
         list(feed._asked.answers(build.job(), NOW))
-    assert daemon.asked.count("/v1/blast") == 3
+    assert daemon.asked.count("/v1/impact") == 3
     feed._notice_plan({})
     feed.close()
 
 
 def test_a_shaken_cluster_does_not_make_the_daemon_plan_again_and_again(daemon: Daemon) -> None:
-    asked = Asked(daemon)
-    asked.want(Wants(layers=True, blasts=(("node-1",),)))
+    asked = ConsoleQueries(daemon)
+    asked.want(Wants(layers=True, impacts=(("node-1",),)))
     for tenth in range(100):
         asked.touch("node")
         list(asked.answers(build.job(), NOW + tenth / 10))
-    assert (daemon.asked.count("/v1/blast"), daemon.asked.count("/v1/layers")) == (4, 10)
+    assert (daemon.asked.count("/v1/impact"), daemon.asked.count("/v1/layers")) == (4, 10)
     asked.touch("node")
     list(asked.answers(build.job(), NOW + 11.5))
-    assert daemon.asked.count("/v1/blast") == 4
+    assert daemon.asked.count("/v1/impact") == 4
     asked.touch("plan")
     list(asked.answers(build.job(), NOW + 11.6))
-    assert daemon.asked.count("/v1/blast") == 5
+    assert daemon.asked.count("/v1/impact") == 5

@@ -29,14 +29,14 @@ def client(tmp_path: Path) -> Iterator[Client]:
 def test_a_console_finds_all_that_it_asks_for(client: Client) -> None:
     told: list[object] = []
     feed = Feed(client, told.append)
-    feed.want(Wants(schedule=True, layers=True, goodput=True, blasts=(("n001",),)))
+    feed.want(Wants(schedule=True, layers=True, goodput=True, impacts=(("n001",),)))
     feed._fetch()
     feed._fetch_asked()
     view = fold(View(), told)  # type: ignore[arg-type]
     assert (len(view.nodes), len(view.pipelines), len(view.layers)) == (40, 10, LAYERS)
     assert view.schedule is not None
     assert len(view.schedule.lanes) == 40
-    assert (view.refused, view.goodput is None, len(view.blasts)) == ((), False, 1)
+    assert (view.refused, view.goodput is None, len(view.impacts)) == ((), False, 1)
 
 
 def test_it_tells_as_many_changes_as_it_should(client: Client) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from textual.widgets import Input
 
-from oobleckd.console.acts import Act
+from oobleckd.console.acts import ConsoleAct
 from oobleckd.console.facts import Away
 from oobleckd.console.model import View, fold
 from oobleckd.console.screens.prompt import Confirm, word
@@ -17,8 +17,8 @@ from tests.unit.console.build import NOW, fetched
 from tests.unit.console.piloted import Console, shown
 from tests.unit.console.test_feed import WAIT_S
 
-HARMLESS = watching.blast("node-2")
-STOPS = watching.watched(blast=watching.blast("node-2", stops=True))
+HARMLESS = watching.impact("node-2")
+STOPS = watching.watched(impact=watching.impact("node-2", stops=True))
 
 
 def asked(console: Console) -> Confirm:
@@ -67,7 +67,7 @@ async def test_what_gets_better_meanwhile_wants_the_name_all_the_same() -> None:
         await console.tell(STOPS)
         await console.press("8", "down", "m", "i")
         assert asked(console).wanted == "small"
-        await console.tell(watching.watched(blast=HARMLESS))
+        await console.tell(watching.watched(impact=HARMLESS))
         assert "no step is lost" in console.modal()
         await console.press("enter")
         assert "that is not small" in console.modal()
@@ -86,7 +86,7 @@ async def test_a_name_that_looks_like_markup_is_a_name() -> None:
 def test_of_a_job_that_is_not_in_sight_the_id_is_wanted() -> None:
     other = fold(View(), [fetched(jobs=(build.job(id="job-2"),))])
     for view in (View(), other):
-        assert word(Act("cancel", ("job-1",)), view) == "job-1"
+        assert word(ConsoleAct("cancel", ("job-1",)), view) == "job-1"
 
 
 # --------------------------------------------------------------------------- while the picture is frozen
@@ -97,8 +97,8 @@ async def test_of_a_frozen_picture_what_follows_is_of_now() -> None:
     async with shown() as console:
         await console.press("8", "m", "space", "i")
         assert "the daemon is thinking" in console.modal()
-        assert console.source.wanted.blasts == (("node-1",),)
-        await console.tell(watching.watched(blast=watching.blast("node-1")))
+        assert console.source.wanted.impacts == (("node-1",),)
+        await console.tell(watching.watched(impact=watching.impact("node-1")))
         assert "no step is lost" in console.modal()
         assert "FROZEN" in console.text()
 

@@ -78,7 +78,9 @@ async def test_on_a_node_while_the_order_changes() -> None:
     ages = {f"node-{number}": float(number) for number in range(1, 6)}
 
     def told(**changes: float) -> object:
-        return fetched(nodes=tuple(node_view(name, beat_age_s=age) for name, age in (ages | changes).items()))
+        return fetched(
+            nodes=tuple(node_view(name, heartbeat_age_s=age) for name, age in (ages | changes).items())
+        )
 
     async with shown() as console:
         await console.tell(told())  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 from oobleckd.client import Client
-from oobleckd.console.facts import AnyFact, Away, Fetched, Heard, History
+from oobleckd.console.facts import AnyFact, Away, ChangesHeard, Fetched, PastHistory
 from oobleckd.console.feed import (
     ALL,
     NODES_AT_FULL_RATE,
@@ -71,9 +71,9 @@ def test_first_everything_is_fetched_and_the_stream_told_from_its_beginning(tmp_
         told = facts.first(Fetched)
         assert (told.jobs, told.nodes) == ((build.job(),), build.nodes())
         assert None not in (told.status, told.pipelines, told.templates, told.incidents)
-        assert len(facts.first(History).steps) == 20
+        assert len(facts.first(PastHistory).steps) == 20
     with serving(tmp_path / "t", api(tmp_path)), running(tmp_path / "t") as facts:
-        assert [facts.first(Heard).change.seq for _ in range(2)] == [1, 2]
+        assert [facts.first(ChangesHeard).change.seq for _ in range(2)] == [1, 2]
 
 
 def test_without_a_daemon_it_waits_and_finds_it_when_it_comes_and_comes_back(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_warning_of_the_console_itself_is_there_once() -> None:
 
 def test_rows_are_picked_again_only_where_events_are_new() -> None:
     view = fold(View(), (heard(change(seq, "node", f"n{seq % 7} is back")) for seq in range(3000)))
-    look = log.Look(words="n3 back")
+    look = log.LogLook(words="n3 back")
     began = time.process_time()
     found = log.selected(view, look)
     first_s = time.process_time() - began
@@ -62,5 +62,5 @@ def test_rows_are_picked_again_only_where_events_are_new() -> None:
     assert time.process_time() - began < first_s / 4
     assert [each.seq for each in again] == [*(each.seq for each in found), 3000]
     assert log.selected(view, look) == found
-    assert log.selected(newer, log.Look()) == newer.events
-    assert [each.seq for each in log.selected(newer, log.Look(words="n4"))][-1] == 3001
+    assert log.selected(newer, log.LogLook()) == newer.events
+    assert [each.seq for each in log.selected(newer, log.LogLook(words="n4"))][-1] == 3001

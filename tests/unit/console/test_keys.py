@@ -10,10 +10,10 @@ from oobleckd.console import keys
 from oobleckd.console.docs import page
 from oobleckd.console.keys import KEYS, SCREENS, ScreenName
 from oobleckd.console.screens import help as help_screen
-from oobleckd.console.screens.events import Events
+from oobleckd.console.screens.events import EventsPage
 from oobleckd.console.screens.incidents import Incidents
-from oobleckd.console.screens.job import Job
-from oobleckd.console.screens.nodes import Nodes
+from oobleckd.console.screens.job import JobPage
+from oobleckd.console.screens.nodes import NodesPage
 from oobleckd.console.screens.overview import Overview
 from oobleckd.console.screens.page import Page
 from oobleckd.console.screens.pipelines import Pipelines
@@ -26,7 +26,16 @@ from oobleckd.ctl.main import main as ctl
 from oobleckd.draw.lines import length, plain
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES: tuple[type[Page], ...] = (Overview, Nodes, Pipelines, Templates, Incidents, Job, Events, WhatIf)
+PAGES: tuple[type[Page], ...] = (
+    Overview,
+    NodesPage,
+    Pipelines,
+    Templates,
+    Incidents,
+    JobPage,
+    EventsPage,
+    WhatIf,
+)
 
 
 def test_every_key_has_help_and_each_screen_its_class() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oobleckd.client import Client
-from oobleckd.console.asked import Asked
-from oobleckd.console.facts import AnyFact, Away, Fetched, Heard, History, Wants
+from oobleckd.console.asked import ConsoleQueries
+from oobleckd.console.facts import AnyFact, Away, ChangesHeard, Fetched, PastHistory, Wants
 from oobleckd.console.feed import Feed
 from oobleckd.console.model import View, fold
 from oobleckd.protocol.changes import Change
@@ -26,7 +26,7 @@ NEW = build.job(step=2, submitted_at=NOW + 5)
 def test_a_job_of_the_same_name_in_a_new_cluster_is_another_job() -> None:
     view = fold(LIVE, [AWAY, fetched(at=NOW + 9, jobs=(NEW,), incidents=())])
     assert view.job == NEW
-    assert (view.points, view.events, view.blasts, view.layers) == ((), (), (), ())
+    assert (view.points, view.events, view.impacts, view.layers) == ((), (), (), ())
     assert (view.schedules, view.schedule, view.modelled, view.goodput) == (None, None, None, None)
     told = [step_change(1, 3), change(2, "node", "node-1 is here")]
     after = fold(view, map(heard, told))
@@ -58,12 +58,12 @@ def test_numbers_that_begin_anew_are_another_history() -> None:
 
 def test_what_was_asked_of_the_job_before_is_asked_anew() -> None:
     daemon = Daemon()
-    asked = Asked(daemon)
-    asked.want(Wants(schedule=True, blasts=(("node-1",),)))
+    asked = ConsoleQueries(daemon)
+    asked.want(Wants(schedule=True, impacts=(("node-1",),)))
     list(asked.answers(build.job(), NOW))
     list(asked.answers(NEW, NOW + 200.0))
     assert daemon.asked.count("/v1/schedule") == 2
-    assert daemon.asked.count("/v1/blast") == 2
+    assert daemon.asked.count("/v1/impact") == 2
 
 
 def test_the_history_of_a_job_in_a_new_cluster_is_fetched(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_the_history_of_a_job_in_a_new_cluster_is_fetched(tmp_path: Path) -> Non
         known.jobs = [NEW]
         feed._hasten({"jobs"})
         feed._fetch()
-    assert len([fact for fact in told if isinstance(fact, History)]) == 2
+    assert len([fact for fact in told if isinstance(fact, PastHistory)]) == 2
     feed.close()
 
 
@@ -112,5 +112,5 @@ def test_what_is_told_of_the_stream_is_told_by_its_thread(tmp_path: Path) -> Non
         feed._hasten({"jobs"})
         feed._fetch()
     assert isinstance(told[-1], Fetched)
-    assert not [fact for fact in told if isinstance(fact, Heard)]
+    assert not [fact for fact in told if isinstance(fact, ChangesHeard)]
     feed.close()

@@ -99,8 +99,8 @@ async def test_a_past_that_cannot_be_loaded_is_said() -> None:
 async def test_an_injection_shows_what_follows_and_is_done_after_enter() -> None:
     async with shown() as console:
         await console.press("8", "down", "m")
-        assert console.source.wanted.blasts == (("node-2",),)
-        assert "no step is lost" in console.panel("blast").text()
+        assert console.source.wanted.impacts == (("node-2",),)
+        assert "no step is lost" in console.panel("impact").text()
         await console.press("h", "i")
         confirm = console.app.screen
         assert isinstance(confirm, Confirm)

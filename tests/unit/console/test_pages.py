@@ -76,7 +76,7 @@ async def test_a_screen_wants_only_what_it_shows() -> None:
     async with shown() as console:
         wanted = console.source.wanted
         assert (wanted.schedule, wanted.layers, wanted.goodput, wanted.modelled) == (True, True, True, False)
-        assert wanted.blasts == (("node-2",), ("node-5",), ("node-1",))
+        assert wanted.impacts == (("node-2",), ("node-5",), ("node-1",))
         await console.press("3", "m")
         assert console.source.wanted == Wants(schedule=True, modelled=True)
         await console.press("7")

@@ -9,17 +9,17 @@ from functools import partial
 import msgspec
 import pytest
 
-from oobleckd.console.facts import Away, Refused, Watched
+from oobleckd.console.facts import Away, QueryRefused, Watched
 from oobleckd.console.letters import ascii_line
 from oobleckd.console.model import View, fold
 from oobleckd.console.themes import COLOURED, THEMES
 from oobleckd.console.widgets import (
-    blast,
     copies,
     coverage,
     fleet,
     goodput,
     grid,
+    impact,
     incidents,
     jobfacts,
     log,
@@ -59,7 +59,7 @@ LARGE = fold(
     ],
 )  # fmt: skip
 PAINTERS: tuple[Painter, ...] = (
-    *(partial(timeline.paint, look=timeline.Look(mode)) for mode in timeline.MODES),
+    *(partial(timeline.paint, look=timeline.TimelineLook(mode)) for mode in timeline.MODES),
     fleet.paint,
     *(partial(grid.paint, by=by) for by in grid.GROUPINGS),
     nodetable.paint,
@@ -71,8 +71,8 @@ PAINTERS: tuple[Painter, ...] = (
     log.paint,
     shares.paint,
     templatetable.paint,
-    partial(blast.paint, nodes=("node-2",)),
-    partial(blast.paint, nodes=("node-1", "node-2")),
+    partial(impact.paint, nodes=("node-2",)),
+    partial(impact.paint, nodes=("node-1", "node-2")),
 )
 
 
@@ -104,7 +104,7 @@ def test_themes_know_every_role_and_no_two_ops_look_alike() -> None:
 
 
 def drawn(view: View, mode: timeline.Mode = "measured", width: int = 78) -> list[str]:
-    return said(timeline.paint(view, NOW, width, 20, timeline.Look(mode))).split("\n")
+    return said(timeline.paint(view, NOW, width, 20, timeline.TimelineLook(mode))).split("\n")
 
 
 def test_ops_by_time_with_bubbles_a_dead_stage_and_what_was_re_routed() -> None:
@@ -138,8 +138,8 @@ def test_more_ops_than_cells_still_fit_and_each_in_its_place() -> None:
 
 
 def test_modelled_and_the_difference() -> None:
-    assert "modelled  900 ms" in plain(timeline.headline(LIVE, timeline.Look("modelled")))
-    assert "+11.1% against the model" in plain(timeline.headline(LIVE, timeline.Look("difference")))
+    assert "modelled  900 ms" in plain(timeline.headline(LIVE, timeline.TimelineLook("modelled")))
+    assert "+11.1% against the model" in plain(timeline.headline(LIVE, timeline.TimelineLook("difference")))
     text = drawn(LIVE, "difference")
     assert set(text[1].split("node-1")[1].split("25%")[0].strip()) <= {"─", "·"}
     assert "F" in text[2].split("node-2")[1]
@@ -150,7 +150,7 @@ def test_no_schedule_is_said_and_why() -> None:
     bare = fold(View(), build.facts())
     assert drawn(bare) == ["no step with known op times yet"]
     assert drawn(bare, "modelled") == ["the plan's schedule is being modelled"]
-    assert drawn(fold(bare, [Refused(NOW, "schedule", "no such route")])) == [
+    assert drawn(fold(bare, [QueryRefused(NOW, "schedule", "no such route")])) == [
         "the daemon has none: no such route"
     ]
     assert drawn(View()) == ["no job"]
@@ -167,8 +167,8 @@ def test_pipelines_in_order_or_most_waiting_first_from_the_one_that_is_looked_at
         watching.lane("a/0", 0, 0, ()), watching.lane("b/0", 1, 0, (), dead=True))))])  # fmt: skip
     assert hurt.schedule is not None
     assert timeline.by_pipeline(hurt.schedule, "hurt") == [1, 0]
-    assert said(timeline.paint(LARGE, NOW, 80, 9, timeline.Look(top=30))).startswith("▾ P30 ")
-    assert said(timeline.paint(LARGE, NOW, 80, 9, timeline.Look(top=9999))).startswith("▾ P249 ")
+    assert said(timeline.paint(LARGE, NOW, 80, 9, timeline.TimelineLook(top=30))).startswith("▾ P30 ")
+    assert said(timeline.paint(LARGE, NOW, 80, 9, timeline.TimelineLook(top=9999))).startswith("▾ P249 ")
 
 
 def test_the_fleet_is_a_cell_for_each_pipeline_by_bubble() -> None:
@@ -214,15 +214,17 @@ def test_every_pair_of_halves_has_a_look() -> None:
 
 
 def test_the_table_filters_sorts_and_says_copies() -> None:
-    text = said(nodetable.paint(LIVE, NOW, 120, 10, nodetable.Look(cursor=9)))
+    text = said(nodetable.paint(LIVE, NOW, 120, 10, nodetable.NodeTableLook(cursor=9)))
     assert "P0 s1" in text
     (row,) = [line for line in text.split("\n") if "node-2" in line]
     assert row.split()[-1] == "1"
-    found = nodetable.selected(LIVE, nodetable.Look(words="LOST node"))
+    found = nodetable.selected(LIVE, nodetable.NodeTableLook(words="LOST node"))
     assert [node.name for node in found] == ["node-4"]
-    assert nodetable.selected(LIVE, nodetable.Look(order="state"))[0].name == "node-4"
-    assert 'no node has "x y"' in said(nodetable.paint(LIVE, NOW, 80, 5, nodetable.Look(words="x y")))
-    marked = said(nodetable.paint(LIVE, NOW, 80, 9, nodetable.Look(cursor=4, marked=("node-1",))))
+    assert nodetable.selected(LIVE, nodetable.NodeTableLook(order="state"))[0].name == "node-4"
+    assert 'no node has "x y"' in said(
+        nodetable.paint(LIVE, NOW, 80, 5, nodetable.NodeTableLook(words="x y"))
+    )
+    marked = said(nodetable.paint(LIVE, NOW, 80, 9, nodetable.NodeTableLook(cursor=4, marked=("node-1",))))
     assert "◆■ node-1" in marked
 
 
@@ -246,7 +248,9 @@ def test_layers_at_risk_come_first() -> None:
     assert text[0] == "layers 0-9: 1 with 1  9 with 2"
     assert text[1] == "2222222221"
     assert text[2] == " layer 9    1 live: node-2/0"
-    assert "not known: gone" in said(copies.paint(fold(View(), [Refused(NOW, "layers", "gone")]), NOW, 60, 8))
+    assert "not known: gone" in said(
+        copies.paint(fold(View(), [QueryRefused(NOW, "layers", "gone")]), NOW, 60, 8)
+    )
 
 
 # --------------------------------------------------------------------------- templates, incidents, job
@@ -271,7 +275,7 @@ def test_shares_of_the_templates() -> None:
 
 
 def test_the_chosen_template_shows_its_stages() -> None:
-    text = said(templatetable.paint(LIVE, NOW, 90, 20, templatetable.Look(cursor=1)))
+    text = said(templatetable.paint(LIVE, NOW, 90, 20, templatetable.TemplateTableLook(cursor=1)))
     assert "template of 3 nodes" in text
     assert " s2   layers 2" in text
 
@@ -305,9 +309,11 @@ def test_choices_with_their_costs() -> None:
 
 def test_incidents_newest_first_and_filtered() -> None:
     view = fold(LIVE, [fetched(incidents=(incident(), incident(id="inc-2", nodes=("node-9",), open=True)))])
-    assert [each.id for each in incidents.selected(view, incidents.Look())] == ["inc-2", "inc-1"]
-    assert [each.id for each in incidents.selected(view, incidents.Look(words="node-9"))] == ["inc-2"]
-    assert "✗ inc-2" in said(incidents.paint(view, NOW, 90, 5, incidents.Look(cursor=1)))
+    assert [each.id for each in incidents.selected(view, incidents.IncidentsLook())] == ["inc-2", "inc-1"]
+    assert [each.id for each in incidents.selected(view, incidents.IncidentsLook(words="node-9"))] == [
+        "inc-2"
+    ]
+    assert "✗ inc-2" in said(incidents.paint(view, NOW, 90, 5, incidents.IncidentsLook(cursor=1)))
 
 
 def test_goodput_by_cause_the_largest_first() -> None:
@@ -336,50 +342,53 @@ def test_the_exactness_tick() -> None:
 
 
 def test_what_would_follow_in_full() -> None:
-    text = said(blast.paint(LIVE, NOW, 100, 12, ("node-2",)))
+    text = said(impact.paint(LIVE, NOW, 100, 12, ("node-2",)))
     for part in ("no step is lost", "75.0% of the throughput stays", "stall 2 s", "copies 5 MiB in 500 ms",
                  "could still lose 0", "P0", "wait, 30 s: too long"):  # fmt: skip
         assert part in text
-    assert "thinking" in said(blast.paint(LIVE, NOW, 100, 12, ("node-1",)))
-    assert "mark nodes" in said(blast.paint(LIVE, NOW, 100, 12))
+    assert "thinking" in said(impact.paint(LIVE, NOW, 100, 12, ("node-1",)))
+    assert "mark nodes" in said(impact.paint(LIVE, NOW, 100, 12))
 
 
 def test_the_worst_is_said_first() -> None:
     def verdict_of(**changes: object) -> str:
-        return plain(blast.verdict(watching.blast("node-2", **changes)))
+        return plain(impact.verdict(watching.impact("node-2", **changes)))
 
     assert verdict_of(stops=True).startswith(" the job stops")
     assert (
         verdict_of(lost_layers=(9,), steps_back=12) == " back 12 steps  the last copies of 1 layer are lost"
     )
-    assert blast.harmful(None)
-    assert blast.harmful(watching.blast("a", steps_back=1, lost_layers=(1,)))
-    assert not blast.harmful(watching.blast("a"))
+    assert impact.harmful(None)
+    assert impact.harmful(watching.impact("a", steps_back=1, lost_layers=(1,)))
+    assert not impact.harmful(watching.impact("a"))
 
 
 def test_a_failure_now_would_cost() -> None:
-    assert blast.candidates(LIVE) == (("node-2",), ("node-5",), ("node-1",))
+    assert impact.candidates(LIVE) == (("node-2",), ("node-5",), ("node-1",))
     assert (
-        plain(blast.line(LIVE, 100, blast.candidates(LIVE)))
+        plain(impact.line(LIVE, 100, impact.candidates(LIVE)))
         == "a failure now would cost  node-2: 25.0% and 2 s"
     )
-    sole = fold(LIVE, [Watched(NOW, blast=watching.blast("node-2", steps_back=3, lost_layers=(9,)))])
-    assert "node-2: 3 steps (sole copy)" in plain(blast.line(sole, 100, blast.candidates(sole)))
-    assert blast.line(View(), 100, ()) == ()
+    sole = fold(LIVE, [Watched(NOW, impact=watching.impact("node-2", steps_back=3, lost_layers=(9,)))])
+    assert "node-2: 3 steps (sole copy)" in plain(impact.line(sole, 100, impact.candidates(sole)))
+    assert impact.line(View(), 100, ()) == ()
 
 
 # --------------------------------------------------------------------------- events, states
 
 
 def test_events_by_level_words_and_place() -> None:
-    assert len(log.selected(LIVE, log.Look())) == 3
-    assert [change.seq for change in log.selected(LIVE, log.Look(level="warn"))] == [1]
-    assert [change.seq for change in log.selected(LIVE, log.Look(words="shrink"))] == [2]
-    newest, chosen = log.at_cursor(LIVE, log.Look()), log.at_cursor(LIVE, log.Look(cursor=1, follow=False))
+    assert len(log.selected(LIVE, log.LogLook())) == 3
+    assert [change.seq for change in log.selected(LIVE, log.LogLook(level="warn"))] == [1]
+    assert [change.seq for change in log.selected(LIVE, log.LogLook(words="shrink"))] == [2]
+    newest, chosen = (
+        log.at_cursor(LIVE, log.LogLook()),
+        log.at_cursor(LIVE, log.LogLook(cursor=1, follow=False)),
+    )
     assert newest is not None
     assert chosen is not None
     assert (newest.seq, chosen.seq) == (3, 2)
-    assert log.at_cursor(View(), log.Look()) is None
+    assert log.at_cursor(View(), log.LogLook()) is None
 
 
 def test_a_daemon_that_answers_otherwise_is_not_away() -> None:

@@ -9,7 +9,7 @@ import msgspec
 from oobleckd.console.facts import Watched
 from oobleckd.console.model import View, fold
 from oobleckd.console.past import Walk
-from oobleckd.console.widgets import blast, coverage, goodput, recovery, templatetable, verdict
+from oobleckd.console.widgets import coverage, goodput, impact, recovery, templatetable, verdict
 from oobleckd.console.widgets.choices import lines as choices
 from oobleckd.draw.lines import plain
 from oobleckd.protocol.api import SourceView
@@ -25,12 +25,12 @@ def test_of_the_past_nobody_is_asked_and_that_is_said() -> None:
     assert drawn(view) == ["no step of that time was kept op by op"]
     assert drawn(view, "modelled") == ["of the past only measured steps are kept"]
     assert said(goodput.paint(view, NOW, 60, 5)) == "this is not kept of the past"
-    assert "not kept" in said(blast.paint(view, NOW, 80, 5, ("node-1",)))
+    assert "not kept" in said(impact.paint(view, NOW, 80, 5, ("node-1",)))
 
 
 def test_what_matters_most_is_ranked_while_nothing_is_marked() -> None:
-    known = fold(LIVE, [Watched(NOW, blast=watching.blast("node-5", stops=True))])
-    text = said(blast.paint(known, NOW, 60, 20)).split("\n")
+    known = fold(LIVE, [Watched(NOW, impact=watching.impact("node-5", stops=True))])
+    text = said(impact.paint(known, NOW, 60, 20)).split("\n")
     assert text[0] == "mark nodes to see what follows when they die"
     assert "node-2   no step is lost  75.0% of the throughput stays" in "\n".join(text)
     assert any("node-5" in line and "the job stops" in line for line in text)

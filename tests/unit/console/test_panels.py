@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from oobleckd.console.facts import Away
-from oobleckd.console.model import Point, View, fold
+from oobleckd.console.model import StepPoint, View, fold
 from oobleckd.console.themes import COLOURED, PLAIN
 from oobleckd.console.widgets import events, nodes, pipelines, recovery, templates, training, verdict
 from oobleckd.console.widgets.panel import Painter
@@ -69,7 +69,7 @@ def test_every_panel_stays_in_its_frame_at_any_size(paint: Painter, view: View) 
 
 def test_the_verdict_says_it_all() -> None:
     text = said(verdict.paint(LIVE, NOW, 160))
-    for part in ("● live", "epoch 3", "job small running", "step 20/500", "policy oobleck", "can still lose 1 of 1 nodes",
+    for part in ("● live", "gen 3", "job small running", "step 20/500", "policy oobleck", "can still lose 1 of 1 nodes",
                  "4 of 5 nodes here", "2 pipelines", "24.0 samples/s", "1 incident, 0 steps lost"):  # fmt: skip
         assert part in text
 
@@ -78,7 +78,7 @@ def test_in_80_columns_the_verdict_still_says_what_counts() -> None:
     text = said(verdict.paint(LIVE, NOW, 80))
     for part in (
         "● live",
-        "epoch 3",
+        "gen 3",
         "job small running",
         "step 20/500",
         "policy oobleck",
@@ -194,7 +194,7 @@ def test_templates_in_use_are_marked_and_stay() -> None:
 
 
 def test_throughput_counts_a_stall_as_a_dip_of_its_length() -> None:
-    points = [Point(step, at, 1.0) for step, at in enumerate([0.0, 1.0, 2.0, 6.0, 7.0, 8.0], 1)]
+    points = [StepPoint(step, at, 1.0) for step, at in enumerate([0.0, 1.0, 2.0, 6.0, 7.0, 8.0], 1)]
     assert training.rates(points, 4, 0.0, 8.0, 8) == pytest.approx([4.0, 4.0, 1.0, 1.0, 1.0, 1.0, 4.0, 4.0])
     before = training.rates(points, 4, -2.0, 2.0, 4)
     assert before[:2] == [None, None]
@@ -202,7 +202,7 @@ def test_throughput_counts_a_stall_as_a_dip_of_its_length() -> None:
 
 
 def test_steps_told_together_are_all_counted() -> None:
-    points = [Point(step, at, 1.0) for step, at in enumerate([0.0, 4.0, 4.0, 4.0, 8.0], 1)]
+    points = [StepPoint(step, at, 1.0) for step, at in enumerate([0.0, 4.0, 4.0, 4.0, 8.0], 1)]
     assert training.rates(points, 1, 0.0, 8.0, 2) == pytest.approx([0.75, 0.25])
 
 

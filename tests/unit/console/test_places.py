@@ -58,6 +58,6 @@ def test_no_size_is_too_small() -> None:
 
 
 def test_what_has_no_room_goes_from_the_last_one_on() -> None:
-    area = places.Place(0, 0, 10, 9)
+    area = places.PagePlace(0, 0, 10, 9)
     assert list(places.above(area, ("a", 0), ("b", 4), ("c", 5))) == ["a", "b"]
     assert places.above(area, ("a", 0), ("b", 4))["a"].height == 5

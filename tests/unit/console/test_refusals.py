@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from oobleckd.client import Client
-from oobleckd.console.asked import PERIODS_S, REFUSED_S, Asked
-from oobleckd.console.facts import AnyFact, Fetched, History, Refused, Wants, Watched
+from oobleckd.console.asked import PERIODS_S, REFUSED_S, ConsoleQueries
+from oobleckd.console.facts import AnyFact, Fetched, PastHistory, QueryRefused, Wants, Watched
 from oobleckd.console.feed import ALL, OPEN_INCIDENT_S, TOUCHES, Feed
 from oobleckd.console.feed import PERIODS_S as LISTED_S
 from oobleckd.console.model import View, fold
@@ -83,12 +83,12 @@ def test_a_list_alone_that_is_due_and_refused_is_no_absence(tmp_path: Path) -> N
         client.trouble["status"] = UNREAD
         feed._hasten({"status"}, at_once=True)
         feed._fetch()
-    assert told[-1] == Refused(NOW, "status", UNREAD.problem)
+    assert told[-1] == QueryRefused(NOW, "status", UNREAD.problem)
     feed.close()
 
 
 def test_another_plan_leaves_what_is_known_of_lists() -> None:
-    view = fold(LIVE, [Refused(NOW, "nodes", "x"), Refused(NOW, "layers", "y"), fetched(nodes=None, jobs=(build.job(epoch=9),))])  # fmt: skip
+    view = fold(LIVE, [QueryRefused(NOW, "nodes", "x"), QueryRefused(NOW, "layers", "y"), fetched(nodes=None, jobs=(build.job(epoch=9),))])  # fmt: skip
     assert view.refused == (("nodes", "x"),)
 
 
@@ -102,15 +102,15 @@ def test_another_plan_leaves_what_is_known_of_lists() -> None:
 def test_it_is_said_in_the_panel_that_asked(what: str, paint: Painter) -> None:
     bare = fold(View(), [fetched(nodes=(), pipelines=(), incidents=())])
     assert "cannot be read" not in said(paint(bare, NOW, 90, 5))
-    assert UNREAD.problem in said(paint(fold(bare, [Refused(NOW, what, UNREAD.problem)]), NOW, 90, 5))
+    assert UNREAD.problem in said(paint(fold(bare, [QueryRefused(NOW, what, UNREAD.problem)]), NOW, 90, 5))
 
 
 def test_the_verdict_says_it_and_claims_nothing() -> None:
-    view = fold(View(), [fetched(jobs=None), Refused(NOW, "jobs", UNREAD.problem)])
+    view = fold(View(), [fetched(jobs=None), QueryRefused(NOW, "jobs", UNREAD.problem)])
     text = said(verdict.paint(view, NOW, 160))
     assert f"jobs not known  {UNREAD.problem}" in text
     assert "no job" not in text
-    plan = fold(LIVE, [Refused(NOW, "layers", "no such route")])
+    plan = fold(LIVE, [QueryRefused(NOW, "layers", "no such route")])
     assert "not known" not in said(verdict.paint(plan, NOW, 160)), "of what one screen asks its panel tells"
 
 
@@ -126,11 +126,11 @@ def test_a_history_that_did_not_come_is_fetched_again(tmp_path: Path) -> None:
         client.trouble["steps"] = UNREAD
         feed._hasten({"jobs"}, at_once=True)
         feed._fetch()
-        assert told[-1] == Refused(NOW, "steps", UNREAD.problem)
+        assert told[-1] == QueryRefused(NOW, "steps", UNREAD.problem)
         client.trouble.clear()
         feed._hasten({"jobs"}, at_once=True)
         feed._fetch()
-        assert isinstance(told[-1], History)
+        assert isinstance(told[-1], PastHistory)
         assert fold(View(), told).refusal("steps") == ""
         feed._hasten({"jobs"}, at_once=True)
         feed._fetch()
@@ -158,7 +158,7 @@ class Slow(Daemon):
 def test_what_an_absence_interrupted_is_asked_as_soon_as_the_daemon_is_back() -> None:
     daemon = Slow(modelled=ConnectionResetError())
     daemon.trouble = {"layers": ConnectionResetError()}
-    asked = Asked(daemon)
+    asked = ConsoleQueries(daemon)
     asked.want(EVERYTHING)
     with pytest.raises(Unreachable):
         list(asked.answers(build.job(), NOW))
@@ -168,19 +168,19 @@ def test_what_an_absence_interrupted_is_asked_as_soon_as_the_daemon_is_back() ->
     assert [path.rpartition("/")[2] for path in daemon.asked[before:]] == [
         "layers",
         "goodput",
-        "blast",
-        "blast",
+        "impact",
+        "impact",
     ]
     assert asked.due_at() == NOW + PERIODS_S["schedules"]
 
 
 def test_a_slow_answer_is_one_questions_trouble() -> None:
     daemon = Slow(layers=TimeoutError())
-    asked = Asked(daemon)
+    asked = ConsoleQueries(daemon)
     asked.want(EVERYTHING)
     *others, last = asked.answers(build.job(), NOW)
     assert all(isinstance(fact, Watched) for fact in others)
-    assert last == Refused(NOW, "layers", "nothing of /v1/layers")
+    assert last == QueryRefused(NOW, "layers", "nothing of /v1/layers")
     assert asked.due_at() <= NOW, "the others come next, after the lists: is the daemon there at all?"
     rest = [fact for fact in asked.answers(build.job(), NOW + 1.0) if isinstance(fact, Watched)]
     assert ([fact.goodput is not None for fact in rest], len(rest)) == ([True, False, False], 3)
@@ -191,12 +191,12 @@ def test_a_slow_answer_leaves_the_picture_live(tmp_path: Path) -> None:
     with serving(tmp_path / "s", api(tmp_path)):
         late = Unreachable("the daemon does not answer in time")
         late.__cause__ = TimeoutError()
-        feed, told = told_by(Odd(tmp_path / "s", blast=late))
-        feed.want(Wants(blasts=(("node-1",),)))
+        feed, told = told_by(Odd(tmp_path / "s", impact=late))
+        feed.want(Wants(impacts=(("node-1",),)))
         feed._fetch()
         feed._fetch_asked()
     view = fold(View(), told)
-    assert (view.link, view.refusal("blast")) == ("live", late.problem)
+    assert (view.link, view.refusal("impact")) == ("live", late.problem)
     feed.close()
 
 

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from oobleckd.console.facts import Fetched, Heard, Watched
+from oobleckd.console.facts import ChangesHeard, Fetched, Watched
 from oobleckd.console.model import View, fold
 from oobleckd.console.past import Walk
 from oobleckd.console.replay import SPAN_S
 from oobleckd.console.widgets import events, grid, incidents, log, nodetable, pipelines, templatetable
-from oobleckd.daemon.past import Batch, PastStore
+from oobleckd.daemon.past import PastBatch, PastStore
 from oobleckd.protocol.changes import Change, StepCommitted
 from oobleckd.protocol.watch import Past, Snapshot
 from tests.helpers.fleet import JOB, thousand
@@ -60,7 +60,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PastStore]:
     made.start()
     for second in range(HOUR_S):
         shot = snapshot(second) if second % _EVERY_S == 0 else None
-        made.put(Batch(snapshot=shot, changes=tuple(happened(second))))
+        made.put(PastBatch(snapshot=shot, changes=tuple(happened(second))))
         if shot is not None:
             made.reached().result()
     made.reached().result()
@@ -107,7 +107,9 @@ def test_what_is_shown_of_a_second_was_shown_then(store: PastStore, second: int)
     )
     asked = Watched(shot.at, layers=shot.layers)
     told = [
-        Heard(at, change) for each in range(shot.seq // _A_SECOND, second + 1) for change in happened(each)
+        ChangesHeard(at, change)
+        for each in range(shot.seq // _A_SECOND, second + 1)
+        for change in happened(each)
     ]
     live = fold(View(), [fetched, asked, *told])
     past = sought(store, at)

@@ -38,7 +38,7 @@ def daemon(tmp_path: Path) -> Iterator[Api]:
     answers = api(tmp_path)
     answers.layers = list(watching.layers())
     answers.watched |= {
-        "schedule": watching.schedule(), "goodput": watching.goodput(), "blast": watching.blast("node-1", "node-2"),
+        "schedule": watching.schedule(), "goodput": watching.goodput(), "impact": watching.impact("node-1", "node-2"),
         "bundle": watching.bundle(),
     }  # fmt: skip
     answers.changes[0] = msgspec.structs.replace(answers.changes[0], story=("node:node-1",))

@@ -84,7 +84,13 @@ async def shown(size: tuple[int, int], *told: AnyFact) -> AsyncIterator[tuple[Co
 async def test_live_at_three_sizes(size: tuple[int, int]) -> None:
     async with shown(size, *facts()) as (console, _):
         verdict = console.drawn("verdict")
-        for part in ("● live", "epoch 3", "step 20/500", "policy oobleck", "can still lose 1 of 1 nodes"):
+        for part in (
+            "● live",
+            "gen 3",
+            "step 20/500",
+            "policy oobleck",
+            "can still lose 1 of 1 nodes",
+        ):
             assert part in verdict
         assert "✗ node-4" in console.drawn("nodes")
         assert "6" in console.drawn("pipelines")

@@ -10,9 +10,9 @@ import msgspec
 from oobleckd.console.facts import AnyFact, Watched
 from oobleckd.protocol.api import IncidentView, RejectedView
 from oobleckd.protocol.watch import (
-    BlastView,
     Bundle,
     GoodputView,
+    ImpactView,
     LaneView,
     LayerView,
     OpView,
@@ -89,19 +89,19 @@ def goodput(**changes: Any) -> GoodputView:
     return GoodputView(**(usual | changes))
 
 
-def blast(*nodes: str, **changes: Any) -> BlastView:
+def impact(*nodes: str, **changes: Any) -> ImpactView:
     usual: dict[str, Any] = {
         "job": "job-1", "nodes": nodes, "lost_layers": (), "steps_back": 0, "stops": False, "stall_s": 2.0,
         "throughput": 0.75, "copied_bytes": 5 << 20, "copy_s": 0.5, "can_lose": 0, "plan": build.PIPELINES[:1],
         "reason": "shrink: the others go on", "rejected": (RejectedView("wait", 30.0, "too long"),),
     }  # fmt: skip
-    return BlastView(**(usual | changes))
+    return ImpactView(**(usual | changes))
 
 
 def watched(**changes: Any) -> Watched:
     usual: dict[str, Any] = {
         "schedules": SampledSteps("job-1", (10, 15, 20)), "schedule": schedule(), "modelled": modelled(),
-        "layers": layers(), "goodput": goodput(), "blast": blast("node-2"),
+        "layers": layers(), "goodput": goodput(), "impact": impact("node-2"),
     }  # fmt: skip
     return Watched(NOW, **(usual | changes))
 

@@ -90,7 +90,7 @@ def test_young_and_daly():
     assert not due(job)
 
 
-def test_each_way_back_counts():
+def test_each_rollback_counts():
     job = job_of(900)
     before = found_of(job)
     for count in (1, 2, 3):

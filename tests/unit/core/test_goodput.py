@@ -97,7 +97,7 @@ def test_a_slower_plan_is_degraded() -> None:
     assert book.of_fault_free == 0.25
 
 
-def test_a_way_back_makes_what_was_useful_redone() -> None:
+def test_a_rollback_makes_what_was_useful_redone() -> None:
     book = trained()
     book.safe(6)
     book.opened()

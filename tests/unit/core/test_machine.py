@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from oobleckd.core import view
-from oobleckd.core.config import Config
+from oobleckd.core.config import CoreConfig
 from oobleckd.core.events import Asked, Heard, LinkLost, ManifestWritten, Planned, Tell, Tick, WriteManifest
 from oobleckd.core.machine import Machine
 from oobleckd.core.steps import both_nan
@@ -16,11 +16,11 @@ from oobleckd.protocol.api import Control
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Ack,
-    Beat,
     CheckpointPart,
     DeviceFailed,
     Emptied,
     Goodbye,
+    Heartbeat,
     Held,
     Hello,
     LinkDown,
@@ -62,7 +62,7 @@ def acks(commands):
 
 
 def test_another_protocol_version_is_refused():
-    machine = Machine(Config())
+    machine = Machine(CoreConfig())
     (tell,) = machine.handle(Heard("n1", Hello(99, "n1", "1", "host", True, ())), 1.0)
     assert isinstance(tell.message, Refused)
     assert "install the same version" in tell.message.hint
@@ -70,7 +70,7 @@ def test_another_protocol_version_is_refused():
 
 
 def test_a_spare_that_is_ready_is_announced_once():
-    machine, said = Machine(Config()), []
+    machine, said = Machine(CoreConfig()), []
     for spare in (Spare(7), Spare(7, ready=True), Spare(7, ready=True), Spare(8), Spare(8, ready=True)):
         commands = machine.handle(Heard("n1", Hello(PROTOCOL, "n1", "1", "host", True, (), spare)), 1.0)
         said.append([c.change.text for c in commands if hasattr(c, "change") and "spare" in c.change.text])
@@ -78,57 +78,57 @@ def test_a_spare_that_is_ready_is_announced_once():
     assert said == [[], ready, [], [], ready]
 
 
-def beat_cost_s(num_nodes):
-    """CPU seconds of a beat, the best of a few rounds."""
-    machine = Machine(Config())
+def heartbeat_cost_s(num_nodes):
+    """CPU seconds of a heartbeat, the best of a few rounds."""
+    machine = Machine(CoreConfig())
     for number in range(num_nodes):
         machine.handle(Heard(f"n{number}", Hello(PROTOCOL, f"n{number}", "1", "host", True, ())), 1.0)
     costs = []
     for turn in range(5):
         began = time.process_time()
         for number in range(100):
-            assert machine.handle(Heard(f"n{number}", Beat("1")), 1.0 + turn / 100) == []
+            assert machine.handle(Heard(f"n{number}", Heartbeat("1")), 1.0 + turn / 100) == []
             machine.next_deadline()
         costs.append(time.process_time() - began)
     return min(costs) / 100
 
 
-def test_a_beat_costs_the_same_with_a_hundred_nodes_and_with_thousands():
-    assert beat_cost_s(4000) < 8 * beat_cost_s(100)
+def test_a_heartbeat_costs_the_same_with_a_hundred_nodes_and_with_thousands():
+    assert heartbeat_cost_s(4000) < 8 * heartbeat_cost_s(100)
 
 
-def beating(look_s, beat_s, times):
-    """A machine with one node that beats so often."""
-    machine, now = Machine(Config(look_s=look_s)), 1.0
+def heartbeating(look_s, heartbeat_s, times):
+    """A machine with one node that sends heartbeats so often."""
+    machine, now = Machine(CoreConfig(look_s=look_s)), 1.0
     machine.handle(Heard("n1", Hello(PROTOCOL, "n1", "1", "host", False, ())), now)
     for _ in range(times):
-        now += beat_s
-        assert machine.handle(Heard("n1", Beat("1")), now) == []
+        now += heartbeat_s
+        assert machine.handle(Heard("n1", Heartbeat("1")), now) == []
     return machine, now
 
 
-def test_a_beat_in_time_leaves_due_what_was():
-    machine, now = beating(look_s=1.0, beat_s=0.25, times=3)
+def test_a_heartbeat_in_time_leaves_due_what_was():
+    machine, now = heartbeating(look_s=1.0, heartbeat_s=0.25, times=3)
     assert machine.next_deadline() == 2.0
     assert machine.core.members.nodes["n1"].lease.heard == machine.core.now == now
-    machine.handle(Heard("n1", Beat("1")), 2.25)
+    machine.handle(Heard("n1", Heartbeat("1")), 2.25)
     assert machine.next_deadline() == 3.25
     assert machine.core.members.asleep_s == 0.25  # there was no Tick
 
 
-def test_a_beat_that_shortens_a_lease_is_asked_about_earlier():
-    machine, now = beating(look_s=60.0, beat_s=0.25, times=20)
+def test_a_heartbeat_that_shortens_a_lease_is_asked_about_earlier():
+    machine, now = heartbeating(look_s=60.0, heartbeat_s=0.25, times=20)
     assert now < machine.next_deadline() < now + 1.5
 
 
-def test_a_beat_of_another_life_is_looked_at():
-    machine, now = beating(look_s=1.0, beat_s=0.25, times=1)
+def test_a_heartbeat_of_another_life_is_looked_at():
+    machine, now = heartbeating(look_s=1.0, heartbeat_s=0.25, times=1)
     machine.core.members.evict("n1", "why", now)
     assert not machine.core.members.nodes["n1"].alive
-    commands = machine.handle(Heard("n1", Beat("1")), now + 0.25)
+    commands = machine.handle(Heard("n1", Heartbeat("1")), now + 0.25)
     assert machine.core.members.nodes["n1"].alive
     assert commands
-    machine.handle(Heard("n1", Beat("another")), now + 0.5)
+    machine.handle(Heard("n1", Heartbeat("another")), now + 0.5)
     assert machine.core.members.nodes["n1"].lease.heard == now + 0.5
 
 
@@ -255,7 +255,7 @@ def test_a_grace_lasts_while_the_daemon_is_awake_whatever_rounding_does(world):
 
 def test_unknown_requests_are_a_bug():
     with pytest.raises(TypeError):
-        Machine(Config()).handle(Asked(1, object()), 0.0)
+        Machine(CoreConfig()).handle(Asked(1, object()), 0.0)
 
 
 def test_the_journal_rebuilds_the_state(world):
@@ -290,7 +290,7 @@ def test_views(world):
     world.run(lambda: not world.incidents()[0].open)
     assert view.story(core, "incident:inc-1")[0].kind == "incident"
     assert view.story(core, "node:n02")
-    assert view.status(Machine(Config()).core).line == "0 nodes, no job"
+    assert view.status(Machine(CoreConfig()).core).line == "0 nodes, no job"
     assert len(view.pipeline_views(world.job())) == len(world.view().pipelines)
 
 
@@ -356,7 +356,7 @@ def test_who_missed_a_resume_gets_it_when_it_says_that_it_holds(world):
 
 
 def test_who_holds_at_the_end_again_was_told_to_go_on_from_there(world):
-    """As one that goes back to the checkpoint of the last step."""
+    """As one that rolls back to the checkpoint of the last step."""
     run = world.machine.core.run
     begun = msgspec.structs.replace(run.job.counters, round=run.resumed_round)
     assert resumes(hear(world, Held("n01/0", run.job.epoch, begun, finished=True))) == []
@@ -406,7 +406,7 @@ def test_who_is_back_drops_what_it_holds_if_anybody_has_acted_on_its_loss(world,
     assert (core.run.phase == "adrift") == adrift
     core.members.evict("n01", "silent", world.now)
     world.machine.handle(Tick(), world.now)
-    back = hear(world, Beat(world.nodes["n01"].incarnation))
+    back = hear(world, Heartbeat(world.nodes["n01"].incarnation))
     assert told_releases(back) == ([] if adrift else [("n01", "n01/0")])
     assert core.members.nodes["n01"].alive
 
@@ -456,7 +456,7 @@ def test_a_guest_of_another_job_is_released(world):
 
 
 def test_a_worker_that_speaks_a_range_is_answered_in_what_both_speak():
-    machine = Machine(Config())
+    machine = Machine(CoreConfig())
     hello = Hello(PROTOCOL + 2, "n1", "1", "host", True, (), oldest=PROTOCOL - 1)
     (welcome,) = [c.message for c in machine.handle(Heard("n1", hello), 1.0) if isinstance(c, Tell)]
     assert welcome.protocol == PROTOCOL

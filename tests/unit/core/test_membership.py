@@ -51,15 +51,15 @@ def test_a_closed_link_alone_is_no_death_and_a_lease_ends():
     assert found.deadline(5.0) is None
 
 
-def test_beats_and_messages_renew_the_lease():
+def test_heartbeats_and_messages_renew_the_lease():
     found = members("a")
-    assert not found.beat("a", "1", 4.0)
+    assert not found.heartbeat("a", "1", 4.0)
     found.heard("a", 8.0)
     found.heard("nobody", 8.0)
     found.expire(12.0)
     assert found.living("a/0", "1")
-    assert not found.beat("a", "of another life", 12.9)
-    assert not found.beat("nobody", "1", 12.9)
+    assert not found.heartbeat("a", "of another life", 12.9)
+    assert not found.heartbeat("nobody", "1", 12.9)
     found.expire(13.0)
     assert not found.living("a/0", "1")
 
@@ -67,9 +67,9 @@ def test_beats_and_messages_renew_the_lease():
 def test_a_life_that_was_declared_over_returns_as_a_fresh_one():
     found = members("a")
     found.expire(5.0)
-    assert found.beat("a", "1", 6.0)
+    assert found.heartbeat("a", "1", 6.0)
     assert found.nodes["a"].present
-    assert not found.beat("a", "1", 6.5)
+    assert not found.heartbeat("a", "1", 6.5)
 
 
 def test_link_closed_and_a_peer_that_lost_it_too_in_either_order():
@@ -144,7 +144,7 @@ def test_no_life_ends_or_begins_without_a_turn(ends):
     assert not found.living("a/0", "1")
     assert found.turns > before
     before = found.turns
-    if found.beat("a", "1", 6.5):
+    if found.heartbeat("a", "1", 6.5):
         assert found.living("a/0", "1")
         assert found.turns > before
 
@@ -201,7 +201,7 @@ def test_goodbye():
     assert found.living("a/0", "1")
     found.goodbye("a", "1", "SIGTERM", 1.0)
     assert found.nodes["a"].left
-    assert not found.beat("a", "1", 2.0)
+    assert not found.heartbeat("a", "1", 2.0)
 
 
 def test_a_link_that_stays_down_evicts_by_a_fixed_rule():
@@ -218,19 +218,19 @@ def test_a_link_that_stays_down_evicts_by_a_fixed_rule():
     assert not found.living("a/0", "1")
 
 
-def beating(*names, seconds=10.0, beat_s=0.25):
-    """Members whose beats have come on time for ``seconds``; the time after them."""
+def heartbeating(*names, seconds=10.0, heartbeat_s=0.25):
+    """Members whose heartbeats have come on time for ``seconds``; the time after them."""
     found, now = members(*names), 0.0
     while now < seconds:
-        now += beat_s
+        now += heartbeat_s
         for name in names:
-            assert not found.beat(name, "1", now)
+            assert not found.heartbeat(name, "1", now)
         found.expire(now)
     return found, now
 
 
 def silence(found, now, *, but=(), until=10.0, tick_s=0.01):
-    """Only the nodes ``but`` beat from ``now`` on; after how many seconds ``a`` is declared lost."""
+    """Only the nodes ``but`` send heartbeats from ``now`` on; after how many seconds ``a`` is declared lost."""
     last, due = now, now + 0.25
     while found.nodes["a"].alive:
         now += tick_s
@@ -238,46 +238,46 @@ def silence(found, now, *, but=(), until=10.0, tick_s=0.01):
         if now >= due:
             due += 0.25
             for name in but:
-                found.beat(name, "1", now)
+                found.heartbeat(name, "1", now)
         found.expire(now)
     return now - last
 
 
-def test_a_steady_node_that_falls_silent_is_lost_after_a_few_beats():
-    found, now = beating("a", "b")
+def test_a_steady_node_that_falls_silent_is_lost_after_a_few_heartbeats():
+    found, now = heartbeating("a", "b")
     assert found.deadline(now) < now + 1.2
     assert 0.9 < silence(found, now, but="b") < 1.2
     assert "its lease: 1 s" in found.nodes["a"].cause
 
 
 def test_the_suspect_is_named_before_it_is_declared_lost():
-    found, now = beating("a", "b")
+    found, now = heartbeating("a", "b")
     assert found.silent_s(found.nodes["a"], now + 0.3) == 0.0
     assert found.silent_s(found.nodes["a"], now + 0.7) > 0.6
     assert found.living("a/0", "1")
 
 
 def test_silence_of_everybody_is_ours_until_the_longest_lease():
-    found, now = beating("a", "b", "c")
+    found, now = heartbeating("a", "b", "c")
     assert silence(found, now) >= 5.0
 
 
 def test_a_round_that_needs_its_vote_is_a_sign_of_life():
-    found, now = beating("a", "b")
+    found, now = heartbeating("a", "b")
     found.witness({"a", "gone"}, now + 0.8)
-    found.beat("b", "1", now + 1.5)
+    found.heartbeat("b", "1", now + 1.5)
     found.expire(now + 1.5)
     assert found.living("a/0", "1")
-    found.beat("b", "1", now + 2.0)
+    found.heartbeat("b", "1", now + 2.0)
     found.expire(now + 2.0)
     assert not found.living("a/0", "1")
 
 
 def test_rounds_do_not_excuse_a_dead_agent_for_ever():
-    found, now = beating("a", "b")
+    found, now = heartbeating("a", "b")
     for tenth in range(1, 50):
         found.witness({"a"}, now + tenth / 10)
-        found.beat("b", "1", now + tenth / 10)
+        found.heartbeat("b", "1", now + tenth / 10)
         found.expire(now + tenth / 10)
         assert found.living("a/0", "1")
     found.expire(now + 5.0)
@@ -285,19 +285,19 @@ def test_rounds_do_not_excuse_a_dead_agent_for_ever():
 
 
 def test_a_closed_link_is_waited_for_as_long_as_can_be():
-    found, now = beating("a", "b")
+    found, now = heartbeating("a", "b")
     found.link_lost("a", now)
     assert silence(found, now, but="b") >= 5.0 - 1e-3
 
 
 def test_time_in_which_the_daemon_slept_is_no_silence():
-    found, now = beating("a", "b")
+    found, now = heartbeating("a", "b")
     found.attend(now + 60.0, now + 0.2)
-    found.beat("b", "1", now + 60.0)
+    found.heartbeat("b", "1", now + 60.0)
     found.expire(now + 60.0)
     assert found.living("a/0", "1")
     assert found.deadline(now + 60.0) > now + 60.0
-    found.beat("b", "1", now + 60.9)
+    found.heartbeat("b", "1", now + 60.9)
     found.expire(now + 60.9)
     assert not found.living("a/0", "1")
 

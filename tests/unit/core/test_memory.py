@@ -52,7 +52,7 @@ def test_the_cap_and_what_nobody_knows():
     ],
 )  # fmt: skip
 def test_copies_of_weights_and_moments(update: str, every: int | str, kind: str, copies: int) -> None:
-    """One to go back to, one to write a checkpoint from; beside a GPU that one is in the host's memory."""
+    """One to roll back to, one to write a checkpoint from; beside a GPU that one is in the host's memory."""
     job = msgspec.structs.replace(
         make_job(schedule=Schedule(update=update)), checkpoint=Checkpoint(every=every)
     )

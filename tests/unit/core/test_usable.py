@@ -19,9 +19,9 @@ def members(nodes: str, zones: dict[str, str]) -> Membership:
     return found
 
 
-def chosen(nodes: str, holders: str, zones: dict[str, str], *, shadowed: bool = True) -> str:
+def chosen(nodes: str, holders: str, zones: dict[str, str], *, redundant: bool = True) -> str:
     usable = Usable(members(nodes, zones))
-    rings = RINGS if shadowed else ()
+    rings = RINGS if redundant else ()
     return "".join(usable.under(Terms(1, 6, tuple(f"{name}/0" for name in holders), (), True, rings)))
 
 
@@ -36,10 +36,12 @@ def test_who_has_no_zone_is_in_nobody_s() -> None:
     assert chosen("acdefxyz", "acdef", EAST_AND_WEST | {"x": "east", "z": "west"}) == "acdefy"
 
 
-def test_where_all_are_as_good_and_where_nobody_shadows_names_decide() -> None:
+def test_where_all_are_as_good_and_where_nothing_is_redundant_names_decide() -> None:
     assert chosen("acdefxyz", "acdef", {}) == "acdefx"
     assert chosen("acdefxyz", "acdef", EAST_AND_WEST | dict.fromkeys("xyz", "east")) == "acdefx"
-    assert chosen("acdefxyz", "acdef", EAST_AND_WEST | {"x": "east", "y": "west"}, shadowed=False) == "acdefx"
+    assert (
+        chosen("acdefxyz", "acdef", EAST_AND_WEST | {"x": "east", "y": "west"}, redundant=False) == "acdefx"
+    )
 
 
 def test_who_works_stays_whatever_its_zone() -> None:

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from oobleckd.core import watching
-from oobleckd.core.blast import blast_view
+from oobleckd.core.impact import impact_view
 from oobleckd.core.modelled import modelled_view
 from oobleckd.core.schedules import sampled_view
 from oobleckd.protocol.job import Schedule
-from oobleckd.protocol.watch import BlastView, ScheduleView
+from oobleckd.protocol.watch import ImpactView, ScheduleView
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -31,12 +31,12 @@ def core_of(world: World) -> Any:
     return world.machine.core
 
 
-def blast(world: World, *nodes: str) -> BlastView:
+def impact(world: World, *nodes: str) -> ImpactView:
     core = core_of(world)
     question = watching.loss_of(core, core.run, nodes)
     assert question is not None
     question = msgspec.msgpack.decode(msgspec.msgpack.encode(question), type=type(question))
-    return blast_view(question, world.job().setup, world.job().templates)
+    return impact_view(question, world.job().setup, world.job().templates)
 
 
 def modelled(world: World, step: int = 0) -> ScheduleView:
@@ -131,7 +131,7 @@ def test_a_measured_step_and_the_modelled_one_have_the_same_ops() -> None:
 
 def test_a_loss_that_costs_no_state() -> None:
     world = running()
-    found = blast(world, "n02")
+    found = impact(world, "n02")
     assert (found.stops, found.lost_layers, found.steps_back) == (False, (), 0)
     assert 0 < found.throughput < 1
     assert found.stall_s > 0
@@ -149,7 +149,7 @@ def test_a_loss_of_every_copy() -> None:
     world = running()
     stages = world.view().pipelines
     nodes = [pipeline.stages[0].device.rpartition("/")[0] for pipeline in stages]
-    found = blast(world, *nodes)
+    found = impact(world, *nodes)
     assert found.lost_layers
     assert found.steps_back == world.job().counters.step
     assert "no copy left" in found.reason
@@ -158,7 +158,7 @@ def test_a_loss_of_every_copy() -> None:
 
 def test_too_few_are_left() -> None:
     world = running()
-    found = blast(world, *(f"n0{number}" for number in range(1, 6)))
+    found = impact(world, *(f"n0{number}" for number in range(1, 6)))
     assert found.stops
     assert found.throughput == 0
     assert "waits" in found.reason
@@ -166,7 +166,7 @@ def test_too_few_are_left() -> None:
 
 def test_a_policy_that_rolls_back_goes_back() -> None:
     world = running(policy="varuna", every=10)
-    found = blast(world, "n01")
+    found = impact(world, "n01")
     assert 0 <= found.steps_back <= 20
     assert found.copied_bytes == 0
     assert found.can_lose == 0
@@ -174,7 +174,7 @@ def test_a_policy_that_rolls_back_goes_back() -> None:
 
 def test_a_policy_that_re_routes_names_the_place() -> None:
     world = running(policy="slipstream")
-    found = blast(world, "n02")
+    found = impact(world, "n02")
     assert found.copied_bytes == 0
     assert any("n02/0" in pipeline.vacant for pipeline in found.plan)
 
@@ -192,7 +192,7 @@ def test_questions_about_nothing() -> None:
 
 def test_who_holds_nothing_costs_nothing() -> None:
     world = running(max_nodes=4)
-    found = blast(world, "n06")
+    found = impact(world, "n06")
     assert (found.stops, found.stall_s, found.throughput, found.copied_bytes) == (False, 0.0, 1.0, 0)
     assert [p.nodes for p in found.plan] == [p.nodes for p in world.view().pipelines]
     assert "none of them" in found.reason

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from oobleckd.ctl.compare import (
+    CheckpointState,
     CompareError,
-    Run,
-    State,
+    RunEvidence,
     StepFact,
     compare,
     read_checkpoint,
@@ -24,8 +24,8 @@ from tests.helpers.runs import NAMES, fact, facts, flip_bit, seal, write_checkpo
 Steps = tuple[StepFact, ...]
 
 
-def run_of(directory: Path, steps: Steps | None = None) -> Run:
-    return Run(facts() if steps is None else steps, read_checkpoint(directory), num_steps=3, batch=4)
+def run_of(directory: Path, steps: Steps | None = None) -> RunEvidence:
+    return RunEvidence(facts() if steps is None else steps, read_checkpoint(directory), num_steps=3, batch=4)
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ def test_equal_runs_are_verified(ours: Path, theirs: Path) -> None:
     assert verdict.samples == 12
 
 
-def stopped(*skipped: StepFact) -> Run:
+def stopped(*skipped: StepFact) -> RunEvidence:
     steps = (fact(1, 5.0), *skipped)
-    return Run(steps, None, num_steps=len(steps), batch=4)
+    return RunEvidence(steps, None, num_steps=len(steps), batch=4)
 
 
 def unread(step: int, loss: float) -> StepFact:
@@ -80,10 +80,10 @@ def test_runs_that_stopped_at_skipped_steps_are_judged() -> None:
         (stopped(unread(2, math.inf)), "step 2: loss nan here, inf without failures"),
         (stopped(msgspec.structs.replace(unread(2, math.nan), outcome="applied")), "step 2: skipped here, applied without"),
         (stopped(unread(2, math.nan), unread(3, math.nan)), "2 steps here, 3 without failures"),
-        (msgspec.structs.replace(stopped(unread(2, math.nan)), state=State({}, {})), "stopped there here, went on to its end without"),
+        (msgspec.structs.replace(stopped(unread(2, math.nan)), state=CheckpointState({}, {})), "stopped there here, went on to its end without"),
     ],
 )  # fmt: skip
-def test_runs_that_stopped_elsewhere_or_otherwise_differ(other: Run, finding: str) -> None:
+def test_runs_that_stopped_elsewhere_or_otherwise_differ(other: RunEvidence, finding: str) -> None:
     verdict = compare(stopped(unread(2, math.nan)), other)
     assert not verdict.identical
     assert any(finding in each for each in verdict.findings), verdict.findings
@@ -185,7 +185,7 @@ def test_a_run_compared_with_itself_proves_nothing(ours: Path) -> None:
 
 
 def test_runs_without_weights_prove_nothing() -> None:
-    nothing = Run(facts(), State({}, {}), num_steps=3, batch=4)
+    nothing = RunEvidence(facts(), CheckpointState({}, {}), num_steps=3, batch=4)
     assert not compare(nothing, nothing).identical
 
 

@@ -24,14 +24,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_value_has_its_origin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = folder / "oobleck.toml"
-    file.write_text('[ctl]\noutput = "table"\n[daemon]\nbeat_s = 2\nlease_s = 20\ncurve = false\n')
+    file.write_text('[ctl]\noutput = "table"\n[daemon]\nheartbeat_s = 2\nlease_s = 20\ncurve = false\n')
     monkeypatch.setenv("OOBLECK_LEASE_S", "30")
     lines = ctl("config", "show", "--origin", "--socket", "/x/s").stdout.splitlines()
     rows = {tuple(line.split()[:2]): line.split()[2:] for line in lines}
     assert rows["PROGRAM", "KEY"] == ["VALUE", "ORIGIN"]
     assert rows["ctl", "socket"] == ["/x/s", "--socket"]
     assert rows["ctl", "output"] == ["table", str(file)]
-    assert rows["daemon", "beat_s"] == ["2.0", str(file)]
+    assert rows["daemon", "heartbeat_s"] == ["2.0", str(file)]
     assert rows["daemon", "lease_s"] == ["30.0", "OOBLECK_LEASE_S"]
     assert rows["daemon", "curve"] == ["false", str(file)]
     assert rows["daemon", "history"] == ["10000", "default"]
@@ -54,7 +54,7 @@ def test_settings_of_oobleckctl_count(folder: Path, monkeypatch: pytest.MonkeyPa
     [
         ('[ctl]\nsokcet = "x"\n', "unknown key ctl.sokcet", "did you mean 'socket'?"),
         ('[ctl]\noutput = "xml"\n', "output = 'xml': invalid enum value 'xml'", "mend this value"),
-        ("[daemon]\nbeats_s = 1\n", "unknown key daemon.beats_s", "did you mean 'beat_s'?"),
+        ("[daemon]\nheartbeats_s = 1\n", "unknown key daemon.heartbeats_s", "did you mean 'heartbeat_s'?"),
         ("[ctl\n", "not TOML", "mend this line"),
     ],
 )

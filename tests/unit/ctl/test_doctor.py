@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from oobleckd.ctl import checkup, clustercheck
-from oobleckd.ctl.checkup import Check
+from oobleckd.ctl.checkup import CheckupItem
 from oobleckd.daemon import keys
 from oobleckd.protocol.api import LostRecords, Problem
 from tests.helpers.api_server import node_view
 from tests.unit.ctl.conftest import Ctl
 
 
-def levels(checks: Sequence[Check]) -> list[str]:
+def levels(checks: Sequence[CheckupItem]) -> list[str]:
     return [check.level for check in checks]
 
 
@@ -89,7 +89,9 @@ def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(checkup, "_ASK_TORCH", f"print({text!r})")
 
     told('{"count": 8, "cuda": "13.0", "nccl": [2, 29, 7]}')
-    assert checkup.gpus(driver) == Check("gpu", "ok", "8 GPUs, driver 550.54.15, CUDA 13.0, NCCL 2.29.7")
+    assert checkup.gpus(driver) == CheckupItem(
+        "gpu", "ok", "8 GPUs, driver 550.54.15, CUDA 13.0, NCCL 2.29.7"
+    )
     told('{"count": 0, "cuda": "", "nccl": []}')
     assert "torch (CUDA none) sees no GPU" in checkup.gpus(driver).text
     monkeypatch.setattr(checkup, "_ASK_TORCH", "raise SystemExit(1)")
@@ -102,9 +104,9 @@ def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings(tmp_path: Path) -> None:
     file = tmp_path / "oobleck.toml"
     assert clustercheck.settings({}, [file])[1].level == "ok"
-    file.write_text("[daemon]\nbeats_s = 1\n")
+    file.write_text("[daemon]\nheartbeats_s = 1\n")
     config, check = clustercheck.settings({}, [file])
-    assert (config, check.level, check.hint) == (None, "fail", "did you mean 'beat_s'?")
+    assert (config, check.level, check.hint) == (None, "fail", "did you mean 'heartbeat_s'?")
 
 
 def test_keys(tmp_path: Path) -> None:
@@ -154,7 +156,7 @@ def test_nodes() -> None:
 
 
 def test_exactness() -> None:
-    def found(**of_the_first: Any) -> list[Check]:
+    def found(**of_the_first: Any) -> list[CheckupItem]:
         return clustercheck.exactness([node_view("node-1", **of_the_first), node_view("far")])
 
     assert levels(found()) == ["ok"]

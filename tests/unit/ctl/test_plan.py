@@ -22,7 +22,7 @@ from oobleckd.core.entries import ProfileMeasured
 from oobleckd.core.jobs import profile_key
 from oobleckd.ctl.main import main
 from oobleckd.ctl.profiles import analytic, limit_bytes
-from oobleckd.ctl.world import World
+from oobleckd.ctl.world import PlannedWorld
 from oobleckd.daemon.journal import Journal
 from oobleckd.host.jobfile import load_job
 from oobleckd.planner.costs.devices import SHEETS
@@ -148,7 +148,7 @@ def test_under_bamboo_the_predecessor_takes_over(tmp_path: Path) -> None:
     found = planned(file, "--nodes", "6", "--without", "node-2")
     assert found.change is not None
     assert found.change.copied_bytes == 0
-    assert found.change.reason.startswith("node-1, which shadowed node-2, does its work too; ")
+    assert found.change.reason.startswith("node-1, which held the layers of node-2, does its work too; ")
     assert found.plan.can_lose == 2
 
 
@@ -256,7 +256,7 @@ def test_two_chunks_a_device(tmp_path: Path, job_file: JobFile) -> None:
 def test_waiting_is_what_a_simulation_shows() -> None:
     job = load_job(Path(EXAMPLE))
     profile = analytic(job, SHEETS["cpu"])
-    plan = World(job, profile, limit_bytes(job, profile, None), 7, 1).start()
+    plan = PlannedWorld(job, profile, limit_bytes(job, profile, None), 7, 1).start()
     simulated = dry_run_plan(plan, profile).bubble
     expected = sum(simulated.values()) / len(simulated)
     assert planned(EXAMPLE, "--nodes", "7").plan.bubble == pytest.approx(expected, abs=0.01)

@@ -64,7 +64,7 @@ def test_the_document_is_what_scripts_rely_on() -> None:
 def test_all_policies_meet_the_same_failures() -> None:
     found = simulated(*SHORT, "--policy", "all", "--seeds", "2")
     assert (found["apiVersion"], found["kind"]) == ("oobleck/v1", "Simulation")
-    able = [name for name in get_args(PolicyName) if name != "bamboo"]  # shadows need nine nodes
+    able = [name for name in get_args(PolicyName) if name != "bamboo"]  # redundant layers need nine nodes
     assert [line["policy"] for line in found["policies"]] == able
     for line in found["policies"]:
         assert [run["seed"] for run in line["runs"]] == [0, 1]

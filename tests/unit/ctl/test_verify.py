@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.ctl import twin
+from oobleckd.ctl import reference
 from oobleckd.ctl.compare import CompareError, StepFact
 from oobleckd.protocol.api import Accepted, JobView, StepView
 from oobleckd.protocol.job import Job, parse_job
@@ -32,15 +32,15 @@ def cluster(ctl: Ctl, tmp_path: Path) -> Ctl:
     ctl.api.jobs = [job_view(checkpoint=str(write_checkpoint(tmp_path / "ours")), incidents=2)]
     ctl.api.steps["job-1"] = step_views(facts())
     ctl.api.nodes = [node_view("node-1")]
-    ctl.api.on_act = lambda _path, body: run_twin(ctl, tmp_path, body)
+    ctl.api.on_act = lambda _path, body: run_reference(ctl, tmp_path, body)
     return ctl
 
 
-def run_twin(ctl: Ctl, folder: Path, body: dict[str, Any], **changes: Any) -> Accepted:
+def run_reference(ctl: Ctl, folder: Path, body: dict[str, Any], **changes: Any) -> Accepted:
     """Run a job to its end at once, as a cluster would in an hour."""
     number = len(ctl.api.jobs) + 1
     spec = parse_job(body["job"])
-    checkpoint = write_checkpoint(folder / f"twin-{number}")
+    checkpoint = write_checkpoint(folder / f"reference-{number}")
     usual: dict[str, Any] = {"id": f"job-{number}", "spec": spec, "checkpoint": str(checkpoint)}
     ctl.api.jobs.append(job_view(**(usual | changes)))
     ctl.api.steps[f"job-{number}"] = step_views(facts())
@@ -54,7 +54,7 @@ def test_identical(cluster: Ctl) -> None:
     assert lines[0].startswith("ledger: 12 samples in 3 steps")
     assert lines[-1].startswith("verified: 3 of 3 losses and 4 of 4 weight tensors are bit-identical")
     submitted = parse_job(cluster.api.asked[0][1]["job"])
-    assert submitted.name == "small-twin"
+    assert submitted.name == "small-reference"
     assert submitted.train == job_spec().train
 
 
@@ -67,12 +67,12 @@ def test_a_job_that_stopped_at_skipped_steps_is_judged(cluster: Ctl, tmp_path: P
     cluster.api.steps["job-1"] = cluster.api.steps["job-2"] = steps
 
     def run(_path: str, body: dict[str, Any]) -> Accepted:
-        answer = run_twin(cluster, tmp_path, body, **end)
+        answer = run_reference(cluster, tmp_path, body, **end)
         cluster.api.steps[answer.id] = steps
         return answer
 
     cluster.api.on_act = run
-    for _ in range(2):  # the second time the twin is the one that was kept
+    for _ in range(2):  # the second time the reference run is the one that was kept
         result = cluster("verify", "small")
         assert result.exit_code == 0, result.stderr
         assert "verified: 3 of 3 losses are bit-identical" in result.stdout
@@ -84,7 +84,7 @@ def test_a_job_that_failed_otherwise_is_not(cluster: Ctl) -> None:
     assert cluster("verify", "small").exit_code == 5
 
 
-def test_the_twin_is_kept(cluster: Ctl) -> None:
+def test_the_reference_run_is_kept(cluster: Ctl) -> None:
     assert cluster("verify", "job-1").exit_code == 0
     assert cluster("verify", "job-1").exit_code == 0
     assert len(cluster.api.asked) == 1
@@ -92,16 +92,18 @@ def test_the_twin_is_kept(cluster: Ctl) -> None:
     assert len(cluster.api.asked) == 2
 
 
-def test_a_twin_of_one_process_serves_every_job_that_trains_the_same(
+def test_a_reference_run_of_one_process_serves_every_job_that_trains_the_same(
     cluster: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
 
-    def run(job: Job, _out: Path) -> twin.Kept:
+    def run(job: Job, _out: Path) -> reference.ReferenceRun:
         ran.append(job.name)
-        return twin.Kept(str(write_checkpoint(tmp_path / f"single-{len(ran)}")), facts(), ("cpu",))
+        return reference.ReferenceRun(
+            str(write_checkpoint(tmp_path / f"single-{len(ran)}")), facts(), ("cpu",)
+        )
 
-    monkeypatch.setattr(twin, "run_single", run)
+    monkeypatch.setattr(reference, "run_single", run)
     usual = msgspec.to_builtins(job_spec())
     rerouted = {"fault_tolerance": {"policy": "slipstream"}, "schedule": {"backward": "decoupled"}}
     seeded = {"train": usual["train"] | {"seed": 1}}
@@ -116,32 +118,34 @@ def test_a_twin_of_one_process_serves_every_job_that_trains_the_same(
     assert "kept from before" in results[1].stderr
 
 
-def test_who_wants_a_twin_that_is_being_made_waits_for_it(
+def test_who_wants_a_reference_run_that_is_being_made_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "verify" / "one.json"
     held, waited_for = threading.Event(), threading.Event()
 
     def make() -> None:
-        with twin.made_once(file):
+        with reference.made_once(file):
             held.set()
             waited_for.wait()
-            twin.keep(file, twin.Kept(str(write_checkpoint(tmp_path / "theirs")), facts(), ("cpu",)))
+            reference.keep(
+                file, reference.ReferenceRun(str(write_checkpoint(tmp_path / "theirs")), facts(), ("cpu",))
+            )
 
     def noted(text: str) -> None:
         assert "waiting for another verify" in text
         waited_for.set()
 
-    monkeypatch.setattr(twin, "note", noted)
+    monkeypatch.setattr(reference, "note", noted)
     other = threading.Thread(target=make)
     other.start()
     held.wait()
-    with twin.made_once(file):
-        assert twin.recall(file) is not None
+    with reference.made_once(file):
+        assert reference.recall(file) is not None
     other.join()
 
 
-def test_a_kept_twin_without_its_checkpoint_is_run_again(cluster: Ctl) -> None:
+def test_a_kept_reference_run_without_its_checkpoint_is_run_again(cluster: Ctl) -> None:
     assert cluster("verify", "job-1").exit_code == 0
     (Path(cluster.api.jobs[-1].checkpoint) / "manifest.json").unlink()
     assert cluster("verify", "job-1").exit_code == 0
@@ -172,25 +176,27 @@ def test_json(cluster: Ctl) -> None:
     assert (found["kind"], found["identical"], found["num_weights"]) == ("Verdict", True, 4)
 
 
-def test_a_twin_with_failures_is_run_again(cluster: Ctl, tmp_path: Path) -> None:
+def test_a_reference_run_with_failures_is_run_again(cluster: Ctl, tmp_path: Path) -> None:
     unlucky = iter([2, 1, 0])
-    cluster.api.on_act = lambda _path, body: run_twin(cluster, tmp_path, body, incidents=next(unlucky))
+    cluster.api.on_act = lambda _path, body: run_reference(cluster, tmp_path, body, incidents=next(unlucky))
     assert cluster("verify", "job-1").exit_code == 0
     assert len(cluster.api.asked) == 3
 
 
-def test_a_twin_that_never_comes_through(cluster: Ctl, tmp_path: Path) -> None:
-    cluster.api.on_act = lambda _path, body: run_twin(cluster, tmp_path, body, incidents=1)
+def test_a_reference_run_that_never_comes_through(cluster: Ctl, tmp_path: Path) -> None:
+    cluster.api.on_act = lambda _path, body: run_reference(cluster, tmp_path, body, incidents=1)
     result = cluster("verify", "job-1")
     assert result.exit_code == 1
     assert "met failures 3 times" in result.stderr
 
 
-def test_a_twin_that_fails(cluster: Ctl, tmp_path: Path) -> None:
-    cluster.api.on_act = lambda _path, body: run_twin(cluster, tmp_path, body, state="failed", reason="disk")
+def test_a_reference_run_that_fails(cluster: Ctl, tmp_path: Path) -> None:
+    cluster.api.on_act = lambda _path, body: run_reference(
+        cluster, tmp_path, body, state="failed", reason="disk"
+    )
     result = cluster("verify", "job-1")
     assert result.exit_code == 1
-    assert result.stderr.endswith("error: small-twin is failed at step 3\nhint: disk\n")
+    assert result.stderr.endswith("error: small-reference is failed at step 3\nhint: disk\n")
 
 
 def test_other_texts_are_not_comparable(cluster: Ctl) -> None:
@@ -213,7 +219,7 @@ def test_mixed_kinds_of_devices_are_not_comparable(cluster: Ctl) -> None:
     assert "not comparable: different kinds of devices: cpu and cuda here" in result.stderr
 
 
-def test_a_twin_of_another_kind_is_not_comparable(cluster: Ctl) -> None:
+def test_a_reference_run_of_another_kind_is_not_comparable(cluster: Ctl) -> None:
     assert cluster("verify", "job-1").exit_code == 0
     cluster.api.nodes = [node_view("node-1", kinds=("cuda",))]
     assert "cuda here, cpu without failures" in cluster("verify", "job-1").stderr
@@ -265,13 +271,13 @@ def test_a_job_that_still_runs(cluster: Ctl) -> None:
 def test_a_checkpoint_of_another_step(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "early", step=2)
     with pytest.raises(CompareError, match="not the checkpoint after the last step"):
-        twin.evidence(job_spec(), facts(), folder)
+        reference.evidence(job_spec(), facts(), folder)
 
 
 def test_a_job_without_checkpoint() -> None:
     view: JobView = job_view()
     with pytest.raises(CompareError, match="no checkpoint"):
-        twin.run_of(view, [])
+        reference.run_of(view, [])
 
 
 def test_toml_round_trips() -> None:
@@ -281,4 +287,4 @@ def test_toml_round_trips() -> None:
         "model": {"config": {"n_embd": 8, "resid_pdrop": 1e-05, "text": 'a "quote"\n\\ ü', "flag": True, "a.b": 1}},
         "optimizer": {"betas": [0.9, 0.95], "lr": 1e20},
     })  # fmt: skip
-    assert parse_job(tomllib.loads(twin.to_toml(msgspec.to_builtins(job)))) == job
+    assert parse_job(tomllib.loads(reference.to_toml(msgspec.to_builtins(job)))) == job

@@ -10,9 +10,9 @@ import pytest
 from oobleckd.protocol.api import LayerRange, PipelineView, RejectedView
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import (
-    BlastView,
     Bundle,
     GoodputView,
+    ImpactView,
     LaneView,
     LayerView,
     OpView,
@@ -37,7 +37,7 @@ SCHEDULE = ScheduleView(
         LaneView("node-3/0", 1, (1,), (OpView("F", 1, 0, 1.0, 2.0, "node-2/0", again=True), OpView("B", 1, 0, 2.0, 3.0, "node-2/0")), 0.5),
     ),
 )  # fmt: skip
-BLAST = BlastView(
+IMPACT = ImpactView(
     "job-1", ("node-2",), (), 0, stops=False, stall_s=0.25, throughput=0.5, copied_bytes=3 << 20, copy_s=0.1, can_lose=0,
     plan=(PipelineView(0, ("node-1",), (LayerRange("node-1/0", 0, 2),), (0, 1)),), reason="shrink pipeline 0",
     rejected=(RejectedView("plan all anew", 2.0, "1 s more"),),
@@ -59,7 +59,7 @@ BUNDLE = Bundle(
 def watched(api: Api) -> None:
     """Something to look at."""
     api.jobs, api.layers = [job_view()], LAYERS
-    api.watched = {"goodput": GOODPUT, "schedule": SCHEDULE, "blast": BLAST, "bundle": BUNDLE}
+    api.watched = {"goodput": GOODPUT, "schedule": SCHEDULE, "impact": IMPACT, "bundle": BUNDLE}
 
 
 def test_layers_and_goodput(ctl: Ctl) -> None:
@@ -83,7 +83,7 @@ def test_a_schedule_is_drawn(ctl: Ctl) -> None:
     watched(ctl.api)
     said = ctl("describe", "schedule", "small", "--step", "7").stdout
     fields = {name: text.strip() for name, _, text in (line.partition(":") for line in said.splitlines())}
-    assert fields["step"] == "7 of job-1, epoch 2, measured"
+    assert fields["step"] == "7 of job-1, generation 2, measured"
     assert fields["lost"] == "node-2/0"
     assert fields["re-routed"] == "2 ops of node-2/0 by node-3/0"
     assert fields["done again"] == "1 op"
@@ -102,17 +102,17 @@ def test_what_would_follow(ctl: Ctl) -> None:
     assert "50.0% of now" in said.stdout
     assert "3 MiB in 100 ms" in said.stdout
     assert "plan all anew" in said.stdout
-    assert ctl.api.queries[-1] == ("/v1/blast", {"nodes": ["node-2,node-3,node-4"]})
+    assert ctl.api.queries[-1] == ("/v1/impact", {"nodes": ["node-2,node-3,node-4"]})
     ctl("what-if", "small", "--without", "node-2")
-    assert ctl.api.queries[-1] == ("/v1/blast", {"job": ["job-1"], "nodes": ["node-2"]})
+    assert ctl.api.queries[-1] == ("/v1/impact", {"job": ["job-1"], "nodes": ["node-2"]})
     assert ctl("what-if", "--without", ",").exit_code == 2
     assert ctl("what-if").exit_code == 2
 
 
 def test_a_loss_that_stops_the_job_is_said_so(ctl: Ctl) -> None:
     watched(ctl.api)
-    ctl.api.watched["blast"] = msgspec.structs.replace(
-        BLAST, stops=True, plan=(), rejected=(), lost_layers=(0, 1, 2, 5), steps_back=3
+    ctl.api.watched["impact"] = msgspec.structs.replace(
+        IMPACT, stops=True, plan=(), rejected=(), lost_layers=(0, 1, 2, 5), steps_back=3
     )
     said = ctl("what-if", "--without", "node-2")
     assert said.exit_code == 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oobleckd.daemon.config import Config, is_loopback, load_config
-from oobleckd.host.settings import ConfigError, Loaded, config_files
+from oobleckd.host.settings import ConfigError, LoadedSettings, config_files
 
 
 def write(path: Path, text: str) -> Path:
@@ -18,7 +18,7 @@ def write(path: Path, text: str) -> Path:
 
 def load(
     *files: Path, flags: dict[str, Any] | None = None, env: dict[str, str] | None = None
-) -> Loaded[Config]:
+) -> LoadedSettings[Config]:
     return load_config(flags or {}, env or {}, files)
 
 
@@ -30,8 +30,10 @@ def test_defaults() -> None:
 
 
 def test_flag_over_environment_over_files(tmp_path: Path) -> None:
-    near = write(tmp_path / "near.toml", "[daemon]\nbeat_s = 2\nlease_s = 20\ngroup = 'near'\n")
-    far = write(tmp_path / "far.toml", "[daemon]\nbeat_s = 1\ngrace_s = 3\ngroup = 'far'\n[ctl]\nx = 1\n")
+    near = write(tmp_path / "near.toml", "[daemon]\nheartbeat_s = 2\nlease_s = 20\ngroup = 'near'\n")
+    far = write(
+        tmp_path / "far.toml", "[daemon]\nheartbeat_s = 1\ngrace_s = 3\ngroup = 'far'\n[ctl]\nx = 1\n"
+    )
     loaded = load(
         near,
         tmp_path / "none.toml",
@@ -40,8 +42,8 @@ def test_flag_over_environment_over_files(tmp_path: Path) -> None:
         env={"OOBLECK_LEASE_S": "30"},
     )
     config = loaded.config
-    assert (config.beat_s, config.lease_s, config.grace_s, config.group) == (2, 30, 3, "flag")
-    assert loaded.origins["beat_s"] == str(near)
+    assert (config.heartbeat_s, config.lease_s, config.grace_s, config.group) == (2, 30, 3, "flag")
+    assert loaded.origins["heartbeat_s"] == str(near)
     assert loaded.origins["lease_s"] == "OOBLECK_LEASE_S"
     assert loaded.origins["grace_s"] == str(far)
     assert loaded.origins["group"] == "--group"
@@ -62,15 +64,15 @@ def test_booleans_of_the_environment(text: str, value: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "problem", "hint"),
     [
-        ("[daemon]\nbeats_s = 1\n", "unknown key daemon.beats_s", "did you mean 'beat_s'?"),
+        ("[daemon]\nheartbeats_s = 1\n", "unknown key daemon.heartbeats_s", "did you mean 'heartbeat_s'?"),
         ("[daemn]\n", "unknown key 'daemn'", "did you mean 'daemon'?"),
-        ("beat_s = 1\n", "unknown key 'beat_s'", "write it under [daemon]"),
+        ("heartbeat_s = 1\n", "unknown key 'heartbeat_s'", "write it under [daemon]"),
         ("daemon = 1\n", "daemon is no table", "write [daemon]"),
-        ("[daemon]\nbeat_s = 'fast'\n", "beat_s = 'fast': expected `float`", ""),
-        ("[daemon]\nbeat_s = 0\n", "beat_s = 0: expected `float` > 0", ""),
+        ("[daemon]\nheartbeat_s = 'fast'\n", "heartbeat_s = 'fast': expected `float`", ""),
+        ("[daemon]\nheartbeat_s = 0\n", "heartbeat_s = 0: expected `float` > 0", ""),
         ("[daemon]\nlog_level = 'loud'\n", "log_level = 'loud': invalid enum value", ""),
         ("[daemon\n", "not TOML", ""),
-        ("[daemon]\nbeat_s = 6\n", "shorter than two beats", "at least 2 * beat_s"),
+        ("[daemon]\nheartbeat_s = 6\n", "shorter than two heartbeats", "at least 2 * heartbeat_s"),
         ("[daemon]\nendpoint = 'here'\n", "endpoint = 'here' is none", "tcp://"),
         ("[daemon]\nendpoint = 'tcp://127.0.0.1'\n", "has no port", "tcp://"),
         ("[daemon]\nendpoint = 'tcp://0.0.0.0:1'\ncurve = false\n", "beyond this machine", "keygen"),
@@ -85,7 +87,7 @@ def test_errors_say_where_what_and_what_next(tmp_path: Path, text: str, problem:
         load(path)
     assert problem in str(caught.value)
     assert hint in caught.value.hint
-    if "beyond" not in problem and "two beats" not in problem:
+    if "beyond" not in problem and "two heartbeats" not in problem:
         assert caught.value.where == str(path)
 
 
@@ -94,6 +96,23 @@ def test_a_slip_in_a_variable_is_an_error_and_a_foreign_one_is_not() -> None:
     with pytest.raises(ConfigError, match="OOBLECK_ENDPONT") as caught:
         load(env={"OOBLECK_ENDPONT": "tcp://127.0.0.1:0"})
     assert "OOBLECK_ENDPOINT" in caught.value.hint
+
+
+def test_a_variable_by_its_old_name_is_an_error_that_names_the_new_one() -> None:
+    with pytest.raises(ConfigError, match="OOBLECK_ROAD: this variable has a new name") as caught:
+        load(env={"OOBLECK_ROAD": "staged"})
+    assert caught.value.hint == "set OOBLECK_BACKEND instead, and unset OOBLECK_ROAD"
+
+
+def test_a_key_by_its_old_name_is_an_error_that_names_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[daemon]\nbeat_s = 1\n")
+    with pytest.raises(ConfigError, match=r"unknown key daemon\.beat_s") as caught:
+        load(path)
+    assert caught.value.hint == "it has a new name: write 'heartbeat_s'"
+    with pytest.raises(ConfigError, match="OOBLECK_BEAT_S") as caught:
+        load(env={"OOBLECK_BEAT_S": "1"})
+    assert "OOBLECK_HEARTBEAT_S" in caught.value.hint
 
 
 def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oobleckd.daemon.connections import MOST_EARLY, Connection, Connections
-from oobleckd.protocol.messages import PROTOCOL, Beat, FromWorker, Hello
+from oobleckd.protocol.messages import PROTOCOL, FromWorker, Heartbeat, Hello
 
 HELLO = Hello(PROTOCOL, "n", "life.1", "host", True, ())
 
@@ -21,19 +21,19 @@ class Listener:
 
 def test_what_came_before_hello_waits_for_it() -> None:
     listener, connection = Listener(), Connection()
-    listener.connections.heard(connection, Beat("early"))
+    listener.connections.heard(connection, Heartbeat("early"))
     assert listener.heard == []
     listener.connections.introduced(connection, "n", HELLO)
-    assert listener.heard == [HELLO, Beat("early")]
+    assert listener.heard == [HELLO, Heartbeat("early")]
     assert listener.connections.of("n") is connection
 
 
 @pytest.mark.parametrize("more", [-100, 0, 1, 100])
 def test_of_what_came_before_hello_the_newest_are_kept(more: int) -> None:
     listener, connection = Listener(), Connection()
-    said = [Beat(str(number)) for number in range(MOST_EARLY + more)]
-    for beat in said:
-        listener.connections.heard(connection, beat)
+    said = [Heartbeat(str(number)) for number in range(MOST_EARLY + more)]
+    for heartbeat in said:
+        listener.connections.heard(connection, heartbeat)
     listener.connections.introduced(connection, "n", HELLO)
     assert listener.heard == [HELLO, *said[-MOST_EARLY:]]
 
@@ -55,7 +55,7 @@ def test_late_words_of_an_older_connection_do_not_count() -> None:
     for connection in (old, new):
         listener.connections.introduced(connection, "n", HELLO)
     listener.heard.clear()
-    listener.connections.heard(old, Beat("life.0"))
+    listener.connections.heard(old, Heartbeat("life.0"))
     assert listener.heard == []
     assert old.replaced
 

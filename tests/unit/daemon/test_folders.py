@@ -8,7 +8,7 @@ import pytest
 
 from oobleckd.core.events import FolderFound
 from oobleckd.daemon.folders import Folders, JobFolder
-from oobleckd.host.folder import ForeignFolder, Mark, claim, mark_of
+from oobleckd.host.folder import FolderMark, ForeignFolder, claim, mark_of
 
 
 def test_the_next_number_that_nobody_has(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_the_next_number_that_nobody_has(tmp_path: Path) -> None:
 def test_what_an_older_version_left_gets_the_mark(tmp_path: Path) -> None:
     (tmp_path / "q-1" / "step-00000010").mkdir(parents=True)
     assert Folders(["ours"]).look(JobFolder("q-1", "q", tmp_path, ""), 2) == FolderFound("q-1", "q-1")
-    assert mark_of(tmp_path / "q-1") == Mark("ours", "q-1")
+    assert mark_of(tmp_path / "q-1") == FolderMark("ours", "q-1")
 
 
 def test_two_that_an_older_version_had_write_into_one_folder_are_parted(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_two_that_an_older_version_had_write_into_one_folder_are_parted(tmp_path
     assert found is not None
     assert found.folder == "q-2"
     assert "another journal" in found.why
-    assert mark_of(tmp_path / "q-1") == Mark("theirs", "q-1")
+    assert mark_of(tmp_path / "q-1") == FolderMark("theirs", "q-1")
 
 
 def test_a_disk_that_is_away_is_left_alone(tmp_path: Path) -> None:
@@ -51,13 +51,13 @@ def test_another_disk_in_its_place_is_not_ours(tmp_path: Path) -> None:
 
 
 def test_an_adopted_copy_takes_another_folder_and_completes_what_its_devices_wrote(tmp_path: Path) -> None:
-    claim(tmp_path / "q-1", Mark("original", "q-1"))
+    claim(tmp_path / "q-1", FolderMark("original", "q-1"))
     adopted = Folders(["copy", "original"])
     found = adopted.look(JobFolder("q-1", "q", tmp_path, "q-1"), 2)
     assert found is not None
     assert found.folder == "q-2"
-    assert mark_of(tmp_path / "q-2") == Mark("copy", "q-2")
+    assert mark_of(tmp_path / "q-2") == FolderMark("copy", "q-2")
     adopted.enter("q-1", tmp_path / "q-1")
-    assert mark_of(tmp_path / "q-1") == Mark("original", "q-1")
+    assert mark_of(tmp_path / "q-1") == FolderMark("original", "q-1")
     with pytest.raises(ForeignFolder):
         Folders(["original"]).enter("q-1", tmp_path / "q-2")

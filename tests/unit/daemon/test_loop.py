@@ -43,7 +43,7 @@ from oobleckd.protocol.api import Accepted, Drain
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import Manifest
 from oobleckd.protocol.job import Job, Train
-from oobleckd.protocol.messages import Ack, Beat, Release
+from oobleckd.protocol.messages import Ack, Heartbeat, Release
 from oobleckd.protocol.parts import Counters
 
 WAIT_S = 120.0
@@ -111,7 +111,7 @@ async def test_what_is_told_is_durable_and_in_order(tmp_path: Path) -> None:
 
     async with World(tmp_path, answer) as world:
         for number in range(50):
-            world.loop.heard("n", Beat(str(number)))
+            world.loop.heard("n", Heartbeat(str(number)))
         for number in range(50):
             _, message, on_disk = await asyncio.wait_for(world.told.get(), WAIT_S)
             assert message == Ack("j", number)

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oobleckd.core.config import Config
+from oobleckd.core.config import CoreConfig
 from oobleckd.core.entries import AnyEntry, Entry
 from oobleckd.core.machine import Machine
 from oobleckd.daemon import mend as mending
@@ -99,7 +99,7 @@ def of_page(path: Path, table: str, change: Callable[[sqlite3.Connection], None]
 def test_killed_after_every_single_record_the_state_is_that_of_a_prefix(recorded, tmp_path: Path) -> None:
     """A process writes a record, waits until it is durable, and is killed; the next one goes on. Each time the state is that of what was written."""
     folder = tmp_path / "state"
-    config = Config(daemon="d", state_dir="state")
+    config = CoreConfig(daemon="d", state_dir="state")
     for count, entry in enumerate(recorded, 1):
         _in_child(lambda entry=entry: opened(folder).append([entry]).result(WAIT_S))
         entries, damage = read(folder)

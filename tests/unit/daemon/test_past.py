@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from oobleckd.daemon import past
-from oobleckd.daemon.past import Batch, PastError, PastStore
+from oobleckd.daemon.past import PastBatch, PastError, PastStore
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import LaneView, OpView, ScheduleView, Snapshot
 from tests.helpers.api_server import job_view, node_view, status_view
@@ -68,8 +68,8 @@ def fill(store: PastStore, minutes: int, begins: float = 1000.0) -> None:
     seq = 0
     for half in range(2 * minutes):
         at = begins + 30 * half
-        store.put(Batch(snapshot=snapshot(at, seq), schedules=[schedule(at)]))
-        store.put(Batch(changes=[change(seq + 1 + i, at + i + 0.5) for i in range(30)]))
+        store.put(PastBatch(snapshot=snapshot(at, seq), schedules=[schedule(at)]))
+        store.put(PastBatch(changes=[change(seq + 1 + i, at + i + 0.5) for i in range(30)]))
         seq += 30
         if half % 8 == 7:  # a disk that falls behind costs the oldest that wait
             store.reached().result(WAIT_S)
@@ -105,9 +105,9 @@ def test_a_moment_before_the_beginning_and_one_after_the_end(tmp_path: Path) -> 
 def test_a_state_and_its_changes_never_overlap(tmp_path: Path) -> None:
     """A snapshot has what was decided by its number, whenever that was announced; notices have no number of their own."""
     with store_in(tmp_path) as store:
-        store.put(Batch(changes=[change(4, 9.9), change(5, 9.9)]))
-        store.put(Batch(snapshot=snapshot(10.0, 5)))
-        store.put(Batch(changes=[change(5, 10.0, "daemon", "the disk is full"), change(6, 10.0)]))
+        store.put(PastBatch(changes=[change(4, 9.9), change(5, 9.9)]))
+        store.put(PastBatch(snapshot=snapshot(10.0, 5)))
+        store.put(PastBatch(changes=[change(5, 10.0, "daemon", "the disk is full"), change(6, 10.0)]))
         store.reached().result(WAIT_S)
         found = store.read(10.0, 60.0)
         assert [(each.kind, each.seq) for each in found.changes] == [("daemon", 5), ("step", 6)]
@@ -117,7 +117,7 @@ def test_nothing_yet(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         with pytest.raises(PastError, match="cannot be read"):
             store.read(0.0, 1.0)
-        store.put(Batch(changes=[change(1, 1.0)]))
+        store.put(PastBatch(changes=[change(1, 1.0)]))
         store.reached().result(WAIT_S)
         with pytest.raises(PastError, match="nothing is recorded yet") as caught:
             store.read(0.0, 1.0)
@@ -149,11 +149,11 @@ def test_a_full_disk_is_said_once_and_replay_goes_on_later(tmp_path: Path) -> No
                 noise = "".join(
                     random.Random(number).choices("0123456789abcdefghijklmnopqrstuvwxyz", k=60_000)
                 )
-                store.put(Batch(changes=[change(100 + number, 2000.0, text=noise)]))
+                store.put(PastBatch(changes=[change(100 + number, 2000.0, text=noise)]))
                 store.reached().result(WAIT_S)
             troubles.wait_for(1)
             assert store.trouble
-        store.put(Batch(snapshot=snapshot(3000.0, 200)))
+        store.put(PastBatch(snapshot=snapshot(3000.0, 200)))
         store.reached().result(WAIT_S)
         assert not store.trouble
         assert store.read(3000.0, 1.0).snapshot.seq == 200
@@ -176,7 +176,7 @@ def test_a_file_of_another_version_is_set_aside(tmp_path: Path, monkeypatch: pyt
         fill(store, 1)
     monkeypatch.setattr(past, "FORMAT", 2)
     with store_in(tmp_path) as store:
-        store.put(Batch(snapshot=snapshot(5000.0, 7)))
+        store.put(PastBatch(snapshot=snapshot(5000.0, 7)))
         store.reached().result(WAIT_S)
         assert store.read(0.0, 1.0).begins == 5000.0
     assert (tmp_path / past.DAMAGED).exists()
@@ -187,7 +187,7 @@ def test_a_file_that_is_removed_is_made_again(tmp_path: Path) -> None:
         fill(store, 1)
         for file in tmp_path.iterdir():
             file.unlink()
-        store.put(Batch(snapshot=snapshot(5000.0, 7)))
+        store.put(PastBatch(snapshot=snapshot(5000.0, 7)))
         store.reached().result(WAIT_S)
         assert store.read(0.0, 1.0).begins == 5000.0
         assert not store.trouble
@@ -198,20 +198,20 @@ def test_nobody_waits_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.Monkey
     gate = threading.Event()
     write = PastStore._write
 
-    def slowly(self: PastStore, batches: list[Batch]) -> None:
+    def slowly(self: PastStore, batches: list[PastBatch]) -> None:
         assert gate.wait(WAIT_S)
         write(self, batches)
 
     monkeypatch.setattr(PastStore, "_write", slowly)
     with store_in(tmp_path) as store:
         for number in range(200):
-            store.put(Batch(snapshot=snapshot(float(number), number)))
+            store.put(PastBatch(snapshot=snapshot(float(number), number)))
         mark = store.reached()
         gate.set()
         mark.result(WAIT_S)
         assert store.read(1e6, 0.0).snapshot.seq == 199
     store.reached().result(WAIT_S)  # closed: at once
-    store.put(Batch(snapshot=snapshot(1.0, 1)))
+    store.put(PastBatch(snapshot=snapshot(1.0, 1)))
 
 
 def test_a_seek_in_a_day_of_a_thousand_nodes_is_quick(tmp_path: Path) -> None:
@@ -219,10 +219,10 @@ def test_a_seek_in_a_day_of_a_thousand_nodes_is_quick(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         for half in range(40):
             at = 1000.0 + 30 * half
-            store.put(Batch(snapshot=snapshot(at, 1500 * half, 1000)))
+            store.put(PastBatch(snapshot=snapshot(at, 1500 * half, 1000)))
             for part in range(15):
                 first = 1500 * half + 100 * part + 1
-                store.put(Batch(changes=[change(first + i, at + 2 * part + i / 50) for i in range(100)]))
+                store.put(PastBatch(changes=[change(first + i, at + 2 * part + i / 50) for i in range(100)]))
             store.reached().result(WAIT_S)
         began = time.perf_counter()
         found = store.read(1000.0 + 30 * 27 + 29.91, 0.0)

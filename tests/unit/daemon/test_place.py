@@ -9,7 +9,7 @@ import pytest
 
 from oobleckd.daemon import place
 from oobleckd.daemon.journal import Journal
-from oobleckd.daemon.place import CopiedState, Place, check, is_same
+from oobleckd.daemon.place import CopiedState, DaemonPlace, check, is_same
 
 
 def life(folder: Path, *, adopt: bool = False) -> tuple[str, ...]:
@@ -66,26 +66,26 @@ def test_a_mended_journal_is_no_copy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("here", "same"),
     [
-        (Place("/state", "m", 7, 1), True),
-        (Place("/state", "m", 7, 2), True),  # the machine started anew and numbers its disks otherwise
-        (Place("/state", "other", 7, 2), True),  # a volume that another container has now
-        (Place("/moved", "m", 7, 1), True),
+        (DaemonPlace("/state", "m", 7, 1), True),
+        (DaemonPlace("/state", "m", 7, 2), True),  # the machine started anew and numbers its disks otherwise
+        (DaemonPlace("/state", "other", 7, 2), True),  # a volume that another container has now
+        (DaemonPlace("/moved", "m", 7, 1), True),
         (
-            Place("/state", "m", 8, 1),
+            DaemonPlace("/state", "m", 8, 1),
             True,
         ),  # a file system that numbers its files anew, or a backup in its place
-        (Place("/copy", "m", 8, 1), False),
-        (Place("/copy", "m", 7, 2), False),  # another disk has given out the same number
-        (Place("/state", "other", 8, 1), False),  # a backup on another machine
+        (DaemonPlace("/copy", "m", 8, 1), False),
+        (DaemonPlace("/copy", "m", 7, 2), False),  # another disk has given out the same number
+        (DaemonPlace("/state", "other", 8, 1), False),  # a backup on another machine
     ],
 )
-def test_what_tells_a_folder_from_its_copy(here: Place, same: bool) -> None:
-    assert is_same(Place("/state", "m", 7, 1), here) is same
+def test_what_tells_a_folder_from_its_copy(here: DaemonPlace, same: bool) -> None:
+    assert is_same(DaemonPlace("/state", "m", 7, 1), here) is same
 
 
 def test_a_path_says_nothing_where_machines_have_no_names() -> None:
-    assert not is_same(Place("/state", "", 7, 1), Place("/state", "", 8, 1))
-    assert is_same(Place("/state", "", 7, 1), Place("/state", "", 7, 3))
+    assert not is_same(DaemonPlace("/state", "", 7, 1), DaemonPlace("/state", "", 8, 1))
+    assert is_same(DaemonPlace("/state", "", 7, 1), DaemonPlace("/state", "", 7, 3))
 
 
 def test_the_file_that_tells_is_never_written_again(tmp_path: Path) -> None:

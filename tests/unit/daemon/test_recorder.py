@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oobleckd.core import view
-from oobleckd.daemon.past import Batch, PastStore
+from oobleckd.daemon.past import PastBatch, PastStore
 from oobleckd.daemon.recorder import Recorder, snapshot
 from oobleckd.protocol.changes import Change
 from tests.helpers.simjobs import make_job
@@ -87,7 +87,7 @@ def test_a_snapshot_of_many_nodes_does_not_stop_the_loop() -> None:
 
 
 def test_there_is_a_snapshot_soon_after_what_no_change_says_in_full(world: World) -> None:
-    core, taken = core_of(world), list[Batch]()
+    core, taken = core_of(world), list[PastBatch]()
     store: Any = SimpleNamespace(put=taken.append)
     made = Recorder(store, core, lambda: view.status(core), lambda: world.now)
 

@@ -15,7 +15,7 @@ from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.past import FILE
 from oobleckd.daemon.place import CopiedState
 from oobleckd.daemon.service import Service, open_service, status_of, step_row
-from oobleckd.host.folder import Mark, mark_of
+from oobleckd.host.folder import FolderMark, mark_of
 from oobleckd.protocol.api import Submit
 from oobleckd.protocol.job import Checkpoint
 from tests.helpers.simjobs import make_job
@@ -127,7 +127,7 @@ async def test_a_job_of_an_older_version_gets_the_mark_into_its_folder(tmp_path:
     assert service.looking is not None
     await service.looking
     assert (await life(service)).folder == "job-1"
-    assert mark_of(tmp_path / "ck" / "job-1") == Mark(service.journal.names[0], "job-1")
+    assert mark_of(tmp_path / "ck" / "job-1") == FolderMark(service.journal.names[0], "job-1")
 
 
 async def life(service: Service) -> JobRecord:

@@ -23,9 +23,9 @@ from oobleckd.daemon.recorder import Recorder
 from oobleckd.planner.policy import PlanError, Setup
 from oobleckd.protocol.api import Items
 from oobleckd.protocol.watch import (
-    BlastView,
     Bundle,
     GoodputView,
+    ImpactView,
     LayerView,
     Past,
     SampledSteps,
@@ -41,11 +41,11 @@ class Inline:
     def __init__(self, world: World) -> None:
         self.world, self.asked, self.error = world, 0, None
 
-    async def blast(self, question: LossQuestion, setup: Setup) -> BlastView:
+    async def impact(self, question: LossQuestion, setup: Setup) -> ImpactView:
         self._count()
         pack = poolwork.pack
         templates = self.world.job().templates
-        return poolwork.blast_of(poolwork.blast(pack(setup), pack(templates), pack(question), ()))
+        return poolwork.impact_of(poolwork.impact(pack(setup), pack(templates), pack(question), ()))
 
     async def schedule(self, question: StepQuestion) -> ScheduleView:
         self._count()
@@ -135,11 +135,12 @@ async def test_layers_goodput_and_what_would_follow() -> None:
         assert [each.copies for each in layers.items] == [3] * 6
         spent = await asker.get("/v1/jobs/job/goodput", GoodputView)
         assert spent.total_s > 0
-        found = await asker.get("/v1/blast?nodes=n02,n03", BlastView)
+        found = await asker.get("/v1/impact?nodes=n02,n03", ImpactView)
         assert found.nodes == ("n02", "n03")
-        assert (await asker.refused("/v1/blast?nodes=n02,x"))[1] == "no node x"
-        assert (await asker.refused("/v1/blast"))[0] == 422
-        assert (await asker.refused("/v1/blast?job=none&nodes=n02"))[0] == 404
+        assert await asker.get("/v1/blast?nodes=n02,n03", ImpactView) == found  # its first name
+        assert (await asker.refused("/v1/impact?nodes=n02,x"))[1] == "no node x"
+        assert (await asker.refused("/v1/impact"))[0] == 422
+        assert (await asker.refused("/v1/impact?job=none&nodes=n02"))[0] == 404
 
 
 @pytest.mark.asyncio
@@ -150,7 +151,7 @@ async def test_a_planner_that_cannot_say(error: Exception, status: int) -> None:
     world = running()
     async with serving(world) as asker:
         asker.service.planning.error = error
-        assert (await asker.refused("/v1/blast?nodes=n02"))[0] == status
+        assert (await asker.refused("/v1/impact?nodes=n02"))[0] == status
         assert (await asker.refused("/v1/schedule?modelled=1"))[0] == status
 
 
@@ -165,7 +166,7 @@ async def test_nothing_is_deployed() -> None:
         world.run_for(2.0)
         assert (await asker.refused("/v1/schedule"))[1] == "no step of job-1 was told op by op yet"
         assert (await asker.refused("/v1/schedule?modelled=1"))[0] == 409
-        assert (await asker.refused("/v1/blast?nodes=n01"))[0] == 409
+        assert (await asker.refused("/v1/impact?nodes=n01"))[0] == 409
         assert (await asker.refused("/v1/past"))[1] == "the past is not kept"
 
 
@@ -174,7 +175,7 @@ async def test_a_job_that_is_over() -> None:
     world = running(steps=30)
     world.until_state("done")
     async with serving(world) as asker:
-        assert (await asker.refused("/v1/blast?job=job&nodes=n01"))[0] == 409
+        assert (await asker.refused("/v1/impact?job=job&nodes=n01"))[0] == 409
         assert (await asker.get("/v1/layers?job=job", Items[LayerView])).items == ()
         assert (await asker.get("/v1/schedule?job=job", ScheduleView)).step == 21
         spent = await asker.get("/v1/jobs/job/goodput", GoodputView)

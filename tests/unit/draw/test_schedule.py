@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from oobleckd.draw.lines import length, plain
-from oobleckd.draw.schedule import Mark, Row, draw
+from oobleckd.draw.schedule import Row, ScheduleMark, draw
 
-FIRST = Row("stage 0", [Mark(0, False, 0.0, 1.0), Mark(0, True, 3.0, 5.0), Mark(12, True, 5.0, 6.0)])
-LAST = Row("stage 1", [Mark(0, False, 1.0, 2.0), Mark(0, True, 2.0, 3.0)])
+FIRST = Row(
+    "stage 0",
+    [ScheduleMark(0, False, 0.0, 1.0), ScheduleMark(0, True, 3.0, 5.0), ScheduleMark(12, True, 5.0, 6.0)],
+)
+LAST = Row("stage 1", [ScheduleMark(0, False, 1.0, 2.0), ScheduleMark(0, True, 2.0, 3.0)])
 
 
 def test_ops_waits_and_numbers() -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.host.folder import MARK, ForeignFolder, Mark, claim, disclaim, enter, mark_of
+from oobleckd.host.folder import MARK, FolderMark, ForeignFolder, claim, disclaim, enter, mark_of
 
-OURS, THEIRS = Mark("ours", "q-1"), Mark("theirs", "q-1")
+OURS, THEIRS = FolderMark("ours", "q-1"), FolderMark("theirs", "q-1")
 
 
 def test_of_many_who_claim_a_folder_one_has_it(tmp_path: Path) -> None:
-    marks = [Mark(f"journal-{number}", "q-1") for number in range(8)]
+    marks = [FolderMark(f"journal-{number}", "q-1") for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
         for number in range(20):
             folder = tmp_path / "ck" / f"q-{number}"

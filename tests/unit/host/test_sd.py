@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.daemon.peers import Peer, may_act, peer_of
+from oobleckd.daemon.peers import SocketPeer, may_act, peer_of
 from oobleckd.host import sd
 
 
@@ -44,15 +44,15 @@ def test_sockets_meant_for_another_process_are_left_alone(monkeypatch: pytest.Mo
 def test_the_kernel_names_the_peer() -> None:
     here, there = socket.socketpair()
     with here, there:
-        assert peer_of(here) == Peer(os.getpid(), os.getuid(), os.getgid())
+        assert peer_of(here) == SocketPeer(os.getpid(), os.getuid(), os.getgid())
 
 
 def test_who_may_act() -> None:
-    assert may_act(Peer(1, 0, 0), "no-such-group")
-    assert may_act(Peer(1, os.geteuid(), 12345), "no-such-group")
-    assert not may_act(Peer(1, 4_000_000, 4_000_000), "no-such-group")
-    assert not may_act(Peer(1, 4_000_000, 0), "root"), "a user whom nobody knows"
-    assert str(Peer(1, 4_000_000, 0)) == "uid 4000000"
+    assert may_act(SocketPeer(1, 0, 0), "no-such-group")
+    assert may_act(SocketPeer(1, os.geteuid(), 12345), "no-such-group")
+    assert not may_act(SocketPeer(1, 4_000_000, 4_000_000), "no-such-group")
+    assert not may_act(SocketPeer(1, 4_000_000, 0), "root"), "a user whom nobody knows"
+    assert str(SocketPeer(1, 4_000_000, 0)) == "uid 4000000"
 
 
 def test_a_credential_is_a_file_of_this_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_what_the_next_loss_may_take_along_is_part_of_the_cost():
     assert not risky.plan.vacant
     (stay,) = [way for way in risky.rejected if way.what == "re-route and stay"]
     assert "for a last copy that the next loss may take" in stay.why
-    (back,) = [way for way in risky.rejected if way.what == "back to the checkpoint"]
+    (back,) = [way for way in risky.rejected if way.what == "rollback"]
     assert back.cost_s == pytest.approx(risky.cost_s + 1e5)
 
 
@@ -192,16 +192,16 @@ def stepwise(copy_steps: float, **more: int) -> tuple[Setup, Plan]:
     return msgspec.structs.replace(setup, profile=profile), plan
 
 
-def test_copies_are_made_beforehand_where_the_job_loses_little_meanwhile():
+def test_a_plan_is_precopied_where_the_job_loses_little_meanwhile():
     setup, plan = stepwise(1.6)
     hurt = asked(setup, plan, "abcdefghijk", horizon_steps=1).plan
     found = asked(setup, hurt, "abcdefghijkx", horizon_steps=1e5)
-    assert found.reason.startswith("copy beforehand, then ")
-    assert found.beforehand_s > copy_s(found.transfers, setup.profile)
+    assert found.reason.startswith("pre-copy, then ")
+    assert found.precopy_s > copy_s(found.transfers, setup.profile)
     at_once = next(
         way
         for way in found.rejected
-        if found.reason.startswith(f"copy beforehand, then {way.what.partition(':')[0]}")
+        if found.reason.startswith(f"pre-copy, then {way.what.partition(':')[0]}")
     )
     assert at_once.cost_s > found.cost_s
     assert at_once.cost_s - found.cost_s < copy_s(found.transfers, setup.profile)
@@ -213,16 +213,16 @@ def test_short_copies_and_those_that_never_catch_up_are_made_in_the_stop(copy_st
     hurt = asked(setup, plan, "abcdefghijk", horizon_steps=1).plan
     found = asked(setup, hurt, "abcdefghijkx", horizon_steps=1e5)
     assert found.transfers
-    assert found.beforehand_s == 0.0
-    assert not any(way.what.startswith("copy beforehand") for way in found.rejected)
+    assert found.precopy_s == 0.0
+    assert not any(way.what.startswith("pre-copy") for way in found.rejected)
 
 
-def test_nothing_is_copied_beforehand_that_the_next_loss_comes_before():
+def test_nothing_is_precopied_that_the_next_loss_comes_before():
     setup, plan = stepwise(1.6)
     hurt = asked(setup, plan, "abcdefghijk", horizon_steps=1).plan
     found = asked(setup, hurt, "abcdefghijkx", horizon_steps=0.5)
-    assert found.beforehand_s == 0.0
-    assert not any(way.what.startswith("copy beforehand") for way in found.rejected)
+    assert found.precopy_s == 0.0
+    assert not any(way.what.startswith("pre-copy") for way in found.rejected)
 
 
 def test_whoever_is_to_leave_works_until_the_copies_are_there():
@@ -230,11 +230,11 @@ def test_whoever_is_to_leave_works_until_the_copies_are_there():
     setup, plan = stepwise(1.6)
     situation = Situation(tuple("abcdefghijkx"), plan.holdings(), tuple(places(plan)), horizon_steps=1e5)
     found = adapt("adaptive", setup, prepare("adaptive", setup), situation)
-    assert found.reason.startswith("copy beforehand, then ")
+    assert found.reason.startswith("pre-copy, then ")
     assert {copy.target for copy in found.transfers} == {"x/0"}
     copies_s = copy_s(found.transfers, setup.profile)
-    assert found.beforehand_s == pytest.approx(caught_up_s(copies_s, plan.step_s), rel=0.1)
-    what = found.reason.partition(": ")[0].removeprefix("copy beforehand, then ")
+    assert found.precopy_s == pytest.approx(caught_up_s(copies_s, plan.step_s), rel=0.1)
+    what = found.reason.partition(": ")[0].removeprefix("pre-copy, then ")
     (at_once,) = [way for way in found.rejected if way.what.partition(":")[0] == what]
     hidden = hidden_s(setup.profile, copies_s, found.plan.step_s)
     assert at_once.cost_s - found.cost_s == pytest.approx(2 / 3 * copies_s - hidden, rel=0.1)
@@ -252,7 +252,7 @@ def test_copies_begin_in_the_step_under_way_though_nobody_waits_for_them(
     drained = Situation(nodes, plan.holdings(), running, horizon_steps=horizon_steps)
     found = adapt("adaptive", setup, prepare("adaptive", setup), drained)
     assert found.transfers
-    assert (found.at_once, found.begins, found.beforehand_s) == (begins, begins, 0.0)
+    assert (found.at_once, found.begins, found.precopy_s) == (begins, begins, 0.0)
 
 
 def test_of_what_is_begun_so_much_less_is_weighed():
@@ -315,5 +315,5 @@ def test_copies_for_whoever_comes_back_are_weighed_by_the_steps_without_it():
     setup, plan = stepwise(1.6)
     hurt = asked(setup, plan, "abcdefghijk", horizon_steps=1).plan
     fresh, back = (asked(setup, hurt, f"abcdefghijk{node}", horizon_steps=1e5) for node in ("x", "l"))
-    assert back.beforehand_s == fresh.beforehand_s > 0
+    assert back.precopy_s == fresh.precopy_s > 0
     assert back.cost_s == pytest.approx(fresh.cost_s)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oobleckd.planner.plan import Layers, Plan, node_of
 from oobleckd.planner.policies import adapt, policy, prepare
 from oobleckd.planner.policy import PlanError, Proposal, Setup, Situation
-from oobleckd.planner.profile import Held
+from oobleckd.planner.profile import HeldBesides
 from oobleckd.planner.reroute.reroute import covers, layout_of
 from oobleckd.planner.schedule import parse_ops
 from oobleckd.planner.schedules.jobshop import shop_of
@@ -22,7 +22,7 @@ from tests.unit.planner.build import even_profile, setup_of
 
 def threes(**changes: Any) -> Setup:
     """Pipelines of three nodes and more."""
-    fields = {"num_micro_batches": 6, "min_nodes": 3, "max_nodes": 6, "held": Held(shadow_bytes=40)}
+    fields = {"num_micro_batches": 6, "min_nodes": 3, "max_nodes": 6, "held": HeldBesides(redundant_bytes=40)}
     return setup_of(even_profile(6), **(fields | changes))
 
 
@@ -41,7 +41,7 @@ def started(setup: Setup, nodes: str) -> Plan:
 
 
 def check(setup: Setup, nodes: str, held: dict[str, Layers], found: Proposal) -> None:
-    """Every layer is computed once by somebody who holds it or gets it, and everybody shadows its successor."""
+    """Every layer is computed once by somebody who holds it or gets it, and everybody holds its successor's layers."""
     plan = found.plan
     layout = layout_of(plan, 3, len(setup.profile.layers))
     assert all(covers(route, layout) for route in layout.routes)
@@ -56,7 +56,7 @@ def check(setup: Setup, nodes: str, held: dict[str, Layers], found: Proposal) ->
         for at, segment in enumerate(segments):
             if len(segments) > 1 and segment.device not in plan.vacant:
                 behind = segments[(at + 1) % len(segments)]
-                assert layout.shadows[segment.device] == Layers.of(behind.layers)
+                assert layout.redundant[segment.device] == Layers.of(behind.layers)
     if plan.vacant and found.ops:
         validate_shop(shop_of(layout, setup), {d: parse_ops(text) for d, text in found.ops.items()})
 
@@ -79,7 +79,7 @@ def test_a_predecessor_takes_over_and_nothing_moves() -> None:
     assert places(found.plan) == places(plan)
     assert found.plan.vacant == ("b/0",)
     assert found.transfers == ()
-    assert found.reason.startswith("a, which shadowed b, does its work too; step ")
+    assert found.reason.startswith("a, which held the layers of b, does its work too; step ")
     assert found.reason.endswith("can lose 2")
     layout = layout_of(found.plan, 1, 6)
     mine = [route for route in layout.routes if route.touches(["a/0"])]
@@ -95,7 +95,10 @@ def test_two_that_are_not_neighbours() -> None:
     found = adapted(setup, plan, "acefgh")
     assert found.plan.vacant == ("b/0", "d/0")
     assert found.transfers == ()
-    assert "a, which shadowed b, does its work too; c, which shadowed d, does its work too" in found.reason
+    assert (
+        "a, which held the layers of b, does its work too; c, which held the layers of d, does its work too"
+        in found.reason
+    )
 
 
 def test_neighbours_make_the_pipelines_anew() -> None:
@@ -104,7 +107,7 @@ def test_neighbours_make_the_pipelines_anew() -> None:
     found = adapted(setup, plan, "adef")
     assert found.plan.vacant == ()
     (stay,) = [one for one in found.rejected if one.what == "stay with vacant places"]
-    assert stay.why.startswith("no shadow of c is left: step ")
+    assert stay.why.startswith("no redundant holder of c is left: step ")
     assert stay.cost_s > 0
 
 

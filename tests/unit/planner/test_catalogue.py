@@ -2,7 +2,7 @@
 
 import pickle
 
-from oobleckd.planner.sizing.catalogue import Catalogue, Entry, entries
+from oobleckd.planner.sizing.catalogue import Catalogue, CatalogueEntry, entries
 from oobleckd.planner.sizing.instantiate import instantiate
 from tests.unit.planner.build import bare_template
 
@@ -38,5 +38,5 @@ def test_entries_are_small_and_cross_process_boundaries():
     assert sum(size * count for size, _, count in entry.runs) == 10_000
     assert sum(share * count for _, share, count in entry.runs) == 30_000
     copied = pickle.loads(pickle.dumps(entry))
-    assert isinstance(copied, Entry)
+    assert isinstance(copied, CatalogueEntry)
     assert copied == entry

@@ -12,11 +12,11 @@ from oobleckd.planner.placement.precopy import (
     LEAST_S,
     LEAST_STEPS,
     MOST_STEPS,
-    beforehand_s,
     caught_up_s,
     has_room,
     hidden_s,
     pays,
+    precopy_s,
     still_share,
 )
 from oobleckd.planner.plan import Layers, Range, Transfer
@@ -119,7 +119,7 @@ def test_beside_a_gpu_the_snapshot_lies_in_the_host_s_memory():
     assert has_room(setup, {}, Situation(("a", "c"), held), copies)
 
 
-def test_the_other_policies_copy_beforehand_as_well():
+def test_the_other_policies_precopy_as_well():
     setup = setup_of(
         profile_of([(1e-3, 2e-3, 10, 20, 0)] * 8), min_nodes=4, num_micro_batches=24, max_nodes=7
     )
@@ -134,8 +134,8 @@ def test_the_other_policies_copy_beforehand_as_well():
         found = adapt(name, setup, prepare(name, setup), situation)
         copies_s = sum(copy.num_bytes for copy in found.transfers if copy.target == "w/0") / link
         assert pays(copies_s, found.plan.step_s)
-        assert found.beforehand_s > copies_s
-    assert beforehand_s(setup, dict, situation, (), 1.0) == 0.0
+        assert found.precopy_s > copies_s
+    assert precopy_s(setup, dict, situation, (), 1.0) == 0.0
 
 
 def one_copied(step_s: float, setup, plan):
@@ -156,7 +156,7 @@ def test_a_drain_with_a_standby_loses_nothing_while_copies_are_made(name: str):
     situation = Situation(tuple("abcdefgx"), plan.holdings(), running)
     found = adapt(name, setup, prepare(name, setup), situation)
     assert {copy.target for copy in found.transfers} == {"x/0"}
-    assert found.beforehand_s == pytest.approx(caught_up_s(plan.step_s, plan.step_s), rel=0.1)
+    assert found.precopy_s == pytest.approx(caught_up_s(plan.step_s, plan.step_s), rel=0.1)
 
 
 def test_whoever_is_back_is_not_at_work_yet():
@@ -171,7 +171,7 @@ def test_whoever_is_back_is_not_at_work_yet():
         adapt("slipstream", setup, prepare("slipstream", setup), Situation(tuple(nodes), held, running))
         for nodes in ("abcdefghijkl", "abcdefghijkx")
     ]
-    assert waits[0].beforehand_s == waits[1].beforehand_s
+    assert waits[0].precopy_s == waits[1].precopy_s
 
 
 @pytest.mark.parametrize(("name", "goes_on"), [("oobleck", False), ("slipstream", True)])
@@ -184,4 +184,4 @@ def test_after_a_loss_there_is_a_meanwhile_only_where_the_job_goes_on(name: str,
     nodes = tuple("abcdefghijkx")
     found = adapt(name, setup, prepare(name, setup), Situation(nodes, alive(plan, list(nodes)), running))
     assert found.transfers
-    assert (found.beforehand_s > 0) == goes_on
+    assert (found.precopy_s > 0) == goes_on

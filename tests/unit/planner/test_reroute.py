@@ -42,7 +42,7 @@ def hit(layout: Layout, dead: set[str]) -> dict[int, tuple[int, ...]]:
     return {route.micro_batch: every for route in layout.routes if route.touches(dead)}
 
 
-def test_a_dead_second_stage_is_served_by_its_twin_and_the_first_stage_keeps_working():
+def test_a_dead_second_stage_is_served_by_its_replica_and_the_first_stage_keeps_working():
     layout = layout_with([[5, 10], [5, 10]], 10, 8)
     routes = reroute(layout, {"01/0"}, hit(layout, {"01/0"}), attempt=2)
     assert [r.micro_batch for r in routes] == [0, 2, 4, 6]

@@ -95,13 +95,13 @@ def _with_update(layer: LayerCost) -> LayerCost:
     )  # fmt: skip
 
 
-def test_a_dead_stage_makes_its_twin_the_busiest():
+def test_a_dead_stage_makes_its_replica_the_busiest():
     profile = even_profile(8)
     layout = around([[4, 8], [4, 8]], 8, 8, {"01/0"})
     shop = shop_with(layout, profile)
-    twin = max(shop.busy_s())
-    assert busiest_s(layout.routes, profile) == pytest.approx(twin)
-    assert twin < crossing(shop).step_s <= ready_first_s(shop) < 2 * twin
+    replica_s = max(shop.busy_s())
+    assert busiest_s(layout.routes, profile) == pytest.approx(replica_s)
+    assert replica_s < crossing(shop).step_s <= ready_first_s(shop) < 2 * replica_s
 
 
 def test_what_a_device_hands_to_itself_costs_nothing():

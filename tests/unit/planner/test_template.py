@@ -11,7 +11,7 @@ from benchmarks.brute import SplitCase, best_split_s
 from oobleckd.planner.costs.model import copy_bytes, device_counts, stage_costs
 from oobleckd.planner.plan import Range
 from oobleckd.planner.policy import PlanError
-from oobleckd.planner.profile import Held, LayerCost, Profile
+from oobleckd.planner.profile import HeldBesides, LayerCost, Profile
 from oobleckd.planner.templates import split as split_module
 from oobleckd.planner.templates.refine import refined
 from oobleckd.planner.templates.suffix import Menu, exact_split
@@ -201,7 +201,11 @@ def test_a_stage_has_as_many_devices_as_may_be_and_the_profile_knows_of():
 
 def test_what_a_policy_holds_besides_counts():
     profile = shared_profile([(1.0, 100, 10)], 0.0)
-    for held, needed in ((Held(), 110), (Held(state_copies=1), 210), (Held(device_bytes=7), 117)):
+    for held, needed in (
+        (HeldBesides(), 110),
+        (HeldBesides(state_copies=1), 210),
+        (HeldBesides(device_bytes=7), 117),
+    ):
         setup = setup_of(profile, device_memory_bytes=needed, held=held)
         assert templates(setup)[0].stages[0].memory_bytes == needed
         with pytest.raises(PlanError, match=f"needs {needed:,} bytes"):

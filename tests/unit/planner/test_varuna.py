@@ -66,7 +66,7 @@ def test_all_pipelines_have_one_depth_and_the_rest_is_idle():
     assert found.plan.idle == ("g",)
     assert "g is idle: depth x width is 2 x 3, and no other shape pays" in found.reason
     assert found.reason.startswith("morph: 3 pipelines of 2 nodes, step ")
-    assert found.reason.endswith("3 copies of every layer; can lose 0 without going back to the checkpoint")
+    assert found.reason.endswith("3 copies of every layer; can lose 0 without rolling back to the checkpoint")
     assert len(found.rejected) == 2
     assert all("s more over 100 steps: step " in other.why for other in found.rejected)
 

@@ -129,7 +129,7 @@ def test_of_more_nodes_than_places_one_in_another_zone_is_taken() -> None:
     assert (places(found), found.idle) == (["ayc", "def"], ("x",))
 
 
-def test_where_nobody_shadows_zones_do_not_count() -> None:
+def test_where_nothing_is_redundant_zones_do_not_count() -> None:
     setup, zones = threes(), ABC_EAST | DEF_WEST | {"x": "east"}
     for policy in ("slipstream", "oobleck", "adaptive"):
         assert after(setup, "acdfx", zones, policy) == after(setup, "acdfx", {}, policy)

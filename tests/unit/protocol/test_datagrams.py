@@ -1,4 +1,4 @@
-"""Datagrams byte by byte: what counts as a beat, and what is refused."""
+"""Datagrams byte by byte: what counts as a heartbeat, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from oobleckd.protocol import codec
 from oobleckd.protocol.datagrams import (
     ACK_BYTES,
-    BEAT_BYTES,
+    HEARTBEAT_BYTES,
     VERSION,
     Receiver,
     Sender,
@@ -29,58 +29,65 @@ def ends() -> tuple[Sender, Receiver]:
 
 def exchanged(sender: Sender, receiver: Receiver) -> str:
     """A datagram there, and the answer back."""
-    data, counts = sender.beat()
+    data, counts = sender.heartbeat()
     verdict = receiver.take(data)
-    assert counts == (verdict == "beat"), "both ends see it alike"
+    assert counts == (verdict == "heartbeat"), "both ends see it alike"
     sender.heard(receiver.ack())
     return verdict
 
 
 def test_the_layout() -> None:
     sender, receiver = Sender(SESSION, KEY, counter=0x0102, acked=0x0101), Receiver(SESSION, KEY)
-    data, _ = sender.beat()
-    assert len(data) == BEAT_BYTES == 41
+    data, _ = sender.heartbeat()
+    assert len(data) == HEARTBEAT_BYTES == 41
     assert data[:25] == bytes([VERSION]) + SESSION + bytes.fromhex("0000000000000103 0000000000000101")
     receiver.take(data)
     ack = receiver.ack()
-    assert len(ack) == ACK_BYTES == 33 < BEAT_BYTES, "an answer is never longer than what it answers"
+    assert len(ack) == ACK_BYTES == 33 < HEARTBEAT_BYTES, "an answer is never longer than what it answers"
     assert ack[:17] == bytes([VERSION]) + SESSION + bytes.fromhex("0000000000000103")
     assert session_of(data) == short_session_of(ack) == SESSION
     assert session_of(ack) == short_session_of(data) == b""
 
 
-def test_the_first_asks_and_the_next_are_beats() -> None:
+def test_the_first_asks_and_the_next_are_heartbeats() -> None:
     sender, receiver = ends()
-    assert [exchanged(sender, receiver) for _ in range(4)] == ["question", "beat", "beat", "beat"]
+    assert [exchanged(sender, receiver) for _ in range(4)] == [
+        "question",
+        "heartbeat",
+        "heartbeat",
+        "heartbeat",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("counter", "acked", "beat"),
+    ("counter", "acked", "heartbeat"),
     [(1, 0, False), (2, 1, True), (2, 0, False), (9, 8, True), (9, 7, False), (9, 9, False), (9, 10, False)],
 )
-def test_a_beat_says_that_the_one_before_it_got_through(counter: int, acked: int, beat: bool) -> None:
-    assert stands(counter, acked) is beat
+def test_a_heartbeat_says_that_the_one_before_it_got_through(
+    counter: int, acked: int, heartbeat: bool
+) -> None:
+    assert stands(counter, acked) is heartbeat
 
 
 def test_after_a_loss_one_asks_again() -> None:
     sender, receiver = ends()
     exchanged(sender, receiver)
-    assert sender.beat()[1], "nobody knows yet that this one is lost"
-    assert [exchanged(sender, receiver) for _ in range(2)] == ["question", "beat"]
-    data, _ = sender.beat()
-    assert receiver.take(data) == "beat"  # and its answer is lost
-    assert [exchanged(sender, receiver) for _ in range(2)] == ["question", "beat"]
+    assert sender.heartbeat()[1], "nobody knows yet that this one is lost"
+    assert [exchanged(sender, receiver) for _ in range(2)] == ["question", "heartbeat"]
+    data, _ = sender.heartbeat()
+    assert receiver.take(data) == "heartbeat"  # and its answer is lost
+    assert [exchanged(sender, receiver) for _ in range(2)] == ["question", "heartbeat"]
 
 
-def test_who_is_never_answered_never_beats() -> None:
+def test_who_is_never_answered_never_heartbeats() -> None:
     sender, receiver = ends()
-    assert {receiver.take(sender.beat()[0]) for _ in range(20)} == {"question"}
+    assert {receiver.take(sender.heartbeat()[0]) for _ in range(20)} == {"question"}
 
 
 def test_nothing_counts_twice_or_late() -> None:
     sender, receiver = ends()
     exchanged(sender, receiver)
-    first, second = sender.beat()[0], sender.beat()[0]
+    first, second = sender.heartbeat()[0], sender.heartbeat()[0]
     assert receiver.take(second) == "question"
     assert receiver.take(second) == receiver.take(first) == "replayed"
     assert receiver.newest == 3
@@ -88,8 +95,8 @@ def test_nothing_counts_twice_or_late() -> None:
 
 def test_any_changed_bit_is_refused() -> None:
     sender, receiver = ends()
-    data, _ = sender.beat()
-    for bit in range(8 * BEAT_BYTES):
+    data, _ = sender.heartbeat()
+    for bit in range(8 * HEARTBEAT_BYTES):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
         assert session_of(bytes(changed)) != SESSION or receiver.take(bytes(changed)) == "forged"
@@ -106,7 +113,7 @@ def test_any_changed_bit_is_refused() -> None:
 
 def test_lengths_and_versions() -> None:
     sender, receiver = ends()
-    data, _ = sender.beat()
+    data, _ = sender.heartbeat()
     receiver.take(data)
     for wrong in (b"", data[:-1], data + b"\0", data * 2, bytes([VERSION + 1]) + data[1:]):
         assert session_of(wrong) == b""
@@ -120,7 +127,7 @@ def test_lengths_and_versions() -> None:
 def test_a_direction_is_no_other() -> None:
     """What the daemon says, padded to the agent's layout, is not taken for the agent's, and the other way round."""
     sender, receiver = ends()
-    data, _ = sender.beat()
+    data, _ = sender.heartbeat()
     assert receiver.take(data) == "question"
     sender.heard(data[:17] + data[-16:])
     assert sender.acked == 0
@@ -130,9 +137,9 @@ def test_a_direction_is_no_other() -> None:
 
 def test_another_key_or_session() -> None:
     sender, receiver = Sender(SESSION, bytes(32)), Receiver(SESSION, KEY)
-    assert receiver.take(sender.beat()[0]) == "forged"
+    assert receiver.take(sender.heartbeat()[0]) == "forged"
     receiver = Receiver(SESSION, KEY)
-    receiver.take(Sender(SESSION, KEY).beat()[0])
+    receiver.take(Sender(SESSION, KEY).heartbeat()[0])
     other = Sender(b"session2", KEY, counter=1)
     other.heard(receiver.ack())
     assert other.acked == 0
@@ -215,7 +222,7 @@ def test_nothing_else_is_an_answer() -> None:
     assert answer is not None
     other = Sender(SESSION, bytes(32)).answer(Receiver(SESSION, bytes(32)).ask())
     elsewhere = Sender(b"session2", KEY).answer(Receiver(b"session2", KEY).ask())
-    sender.beat()
+    sender.heartbeat()
     for wrong in (question, receiver.ack(), other, elsewhere, b"", answer[:-1], answer + b"x"):
         assert wrong is not None
         assert not receiver.is_answer(wrong)

@@ -8,7 +8,7 @@ from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, Resources, Schedule, Train
 from oobleckd.simulator.costs import Costs
 from oobleckd.simulator.outcome import Question
-from oobleckd.simulator.traces import Event, Trace, node_names
+from oobleckd.simulator.traces import Trace, TraceEvent, node_names
 
 FREE = Costs(
     detect_s=0.0, silence_s=0.0, report_s=0.0, plan_s=0.0, plan_node_s=0.0, deploy_s=0.0, init_s=0.0, start_s=0.0,
@@ -47,7 +47,7 @@ def job_of(
     )
 
 
-def trace_of(num_nodes: int, *events: Event, duration_s: float = 20.0) -> Trace:
+def trace_of(num_nodes: int, *events: TraceEvent, duration_s: float = 20.0) -> Trace:
     return Trace("by hand", node_names(num_nodes), events, duration_s)
 
 

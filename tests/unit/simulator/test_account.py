@@ -56,7 +56,7 @@ def test_what_hid_behind_others_work_is_not_lost() -> None:
     assert account.useful_ns == account.total_ns
 
 
-def test_a_way_back_takes_what_was_useful() -> None:
+def test_a_rollback_takes_what_was_useful() -> None:
     account = Account()
     account.alive(0.0, 1)
     account.spend(0.0, "round")

@@ -13,7 +13,7 @@ from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment
 from oobleckd.protocol.job import Schedule
 from oobleckd.simulator.outcome import Outcome
 from oobleckd.simulator.sums import Inherited, Sums
-from oobleckd.simulator.traces import Event
+from oobleckd.simulator.traces import TraceEvent
 from oobleckd.simulator.world import simulate
 from tests.unit.simulator.build import FREE, even_profile, job_of, question, trace_of
 
@@ -109,7 +109,7 @@ def test_it_is_worked_out_once_for_an_epoch() -> None:
 
 # ---------------------------------------------------------------------- whole runs
 
-LOSS = Event(10.0, "fail", "node-2")
+LOSS = TraceEvent(10.0, "fail", "node-2")
 
 
 def run(policy: str, sum_copies: int, link_bytes_per_s: float = 1e30, num_micro_batches: int = 4) -> Outcome:

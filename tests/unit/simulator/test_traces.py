@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oobleckd.simulator.failures import memoryless, usual_duration_s
-from oobleckd.simulator.traces import Event, TraceError, read_trace, written
+from oobleckd.simulator.traces import TraceError, TraceEvent, read_trace, written
 
 Write = Callable[[str], Path]
 
@@ -27,7 +27,7 @@ def test_that_of_bamboo_and_oobleck(write: Write) -> None:
     path = write("480000,add,node1\n480000,add,node2\n540000,remove,node1\n600500,add,node1\n")
     found = read_trace(path)
     assert (found.name, found.nodes, found.duration_s) == ("trace", ("node1", "node2"), 120.5)
-    assert found.events == (Event(60.0, "fail", "node1"), Event(120.5, "join", "node1"))
+    assert found.events == (TraceEvent(60.0, "fail", "node1"), TraceEvent(120.5, "join", "node1"))
     assert found.most_nodes == 2
     assert read_trace(path, duration_s=100.0).events == found.events[:1]
 
@@ -39,14 +39,14 @@ def test_ours_with_a_header_and_without(write: Write) -> None:
         found = read_trace(write(header + lines), duration_s=400.0)
         assert found.nodes == ("a", "b")
         assert found.events == (
-            Event(60.0, "leave", "a", 120.0), Event(200.0, "join", "c"), Event(300.5, "fail", "b"),
+            TraceEvent(60.0, "leave", "a", 120.0), TraceEvent(200.0, "join", "c"), TraceEvent(300.5, "fail", "b"),
         )  # fmt: skip
 
 
 def test_ours_with_nodes_that_are_there(write: Write) -> None:
     found = read_trace(write("60,fail,node-2\n"), num_nodes=3)
     assert found.nodes == ("node-1", "node-2", "node-3")
-    assert found.events == (Event(60.0, "fail", "node-2"),)
+    assert found.events == (TraceEvent(60.0, "fail", "node-2"),)
 
 
 def test_what_is_written_reads_back(write: Write) -> None:

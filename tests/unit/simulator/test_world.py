@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 from oobleckd.core.cadence import cadence
-from oobleckd.planner.policy import SHADOWING
+from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol.job import Checkpoint, PolicyName
 from oobleckd.simulator.failures import memoryless
 from oobleckd.simulator.outcome import Outcome, SimulationError
 from oobleckd.simulator.runs import apart, run_all
-from oobleckd.simulator.traces import Event
+from oobleckd.simulator.traces import TraceEvent
 from oobleckd.simulator.world import World, simulate
 from tests.unit.simulator.build import BATCH_S, FREE, even_profile, job_of, question, trace_of
 
@@ -53,7 +53,7 @@ def test_one_loss(policy: str) -> None:
     Then steps take 280 ms under oobleck, as planned. Under slipstream they take 300: one device computes four micro-batches (240 ms) after the first forward of
     the stage before it (20 ms), and before its last backward (40 ms).
     """
-    run = simulate(question(policy, trace_of(4, Event(10.0, "fail", "node-2"))))
+    run = simulate(question(policy, trace_of(4, TraceEvent(10.0, "fail", "node-2"))))
     before, mended_at = int((10.0 - BATCH_S) / STEP_S), 10.0 + 0.12 * (1 + 2 / 18)
     assert before == 53
     assert run.steps == before + 1 + int((20.0 - mended_at) / AFTER_S[policy])
@@ -70,7 +70,7 @@ def test_one_loss(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream"])
 def test_a_node_comes_back(policy: str) -> None:
-    events = (Event(10.0, "fail", "node-2"), Event(12.0, "join", "node-2"))
+    events = (TraceEvent(10.0, "fail", "node-2"), TraceEvent(12.0, "join", "node-2"))
     run = simulate(question(policy, trace_of(4, *events)))
     assert run.decisions[-1].step_s == pytest.approx(STEP_S)
     assert run.steps > simulate(question(policy, trace_of(4, events[0]))).steps
@@ -82,14 +82,14 @@ def test_a_node_comes_back(policy: str) -> None:
 def test_a_node_that_is_back_before_its_loss_is_noticed_is_noticed_all_the_same(joins_s: float) -> None:
     """Its next life is heard of when its process has started, and its death no later than without one."""
     costs = msgspec.structs.replace(FREE, detect_s=1.0, start_s=8.0)
-    trace = trace_of(4, Event(5.0, "fail", "node-4"), Event(joins_s, "join", "node-4"))
+    trace = trace_of(4, TraceEvent(5.0, "fail", "node-4"), TraceEvent(joins_s, "join", "node-4"))
     found = simulate(question("slipstream", trace, costs=costs))
     assert 0 < found.lost_device_s["detect"] <= 4 * 1.0
     assert found.losses == 1
 
 
 def test_the_last_copy_is_lost_and_the_job_goes_back_to_its_checkpoint() -> None:
-    both = (Event(10.0, "fail", "node-2"), Event(10.0, "fail", "node-4"))
+    both = (TraceEvent(10.0, "fail", "node-2"), TraceEvent(10.0, "fail", "node-4"))
     anew = simulate(question("oobleck", trace_of(4, *both)))
     assert (anew.rollbacks, anew.steps_lost, anew.checkpoints) == (1, 53, 0)
     saved = simulate(question("oobleck", trace_of(4, *both), job=job_of(every=10)))
@@ -102,19 +102,19 @@ def test_the_last_copy_is_lost_and_the_job_goes_back_to_its_checkpoint() -> None
 
 
 def test_a_node_that_leaves_with_notice_costs_no_work() -> None:
-    run = simulate(question("oobleck", trace_of(4, Event(10.0, "leave", "node-2", 2.0))))
+    run = simulate(question("oobleck", trace_of(4, TraceEvent(10.0, "leave", "node-2", 2.0))))
     assert (run.losses, run.rollbacks) == (0, 0)
     assert run.plans == 2
     assert run.lost_device_s["redone"] <= 3 * AFTER_S["oobleck"]  # what the end cut off
 
 
 def test_a_goodbye_without_notice_is_a_loss() -> None:
-    run = simulate(question("oobleck", trace_of(4, Event(10.0, "leave", "node-2"))))
+    run = simulate(question("oobleck", trace_of(4, TraceEvent(10.0, "leave", "node-2"))))
     assert (run.losses, run.rollbacks) == (1, 0)
 
 
 def test_too_few_nodes_wait_until_there_are_enough() -> None:
-    events = [Event(10.0, "fail", f"node-{n}") for n in (2, 3, 4)] + [Event(15.0, "join", "node-3")]
+    events = [TraceEvent(10.0, "fail", f"node-{n}") for n in (2, 3, 4)] + [TraceEvent(15.0, "join", "node-3")]
     run = simulate(question("oobleck", trace_of(4, *events)))
     assert run.lost_device_s["waiting"] >= 5.0  # of the one node that is left
     assert run.rollbacks == 1
@@ -124,23 +124,25 @@ def test_too_few_nodes_wait_until_there_are_enough() -> None:
 def test_a_standby_takes_the_place_of_the_dead() -> None:
     job = job_of(max_nodes=4)
     for policy in ("oobleck", "slipstream"):
-        run = simulate(question(policy, trace_of(5, Event(10.0, "fail", "node-2")), job=job))
+        run = simulate(question(policy, trace_of(5, TraceEvent(10.0, "fail", "node-2")), job=job))
         assert run.decisions[-1].step_s == pytest.approx(STEP_S)
-    idle = simulate(question("oobleck", trace_of(5, Event(10.0, "fail", "node-5")), job=job))
+    idle = simulate(question("oobleck", trace_of(5, TraceEvent(10.0, "fail", "node-5")), job=job))
     assert idle.losses == 0  # nobody misses a node that stands by
     assert idle.steps == int((20.0 - BATCH_S) / STEP_S)
 
 
 def test_what_an_engine_takes_is_lost_to_its_cause() -> None:
     costs = msgspec.structs.replace(FREE, detect_s=1.0, report_s=0.5, plan_s=0.25, deploy_s=2.0)
-    run = simulate(question("oobleck", trace_of(4, Event(10.0, "fail", "node-2")), costs=costs))
+    run = simulate(question("oobleck", trace_of(4, TraceEvent(10.0, "fail", "node-2")), costs=costs))
     # Detection and the answers of the rest are lost but for what was left of the step, of which others made use.
     assert run.lost_device_s["detect"] == pytest.approx(3.0, rel=0.1)
     assert run.lost_device_s["plan"] == pytest.approx(4 * 0.25 + 3 * (0.5 + 0.25), rel=0.3)
     assert run.lost_device_s["reconfigure"] == pytest.approx(4 * 2.0 + 3 * 2.0, rel=0.01)
     slow = simulate(
         question(
-            "oobleck", trace_of(4, Event(10.0, "fail", "node-2")), profile=even_profile(link_bytes_per_s=90.0)
+            "oobleck",
+            trace_of(4, TraceEvent(10.0, "fail", "node-2")),
+            profile=even_profile(link_bytes_per_s=90.0),
         )
     )
     assert slow.lost_device_s["copy"] >= 3 * 0.99  # a layer of 90 bytes, or more, through a link
@@ -148,7 +150,7 @@ def test_what_an_engine_takes_is_lost_to_its_cause() -> None:
 
 def test_an_engine_that_keeps_nothing_does_the_step_again() -> None:
     costs = msgspec.structs.replace(FREE, keeps="nothing")
-    trace = trace_of(4, Event(10.0, "fail", "node-2"))
+    trace = trace_of(4, TraceEvent(10.0, "fail", "node-2"))
     kept, anew = (simulate(question("slipstream", trace, costs=each)) for each in (FREE, costs))
     first = [min(point.at_s for point in run.points if point.at_s > 10.0) for run in (kept, anew)]
     assert first == [pytest.approx(10.0 + 0.12 * (1 + 2 / 18)), pytest.approx(10.0 + STEP_S)]
@@ -185,7 +187,7 @@ def test_storms(policy: str, num_nodes: int) -> None:
     for seed in range(2):
         trace = memoryless(num_nodes, 30.0, 60.0, 200.0, seed)
         # Two stages in place of one, and a third more while a checkpoint is written.
-        job = job_of(2 * num_nodes, every=20, limit_bytes=500 if policy in SHADOWING else 250)
+        job = job_of(2 * num_nodes, every=20, limit_bytes=500 if policy in WITH_REDUNDANT_LAYERS else 250)
         run = simulate(
             question(policy, trace, job=job, costs=msgspec.structs.replace(FREE, detect_s=0.1, deploy_s=0.5))
         )
@@ -247,9 +249,9 @@ def test_means_are_of_all_seeds_or_of_none() -> None:
 def test_nodes_say_the_zones_of_the_trace() -> None:
     """Two rings of four, east and west in turn; of two nodes that stand by that takes the place which is in the zone of who is gone."""
     zones = {f"node-{number}": "east" if number in {1, 2, 3, 4, 9} else "west" for number in range(1, 11)}
-    stand_by = Event(2.0, "join", "node-9"), Event(2.0, "join", "node-10")
+    stand_by = TraceEvent(2.0, "join", "node-9"), TraceEvent(2.0, "join", "node-10")
     for victim, follows in (("node-1", "node-9"), ("node-5", "node-10")):
-        trace = trace_of(8, *stand_by, Event(10.0, "fail", victim))
+        trace = trace_of(8, *stand_by, TraceEvent(10.0, "fail", victim))
         trace = msgspec.structs.replace(trace, zones=zones)
         world = World(question("bamboo", trace, job=job_of(max_nodes=8)))
         run = world.run()
@@ -285,7 +287,7 @@ def test_what_a_step_takes_besides_its_timeline(exact: bool, times: int) -> None
     calm = simulate(question(job=job, costs=costs))
     assert calm.steps == int((20.0 - BATCH_S) / (STEP_S + longer_s))
     assert booked(calm) == pytest.approx(80.0, abs=1e-9)
-    run = simulate(question("oobleck", trace_of(4, Event(10.0, "fail", "node-2")), job=job, costs=costs))
+    run = simulate(question("oobleck", trace_of(4, TraceEvent(10.0, "fail", "node-2")), job=job, costs=costs))
     mended = next(point for point in run.points if point.at_s > 10.0)
     assert (
         10.0 + longer_s < mended.at_s <= 10.0 + 0.24 + longer_s
@@ -297,7 +299,7 @@ def test_what_a_step_takes_besides_its_timeline(exact: bool, times: int) -> None
 
 
 def test_a_process_that_has_just_started_begins_the_job_and_all_wait() -> None:
-    events = (Event(10.0, "fail", "node-2"), Event(12.0, "join", "node-2"))
+    events = (TraceEvent(10.0, "fail", "node-2"), TraceEvent(12.0, "join", "node-2"))
     slow = msgspec.structs.replace(FREE, begin_s=1.5)
     runs = [simulate(question("oobleck", trace_of(4, *events), costs=costs)) for costs in (FREE, slow)]
     quick_s, slow_s = (run.lost_device_s["reconfigure"] for run in runs)

@@ -22,7 +22,7 @@ from oobleckd.protocol.messages import (
     StepDone,
 )
 from oobleckd.protocol.parts import Counters, Flags
-from oobleckd.worker.agent.outbox import Head, Outbox, peek
+from oobleckd.worker.agent.outbox import MessageHead, Outbox, peek
 
 
 class Box(Outbox):
@@ -153,7 +153,7 @@ def test_a_broken_link_is_said_again_until_its_device_has_new_ones() -> None:
     box.say(first, second, other)
     box.tell(Report("n/0", 5, 1, ("k/0",)))
     assert box.kept() == [first, second, other]
-    box.told(Head("Deploy", "n/0", epoch=6))
+    box.told(MessageHead("Deploy", "n/0", epoch=6))
     assert box.kept() == [other]
     box.say(first)
     box.tell(Release("n/0", "job", "d.1"))

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from oobleckd.host.checkpoint import checkpoints, complete, discard_partial, room, set_aside
-from oobleckd.host.folder import MARK, Mark, claim
+from oobleckd.host.folder import MARK, FolderMark, claim
 from oobleckd.host.hold import held
 from oobleckd.protocol.checkpoint import Manifest, manifest_of, model_digest
 from oobleckd.protocol.messages import CheckpointPart
@@ -108,7 +108,7 @@ def test_only_the_newest_are_kept(spec: ModelSpec, tmp_path: Path) -> None:
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000010", "step-00000011"]
 
 
-def test_a_step_can_be_written_again_after_a_way_back(spec: ModelSpec, tmp_path: Path) -> None:
+def test_a_step_can_be_written_again_after_a_rollback(spec: ModelSpec, tmp_path: Path) -> None:
     write_all(tmp_path, spec, 5)
     write_all(tmp_path, spec, 9)
     (tmp_path / "step-00000005" / "mark").touch()
@@ -289,7 +289,9 @@ def test_what_a_killed_writer_left_does_not_get_into_the_checkpoint(spec: ModelS
         read_bucket(directory, read_manifest(directory), bucket, CPU)
 
 
-def test_the_way_back_stays_until_the_journal_knows_a_newer_one(spec: ModelSpec, tmp_path: Path) -> None:
+def test_the_checkpoint_to_roll_back_to_stays_until_the_journal_knows_a_newer_one(
+    spec: ModelSpec, tmp_path: Path
+) -> None:
     directories = []
     for step in (2, 4, 6):
         before = write_all(tmp_path, spec, step)
@@ -417,8 +419,8 @@ def test_what_somebody_reads_stays_until_it_is_read(spec: ModelSpec, tmp_path: P
 
 def test_a_share_is_not_written_into_a_folder_of_another_journal(spec: ModelSpec, tmp_path: Path) -> None:
     foreign = tmp_path / "job-1"
-    assert claim(foreign, Mark("theirs", "job-1"))
+    assert claim(foreign, FolderMark("theirs", "job-1"))
     with pytest.raises(UserError, match="of another journal") as raised:
-        enter_folder(foreign, Mark("ours", "job-1"))
+        enter_folder(foreign, FolderMark("ours", "job-1"))
     assert raised.value.hint
     assert [path.name for path in foreign.iterdir()] == [MARK]

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from oobleckd.worker.round.commit import Commit
 from tests.helpers import commit_model
-from tests.helpers.commit_states import REPLICATED_AND_NOT, THREE_REPLICAS, WITH_A_SHADOW, Staggered
+from tests.helpers.commit_states import REPLICATED_AND_NOT, THREE_REPLICAS, WITH_A_REDUNDANT_LAYER, Staggered
 
 
 def test_no_interleaving_of_one_step_and_one_death_breaks_the_rule() -> None:
@@ -27,7 +27,7 @@ def test_no_interleaving_breaks_a_job_that_goes_on_re_routed() -> None:
 @pytest.mark.parametrize("staggered", [Staggered(), Staggered(on=True)], ids=["flushed", "staggered"])
 @pytest.mark.parametrize("go_on", [False, True])
 def test_no_interleaving_breaks_a_holder_without_routes(go_on: bool, staggered: Staggered) -> None:
-    states, ends = commit_model.explore(1, 1, WITH_A_SHADOW, go_on=go_on, staggered=staggered)
+    states, ends = commit_model.explore(1, 1, WITH_A_REDUNDANT_LAYER, go_on=go_on, staggered=staggered)
     assert states > 5_000
     assert ends > 50
 

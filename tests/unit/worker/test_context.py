@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oobleckd.protocol.parts import DeviceInfo
-from oobleckd.worker.device.context import Place, arithmetic, no_cuda, torch_device
+from oobleckd.worker.device.context import DeviceContext, arithmetic, no_cuda, torch_device
 from oobleckd.worker.runtime.errors import UserError
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def test_no_cuda_device_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(UserError, match=r"no CUDA device: torch \S+ is built without CUDA") as caught:
-        torch_device(Place("a/0", "cuda", "h", "127.0.0.1", tmp_path))
+        torch_device(DeviceContext("a/0", "cuda", "h", "127.0.0.1", tmp_path))
     assert "--kind cpu" in caught.value.hint
     monkeypatch.setattr(torch.version, "cuda", "13.0")
 

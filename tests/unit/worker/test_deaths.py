@@ -19,7 +19,7 @@ from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death
 from oobleckd.protocol.messages import LastWords
 from oobleckd.worker.device import measure
 from oobleckd.worker.models import load_spec
-from oobleckd.worker.runtime.activity import Pulse, phase_of
+from oobleckd.worker.runtime.activity import ActivityPage, phase_of
 from oobleckd.worker.runtime.deaths import death_in_full, death_of, is_out_of_memory, memory_of
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.framing import read_frame
@@ -136,12 +136,12 @@ def test_what_the_failed_work_had_is_let_go_of(capsys: pytest.CaptureFixture[str
 
 
 def test_phases() -> None:
-    pulse = Pulse()
+    activity = ActivityPage()
     error = RuntimeError()
-    with pytest.raises(RuntimeError), pulse.doing("R"), pulse.doing("B", "0B3"):
+    with pytest.raises(RuntimeError), activity.doing("R"), activity.doing("B", "0B3"):
         raise error
-    assert pulse.failed_in(error) == "B"
-    assert pulse.failed_in(ValueError()) == ""
+    assert activity.failed_in(error) == "B"
+    assert activity.failed_in(ValueError()) == ""
     assert [phase_of(work) for work in ("F", "2B14", "W", "U", "R", "checkpoint", "Measure", "")] == [
         "forward", "backward", "backward", "update", "reduce", "checkpoint", "measure", "waiting",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A deployment with copies that were made beforehand: what is still sent in the stop, and that a doubt costs a copy and no bit."""
+"""A deployment with pre-copies that were made: what is still sent in the stop, and that a doubt costs a copy and no bit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from oobleckd.planner.plan import Layers, Layout, Range, Transfer
 from oobleckd.protocol.messages import Deploy
 from oobleckd.worker.reconfigure.deploy import SENT, STATE, WANTED, Deployment, expected, outgoing
 from oobleckd.worker.reconfigure.precopy_source import STATE as AHEAD
-from oobleckd.worker.reconfigure.precopy_source import UPDATE, Ahead
-from oobleckd.worker.reconfigure.precopy_target import Staging
+from oobleckd.worker.reconfigure.precopy_source import UPDATE, PreCopySource
+from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.state.store import Store
-from tests.helpers.ahead import NUMBER, TARGET, Aside
 from tests.helpers.engine import RaisingFaults, World
 from tests.helpers.engine_jobs import STAGES
+from tests.helpers.precopy import NUMBER, TARGET, Aside
 
 SOURCE = "b1/0"
 LAYERS = Layers((Range(1, 3),))
@@ -28,15 +28,31 @@ EPOCH = 9
 class Stop:
     """The deployment at the source and at the target, once all hold."""
 
-    def __init__(self, aside: Aside, tmp_path: Path, ahead: Ahead | None, staging: Staging | None) -> None:
+    def __init__(
+        self,
+        aside: Aside,
+        tmp_path: Path,
+        precopy_source: PreCopySource | None,
+        precopy_target: PreCopyTarget | None,
+    ) -> None:
         self.aside, executor = aside, aside.executor
         self.before = len(aside.sent)
         self.target_store = Store(aside.world.spec, torch.device("cpu"))
         self.source = Deployment(
-            self.told(SOURCE), executor.store, executor.post, RaisingFaults(SOURCE, tmp_path), ahead, None
+            self.told(SOURCE),
+            executor.store,
+            executor.post,
+            RaisingFaults(SOURCE, tmp_path),
+            precopy_source,
+            None,
         )
         self.target = Deployment(
-            self.told(TARGET), self.target_store, aside.post, RaisingFaults(TARGET, tmp_path), None, staging
+            self.told(TARGET),
+            self.target_store,
+            aside.post,
+            RaisingFaults(TARGET, tmp_path),
+            None,
+            precopy_target,
         )
 
     def told(self, device: str) -> Deploy:
@@ -44,7 +60,7 @@ class Stop:
         transfers = tuple(Transfer(layer, SOURCE, TARGET, 1) for layer in LAYERS.layers())
         job, counters = self.aside.world.job, self.aside.executor.counters
         return Deploy(
-            device, EPOCH, "job", job, layout, counters, "copy", transfers, {}, "", "", prepared=NUMBER
+            device, EPOCH, "job", job, layout, counters, "copy", transfers, {}, "", "", precopied=NUMBER
         )
 
     def run(self) -> list[str]:
@@ -88,9 +104,9 @@ def aside(reference, tmp_path: Path) -> Aside:
     return aside
 
 
-def test_what_came_beforehand_is_not_sent_again(aside: Aside, tmp_path: Path) -> None:
+def test_what_was_precopied_is_not_sent_again(aside: Aside, tmp_path: Path) -> None:
     aside.arrive(aside.sent)
-    stop = Stop(aside, tmp_path, aside.executor.ahead, aside.staging)
+    stop = Stop(aside, tmp_path, aside.executor.precopy_source, aside.precopy_target)
     assert stop.run() == [SENT]
     stop.check()
     assert (stop.target.copied_bytes, stop.target.staged_bytes) == (0, stop.num_bytes)
@@ -101,7 +117,7 @@ def test_what_is_on_its_way_is_waited_for(aside: Aside, tmp_path: Path) -> None:
     """Letters keep their order on a link: the word that all was sent comes behind it."""
     aside.arrive(aside.sent[:-2])
     aside.replay()
-    stop = Stop(aside, tmp_path, aside.executor.ahead, aside.staging)
+    stop = Stop(aside, tmp_path, aside.executor.precopy_source, aside.precopy_target)
     stop.before = len(aside.sent) - 2
     assert stop.run() == [UPDATE, UPDATE, SENT]
     stop.check()
@@ -110,7 +126,7 @@ def test_what_is_on_its_way_is_waited_for(aside: Aside, tmp_path: Path) -> None:
 
 def test_what_was_lost_is_asked_for(aside: Aside, tmp_path: Path) -> None:
     aside.arrive(aside.sent[:-1])
-    stop = Stop(aside, tmp_path, aside.executor.ahead, aside.staging)
+    stop = Stop(aside, tmp_path, aside.executor.precopy_source, aside.precopy_target)
     assert stop.run() == [SENT, *[STATE] * len(aside.buckets)]
     stop.check()
     assert (stop.target.copied_bytes, stop.target.staged_bytes) == (stop.num_bytes, 0)
@@ -118,7 +134,7 @@ def test_what_was_lost_is_asked_for(aside: Aside, tmp_path: Path) -> None:
 
 
 def test_a_target_that_has_forgotten_asks_for_all(aside: Aside, tmp_path: Path) -> None:
-    stop = Stop(aside, tmp_path, aside.executor.ahead, None)
+    stop = Stop(aside, tmp_path, aside.executor.precopy_source, None)
     assert stop.run() == [SENT, *[STATE] * len(aside.buckets)]
     stop.check()
     assert stop.target.staged_bytes == 0
@@ -127,13 +143,13 @@ def test_a_target_that_has_forgotten_asks_for_all(aside: Aside, tmp_path: Path) 
 @pytest.mark.parametrize("how", ["forgotten", "broken", "not begun"])
 def test_a_source_in_doubt_sends_all(aside: Aside, tmp_path: Path, how: str) -> None:
     aside.arrive(aside.sent)
-    ahead = aside.executor.ahead
-    assert ahead is not None
+    precopy_source = aside.executor.precopy_source
+    assert precopy_source is not None
     if how == "broken":
-        ahead.broken.add(TARGET)
+        precopy_source.broken.add(TARGET)
     elif how == "not begun":
-        ahead.copied = None
-    stop = Stop(aside, tmp_path, None if how == "forgotten" else ahead, aside.staging)
+        precopy_source.copied = None
+    stop = Stop(aside, tmp_path, None if how == "forgotten" else precopy_source, aside.precopy_target)
     assert stop.run() == [STATE] * len(aside.buckets)
     stop.check()
     assert (stop.target.copied_bytes, stop.target.staged_bytes) == (stop.num_bytes, 0)
@@ -143,13 +159,13 @@ def test_what_was_taken_back_is_sent_as_it_is(reference, tmp_path: Path) -> None
     """All hold before the last bucket has left: that one is copied, the others are there."""
     world = World(reference[0], STAGES, 0, tmp_path)
     aside = Aside(world, SOURCE)
-    ahead = aside.begin()
+    precopy_source = aside.begin()
     (*there, last) = aside.buckets
-    ahead.buckets[TARGET] = there
+    precopy_source.buckets[TARGET] = there
     world.run()
     aside.sent = [letter for letter in aside.sent if letter.key != (AHEAD, NUMBER, last)]
     aside.arrive(aside.sent)
-    stop = Stop(aside, tmp_path, ahead, aside.staging)
+    stop = Stop(aside, tmp_path, precopy_source, aside.precopy_target)
     assert stop.run() == [STATE, SENT]
     stop.check()
     assert stop.target.staged == set(there)
@@ -162,8 +178,8 @@ def test_another_boundary_s_state_is_not_taken(aside: Aside, tmp_path: Path) -> 
     last = max(int(letter.key[3]) for letter in aside.sent if letter.key[0] == UPDATE)
     aside.arrive([letter for letter in aside.sent if letter.key[0] != UPDATE or letter.key[3] != last])
     aside.replay()
-    assert aside.staging.round == aside.executor.counters.round - 1
-    stop = Stop(aside, tmp_path, aside.executor.ahead, aside.staging)
+    assert aside.precopy_target.round == aside.executor.counters.round - 1
+    stop = Stop(aside, tmp_path, aside.executor.precopy_source, aside.precopy_target)
     assert WANTED not in stop.run()  # that one goes the other way
     stop.check()
     assert stop.target.staged_bytes == 0

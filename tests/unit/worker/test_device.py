@@ -44,9 +44,9 @@ from oobleckd.worker.agent.outbox import peek
 from oobleckd.worker.data.corpus import Corpus, open_corpus
 from oobleckd.worker.device import device, reading
 from oobleckd.worker.device.agent_link import DeviceLink
-from oobleckd.worker.device.context import Place
+from oobleckd.worker.device.context import DeviceContext
 from oobleckd.worker.models import Layer
-from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.framing import read_frame, write_frame
 from oobleckd.worker.runtime.turn import Turn
 
@@ -82,7 +82,9 @@ class Agent:
         while True:
             data = read_frame(self.sock)
             assert data is not None
-            if peek(data).type in {kind.__name__ for kind in kinds}:  # a DeviceUp is for the agent alone
+            if peek(data).type in {
+                kind.__struct_config__.tag for kind in kinds
+            }:  # a DeviceUp is for the agent alone
                 return codec.decode_from_worker(data)
 
     def up(self) -> DeviceInfo:
@@ -113,9 +115,9 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     """Of a device process in this one, that has a job of one device and was told to get ready for it."""
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(device, "DeviceLink", partial(DeviceLink, on_closed=lambda: None))
-    place = Place(ME, "cpu", "host", "127.0.0.1", tmp_path)
+    place = DeviceContext(ME, "cpu", "host", "127.0.0.1", tmp_path)
     with ours, ExitStack() as ends:
-        process = device.DeviceProcess(place, theirs.detach(), Pulse())
+        process = device.DeviceProcess(place, theirs.detach(), ActivityPage())
         ends.callback(process.transport.close)
         ends.callback(process.link.close)
         threading.Thread(target=process.run, daemon=True).start()
@@ -212,7 +214,7 @@ def test_a_job_that_begins_anew_finds_its_samples_open(
     other = msgspec.structs.replace(same, train=msgspec.structs.replace(same.train, seed=1))
     jobs = (("job", same), ("job", same), ("job", other), ("job", other), ("other", other))
     for epoch, (name, spec) in enumerate(jobs, 2):
-        agent.say(Release(ME, jobs[max(0, epoch - 3)][0], "d.1"))  # as before a way back
+        agent.say(Release(ME, jobs[max(0, epoch - 3)][0], "d.1"))  # as before a rollback
         agent.say(msgspec.structs.replace(deploy(epoch, spec), job=name))
         assert agent.hear(Ready).epoch == epoch
     assert opened == [other, other]  # of another job the text may have changed meanwhile

@@ -13,7 +13,7 @@ from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.worker.agent.endings import Endings
 from oobleckd.worker.processes.children import EXITING, Child
-from oobleckd.worker.runtime.activity import Pulse, PulseReader
+from oobleckd.worker.runtime.activity import ActivityPage, ActivityReader
 from oobleckd.worker.runtime.host_memory import OomKills
 from oobleckd.worker.runtime.lifeline import Lifeline
 
@@ -25,11 +25,11 @@ def child() -> Iterator[Child]:
     """A process in the middle of a backward pass."""
     import socket
 
-    pulse = PulseReader()
-    Pulse(pulse.fd).begin("B", "0B3", 1)
+    activity = ActivityReader()
+    ActivityPage(activity.fd).begin("B", "0B3", 1)
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ours, theirs = socket.socketpair()
-    found = Child("a/0", process, ours, Lifeline(), pulse)
+    found = Child("a/0", process, ours, Lifeline(), activity)
     yield found
     found.kill()
     found.close()

@@ -16,11 +16,11 @@ from torch import Tensor
 from oobleckd.planner.plan import Layout
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.worker import sums
-from oobleckd.worker.round.boundary_cache import Kept
+from oobleckd.worker.round.boundary_cache import BoundaryCache
 from oobleckd.worker.round.gather import Contribution
 from oobleckd.worker.round.reduce import Reduced, Reducer
 from oobleckd.worker.runtime.faults import POINTS
-from oobleckd.worker.tools import reference as twin
+from oobleckd.worker.tools import reference as reference_run
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import (
     ELSEWHERE,
@@ -48,9 +48,9 @@ def test_order_of_work_does_not_show(reference, tmp_path: Path, seed: int) -> No
     assert world.redone == 0
 
 
-def test_single_process_twin_is_equal(reference, tmp_path: Path) -> None:
+def test_single_process_reference_run_is_equal(reference, tmp_path: Path) -> None:
     recorded = []
-    twin.run(reference[0], tmp_path, recorded.append)
+    reference_run.run(reference[0], tmp_path, recorded.append)
     losses = {m.counters.step: m.loss for m in recorded if type(m).__name__ == "StepDone"}
     assert losses == reference[1]
 
@@ -166,13 +166,13 @@ def test_what_was_not_kept_is_done_again(
     reference, tmp_path: Path, seed: int, limit_bytes: int, backward: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off, or room for one boundary message of two (2 KiB each): whole routes take the place of spliced ones."""
-    put, held = Kept.put, set()
+    put, held = BoundaryCache.put, set()
 
-    def watched(self: Kept, *args: Any) -> None:
+    def watched(self: BoundaryCache, *args: Any) -> None:
         put(self, *args)
         held.add(self.held_bytes)
 
-    monkeypatch.setattr(Kept, "put", watched)
+    monkeypatch.setattr(BoundaryCache, "put", watched)
     world = scheduled(reference, tmp_path, seed, backward=backward, boundary_memory=limit_bytes)
     world.nodes["a0/0"].faults.arm("backward", 2)
     world.run()
@@ -282,7 +282,7 @@ def test_other_modes_train_and_survive(tmp_path: Path, change: dict[str, object]
 
 
 def test_who_is_told_to_go_on_at_the_end_says_that_it_is_there(reference, tmp_path: Path) -> None:
-    """A way back to the checkpoint of the last step."""
+    """A rollback to the checkpoint of the last step."""
     world = World(reference[0], STAGES, 0, tmp_path)
     world.run()
     node = world.nodes["a0/0"]

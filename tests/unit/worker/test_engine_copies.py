@@ -99,8 +99,8 @@ def test_random_deaths_where_a_device_has_two_hops(many, tmp_path: Path, seed: i
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("seed", range(10))
-def test_random_deaths_beside_shadows(many, tmp_path: Path, seed: int) -> None:
-    world = copying(many, tmp_path, seed, {}, shadowed=True)
+def test_random_deaths_beside_redundant_layers(many, tmp_path: Path, seed: int) -> None:
+    world = copying(many, tmp_path, seed, {}, redundant=True)
     random_deaths(world)
     world.run()
     check(world, many)
@@ -113,7 +113,7 @@ def test_many_random_deaths(many, tmp_path: Path, seed: int) -> None:
         test_random_deaths(many, tmp_path, seed, manner)
         test_several_deaths_among_three_pipelines(many, tmp_path, seed, manner)
     test_random_deaths_where_a_device_has_two_hops(many, tmp_path, seed)
-    test_random_deaths_beside_shadows(many, tmp_path, seed)
+    test_random_deaths_beside_redundant_layers(many, tmp_path, seed)
 
 
 def late_in_its_backward_passes(world: World, victim: str, point: str) -> None:

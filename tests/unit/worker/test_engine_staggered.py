@@ -64,7 +64,7 @@ def test_no_early_update_while_tasks_of_the_round_are_left(tmp_path: Path) -> No
     """After a loss attempts may pass through a device that has reduced all it holds: they need its weights as they are."""
     world = World(job(tmp_path, {"update": "staggered"}), STAGES, 0, tmp_path)
     executor = world.nodes["a0/0"].executor
-    executor.foresight.saw(True)
+    executor.predictor.saw(True)
     vote = Vote({}, {}, nan=False, overflow=False, flags=Flags())
     assert not executor._may_hurry(vote)
     executor.now.board.begin((), ())

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
-from oobleckd.ctl.twin import to_toml
+from oobleckd.ctl.reference import to_toml
 from oobleckd.protocol.modelnotes import FolderNote, words
 from oobleckd.worker.models import MASKED, ModelSpec, load_spec, names
 from oobleckd.worker.runtime.errors import UserError

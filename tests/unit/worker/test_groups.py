@@ -1,4 +1,4 @@
-"""Groups within one process: what each end keeps, when lanes carry letters, and every moment in which they break."""
+"""Groups within one process: what each end keeps, when channels carry letters, and every moment in which they break."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from oobleckd.worker.groups.choose import choose
 from oobleckd.worker.groups.gloo import GlooBackend
 from oobleckd.worker.groups.group import ABORT_S
 from oobleckd.worker.groups.ledger import Received, Sent
+from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.groups.nccl import shares_gpus
-from oobleckd.worker.groups.plane import Plane
-from oobleckd.worker.groups.store import LaneOver, LaneStore
+from oobleckd.worker.groups.store import ChannelOver, ChannelStore
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.transport import wire
 from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
-from tests.helpers.lanes import TIMEOUT_S, Yard, YardBackend
+from tests.helpers.channels import TIMEOUT_S, Yard, YardBackend
 
 # ---------------------------------------------------------------------- ledger
 
@@ -36,9 +36,9 @@ def header(number: int) -> words.Header:
 
 
 @given(st.integers(0, 8), st.lists(st.sampled_from(["write", "arrive", "acknowledge"]), max_size=30))
-def test_every_letter_arrives_once_wherever_the_lane_breaks(count: int, moves: list[str]) -> None:
+def test_every_letter_arrives_once_wherever_the_channel_breaks(count: int, moves: list[str]) -> None:
     sent, received = Sent[int](), Received()
-    on_lane: deque[int] = deque()
+    on_channel: deque[int] = deque()
     got, acknowledgements = [], deque[int]()
     for letter in range(count):
         sent.add(letter)
@@ -46,9 +46,9 @@ def test_every_letter_arrives_once_wherever_the_lane_breaks(count: int, moves: l
         if move == "write" and sent.unwritten:
             number, letter = sent.unwritten.popleft()
             received.announce(header(number))
-            on_lane.append(letter)
-        elif move == "arrive" and on_lane:
-            got.append(on_lane.popleft())
+            on_channel.append(letter)
+        elif move == "arrive" and on_channel:
+            got.append(on_channel.popleft())
             acknowledgements.append(received.arrived().number)
         elif move == "acknowledge" and acknowledgements:
             sent.arrived(acknowledgements.popleft())
@@ -97,14 +97,14 @@ def test_words_come_back_and_others_are_refused() -> None:
         words.decode(b"\x80")
 
 
-def stores() -> tuple[LaneStore, LaneStore]:
-    """The two ends of a lane, joined."""
+def stores() -> tuple[ChannelStore, ChannelStore]:
+    """The two ends of a channel, joined."""
 
     def tell(key: str, value: bytes) -> None:
         other.put(key, value)
 
-    one = LaneStore(tell, wait_s=TIMEOUT_S)
-    other = LaneStore(one.put, wait_s=TIMEOUT_S)
+    one = ChannelStore(tell, wait_s=TIMEOUT_S)
+    other = ChannelStore(one.put, wait_s=TIMEOUT_S)
     return one, other
 
 
@@ -135,15 +135,15 @@ def test_whoever_waits_in_a_store_hears_of_its_end() -> None:
     one.end("without b/0")
     waiting.join(TIMEOUT_S)
     assert "without b/0" in str(caught[0])
-    with pytest.raises(LaneOver, match="did not set"):
+    with pytest.raises(ChannelOver, match="did not set"):
         stores()[0].wait(["never"], timedelta(seconds=0))
 
 
-# ---------------------------------------------------------------------- planes
+# ---------------------------------------------------------------------- managers
 
 
 class World:
-    """Planes of several devices whose letters go from hand to hand, one link at a time, as the test says."""
+    """Group managers of several devices whose letters go from hand to hand, one link at a time, as the test says."""
 
     def __init__(self, *names: str, places: dict[str, str] | None = None, abort_s: float = TIMEOUT_S) -> None:
         self.yard = Yard()
@@ -151,8 +151,8 @@ class World:
         self.held: set[tuple[str, str]] = set()
         self.stuck: list[str] = []
         self.mailboxes = {name: Mailbox() for name in names}
-        self.planes = {
-            name: Plane(
+        self.managers = {
+            name: GroupManager(
                 name, self.mailboxes[name], YardBackend(self.yard, (places or {}).get(name, "")),
                 self._sender(name), stuck=self.stuck.append, abort_s=abort_s,
             )
@@ -171,9 +171,9 @@ class World:
         return send
 
     def send(self, source: str, peer: str, index: int) -> bool:
-        """One letter; whether a lane took it."""
+        """One letter; whether a channel took it."""
         tensors = [torch.full((4,), float(index))]
-        if self.planes[source].offer(peer, ("F", index), tensors, b"m"):
+        if self.managers[source].offer(peer, ("F", index), tensors, b"m"):
             return True
         self._sender(source)(peer, ("F", index), tensors, b"m")
         return False
@@ -185,11 +185,11 @@ class World:
             moved = False
             for link, letters in sorted(self.links.items()):
                 while link not in self.held and letters:
-                    self.planes[link[1]].put(letters.popleft())
+                    self.managers[link[1]].put(letters.popleft())
                     moved = True
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Carry letters until ``done``: lanes have threads of their own."""
+        """Carry letters until ``done``: channels have threads of their own."""
         deadline = time.monotonic() + TIMEOUT_S
         tick = threading.Event()
         while not done():
@@ -198,10 +198,10 @@ class World:
             tick.wait(0.001)
 
     def open(self, source: str, peer: str, epoch: int = 1) -> None:
-        """Open a lane with a first letter, number -1, and let its probe through."""
+        """Open a channel with a first letter, number -1, and let its probe through."""
         assert not self.send(source, peer, -1)
         self.yard.let(f"{epoch} {source} > {peer}")
-        self.until(lambda: self.planes[source]._groups[epoch]._senders[peer].is_open)
+        self.until(lambda: self.managers[source]._groups[epoch]._senders[peer].is_open)
 
     def numbers(self, name: str) -> list[int]:
         """What has arrived at ``name``, removed."""
@@ -213,16 +213,16 @@ class World:
 @pytest.fixture
 def world() -> World:
     made = World("a", "b", "c")
-    for plane in made.planes.values():
-        plane.enter(1, made.planes)
+    for manager in made.managers.values():
+        manager.enter(1, made.managers)
     return made
 
 
 def close(world: World) -> None:
-    assert all(plane.close(TIMEOUT_S) for plane in world.planes.values())
+    assert all(manager.close(TIMEOUT_S) for manager in world.managers.values())
 
 
-def test_letters_take_the_lane_once_it_is_open(world: World) -> None:
+def test_letters_take_the_channel_once_it_is_open(world: World) -> None:
     world.open("a", "b")
     assert world.numbers("b") == [-1]
     assert all(world.send("a", "b", index) for index in range(5))
@@ -231,27 +231,27 @@ def test_letters_take_the_lane_once_it_is_open(world: World) -> None:
     world.yard.let("1 a > b", 5)
     world.until(lambda: len(world.mailboxes["b"].keys()) == 5)
     assert world.numbers("b") == list(range(5))
-    world.until(lambda: not world.planes["a"]._groups[1]._senders["b"].sent.kept)
+    world.until(lambda: not world.managers["a"]._groups[1]._senders["b"].sent.kept)
     close(world)
 
 
 @pytest.mark.parametrize("arrived", range(4))
 @pytest.mark.parametrize("first", ["sender", "receiver"])
-def test_what_a_broken_lane_held_comes_by_the_transport(world: World, arrived: int, first: str) -> None:
+def test_what_a_broken_channel_held_comes_by_the_transport(world: World, arrived: int, first: str) -> None:
     world.open("a", "b")
     world.numbers("b")
     assert all(world.send("a", "b", index) for index in range(3))
     world.yard.let("1 a > b", arrived)
-    world.until(lambda: world.planes["b"]._groups[1]._receivers["a"].received.number >= min(arrived, 3))
+    world.until(lambda: world.managers["b"]._groups[1]._receivers["a"].received.number >= min(arrived, 3))
     world.held = {("a", "b"), ("b", "a")}
     order = ["a", "b"] if first == "sender" else ["b", "a"]
     for name in order:
-        world.planes[name].forget(["c"])
+        world.managers[name].forget(["c"])
     assert not world.send("a", "b", 3), "a group that is over took a letter"
     world.held = set()
     world.until(lambda: len(world.mailboxes["b"].keys()) == 4)
     assert sorted(world.numbers("b")) == [0, 1, 2, 3]
-    world.until(lambda: world.planes["a"]._groups[1].settled)
+    world.until(lambda: world.managers["a"]._groups[1].settled)
     world.carry()
     assert world.numbers("b") == []
     close(world)
@@ -261,7 +261,7 @@ def test_the_next_epoch_has_a_group_of_its_own(world: World) -> None:
     world.open("a", "b")
     assert world.send("a", "b", 0)
     for name in ("a", "b"):
-        world.planes[name].enter(2, ("a", "b"))
+        world.managers[name].enter(2, ("a", "b"))
     world.open("a", "b", epoch=2)
     assert world.send("a", "b", 1)
     world.yard.let("2 a > b")
@@ -271,22 +271,22 @@ def test_the_next_epoch_has_a_group_of_its_own(world: World) -> None:
     close(world)
 
 
-def test_a_member_that_hears_of_an_epoch_later_opens_its_lanes_then(world: World) -> None:
-    world.planes["a"].enter(2, ("a", "b"))
+def test_a_member_that_hears_of_an_epoch_later_opens_its_channels_then(world: World) -> None:
+    world.managers["a"].enter(2, ("a", "b"))
     assert not world.send("a", "b", 0)
     world.yard.let("2 a > b")
     world.carry()
-    world.planes["b"].enter(2, ("a", "b"))
-    world.until(lambda: world.planes["a"]._groups[2]._senders["b"].is_open)
+    world.managers["b"].enter(2, ("a", "b"))
+    world.until(lambda: world.managers["a"]._groups[2]._senders["b"].is_open)
     close(world)
 
 
-def test_two_devices_in_one_place_have_no_lane_and_the_group_goes_on() -> None:
+def test_two_devices_in_one_place_have_no_channel_and_the_group_goes_on() -> None:
     world = World("a", "b", "c", places={"a": "GPU-1", "b": "GPU-1"})
-    for plane in world.planes.values():
-        plane.enter(1, world.planes)
+    for manager in world.managers.values():
+        manager.enter(1, world.managers)
     assert not world.send("a", "b", 0)
-    world.until(lambda: "b" in world.planes["a"]._groups[1]._refused)
+    world.until(lambda: "b" in world.managers["a"]._groups[1]._refused)
     assert not world.send("a", "b", 1)
     world.open("a", "c")
     assert world.send("a", "c", 2)
@@ -297,12 +297,12 @@ def test_a_letter_whose_round_is_over_is_not_sent_again(world: World) -> None:
     world.open("a", "b")
     world.numbers("b")
     tensor = torch.zeros(4)
-    assert world.planes["a"].offer("b", ("F", 0), [tensor], b"")
+    assert world.managers["a"].offer("b", ("F", 0), [tensor], b"")
     assert world.send("a", "b", 1)
-    world.until(lambda: bool(world.planes["b"]._groups[1]._receivers["a"].received.announced))
+    world.until(lambda: bool(world.managers["b"]._groups[1]._receivers["a"].received.announced))
     tensor.add_(1)
-    world.planes["b"].forget(["c"])
-    world.until(lambda: world.planes["a"]._groups[1].settled)
+    world.managers["b"].forget(["c"])
+    world.until(lambda: world.managers["a"]._groups[1].settled)
     world.carry()
     assert world.numbers("b") == [1]
     close(world)
@@ -312,22 +312,22 @@ def test_a_dead_members_letters_are_not_kept(world: World) -> None:
     world.open("a", "b")
     assert world.send("a", "b", 0)
     world.held = {("a", "b"), ("b", "a")}
-    world.planes["a"].forget(["b"])
-    assert world.planes["a"]._groups[1].settled
+    world.managers["a"].forget(["b"])
+    assert world.managers["a"]._groups[1].settled
     close(world)
 
 
-def test_lanes_that_do_not_end_are_reported() -> None:
+def test_channels_that_do_not_end_are_reported() -> None:
     world = World("a", "b", abort_s=0.05)
-    for plane in world.planes.values():
-        plane.enter(1, world.planes)
+    for manager in world.managers.values():
+        manager.enter(1, world.managers)
     world.open("a", "b")
     assert world.send("a", "b", 0)
     world.until(lambda: bool(world.yard.payloads["1 a > b"]))
     world.yard.never_ends = True
-    world.planes["a"].forget(["b"])
+    world.managers["a"].forget(["b"])
     world.until(lambda: bool(world.stuck))
-    assert "lanes of epoch 1 did not end in 0 s: a > b" in world.stuck[0]
+    assert "channels of epoch 1 did not end in 0 s: a > b" in world.stuck[0]
     world.yard.never_ends = False
     close(world)
 
@@ -337,23 +337,23 @@ def test_a_word_that_makes_no_sense_breaks_the_link(world: World) -> None:
     world.open("a", "b")
     for meta in bad:
         with pytest.raises(wire.WireError):
-            world.planes["a"].put(Letter(words.KEY, "b", meta, []))
+            world.managers["a"].put(Letter(words.KEY, "b", meta, []))
     close(world)
 
 
 # ---------------------------------------------------------------------- choice
 
 
-def test_the_road_and_why() -> None:
+def test_the_backend_and_why() -> None:
     cpu = torch.device("cpu")
     assert choose(cpu, {}) == (None, "the transport (it computes on a cpu)")
-    assert choose(cpu, {"OOBLECK_ROAD": "staged"}) == (None, "the transport (OOBLECK_ROAD=staged)")
-    backend, why = choose(cpu, {"OOBLECK_ROAD": "gloo"})
+    assert choose(cpu, {"OOBLECK_BACKEND": "staged"}) == (None, "the transport (OOBLECK_BACKEND=staged)")
+    backend, why = choose(cpu, {"OOBLECK_BACKEND": "gloo"})
     assert isinstance(backend, GlooBackend)
     assert "for a test" in why
-    for road, problem in [("nccl", "computes on a cpu"), ("rail", "is no road")]:
+    for wanted, problem in [("nccl", "computes on a cpu"), ("rail", "is no backend")]:
         with pytest.raises(UserError, match=problem):
-            choose(cpu, {"OOBLECK_ROAD": road})
+            choose(cpu, {"OOBLECK_BACKEND": wanted})
 
 
 def test_several_ranks_on_a_gpu_need_a_new_nccl_that_was_told() -> None:
@@ -363,6 +363,6 @@ def test_several_ranks_on_a_gpu_need_a_new_nccl_that_was_told() -> None:
     assert not shares_gpus((2, 29, 7), told)
 
 
-def test_gloo_gives_up_on_a_payload_before_a_group_gives_up_on_its_lanes() -> None:
-    """gloo can miss that a peer has died: then its own limit is all that ends the lane, and the process must outlive that."""
+def test_gloo_gives_up_on_a_payload_before_a_group_gives_up_on_its_channels() -> None:
+    """gloo can miss that a peer has died: then its own limit is all that ends the channel, and the process must outlive that."""
     assert gloo._STUCK.total_seconds() < 0.75 * ABORT_S

@@ -1,4 +1,4 @@
-"""Which way each beat of an agent goes: a real UDP socket in the daemon's place, and beats one by one."""
+"""Which way each heartbeat of an agent goes: a real UDP socket in the daemon's place, and heartbeats one by one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from oobleckd.protocol.datagrams import BEAT_BYTES, Receiver
+from oobleckd.protocol.datagrams import HEARTBEAT_BYTES, Receiver
 from oobleckd.protocol.messages import PROTOCOL, Welcome
 from oobleckd.protocol.parts import DatagramSession
 from oobleckd.worker.agent import heartbeat as module
-from oobleckd.worker.agent.heartbeat import Beacon
+from oobleckd.worker.agent.heartbeat import HeartbeatSender
 
 WAIT_S = 30.0
 KEY = bytes(32)
@@ -20,13 +20,13 @@ KEY = bytes(32)
 
 @dataclass
 class Uplink:
-    """What the beacon asks of it."""
+    """What the sender asks of it."""
 
     blocked: bool = False
 
 
 class World:
-    """A beacon, and the other end of its datagrams."""
+    """A sender of heartbeats, and the other end of its datagrams."""
 
     def __init__(self, host: str = "127.0.0.1", name: str = "") -> None:
         self.socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
@@ -34,28 +34,28 @@ class World:
         self.socket.settimeout(WAIT_S)
         self.port = int(self.socket.getsockname()[1])
         self.receiver = Receiver(b"session1", KEY)
-        self.uplink, self.idle, self.num_beats = Uplink(), True, 0
+        self.uplink, self.idle, self.num_heartbeats = Uplink(), True, 0
         self.agent: tuple[str, int] = ("", 0)
         endpoint = f"tcp://{name or (f'[{host}]' if ':' in host else host)}:7077"
-        self.beacon = Beacon(
+        self.heartbeat_sender = HeartbeatSender(
             asyncio.get_running_loop(),
             endpoint,
             self.uplink,  # type: ignore[arg-type]
-            beat=self.beaten,
+            heartbeat=self.beaten,
             is_idle=lambda: self.idle,
         )
 
     def beaten(self) -> None:
-        self.num_beats += 1
+        self.num_heartbeats += 1
 
     def welcome(self, session: bytes = b"session1") -> None:
         self.receiver = Receiver(session, KEY)
         datagrams = DatagramSession(self.port, session, KEY)
-        self.beacon.welcome(Welcome(PROTOCOL, "daemon", 3600.0, 7200.0, (), datagrams))
+        self.heartbeat_sender.welcome(Welcome(PROTOCOL, "daemon", 3600.0, 7200.0, (), datagrams))
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """The time for one has come."""
-        self.beacon._every(3600.0)
+        self.heartbeat_sender._every(3600.0)
 
     def answer(self) -> str:
         """Take the datagram that must have come, and acknowledge it; what it is."""
@@ -82,7 +82,7 @@ class World:
         return False
 
     def close(self) -> None:
-        self.beacon.close()
+        self.heartbeat_sender.close()
         self.socket.close()
 
 
@@ -98,42 +98,42 @@ pytestmark = pytest.mark.asyncio
 async def test_zeromq_too_until_an_answer_came_and_then_datagrams_alone() -> None:
     world = World()
     world.welcome()
-    assert (world.answer(), world.num_beats) == ("question", 1)
+    assert (world.answer(), world.num_heartbeats) == ("question", 1)
     for _ in range(5):
-        world.beat()
-        assert (world.answer(), world.num_beats) == ("beat", 1)
+        world.heartbeat()
+        assert (world.answer(), world.num_heartbeats) == ("heartbeat", 1)
     world.close()
 
 
-async def test_zeromq_at_the_next_beat_when_answers_stop_and_datagrams_again_when_they_come() -> None:
+async def test_zeromq_at_the_next_heartbeat_when_answers_stop_and_datagrams_again_when_they_come() -> None:
     world = World()
     world.welcome()
     world.answer()
-    world.beat()
-    assert world.receiver.take(world.socket.recv(1000)) == "beat"
+    world.heartbeat()
+    assert world.receiver.take(world.socket.recv(1000)) == "heartbeat"
     for count in (2, 3, 4):  # nobody knew until now that no answer comes
-        world.beat()
-        assert world.num_beats == count
+        world.heartbeat()
+        assert world.num_heartbeats == count
         assert world.receiver.take(world.socket.recv(1000)) == "question"
-    world.beat()
-    assert (world.answer(), world.num_beats) == ("question", 5)
-    world.beat()
-    assert (world.answer(), world.num_beats) == ("beat", 5)
+    world.heartbeat()
+    assert (world.answer(), world.num_heartbeats) == ("question", 5)
+    world.heartbeat()
+    assert (world.answer(), world.num_heartbeats) == ("heartbeat", 5)
     world.close()
 
 
-async def test_a_node_that_trains_beats_over_zeromq_alone() -> None:
+async def test_a_node_that_trains_heartbeats_over_zeromq_alone() -> None:
     world = World()
     world.welcome()
     world.answer()
     world.idle = False
     for count in (2, 3):
-        world.beat()
-        assert world.num_beats == count
+        world.heartbeat()
+        assert world.num_heartbeats == count
     assert world.nothing_came()
     world.idle = True
-    world.beat()
-    assert (world.answer(), world.num_beats) == ("beat", 3), "its last one was answered"
+    world.heartbeat()
+    assert (world.answer(), world.num_heartbeats) == ("heartbeat", 3), "its last one was answered"
     world.close()
 
 
@@ -142,10 +142,10 @@ async def test_a_node_that_trains_answers_questions_at_once() -> None:
     world.welcome()
     world.answer()
     world.idle = False
-    world.beat()
+    world.heartbeat()
     for _ in range(3):
         assert world.receiver.is_answer(await world.asked(world.receiver.ask()))
-    assert world.num_beats == 2, "and no beat of its own"
+    assert world.num_heartbeats == 2, "and no heartbeat of its own"
     world.uplink.blocked = True
     world.socket.sendto(world.receiver.ask(), world.agent)
     await turns()
@@ -159,14 +159,14 @@ async def test_an_idle_node_answers_none() -> None:
     world.welcome()
     world.answer()
     world.idle = False
-    world.beat()
+    world.heartbeat()
     world.idle = True
     for _ in range(2):  # it still listens, and then not
         world.socket.sendto(world.receiver.ask(), world.agent)
         await turns()
         assert world.nothing_came()
-        world.beat()
-        assert world.answer() == "beat"
+        world.heartbeat()
+        assert world.answer() == "heartbeat"
     world.close()
 
 
@@ -175,16 +175,16 @@ async def test_a_node_that_trains_tells_where_it_is_until_that_is_acknowledged()
     world = World()
     world.idle = False
     world.welcome()
-    world.beat()
+    world.heartbeat()
     assert [world.receiver.take(world.socket.recv(1000)) for _ in range(2)] == ["question"] * 2
-    world.beat()
+    world.heartbeat()
     world.answer()
-    world.beat()
+    world.heartbeat()
     assert world.nothing_came()
-    assert world.num_beats == 4
+    assert world.num_heartbeats == 4
     world.welcome(b"session2")
     for _ in range(20):  # nobody answers
-        world.beat()
+        world.heartbeat()
     await asyncio.sleep(0)
     for _ in range(module._MOST_QUESTIONS):
         assert world.receiver.take(world.socket.recv(1000)) == "question"
@@ -197,9 +197,9 @@ async def test_a_blocked_uplink_holds_datagrams_back() -> None:
     world.welcome()
     world.answer()
     world.uplink.blocked = True
-    world.beat()
+    world.heartbeat()
     assert world.nothing_came()
-    assert world.num_beats == 2, "which the uplink drops"
+    assert world.num_heartbeats == 2, "which the uplink drops"
     world.close()
 
 
@@ -207,14 +207,14 @@ async def test_the_session_goes_with_the_connection() -> None:
     world = World()
     world.welcome()
     world.answer()
-    world.beacon.forget()
-    world.beat()
+    world.heartbeat_sender.forget()
+    world.heartbeat()
     assert world.nothing_came()
-    assert world.num_beats == 2
+    assert world.num_heartbeats == 2
     world.welcome(b"session2")
-    assert (world.answer(), world.num_beats) == ("question", 3)
-    world.beat()
-    assert (world.answer(), world.num_beats) == ("beat", 3)
+    assert (world.answer(), world.num_heartbeats) == ("question", 3)
+    world.heartbeat()
+    assert (world.answer(), world.num_heartbeats) == ("heartbeat", 3)
     world.close()
 
 
@@ -223,8 +223,8 @@ async def test_where_nobody_listens_zeromq_speaks() -> None:
     world.welcome()
     world.socket.close()
     for count in (2, 3, 4):
-        world.beat()
-        assert world.num_beats == count
+        world.heartbeat()
+        assert world.num_heartbeats == count
     world.close()
 
 
@@ -232,52 +232,52 @@ async def test_what_strangers_send_changes_nothing() -> None:
     world = World()
     world.welcome()
     data, sender = world.socket.recvfrom(1000)
-    assert len(data) == BEAT_BYTES
+    assert len(data) == HEARTBEAT_BYTES
     for junk in (b"", b"x", data, bytes(33), bytes(1400)):
         world.socket.sendto(junk, sender)
-    world.beat()
-    assert (world.answer(), world.num_beats) == ("question", 2)
+    world.heartbeat()
+    assert (world.answer(), world.num_heartbeats) == ("question", 2)
     world.close()
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///nowhere", "inproc://here"])
 async def test_where_there_is_no_address_zeromq_speaks(endpoint: str) -> None:
     world = World()
-    world.beacon._endpoint = endpoint
+    world.heartbeat_sender._endpoint = endpoint
     world.welcome()
-    world.beat()
-    assert world.num_beats == 2
+    world.heartbeat()
+    assert world.num_heartbeats == 2
     world.close()
 
 
 async def test_a_daemon_of_before_says_nothing_of_datagrams() -> None:
     world = World()
-    world.beacon.welcome(Welcome(PROTOCOL, "daemon", 3600.0, 7200.0))
-    world.beat()
-    assert world.num_beats == 2
+    world.heartbeat_sender.welcome(Welcome(PROTOCOL, "daemon", 3600.0, 7200.0))
+    world.heartbeat()
+    assert world.num_heartbeats == 2
     world.close()
 
 
 async def test_ipv6() -> None:
     world = World("::1")
     world.welcome()
-    assert (world.answer(), world.num_beats) == ("question", 1)
-    world.beat()
-    assert (world.answer(), world.num_beats) == ("beat", 1)
+    assert (world.answer(), world.num_heartbeats) == ("question", 1)
+    world.heartbeat()
+    assert (world.answer(), world.num_heartbeats) == ("heartbeat", 1)
     world.close()
 
 
 async def test_a_name_is_looked_up_beside_the_loop() -> None:
     world = World(name="localhost")
     world.welcome()
-    assert world.num_beats == 1
+    assert world.num_heartbeats == 1
     assert world.nothing_came()
-    assert world.beacon._looking_up is not None
-    await asyncio.wait_for(world.beacon._looking_up, WAIT_S)
-    world.beat()
-    assert (world.answer(), world.num_beats) == ("question", 2)
-    world.beat()
-    assert (world.answer(), world.num_beats) == ("beat", 2)
+    assert world.heartbeat_sender._looking_up is not None
+    await asyncio.wait_for(world.heartbeat_sender._looking_up, WAIT_S)
+    world.heartbeat()
+    assert (world.answer(), world.num_heartbeats) == ("question", 2)
+    world.heartbeat()
+    assert (world.answer(), world.num_heartbeats) == ("heartbeat", 2)
     world.close()
 
 
@@ -288,8 +288,8 @@ async def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None
     world = World(name="nobody.invalid")
     monkeypatch.setattr(module, "_addresses", unknown)
     world.welcome()
-    assert world.beacon._looking_up is not None
-    await asyncio.wait_for(world.beacon._looking_up, WAIT_S)
-    world.beat()
-    assert world.num_beats == 2
+    assert world.heartbeat_sender._looking_up is not None
+    await asyncio.wait_for(world.heartbeat_sender._looking_up, WAIT_S)
+    world.heartbeat()
+    assert world.num_heartbeats == 2
     world.close()

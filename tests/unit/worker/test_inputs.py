@@ -16,7 +16,7 @@ from oobleckd.protocol.parts import Counters
 from oobleckd.worker.data import corpus as data_module
 from oobleckd.worker.data import inputs as inputs_module
 from oobleckd.worker.data.corpus import open_corpus
-from oobleckd.worker.data.input_watch import Changed, Checked, Eyes, Moved, Watch
+from oobleckd.worker.data.input_watch import Changed, Checked, Eyes, InputWatch, Moved
 from oobleckd.worker.data.inputs import Opened, opened
 from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import GPT2, small_job
@@ -294,7 +294,7 @@ def test_what_nobody_has_read_as_a_whole_yet(text: Path, monkeypatch: pytest.Mon
 
 def test_a_watch_says_up_to_where_it_was_right_and_then_no_more(text: Path) -> None:
     heard = threading.Event()
-    watch = Watch(held(text), heard.set)
+    watch = InputWatch(held(text), heard.set)
     at = Counters(4, 4, 4)
     watch.check(at)
     assert heard.wait(60)

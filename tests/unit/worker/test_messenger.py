@@ -1,4 +1,4 @@
-"""Which road letters take, and where their tensors are at its end."""
+"""Which way letters take, and where their tensors are at its end."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from oobleckd.worker.groups.plane import Plane
+from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.round.messenger import TransportPost
 from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
 
 
-class NoRoad:
+class NoTransport:
     """A transport over which nothing may go."""
 
     device = "a/0"
 
     def send(self, *_: object) -> bool:
-        raise AssertionError("a letter to itself took the road")
+        raise AssertionError("a letter to itself took the transport")
 
 
 def test_a_letter_to_itself_is_there_at_once() -> None:
-    mailbox, road = Mailbox(), NoRoad()
+    mailbox, transport = Mailbox(), NoTransport()
     post = TransportPost(
-        road, Plane("a/0", mailbox, None, road.send), Intake(mailbox), mailbox, torch.device("cpu")
+        transport,
+        GroupManager("a/0", mailbox, None, transport.send),
+        Intake(mailbox),
+        mailbox,
+        torch.device("cpu"),
     )
     key, tensor = ("F", 3, 0, 1, 4), torch.arange(3.0)
     assert post.send("a/0", key, [tensor])
@@ -36,7 +40,7 @@ def test_a_letter_to_itself_is_there_at_once() -> None:
     assert not post.has(key)
 
 
-class Road:
+class FakeTransport:
     """A transport that keeps what it is given."""
 
     device = "a/0"
@@ -59,21 +63,21 @@ class Group:
         return True
 
 
-def test_what_comes_beforehand_takes_no_group_and_waits_for_all_others() -> None:
-    mailbox, road = Mailbox(), Road()
-    post = TransportPost(road, Group(), Intake(mailbox), mailbox, torch.device("cpu"))
+def test_what_is_precopied_takes_no_group_and_waits_for_all_others() -> None:
+    mailbox, transport = Mailbox(), FakeTransport()
+    post = TransportPost(transport, Group(), Intake(mailbox), mailbox, torch.device("cpu"))
     for kind in "FSUPTQ":
         assert post.send("b/0", (kind, 1), [])
-    assert road.sent == [("S", True), ("U", True), ("P", True)]
+    assert transport.sent == [("S", True), ("U", True), ("P", True)]
     assert post.recall("b/0", lambda key: key[0] == "S") == [("S", 1)]
 
 
 @pytest.mark.parametrize(
     ("kind", "where"), [("F", "meta"), ("T", "meta"), ("S", "cpu"), ("U", "cpu"), ("C", "cpu")]
 )
-def test_what_comes_beforehand_stays_in_the_host_s_memory(kind: str, where: str) -> None:
-    mailbox, road = Mailbox(), Road()
-    post = TransportPost(road, Group(), Intake(mailbox), mailbox, torch.device("meta"))
+def test_what_is_precopied_stays_in_the_host_s_memory(kind: str, where: str) -> None:
+    mailbox, transport = Mailbox(), FakeTransport()
+    post = TransportPost(transport, Group(), Intake(mailbox), mailbox, torch.device("meta"))
     mailbox.put(Letter((kind, 1), "b/0", b"", [torch.ones(2)]))
     letter = post.take((kind, 1))
     assert letter is not None

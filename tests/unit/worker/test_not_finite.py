@@ -17,7 +17,7 @@ from oobleckd.protocol.parts import Outcome
 from oobleckd.worker.round.commit import outcome_of
 from oobleckd.worker.round.gather import Contribution
 from oobleckd.worker.round.reduce import Reduced, Reducer
-from oobleckd.worker.tools.reference import Recorder, run
+from oobleckd.worker.tools.reference import ReferenceRecorder, run
 
 
 def hot(tmp_path: Path, **train: Any) -> Job:
@@ -35,7 +35,7 @@ def hot(tmp_path: Path, **train: Any) -> Job:
 
 
 def outcomes(job: Job, out: Path) -> list[str]:
-    with closing(Recorder(job, out)) as recorder:
+    with closing(ReferenceRecorder(job, out)) as recorder:
         recorder.complete(run(job, out, recorder))
     return [fact.outcome for fact in read_steps(out / "steps.jsonl")]
 

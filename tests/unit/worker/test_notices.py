@@ -107,7 +107,10 @@ AZURE = (
     ("event", "end"),
     [
         ({"kind": "Preempt"}, End("Azure announced: Preempt", SOON)),
-        ({"kind": "Preempt", "when": "", "status": "Started"}, End("Azure announced: Preempt", SOON - 100)),
+        (
+            {"kind": "Preempt", "when": "", "status": "Started"},
+            End("Azure announced: Preempt", SOON - 100),
+        ),
         ({"kind": "Freeze"}, None),
         ({"kind": "Preempt", "name": "pool_4"}, None),
         ({"kind": "Terminate", "status": "Canceled"}, None),
@@ -127,7 +130,7 @@ def test_azure(
 
 
 @pytest.mark.parametrize("make", [GoogleCloud, Azure])
-def test_no_answer_is_an_error(metadata: Metadata, make: Callable[[str], notices.Source]) -> None:
+def test_no_answer_is_an_error(metadata: Metadata, make: Callable[[str], notices.NoticeSource]) -> None:
     with pytest.raises(ValueError, match="the metadata service answers 404"):
         make(metadata.address).poll()
 

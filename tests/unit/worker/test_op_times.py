@@ -16,7 +16,7 @@ from oobleckd.protocol.parts import Counters, OpTime
 from oobleckd.worker.round import op_times
 from oobleckd.worker.round.op_times import Piece, Round, sampled, told
 from oobleckd.worker.round.tasks import Task
-from oobleckd.worker.runtime.timing import Moments
+from oobleckd.worker.runtime.timing import DeviceTimer
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check
 
@@ -117,7 +117,7 @@ def test_what_had_been_done_is_said_so() -> None:
     new, fresh = task(FORWARD, FORWARD), task()
     pieces = [Piece("F", new, 0.0, 1.0), Piece("B", new, 1.0, 2.0), Piece("F", fresh, 2.0, 3.0)]
     pieces += [Piece("B", task(BACKWARD, BACKWARD), 3.0, 4.0), Piece("S", new, 4.0, 5.0)]
-    message = told(ROUND, pieces, Moments(lambda: 5.0), repaired=True)
+    message = told(ROUND, pieces, DeviceTimer(lambda: 5.0), repaired=True)
     assert message is not None
     assert [op.again for op in ops_of(message)] == [True, False, False, True, False]
     assert [(op.stage, op.micro_batch, op.layer) for op in ops_of(message)] == [(1, 5, 2)] * 5
@@ -128,7 +128,7 @@ def test_layers_of_a_forward_pass_ahead_are_one_piece() -> None:
     other = Task(Route(6, 2, HOPS), 1)
     pieces = [Piece("S", task(), 0.0, 1.0), Piece("S", task(), 1.0, 2.0), Piece("S", other, 2.0, 3.0)]
     pieces += [Piece("F", other, 3.0, 4.0), Piece("S", other, 4.0, 5.0)]
-    message = told(ROUND, pieces, Moments(lambda: 5.0), repaired=False)
+    message = told(ROUND, pieces, DeviceTimer(lambda: 5.0), repaired=False)
     assert message is not None
     assert [(op.start_s, op.stop_s) for op in ops_of(message)] == [
         (0.0, 2.0),
@@ -141,8 +141,8 @@ def test_layers_of_a_forward_pass_ahead_are_one_piece() -> None:
 def test_too_many_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op_times, "MOST_OPS", 3)
     pieces = [Piece("F", task(), float(i), i + 1.0) for i in range(4)]
-    assert told(ROUND, pieces, Moments(lambda: 5.0), repaired=False) is None
-    assert told(ROUND, pieces[1:], Moments(lambda: 5.0), repaired=False) is not None
+    assert told(ROUND, pieces, DeviceTimer(lambda: 5.0), repaired=False) is None
+    assert told(ROUND, pieces[1:], DeviceTimer(lambda: 5.0), repaired=False) is not None
 
 
 def test_which_rounds() -> None:

@@ -31,8 +31,8 @@ class LateSocket(socket.socket):
 @pytest.fixture
 def link(tmp_path: Path) -> Outgoing:
     """A link to a listener at ``tmp_path`` that nobody accepts from yet."""
-    road = threading.Event()
-    road.set()
+    unblocked = threading.Event()
+    unblocked.set()
 
     def spawn(run, name: str) -> None:  # type: ignore[no-untyped-def]
         threading.Thread(target=run, name=name, daemon=True).start()
@@ -43,7 +43,7 @@ def link(tmp_path: Path) -> Outgoing:
         timeout_s=TIMEOUT_S,
         spawn=spawn,
         greet=lambda sock: None,
-        road=road,
+        unblocked=unblocked,
         on_end=lambda link, why: None,
     )
 

@@ -1,4 +1,4 @@
-"""Copies beforehand at one source and one target: whatever the rounds come to and in whatever order letters arrive, the same bits."""
+"""Pre-copies at one source and one target: whatever the rounds come to and in whatever order letters arrive, the same bits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from oobleckd.protocol.job import Schedule
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.worker import sums
 from oobleckd.worker.device.executor import Executor
-from oobleckd.worker.reconfigure.precopy_source import STATE, UPDATE, Ahead, Update
-from oobleckd.worker.reconfigure.precopy_target import Staging, is_of
+from oobleckd.worker.reconfigure.precopy_source import STATE, UPDATE, PreCopySource, Update
+from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget, is_of
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.transport.mailbox import Key
-from tests.helpers.ahead import NUMBER, TARGET, Aside, Late
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check, job, scheduled
+from tests.helpers.precopy import NUMBER, TARGET, Aside, Late
 
 SOURCES = ("a0/0", "b1/0", "b2/0")
 
@@ -44,10 +44,10 @@ def test_the_target_makes_the_source_s_updates(clipped, tmp_path: Path, source: 
     check(world, clipped)
     assert kinds(aside) == [STATE] * len(aside.buckets) + [UPDATE] * clipped[0].train.steps
     aside.arrive(aside.sent)
-    assert not aside.staging.caught_up
+    assert not aside.precopy_target.caught_up
     assert aside.here() is None
     assert aside.replay() == len(aside.sent) + clipped[0].train.steps * (len(aside.buckets) - 1)
-    assert aside.staging.caught_up
+    assert aside.precopy_target.caught_up
     aside.check()
 
 
@@ -62,7 +62,7 @@ def test_letters_arrive_late_and_in_any_order(clipped, tmp_path: Path, seed: int
         aside.arrive(letters[:count])
         letters = letters[count:]
         for _ in range(dice.randrange(4)):
-            aside.staging.advance()
+            aside.precopy_target.advance()
     aside.replay()
     aside.check()
 
@@ -80,9 +80,9 @@ def test_it_begins_anywhere_in_a_round(
         def counted(self: Executor, aside: Aside = aside, left: list[int] = left) -> bool:
             left[0] -= self is aside.executor
             if left[0] == 0 and self is aside.executor and not self.finished:
-                early.add(self.hurried is not None)
-                ahead = aside.begin()
-                assert ahead.began == (self.hurried is None)
+                early.add(self.speculative is not None)
+                precopy_source = aside.begin()
+                assert precopy_source.began == (self.speculative is None)
             return advance(self)
 
         monkeypatch.setattr(Executor, "advance", counted)
@@ -90,7 +90,7 @@ def test_it_begins_anywhere_in_a_round(
         check(world, reference)
         aside.arrive(aside.sent)
         aside.replay()
-        if aside.executor.ahead is not None:
+        if aside.executor.precopy_source is not None:
             aside.check()
     assert early == ({False, True} if update == "staggered" else {False})
 
@@ -164,10 +164,10 @@ def test_what_is_missing_is_not_there(reference, tmp_path: Path) -> None:
     aside.arrive([letter for letter in aside.sent if letter is not lost])
     aside.replay()
     assert aside.here() is None
-    assert aside.staging.round == 3
-    assert aside.staging.caught_up  # as far as is known there
+    assert aside.precopy_target.round == 3
+    assert aside.precopy_target.caught_up  # as far as is known there
     aside.arrive([lost])
-    assert not aside.staging.caught_up
+    assert not aside.precopy_target.caught_up
     aside.replay()
     aside.check()
 
@@ -175,11 +175,11 @@ def test_what_is_missing_is_not_there(reference, tmp_path: Path) -> None:
 def test_a_stream_ends_after_its_rounds_and_says_so(reference, tmp_path: Path) -> None:
     world = World(reference[0], STAGES, 0, tmp_path)
     aside = Aside(world, "a0/0")
-    ahead = aside.begin(rounds=2)
-    assert ahead.sent_to(TARGET) == frozenset(aside.buckets)
+    precopy_source = aside.begin(rounds=2)
+    assert precopy_source.sent_to(TARGET) == frozenset(aside.buckets)
     world.run()
     assert kinds(aside) == [STATE] * len(aside.buckets) + [UPDATE] * 2
-    assert ahead.sent_to(TARGET) == frozenset()
+    assert precopy_source.sent_to(TARGET) == frozenset()
     aside.arrive(aside.sent)
     aside.replay()
     assert aside.here() is None
@@ -188,19 +188,19 @@ def test_a_stream_ends_after_its_rounds_and_says_so(reference, tmp_path: Path) -
 def test_a_broken_link_ends_it_too(reference, tmp_path: Path) -> None:
     world = World(reference[0], STAGES, 0, tmp_path)
     aside = Aside(world, "a0/0")
-    ahead = aside.begin()
+    precopy_source = aside.begin()
     world.run()
-    assert ahead.sent_to(TARGET) == frozenset(aside.buckets)
-    ahead.broken.add(TARGET)
-    assert ahead.sent_to(TARGET) == frozenset()
+    assert precopy_source.sent_to(TARGET) == frozenset(aside.buckets)
+    precopy_source.broken.add(TARGET)
+    assert precopy_source.sent_to(TARGET) == frozenset()
     before = len(aside.sent)
     executor = aside.executor
-    ahead.committed(executor.counters, executor.counters, executor.store, {}, hold=False)
+    precopy_source.committed(executor.counters, executor.counters, executor.store, {}, hold=False)
     assert len(aside.sent) == before
 
 
 class Slow:
-    """A road on which the last letters of a state have not left yet when all are told to hold; ``left`` have."""
+    """A transport on which the last letters of a state have not left yet when all are told to hold; ``left`` have."""
 
     def __init__(self, aside: Aside, left: int) -> None:
         self.aside, self.left = aside, left
@@ -219,7 +219,7 @@ def test_what_has_not_left_when_all_hold_is_no_part_of_it(reference, tmp_path: P
     """The rest gets the last update, and is the state of that boundary."""
     world = World(reference[0], STAGES, 0, tmp_path)
     aside = Aside(world, "b1/0")
-    ahead, _ = aside.begin(), Slow(aside, left)
+    precopy_source, _ = aside.begin(), Slow(aside, left)
     for node in world.nodes.values():
         node.executor.flags |= Flags(hold=True)
     world._held_early = lambda: False  # type: ignore[method-assign]
@@ -227,14 +227,14 @@ def test_what_has_not_left_when_all_hold_is_no_part_of_it(reference, tmp_path: P
     executor = aside.executor
     assert (executor.counters.step, executor.holding) == (1, True)
     there = aside.buckets[:left]
-    assert ahead.sent_to(TARGET) == frozenset(there)
+    assert precopy_source.sent_to(TARGET) == frozenset(there)
     updates = [msgspec.msgpack.decode(each.meta, type=Update) for each in aside.sent if each.key[0] == UPDATE]
     assert [tuple(update.exponents) for update in updates] == [there] * bool(there)
     aside.arrive(aside.sent)
     aside.replay()
-    assert aside.staging.caught_up == (left >= len(aside.buckets))
+    assert aside.precopy_target.caught_up == (left >= len(aside.buckets))
     for bucket in aside.buckets:
-        state = aside.staging.state_at(bucket, executor.counters)
+        state = aside.precopy_target.state_at(bucket, executor.counters)
         assert (state is not None) == (bucket in there)
         if state is not None:
             pairs = zip(state.tensors(), executor.store.buckets[bucket].tensors(), strict=True)
@@ -246,21 +246,21 @@ def test_beside_an_accelerator_all_waits_in_the_host_s_memory(reference, tmp_pat
     world = World(reference[0], STAGES, 0, tmp_path)
     aside = Aside(world, "b1/0")
     store = Store(world.spec, torch.device("meta"))
-    staging = Staging(NUMBER, world.job, store, aside.post, dict.fromkeys(aside.buckets, "b1/0"))
+    precopy_target = PreCopyTarget(NUMBER, world.job, store, aside.post, dict.fromkeys(aside.buckets, "b1/0"))
     aside.begin()
     world.run()
     aside.arrive(aside.sent[:-1])
-    while staging.advance():
+    while precopy_target.advance():
         pass
-    assert staging.caught_up
-    assert staging.round == 0
-    states = [staging.state_at(bucket, Counters()) for bucket in aside.buckets]
+    assert precopy_target.caught_up
+    assert precopy_target.round == 0
+    states = [precopy_target.state_at(bucket, Counters()) for bucket in aside.buckets]
     assert all(tensor.device.type == "meta" for state in states for tensor in state.tensors())
     aside.arrive(aside.sent[-1:])
-    while staging.advance(stopped=True):
+    while precopy_target.advance(stopped=True):
         pass
-    assert staging.round == aside.executor.counters.round
-    state = staging.state_at(aside.buckets[0], aside.executor.counters)
+    assert precopy_target.round == aside.executor.counters.round
+    state = precopy_target.state_at(aside.buckets[0], aside.executor.counters)
     assert state is not None
     assert all(tensor.device.type == "meta" for tensor in state.tensors())
     assert all(param.requires_grad for param in state.params)
@@ -269,9 +269,9 @@ def test_beside_an_accelerator_all_waits_in_the_host_s_memory(reference, tmp_pat
 def test_nothing_is_taken_back_whose_update_is_on_its_way(reference, tmp_path: Path) -> None:
     world = World(reference[0], STAGES, 0, tmp_path)
     aside = Aside(world, "b1/0")
-    ahead, _ = aside.begin(), Slow(aside, 0)
+    precopy_source, _ = aside.begin(), Slow(aside, 0)
     world.run()  # it holds at the end, many updates later
-    assert ahead.sent_to(TARGET) == frozenset(aside.buckets)
+    assert precopy_source.sent_to(TARGET) == frozenset(aside.buckets)
     aside.arrive(aside.sent)
     aside.replay()
     aside.check()
@@ -282,9 +282,9 @@ def test_who_holds_begins_nothing(reference, tmp_path: Path) -> None:
     world = World(reference[0], STAGES, 0, tmp_path)
     aside = Aside(world, "b1/0")
     executor = aside.executor
-    ahead = Ahead(NUMBER, "b1/0", executor.post, {TARGET: list(aside.buckets)}, 9)
-    ahead.committed(executor.counters, executor.counters, executor.store, {}, hold=True)
-    assert not ahead.began
+    precopy_source = PreCopySource(NUMBER, "b1/0", executor.post, {TARGET: list(aside.buckets)}, 9)
+    precopy_source.committed(executor.counters, executor.counters, executor.store, {}, hold=True)
+    assert not precopy_source.began
     assert not aside.sent
 
 
@@ -292,9 +292,9 @@ def test_what_is_given_up_is_taken_back(reference, tmp_path: Path) -> None:
     aside = Aside(World(reference[0], STAGES, 0, tmp_path), "b1/0")
     aside.begin()
     Slow(aside, 1)
-    aside.executor.end_ahead()
+    aside.executor.end_precopy()
     assert len(aside.sent) == 1
-    assert aside.executor.ahead is None
+    assert aside.executor.precopy_source is None
 
 
 @pytest.fixture
@@ -309,9 +309,9 @@ def test_a_copy_that_takes_its_time_leaves_before_the_updates_of_it(
 ) -> None:
     world = World(reference[0], STAGES, 0, tmp_path)
     aside = Aside(world, "b1/0")
-    ahead = aside.begin()
+    precopy_source = aside.begin()
     assert not aside.sent
-    assert ahead.sent_to(TARGET) == frozenset()
+    assert precopy_source.sent_to(TARGET) == frozenset()
     world.run()
     assert kinds(aside)[: len(aside.buckets) + 1] == [STATE] * len(aside.buckets) + [UPDATE]
     assert late[0].settled == 1, "the weights changed while they were copied"
@@ -325,22 +325,22 @@ def test_a_copy_that_comes_in_the_middle_of_a_step_leaves_at_once(
 ) -> None:
     world = World(reference[0], STAGES, 0, tmp_path)
     aside = Aside(world, "b1/0")
-    ahead = aside.begin()
+    precopy_source = aside.begin()
     late[0].come()
     assert kinds(aside) == [STATE] * len(aside.buckets)
-    assert ahead.sent_to(TARGET) == frozenset(aside.buckets)
+    assert precopy_source.sent_to(TARGET) == frozenset(aside.buckets)
 
 
 def test_a_copy_that_comes_too_late_does_not_leave(reference, tmp_path: Path, late: list[Late]) -> None:
     aside = Aside(World(reference[0], STAGES, 0, tmp_path), "b1/0")
-    ahead = aside.begin()
-    aside.executor.end_ahead()
+    precopy_source = aside.begin()
+    aside.executor.end_precopy()
     late[0].come()
     assert not aside.sent
-    assert ahead.sent_to(TARGET) == frozenset()
+    assert precopy_source.sent_to(TARGET) == frozenset()
 
 
-def test_letters_of_preparations_that_are_over_are_known() -> None:
+def test_letters_of_precopies_that_are_over_are_known() -> None:
     assert is_of((STATE, NUMBER, 0), NUMBER)
     assert is_of((UPDATE, NUMBER - 1, "a/0", 3), NUMBER)
     assert not is_of((STATE, NUMBER + 1, 0), NUMBER)

@@ -104,7 +104,7 @@ def test_a_reader_adds_what_belongs_to_the_open_exchange_and_passes_on_all_else(
         letter_of(2, 7, 0, "b/0", ones),  # of the next round
         letter_of(2, 6, 1, "b/0", ones),  # of a bucket that is not here
         letter_of(2, 6, 0, "d/0", ones),  # of nobody whose sums are wanted
-        letter_of(2, 6, 0, "c/0", []),  # of a shadow
+        letter_of(2, 6, 0, "c/0", []),  # of redundant layers
         Letter(("F", 1), "b/0", b"", ones),
         Letter(("G",), "b/0", b"", ones),
     ]

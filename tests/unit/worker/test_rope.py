@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from oobleckd.ctl.twin import to_toml
+from oobleckd.ctl.reference import to_toml
 from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.checkpoint import model_digest
 from oobleckd.protocol.job import JobError, parse_job
@@ -170,7 +170,7 @@ def test_what_a_job_says_stays_as_it_was() -> None:
     assert msgspec.json.encode(job) == before
 
 
-def test_a_twin_has_the_tables_too(tmp_path: Path) -> None:
+def test_a_clone_has_the_tables_too(tmp_path: Path) -> None:
     tables = {
         "rope_parameters": {"full_attention": LLAMA3},
         "layer_types": ["full_attention"],

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from oobleckd.worker.runtime.timing import GpuMoments, Moments
+from oobleckd.worker.runtime.timing import DeviceTimer, GpuTimer
 
 
 @dataclass
@@ -41,31 +41,31 @@ class Recorded:
 
 def test_a_mark_has_the_time_at_which_the_gpu_got_there() -> None:
     stream = Stream()
-    moments = GpuMoments(lambda: stream.host_s, stream.record)
-    began = moments.now()
+    timer = GpuTimer(lambda: stream.host_s, stream.record)
+    began = timer.now()
     stream.behind_s = 0.5  # told in no time what takes it half a second
-    stopped = moments.now()
+    stopped = timer.now()
     stream.host_s += 0.1
     stream.behind_s -= 0.1
-    assert moments.settle() == pytest.approx(100.5)
-    assert moments.seconds(began) == pytest.approx(100.0)
-    assert moments.seconds(stopped) == pytest.approx(100.5)
+    assert timer.settle() == pytest.approx(100.5)
+    assert timer.seconds(began) == pytest.approx(100.0)
+    assert timer.seconds(stopped) == pytest.approx(100.5)
 
 
 def test_a_mark_from_after_the_last_wait_is_waited_for() -> None:
     stream = Stream()
-    moments = GpuMoments(lambda: stream.host_s, stream.record)
-    before = moments.now()
-    moments.settle()
+    timer = GpuTimer(lambda: stream.host_s, stream.record)
+    before = timer.now()
+    timer.settle()
     stream.behind_s = 0.25
-    late = moments.now()
+    late = timer.now()
     waits = stream.waits
-    assert moments.seconds(before) == pytest.approx(100.0)
+    assert timer.seconds(before) == pytest.approx(100.0)
     assert stream.waits == waits
-    assert moments.seconds(late) == pytest.approx(100.25)
+    assert timer.seconds(late) == pytest.approx(100.25)
     assert stream.waits == waits + 1
 
 
 def test_on_a_cpu_a_mark_is_a_time() -> None:
-    moments = Moments(lambda: 7.0)
-    assert moments.seconds(moments.now()) == moments.settle() == 7.0
+    timer = DeviceTimer(lambda: 7.0)
+    assert timer.seconds(timer.now()) == timer.settle() == 7.0

@@ -73,7 +73,7 @@ def test_a_replayed_handshake_is_refused(make_device: MakeDevice) -> None:
     assert b.transport.counts.refused == 1
 
 
-def test_the_secret_of_an_old_epoch_opens_nothing(make_device: MakeDevice) -> None:
+def test_the_secret_of_an_old_generation_opens_nothing(make_device: MakeDevice) -> None:
     """That of the epoch before still does: a peer may hear of the new one a little later."""
     b = make_device("b/0", handshake_s=1)
     epochs = [bytes([number]) * 32 for number in range(3)]

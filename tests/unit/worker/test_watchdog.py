@@ -9,12 +9,12 @@ import time
 import pytest
 
 from oobleckd.worker.processes.watchdog import LOOK_EVERY_S, ProcessAccount, Suspicion, Watchdog, is_frozen
-from oobleckd.worker.runtime.activity import LOOK_UP_S, Pulse, PulseReader, Reading
+from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityPage, ActivityReader, ActivityReading
 
 
 @pytest.fixture
 def page():
-    reader = PulseReader()
+    reader = ActivityReader()
     yield reader
     reader.close()
 
@@ -31,7 +31,7 @@ def looks(reading, seconds, *, state="S", delay_of=lambda _took: 0.0, every=LOOK
 
 
 def forward(longest_s=0.05, limit_s=2.0):
-    return Reading("2F0", 100.0, longest_s, limit_s)
+    return ActivityReading("2F0", 100.0, longest_s, limit_s)
 
 
 def test_work_that_takes_far_longer_than_ever_is_a_hang():
@@ -42,14 +42,14 @@ def test_work_that_takes_far_longer_than_ever_is_a_hang():
 
 
 def test_a_device_that_waits_and_shows_nothing_hangs_too():
-    verdict, _ = looks(Reading("", 100.0, LOOK_UP_S, 2.5), 10.0)
+    verdict, _ = looks(ActivityReading("", 100.0, LOOK_UP_S, 2.5), 10.0)
     assert verdict.startswith("hung: gave no sign for 2.")
 
 
 def test_progress_is_none_of_it():
     suspicion = Suspicion()
     for look in range(1000):
-        reading = Reading("", 100.0 + LOOK_UP_S * (look // 3), LOOK_UP_S, 2.5)
+        reading = ActivityReading("", 100.0 + LOOK_UP_S * (look // 3), LOOK_UP_S, 2.5)
         assert not suspicion.look(100.0 + look * LOOK_EVERY_S, reading, "S", 0.0)
 
 
@@ -130,42 +130,42 @@ def test_a_process_that_stops_before_its_first_word_or_within_one_is_seen_too():
 
 def test_the_page_tells_what_is_done_and_how_long_it_took_before(page):
     assert page.read() is None
-    pulse = Pulse(page.fd)
-    pulse.wait()
+    activity = ActivityPage(page.fd)
+    activity.wait()
     assert page.read().what == ""
-    with pulse.doing("F", "2F0", units=2):
+    with activity.doing("F", "2F0", units=2):
         first = page.read()
         assert (first.what, first.longest_s, first.limit_s) == ("2F0", 0.0, 600.0)
     assert page.read().what == ""
-    with pulse.doing("F", "2F1", units=4):
+    with activity.doing("F", "2F1", units=4):
         second = page.read()
         assert second.what == "2F1"
         assert 0.0 < second.longest_s < 1.0
         assert second.limit_s == pytest.approx(max(2.0, 10 * second.longest_s))
-        with pulse.doing("load", units=0):
+        with activity.doing("load", units=0):
             assert page.read().limit_s == 600.0
         outer = page.read()
         assert outer.what == "2F1"
         assert outer.since_s > second.since_s  # it begins anew: the inner work was not its own
-    with pulse.doing("load", units=0):
+    with activity.doing("load", units=0):
         assert page.read().limit_s == 60.0
 
 
 def test_the_first_of_a_kind_prepares_much_and_does_not_count_for_long(page, monkeypatch):
     now_ns = 0
     monkeypatch.setattr("oobleckd.worker.runtime.activity.time.monotonic_ns", lambda: now_ns)
-    pulse = Pulse(page.fd)
+    activity = ActivityPage(page.fd)
     for took_s in (4.0, 0.5, 0.25):
-        with pulse.doing("B"):
+        with activity.doing("B"):
             now_ns += int(took_s * 1e9)
-    with pulse.doing("B", units=2):
+    with activity.doing("B", units=2):
         reading = page.read()
     assert (reading.longest_s, reading.limit_s) == (1.0, 10.0)
 
 
 def test_a_name_that_is_too_long_is_cut(page):
-    pulse = Pulse(page.fd)
-    with pulse.doing("x" * 100):
+    activity = ActivityPage(page.fd)
+    with activity.doing("x" * 100):
         assert page.read().what == "x" * 48
 
 
@@ -186,7 +186,7 @@ def test_the_kernel_s_account_of_a_process():
 def test_a_process_that_has_not_said_a_word_is_not_judged(page):
     dog = Watchdog(os.getpid(), page)
     assert dog.look(time.monotonic()) == ""
-    Pulse(page.fd).wait()
+    ActivityPage(page.fd).wait()
     assert dog.look(time.monotonic()) == ""
 
 

@@ -12,9 +12,9 @@ from oobleckd.console.model import View
 from oobleckd.console.widgets.nodes import natural
 from oobleckd.draw.lines import Line, Role, clipped, count, flow, layers, seconds, size, wrapped
 from oobleckd.protocol.api import LayerRange, NodeView
-from oobleckd.protocol.watch import BlastView
+from oobleckd.protocol.watch import ImpactView
 
-DEPENDS = ("blasts", "refused", "job", "nodes", "layers")
+DEPENDS = ("impacts", "refused", "job", "nodes", "layers")
 CANDIDATES = 3
 _INDENT = 3
 
@@ -23,16 +23,16 @@ def paint(view: View, _now: float, width: int, height: int, nodes: Sequence[str]
     """Of ``nodes``: the verdict, its price, what is left, the plan that would follow, and the ways not taken."""
     if not nodes:
         return _ranking(view, width)[:height]
-    blast = view.blast(nodes)
-    if blast is None:
-        problem = view.refusal("blast")
+    impact = view.impact(nodes)
+    if impact is None:
+        problem = view.refusal("impact")
         said = f"the daemon has no answer: {problem}" if problem else "the daemon is thinking …"
         if view.tape is not None:
             said = "what would have followed then is not kept; esc comes back to now"
         return [clipped(((said, "warn" if problem else "dim"),), width)][:height]
-    lines = [verdict(blast), *flow(_numbers(blast), width)]
-    lines += [((text, ""),) for text in wrapped(blast.reason, width, 3)]
-    for pipeline in blast.plan:
+    lines = [verdict(impact), *flow(_numbers(impact), width)]
+    lines += [((text, ""),) for text in wrapped(impact.reason, width, 3)]
+    for pipeline in impact.plan:
         stages = "│".join(
             f"{stage.device.rpartition('/')[0]} {layers(stage.start, stage.stop)}"
             for stage in pipeline.stages
@@ -44,7 +44,7 @@ def paint(view: View, _now: float, width: int, height: int, nodes: Sequence[str]
                 (stages, "dim"),
             )
         )
-    for other in blast.rejected:
+    for other in impact.rejected:
         lines.append(((f" ✗ {other.what}, {seconds(other.cost_s)}: ", "dim"), (other.why, "dim")))
     return [clipped(line, width) for line in lines][:height]
 
@@ -52,44 +52,44 @@ def paint(view: View, _now: float, width: int, height: int, nodes: Sequence[str]
 def _ranking(view: View, width: int) -> list[Line]:
     """Nothing is marked: what the loss of each of those that matter most would cost."""
     lines: list[Line] = [clipped((("mark nodes to see what follows when they die", "dim"),), width)]
-    known = [blast for names in candidates(view) if (blast := view.blast(names)) is not None]
+    known = [impact for names in candidates(view) if (impact := view.impact(names)) is not None]
     if known:
         lines += [(), (("the loss of one of these alone, now:", ""),)]
-    for blast in known:
-        lines.append(clipped(((f" {', '.join(blast.nodes)}  ", "strong"), *verdict(blast)), width))
+    for impact in known:
+        lines.append(clipped(((f" {', '.join(impact.nodes)}  ", "strong"), *verdict(impact)), width))
         lines += [
-            clipped(((" " * _INDENT, ""), *line), width) for line in flow(_numbers(blast), width - _INDENT)
+            clipped(((" " * _INDENT, ""), *line), width) for line in flow(_numbers(impact), width - _INDENT)
         ]
     return lines
 
 
-def verdict(blast: BlastView) -> Line:
+def verdict(impact: ImpactView) -> Line:
     """The worst that follows, in a few words."""
-    if blast.stops:
+    if impact.stops:
         return ((" the job stops ", "banner-bad"), (" too few nodes would be left", "bad"))
-    if blast.lost_layers:
-        lost = f" the last copies of {count(len(blast.lost_layers), 'layer')} are lost"
-        return ((f" back {count(blast.steps_back, 'step')} ", "banner-bad"), (lost, "bad"))
-    return ((" no step is lost ", "banner-dim"), (f" {throughput(blast)} of the throughput stays", ""))
+    if impact.lost_layers:
+        lost = f" the last copies of {count(len(impact.lost_layers), 'layer')} are lost"
+        return ((f" back {count(impact.steps_back, 'step')} ", "banner-bad"), (lost, "bad"))
+    return ((" no step is lost ", "banner-dim"), (f" {throughput(impact)} of the throughput stays", ""))
 
 
-def throughput(blast: BlastView) -> str:
+def throughput(impact: ImpactView) -> str:
     """``"97.8 %"``."""
-    return f"{blast.throughput:.1%}"
+    return f"{impact.throughput:.1%}"
 
 
-def harmful(blast: BlastView | None) -> bool:
+def harmful(impact: ImpactView | None) -> bool:
     """Whether it stops the job or takes it back. What is not known counts as harmful."""
-    return blast is None or blast.stops or bool(blast.lost_layers) or blast.steps_back > 0
+    return impact is None or impact.stops or bool(impact.lost_layers) or impact.steps_back > 0
 
 
-def _numbers(blast: BlastView) -> list[Line]:
-    role: Role = "bad" if blast.can_lose == 0 else "good"
+def _numbers(impact: ImpactView) -> list[Line]:
+    role: Role = "bad" if impact.can_lose == 0 else "good"
     return [
-        (("stall ", "dim"), (seconds(blast.stall_s), "strong")),
-        (("copies ", "dim"), (size(blast.copied_bytes), "strong"), (f" in {seconds(blast.copy_s)}", "")),
-        (("throughput then ", "dim"), (throughput(blast), "strong")),
-        (("could still lose ", "dim"), (str(blast.can_lose), role)),
+        (("stall ", "dim"), (seconds(impact.stall_s), "strong")),
+        (("copies ", "dim"), (size(impact.copied_bytes), "strong"), (f" in {seconds(impact.copy_s)}", "")),
+        (("throughput then ", "dim"), (throughput(impact), "strong")),
+        (("could still lose ", "dim"), (str(impact.can_lose), role)),
     ]
 
 
@@ -118,16 +118,16 @@ def line(view: View, width: int, asked: Sequence[tuple[str, ...]]) -> Line:
     """``a failure now would cost  n013: 0.9 %  n089: 12 steps`` for each of the sets ``asked`` for; empty while nothing is known."""
     spans: list[tuple[str, Role]] = []
     for nodes in asked:
-        blast = view.blast(nodes)
-        if blast is not None:
+        impact = view.impact(nodes)
+        if impact is not None:
             spans.append((f"  {', '.join(nodes)}: ", "strong"))
-            spans.append(_cost(blast))
+            spans.append(_cost(impact))
     return clipped((("a failure now would cost", "dim"), *spans), width) if spans else ()
 
 
-def _cost(blast: BlastView) -> tuple[str, Role]:
-    if blast.stops:
+def _cost(impact: ImpactView) -> tuple[str, Role]:
+    if impact.stops:
         return ("the job stops", "bad")
-    if blast.steps_back:
-        return (f"{count(blast.steps_back, 'step')} (sole copy)", "bad")
-    return (f"{1 - blast.throughput:.1%} and {seconds(blast.stall_s)}", "")
+    if impact.steps_back:
+        return (f"{count(impact.steps_back, 'step')} (sole copy)", "bad")
+    return (f"{1 - impact.throughput:.1%} and {seconds(impact.stall_s)}", "")

@@ -15,13 +15,13 @@ from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Plan, Template
 from oobleckd.planner.policies import adapt
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Proposal, Setup
+from oobleckd.planner.reroute.redundant import takes_over
 from oobleckd.planner.reroute.reroute import detour
-from oobleckd.planner.reroute.shadow import takes_over
 from oobleckd.planner.schedules.routed import busiest_s, device_s
 from oobleckd.planner.sizing.instantiate import too_few
 from oobleckd.planner.templates.guarantee import losses_survived, lost_layers
 from oobleckd.protocol.api import LayerRange, PipelineView, RejectedView
-from oobleckd.protocol.watch import BlastView
+from oobleckd.protocol.watch import ImpactView
 
 DEPLOY_S = 0.1
 """A deployment but for its copies: a few messages between two steps, and new connections."""
@@ -29,9 +29,9 @@ READ_BYTES_PER_S = 1e9
 """Of a checkpoint, by each device: a local disk, or its share of a common one."""
 
 
-def blast_view(
+def impact_view(
     question: LossQuestion, setup: Setup, templates: tuple[Template, ...], sizes: tuple[int, ...] = ()
-) -> BlastView:
+) -> ImpactView:
     """The answer. ``sizes``: as for ``adapt``. Raises PlanError where the policy has no plan for another reason than too few nodes."""
     dead = frozenset(question.dead)
     if dead == frozenset(question.before):
@@ -51,8 +51,8 @@ def blast_view(
     return _follows(question, setup, proposal, lost, back=back)
 
 
-def _nothing(question: LossQuestion) -> BlastView:
-    return BlastView(
+def _nothing(question: LossQuestion) -> ImpactView:
+    return ImpactView(
         job=question.job,
         nodes=question.nodes,
         lost_layers=(),
@@ -75,8 +75,8 @@ def _without(plan: Plan, dead: Collection[str]) -> Plan:
     return msgspec.structs.replace(plan, vacant=tuple(sorted({*plan.vacant, *dead})))
 
 
-def _stops(question: LossQuestion, lost: tuple[int, ...], *, back: bool, why: str) -> BlastView:
-    return BlastView(
+def _stops(question: LossQuestion, lost: tuple[int, ...], *, back: bool, why: str) -> ImpactView:
+    return ImpactView(
         job=question.job,
         nodes=question.nodes,
         lost_layers=lost,
@@ -99,14 +99,14 @@ def _far(question: LossQuestion, lost: Collection[int]) -> str:
     return f"; {whose}back {steps} to the last checkpoint"
 
 
-def _in_place(question: LossQuestion, setup: Setup) -> BlastView:
-    """Shadows take the places of the dead, with the plan as it is."""
+def _in_place(question: LossQuestion, setup: Setup) -> ImpactView:
+    """Redundant holders take the places of the dead, with the plan as it is."""
     plan = _without(question.plan, question.dead)
     around = {r.micro_batch: r for r in detour(question.layout, question.dead, question.layout.epoch)}
     routes = [around.get(route.micro_batch, route) for route in question.layout.routes]
     before_s = busiest_s(question.layout.routes, setup.profile)
     after_s = busiest_s(routes, setup.profile)
-    return BlastView(
+    return ImpactView(
         job=question.job,
         nodes=question.nodes,
         lost_layers=(),
@@ -118,13 +118,13 @@ def _in_place(question: LossQuestion, setup: Setup) -> BlastView:
         copy_s=0.0,
         can_lose=max(0, losses_survived(plan.copies())),
         plan=pipelines_of(plan),
-        reason="shadows compute what the dead would have; too few nodes are left for another plan",
+        reason="redundant holders compute what the dead would have; too few nodes are left for another plan",
     )
 
 
 def _follows(
     question: LossQuestion, setup: Setup, proposal: Proposal, lost: tuple[int, ...], *, back: bool
-) -> BlastView:
+) -> ImpactView:
     plan, transfers = proposal.plan, () if back else proposal.transfers
     took_s = copy_s(transfers, setup.profile)
     stall_s = question.notice_s
@@ -134,7 +134,7 @@ def _follows(
         stays = question.policy in REROUTING and plan.pipelines == question.plan.pipelines
         stall_s += _redone_s(question, setup) + (0.0 if stays and not transfers else DEPLOY_S + took_s)
     rolls_back = question.policy in ROLLING_BACK
-    return BlastView(
+    return ImpactView(
         job=question.job,
         nodes=question.nodes,
         lost_layers=lost,

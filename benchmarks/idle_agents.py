@@ -1,7 +1,7 @@
-"""Many agents that do nothing but live: they join the daemon, and beat as often as it tells them, as idle agents do: by UDP where answers come
+"""Many agents that do nothing but live: they join the daemon, and send heartbeats as often as it tells them, as idle agents do: by UDP where answers come
 (``oobleckd.worker.agent.heartbeat``), over ZeroMQ else. All of a process share one UDP socket.
 
-    python -m benchmarks.beating [--starting] ENDPOINT KEYS NODE...
+    python -m benchmarks.idle_agents [--starting] ENDPOINT KEYS NODE...
 
 Prints ``joined`` when the daemon has welcomed all of them; lives until it is killed. A line on its standard input says that the daemon
 is another process from now on: all say Hello again, as soon as they are connected, and ``joined`` is printed once more.
@@ -25,12 +25,12 @@ from oobleckd.daemon import keys
 from oobleckd.host import tcp
 from oobleckd.protocol import codec
 from oobleckd.protocol.datagrams import ACK_BYTES, Sender, address_of, short_session_of
-from oobleckd.protocol.messages import PROTOCOL, Beat, Hello, Welcome
+from oobleckd.protocol.messages import PROTOCOL, Heartbeat, Hello, Welcome
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.worker.agent import daemon_link
 
 _JOINING = 50  # at a time: a handshake is some milliseconds of the daemon's
-_LIFE = "beating.1"
+_LIFE = "idle.1"
 _LISTEN_MS = 100
 _ANSWER_S = 10.0
 _BUFFER_BYTES = 4 * 2**20
@@ -41,7 +41,7 @@ class Node:
     """One that is welcome. ``sender`` is None where the daemon takes no datagrams."""
 
     socket: zmq.Socket[bytes]
-    beat_s: float
+    heartbeat_s: float
     sender: Sender | None = None
     to: tuple[str, int] = ("", 0)
 
@@ -60,12 +60,12 @@ class Agents:
         self._asked: dict[
             zmq.Socket[bytes], float
         ] = {}  # who waits to be welcomed, and since when; oldest first
-        self._beats: list[tuple[float, int, Node]] = []  # when, and whose
+        self._heartbeats: list[tuple[float, int, Node]] = []  # when, and whose
         self._senders: dict[bytes, Sender] = {}
         self._udp = udp.socket(udp.AF_INET, udp.SOCK_DGRAM)
         self._udp.setblocking(False)
         self._udp.setsockopt(udp.SOL_SOCKET, udp.SO_RCVBUF, _BUFFER_BYTES)
-        self._data = codec.encode(Beat(_LIFE))
+        self._data = codec.encode(Heartbeat(_LIFE))
 
     def join(self) -> None:
         """Until the daemon has welcomed everybody."""
@@ -79,7 +79,7 @@ class Agents:
 
     def join_again(self) -> None:
         """The same, by another daemon."""
-        self._beats.clear()
+        self._heartbeats.clear()
         self._senders.clear()
         for socket in self._sockets:
             while socket.poll(0):
@@ -87,10 +87,10 @@ class Agents:
             self._hello(socket)  # waits for the connection
         self._all_welcome()
 
-    def beat_until_told(self) -> str:
+    def heartbeat_until_told(self) -> str:
         """The line that came on standard input; "" at its end."""
-        while not select.select([sys.stdin], [], [], max(0.0, self._beats[0][0] - time.monotonic()))[0]:
-            self._beat()
+        while not select.select([sys.stdin], [], [], max(0.0, self._heartbeats[0][0] - time.monotonic()))[0]:
+            self._heartbeat()
         return sys.stdin.readline()
 
     def _connected(self, node: str) -> zmq.Socket[bytes]:
@@ -110,7 +110,7 @@ class Agents:
 
     def _hello(self, socket: zmq.Socket[bytes]) -> None:
         node = self._sockets[socket]
-        device = DeviceInfo(f"{node}/0", "cpu", "beating", 2**30, "127.0.0.1:1", "", 1)
+        device = DeviceInfo(f"{node}/0", "cpu", "idle", 2**30, "127.0.0.1:1", "", 1)
         socket.send(codec.encode(Hello(PROTOCOL, node, _LIFE, "host", ready=self._ready, devices=(device,))))
         self._asked.pop(socket, None)
         self._asked[socket] = time.monotonic()
@@ -121,18 +121,18 @@ class Agents:
             self._listen()
 
     def _listen(self) -> None:
-        """Take in Welcomes, and beat for those who are welcome. A Hello may go down with its connection: it is said again."""
+        """Take in Welcomes, and send heartbeats for those who are welcome. A Hello may go down with its connection: it is said again."""
         for socket, _ in self._poller.poll(_LISTEN_MS):
             message = codec.decode_to_worker(socket.recv())
             if isinstance(message, Welcome):
                 self._poller.unregister(socket)
                 del self._asked[socket]
-                node = Node(socket, message.beat_s)
+                node = Node(socket, message.heartbeat_s)
                 self._welcome(node, message)
-                heapq.heappush(self._beats, (time.monotonic(), id(socket), node))
+                heapq.heappush(self._heartbeats, (time.monotonic(), id(socket), node))
         while self._asked and time.monotonic() > (oldest := next(iter(self._asked.items())))[1] + _ANSWER_S:
             self._hello(oldest[0])
-        self._beat()
+        self._heartbeat()
 
     def _welcome(self, node: Node, message: Welcome) -> None:
         address, session = address_of(self._endpoint), message.datagrams
@@ -148,17 +148,17 @@ class Agents:
                 if isinstance(message, Welcome):
                     self._welcome(node, message)
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         """Send what is due."""
         now = time.monotonic()
-        if self._beats and self._beats[0][0] <= now:
+        if self._heartbeats and self._heartbeats[0][0] <= now:
             self._take_answers()
-        while self._beats and self._beats[0][0] <= now:
-            due, whose, node = self._beats[0]
+        while self._heartbeats and self._heartbeats[0][0] <= now:
+            due, whose, node = self._heartbeats[0]
             if not self._sent(node):
                 node.socket.send(self._data)
                 self._look_again(node)
-            heapq.heapreplace(self._beats, (max(due + node.beat_s, now), whose, node))
+            heapq.heapreplace(self._heartbeats, (max(due + node.heartbeat_s, now), whose, node))
 
     def _take_answers(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -168,10 +168,10 @@ class Agents:
                     sender.heard(data)
 
     def _sent(self, node: Node) -> bool:
-        """Whether a datagram stands for this beat."""
+        """Whether a datagram stands for this heartbeat."""
         if node.sender is None:
             return False
-        data, stands = node.sender.beat()
+        data, stands = node.sender.heartbeat()
         try:
             self._udp.sendto(data, node.to)
         except OSError:
@@ -184,7 +184,7 @@ def main(endpoint: str, folder: str, nodes: list[str], *, ready: bool) -> None:
     agents = Agents(endpoint, Path(folder), nodes, ready=ready)
     agents.join()
     print("joined", flush=True)
-    while agents.beat_until_told():
+    while agents.heartbeat_until_told():
         agents.join_again()
         print("joined", flush=True)
 

@@ -20,16 +20,16 @@ class Logs:
     def __init__(self, cluster: Cluster) -> None:
         self.text = "\n".join(file.read_text() for file in cluster.home.logs.glob("node-*.log"))
         self.opened = {
-            int(epoch) for epoch in re.findall(r"lane \S+ > \S+ is open in epoch (\d+)", self.text)
+            int(epoch) for epoch in re.findall(r"channel \S+ > \S+ is open in epoch (\d+)", self.text)
         }
         self.lost = {int(epoch) for epoch in re.findall(r"group of epoch (\d+) is over: without", self.text)}
 
 
-def test_a_kill_on_the_gloo_road_does_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OOBLECK_ROAD", "gloo")
+def test_a_kill_under_gloo_does_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OOBLECK_BACKEND", "gloo")
     with Cluster(tmp_path, NODES) as cluster:
-        job = cluster.client.submit(tiny_job("roads", train={"steps": STEPS, "global_batch": 6})).id
-        cluster.until(lambda: Logs(cluster).opened or None, "a lane to open")
+        job = cluster.client.submit(tiny_job("backends", train={"steps": STEPS, "global_batch": 6})).id
+        cluster.until(lambda: Logs(cluster).opened or None, "a channel to open")
         view = cluster.at_step(job, 2)
         victim = next(node for p in view.pipelines for node in p.nodes if survivable(view, {node}))
         cluster.client.kill(victim, "device", at="backward", round=view.step + 4)

@@ -1,11 +1,11 @@
-"""Shadows: layers that a device holds besides those that it computes, so that it can take over at once.
+"""Redundant layers: those that a device holds besides those that it computes, so that it can take over at once.
 
 Owns who takes over a dead device's hop, which forward passes a device can run ahead for that case, and the bytes that those
-hold (Bamboo, NSDI'23, sections 4 and 5). Whose shadow a device is in a pipeline its template says (``Template.shadows``).
-Does not own the splits that leave room for it (``shadowed``), nor the routes (``reroute``, ``splice``).
+hold (Bamboo, NSDI'23, sections 4 and 5). For whom a device holds layers in a pipeline its template says (``Template.redundant_layers``).
+Does not own the splits that leave room for it (``redundant``), nor the routes (``reroute``, ``splice``).
 
-What a shadow holds is kept current by the reduce itself: who holds a layer gets the sums of all who computed for it. It is in
-the layout's ``holdings`` like any other layer; that no route asks for it makes it a shadow.
+What it holds besides is kept current by the reduce itself: who holds a layer gets the sums of all who computed for it. It is in
+the layout's ``holdings`` like any other layer; that no route asks for it makes it redundant.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from oobleckd.planner.profile import Profile
 NOTHING = Layers()
 
 
-def heir(route: Route, layers: Range, shadows: Mapping[str, Layers], lost: Collection[str]) -> str | None:
-    """The device of ``route`` that shadows ``layers`` and is alive; None where there is none."""
+def heir(route: Route, layers: Range, redundant: Mapping[str, Layers], lost: Collection[str]) -> str | None:
+    """The device of ``route`` that holds ``layers`` redundantly and is alive; None where there is none."""
     named = (segment.device for segment in route.segments)
-    return next((d for d in named if d not in lost and shadows.get(d, NOTHING).spans(layers)), None)
+    return next((d for d in named if d not in lost and redundant.get(d, NOTHING).spans(layers)), None)
 
 
-def ahead(route: Route, device: str, shadows: Layers) -> Iterator[int]:
-    """Hops of ``route`` whose forward pass ``device`` can run beside the one who is to: it shadows their layers and has what
+def ahead(route: Route, device: str, redundant: Layers) -> Iterator[int]:
+    """Hops of ``route`` whose forward pass ``device`` can run beside the one who is to: it holds their layers redundantly and has what
     goes in, since it computes the hop before. The first hop takes the micro-batch alone, and is the last one's device's.
     """
     hops = route.segments
     for position, hop in enumerate(hops):
-        if hop.device != device and shadows.spans(hop.layers) and hops[position - 1].device == device:
+        if hop.device != device and redundant.spans(hop.layers) and hops[position - 1].device == device:
             yield position
 
 
 def takes_over(layout: Layout, dead: Collection[str]) -> bool:
-    """Whether every hop of a dead device of ``layout`` has a live shadow in its own route."""
-    return bool(layout.shadows) and all(
-        segment.device not in dead or heir(route, segment.layers, layout.shadows, dead) is not None
+    """Whether every hop of a dead device of ``layout`` has a live redundant holder in its own route."""
+    return bool(layout.redundant) and all(
+        segment.device not in dead or heir(route, segment.layers, layout.redundant, dead) is not None
         for route in layout.routes
         for segment in route.segments
     )
@@ -56,15 +56,15 @@ def pass_bytes(profile: Profile, layer: int) -> int:
 
 def most_bytes(setup: Setup) -> float:
     """The most that all of them may hold there: the job's bound is on what is saved."""
-    return setup.held.shadow_bytes if on_host(setup.profile) or not setup.held.shadow_bytes else inf
+    return setup.held.redundant_bytes if on_host(setup.profile) or not setup.held.redundant_bytes else inf
 
 
 def graphs_of(layout: Layout, setup: Setup) -> dict[str, int]:
     """Device -> the most that its forward passes ahead hold in a step of ``layout``."""
-    held = dict.fromkeys(layout.shadows, 0)
+    held = dict.fromkeys(layout.redundant, 0)
     for route in layout.routes:
         for device in sorted({segment.device for segment in route.segments} & held.keys()):
-            for position in ahead(route, device, layout.shadows[device]):
+            for position in ahead(route, device, layout.redundant[device]):
                 layers = route.segments[position].layers.layers()
                 held[device] += sum(pass_bytes(setup.profile, layer) for layer in layers)
     most = most_bytes(setup)

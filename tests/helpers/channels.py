@@ -1,4 +1,4 @@
-"""Lanes inside one process that do nothing until the test lets them: every moment of a break can be had.
+"""Channels inside one process that do nothing until the test lets them: every moment of a break can be had.
 
 In place of NCCL and gloo, which move payloads when they like. A payload moves when ``Yard.let`` allows it.
 """
@@ -13,13 +13,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from oobleckd.worker.groups.store import LaneOver, LaneStore
+from oobleckd.worker.groups.store import ChannelOver, ChannelStore
 
 TIMEOUT_S = 30.0
 
 
 class Yard:
-    """Where the lanes of one process meet, by name."""
+    """Where the channels of one process meet, by name."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -29,13 +29,13 @@ class Yard:
         self.never_ends = False
 
     def let(self, name: str, count: int = 1) -> None:
-        """Allow ``count`` more payloads on the lane ``"EPOCH SENDER > RECEIVER"``; its opening takes one."""
+        """Allow ``count`` more payloads on the channel ``"EPOCH SENDER > RECEIVER"``; its opening takes one."""
         with self.changed:
             self.allowed[name] += count
             self.changed.notify_all()
 
 
-class YardLane:
+class YardChannel:
     """One end."""
 
     def __init__(self, yard: Yard, name: str) -> None:
@@ -69,7 +69,7 @@ class YardLane:
     def _until(self, done: Callable[[], bool]) -> None:
         self.yard.changed.wait_for(lambda: done() or (self.over and not self.yard.never_ends), TIMEOUT_S)
         if self.over:
-            raise LaneOver("aborted")
+            raise ChannelOver("aborted")
 
 
 class YardBackend:
@@ -95,5 +95,5 @@ class YardBackend:
     def empty(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
-    def lane(self, store: LaneStore, rank: int, name: str) -> YardLane:
-        return YardLane(self.yard, name)
+    def channel(self, store: ChannelStore, rank: int, name: str) -> YardChannel:
+        return YardChannel(self.yard, name)

@@ -1,6 +1,6 @@
-"""The twin of a job: the same job, run without failures, to compare with.
+"""The reference run of a job: the same job, run without failures, to compare with.
 
-Owns how a twin is made (on the cluster, or in one process), and where it is kept, so that a job is not run twice
+Owns how a reference run is made (on the cluster, or in one process), and where it is kept, so that a job is not run twice
 for two calls of ``verify``. Does not own the comparison (``compare``).
 """
 
@@ -19,7 +19,14 @@ import msgspec
 
 from oobleckd import __version__
 from oobleckd.client import Client
-from oobleckd.ctl.compare import CompareError, Run, StepFact, read_checkpoint, read_manifest, read_steps
+from oobleckd.ctl.compare import (
+    CompareError,
+    RunEvidence,
+    StepFact,
+    read_checkpoint,
+    read_manifest,
+    read_steps,
+)
 from oobleckd.ctl.output import FAILED, Failure, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import until_final
@@ -33,8 +40,8 @@ _TRIES = 3
 Watcher = Callable[[JobView], None]
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """A twin that was run: its steps, its last checkpoint ("": it stopped before the end, as too many steps in a row were skipped), and what decides the bits of the devices that it ran on: in short (``kinds``), and all
+class ReferenceRun(msgspec.Struct, frozen=True):
+    """A finished reference run: its steps, its last checkpoint ("": it stopped before the end, as too many steps in a row were skipped), and what decides the bits of the devices that it ran on: in short (``kinds``), and all
     that does (``traits``).
     """
 
@@ -44,7 +51,7 @@ class Kept(msgspec.Struct, frozen=True):
     traits: tuple[dict[str, str], ...] = ()
 
 
-def run_of(job: JobView, steps: Sequence[StepView]) -> Run:
+def run_of(job: JobView, steps: Sequence[StepView]) -> RunEvidence:
     """A job of the daemon that is over, as evidence. Raises CompareError."""
     if not (job.checkpoint or stopped(job)):
         raise CompareError(f"{job.name} has no checkpoint, so its weights cannot be compared")
@@ -61,13 +68,13 @@ def facts_of(steps: Sequence[StepView]) -> tuple[StepFact, ...]:
     return tuple(StepFact(s.step, s.loss, s.loss_hex, s.samples, s.ledger, s.outcome) for s in steps)
 
 
-def evidence(job: Job, steps: tuple[StepFact, ...], place: str) -> Run:
+def evidence(job: Job, steps: tuple[StepFact, ...], place: str) -> RunEvidence:
     """Steps and checkpoint of a run of ``job``; ``place`` is "" where it stopped before its end. Raises CompareError, also when it is not the
     final checkpoint.
     """
     if not place:
         last = max((fact.step for fact in steps), default=0)
-        return Run(steps, None, last, job.train.global_batch)
+        return RunEvidence(steps, None, last, job.train.global_batch)
     checkpoint = Path(place)
     counters = read_manifest(checkpoint).get("counters")
     if not isinstance(counters, dict) or counters.get("step") != job.train.steps:
@@ -75,7 +82,7 @@ def evidence(job: Job, steps: tuple[StepFact, ...], place: str) -> Run:
             f"{checkpoint}: is not the checkpoint after the last step, {job.train.steps}",
             "was the job's folder pruned or written by another job?",
         )
-    return Run(steps, read_checkpoint(checkpoint), job.train.steps, job.train.global_batch)
+    return RunEvidence(steps, read_checkpoint(checkpoint), job.train.steps, job.train.global_batch)
 
 
 def kinds_of(client: Client, job: JobView) -> tuple[str, ...]:
@@ -101,9 +108,9 @@ def traits_of(client: Client, job: JobView) -> tuple[dict[str, str], ...]:
 
 
 def kept_file(client: Client, job: JobView, *, single: bool) -> Path:
-    """Where the twin of ``job`` is noted. A twin of another version of the program is no twin.
+    """Where the reference run of ``job`` is noted. One of another version of the program does not count.
 
-    One that ran in a single process is the twin of every job that trains the same, under whichever policy and schedule: neither
+    One that ran in a single process serves every job that trains the same, under whichever policy and schedule: neither
     may show in a bit.
     """
     name = f"{training(job.spec)}-{__version__}-single" if single else f"{job.digest}-{__version__}-cluster"
@@ -118,7 +125,7 @@ def training(job: Job) -> str:
 
 @contextmanager
 def made_once(file: Path) -> Iterator[None]:
-    """Hold the twin that ``file`` notes to oneself: who else wants it waits, and finds it kept."""
+    """Hold the reference run that ``file`` notes to oneself: who else wants it waits, and finds it kept."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_suffix(".lock").open("w") as lock:
         try:
@@ -129,51 +136,53 @@ def made_once(file: Path) -> Iterator[None]:
         yield
 
 
-def recall(file: Path) -> Kept | None:
-    """A twin that was kept and is still whole enough to be read; None otherwise."""
+def recall(file: Path) -> ReferenceRun | None:
+    """A reference run that was kept and is still whole enough to be read; None otherwise."""
     try:
-        kept = msgspec.json.decode(file.read_bytes(), type=Kept)
+        kept = msgspec.json.decode(file.read_bytes(), type=ReferenceRun)
     except (OSError, *UNREADABLE):
         return None
     whole = not kept.checkpoint or (Path(kept.checkpoint) / "manifest.json").exists()
     return kept if whole else None
 
 
-def keep(file: Path, kept: Kept) -> None:
-    """Note a twin, whole or not at all."""
+def keep(file: Path, kept: ReferenceRun) -> None:
+    """Note a reference run, whole or not at all."""
     write_whole(file, msgspec.json.encode(kept))
 
 
 # --------------------------------------------------------------------------- on the cluster
 
 
-def twin_of(job: Job) -> Job:
+def reference_of(job: Job) -> Job:
     """The same training under another name; it keeps its last checkpoint and writes no others."""
     place = msgspec.structs.replace(job.checkpoint, every=0, keep=1)
-    return msgspec.structs.replace(job, name=f"{job.name[:58]}-twin", checkpoint=place)
+    return msgspec.structs.replace(job, name=f"{job.name[:53]}-reference", checkpoint=place)
 
 
-def run_on_cluster(client: Client, job: JobView, told: Watcher) -> Kept:
-    """Run the twin as a job. One that met failures itself proves nothing, so it is run again."""
-    twin = twin_of(job.spec)
+def run_on_cluster(client: Client, job: JobView, told: Watcher) -> ReferenceRun:
+    """Make the reference run as a job. One that met failures itself proves nothing, so it is run again."""
+    reference = reference_of(job.spec)
     for _ in range(_TRIES):
-        note(f"running {twin.name}, the same job without failures")
-        done = until_final(client, client.submit(twin).id, told)
+        note(f"running {reference.name}, the same job without failures")
+        done = until_final(client, client.submit(reference).id, told)
         if done.state != "done" and not stopped(done):
-            fail(f"{twin.name} is {done.state} at step {done.step}", done.reason, FAILED)
+            fail(f"{reference.name} is {done.state} at step {done.step}", done.reason, FAILED)
         if not done.incidents:
             last = "" if stopped(done) else done.checkpoint
             facts = facts_of(client.steps(done.id))
-            return Kept(last, facts, kinds_of(client, done), traits_of(client, done))
-        note(f"{twin.name} lost nodes itself ({done.incidents} incidents); once more")
-    raise Failure(f"{twin.name} met failures {_TRIES} times", "try again when the cluster is quiet", FAILED)
+            return ReferenceRun(last, facts, kinds_of(client, done), traits_of(client, done))
+        note(f"{reference.name} lost nodes itself ({done.incidents} incidents); once more")
+    raise Failure(
+        f"{reference.name} met failures {_TRIES} times", "try again when the cluster is quiet", FAILED
+    )
 
 
 # --------------------------------------------------------------------------- in one process
 
 
-def run_single(job: Job, out: Path) -> Kept:
-    """Run the twin in one process on this machine; it leaves its checkpoint under ``out``."""
+def run_single(job: Job, out: Path) -> ReferenceRun:
+    """Make the reference run in one process on this machine; it leaves its checkpoint under ``out``."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     note("running the same job in a single process")
@@ -185,12 +194,12 @@ def run_single(job: Job, out: Path) -> Kept:
     bits, steps = (out / "bits").read_text(encoding="utf-8"), read_steps(out / "steps.jsonl")
     traits = msgspec.json.decode((out / "traits.json").read_bytes(), type=dict[str, str])
     if not checkpoints and _stops(job, steps):
-        return Kept("", steps, (bits,), (traits,))
+        return ReferenceRun("", steps, (bits,), (traits,))
     if not checkpoints:
         raise Failure(
             f"the single process left no checkpoint in {out}", "is the disk full? try again", FAILED
         )
-    return Kept(str(checkpoints[-1].parent), steps, (bits,), (traits,))
+    return ReferenceRun(str(checkpoints[-1].parent), steps, (bits,), (traits,))
 
 
 def _stops(job: Job, steps: Sequence[StepFact]) -> bool:

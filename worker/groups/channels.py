@@ -1,7 +1,7 @@
-"""The two ends of a lane at work: a thread each, which opens its lane and then moves one payload at a time.
+"""The two ends of a channel at work: a thread each, which opens its channel and then moves one payload at a time.
 
-Owns what is under way on a lane. Does not decide when a lane ends: any trouble goes to the group, which ends all
-of its lanes together. Everything here that several threads see is guarded by the plane's one condition.
+Owns what is under way on a channel. Does not decide when a channel ends: any trouble goes to the group, which ends all
+of its channels together. Everything here that several threads see is guarded by the manager's one condition.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from oobleckd.worker.groups import payload, words
-from oobleckd.worker.groups.backend import RECEIVER, SENDER, Backend, Lane
+from oobleckd.worker.groups.backend import RECEIVER, SENDER, Backend, Channel
 from oobleckd.worker.groups.ledger import Received, Sent
-from oobleckd.worker.groups.store import LaneOver, LaneStore
+from oobleckd.worker.groups.store import ChannelOver, ChannelStore
 from oobleckd.worker.transport.mailbox import Key, Letter
 
 
@@ -43,7 +43,7 @@ class Outbound:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a lane needs of its group. ``say`` and ``deliver`` never block and may be called under ``changed``.
+    """What a channel needs of its group. ``say`` and ``deliver`` never block and may be called under ``changed``.
 
     ``ready`` is set when the group before this one has ended on this device; ``broke`` takes the blame.
     """
@@ -59,21 +59,21 @@ class Surroundings:
     opened: Callable[[str], None]
 
 
-class End(ABC):
-    """What both ends have in common: the lane, its store, the thread, and how it ends."""
+class ChannelEnd(ABC):
+    """What both ends have in common: the channel, its store, the thread, and how it ends."""
 
     def __init__(self, around: Surroundings, peer: str, rank: int) -> None:
         sender = rank == SENDER
         self.around = around
         self.peer = peer
         self.over = False
-        self.store = LaneStore(
+        self.store = ChannelStore(
             lambda key, value: around.say(peer, words.Stored(around.epoch, sender, key, value))
         )
         ends = (around.device, peer) if sender else (peer, around.device)
         self.name = f"{ends[0]} > {ends[1]}"
-        self.lane: Lane = around.backend.lane(self.store, rank, f"{around.epoch} {self.name}")
-        self.thread = threading.Thread(target=self._run, name=f"lane {self.name}", daemon=True)
+        self.channel: Channel = around.backend.channel(self.store, rank, f"{around.epoch} {self.name}")
+        self.thread = threading.Thread(target=self._run, name=f"channel {self.name}", daemon=True)
 
     def start(self) -> None:
         """Begin to open."""
@@ -90,7 +90,7 @@ class End(ABC):
         around.ready.wait()
         try:
             with around.backend.thread():
-                self.lane.open()
+                self.channel.open()
                 self._work()
         except RuntimeError as error:
             # Of torch, or LaneOver. Whatever it is, the group ends and its letters go by the transport.
@@ -99,10 +99,10 @@ class End(ABC):
 
     @abstractmethod
     def _work(self) -> None:
-        """Move letters until there are none or the lane is over; in the lane's thread."""
+        """Move letters until there are none or the channel is over; in the channel's thread."""
 
 
-class SenderEnd(End):
+class SenderEnd(ChannelEnd):
     """Our letters to ``peer``."""
 
     def __init__(self, around: Surroundings, peer: str) -> None:
@@ -111,7 +111,7 @@ class SenderEnd(End):
         self.is_open = False
 
     def offer(self, letter: Outbound) -> bool:
-        """Take the letter if the lane is open. Under the condition."""
+        """Take the letter if the channel is open. Under the condition."""
         if self.over or not self.is_open:
             return False
         self.sent.add(letter)
@@ -120,7 +120,7 @@ class SenderEnd(End):
 
     def _work(self) -> None:
         around = self.around
-        self.lane.send(around.backend.empty(1).zero_())  # makes the connection
+        self.channel.send(around.backend.empty(1).zero_())  # makes the connection
         with around.changed:
             self.is_open = True
         around.opened(self.name)
@@ -134,7 +134,7 @@ class SenderEnd(End):
         body = payload.pack(letter.tensors)
         around = self.around
         around.say(self.peer, words.header(around.epoch, number, letter.key, letter.meta, letter.tensors))
-        self.lane.send(body)
+        self.channel.send(body)
 
     def _next(self) -> tuple[int, Outbound] | None:
         with self.around.changed:
@@ -142,7 +142,7 @@ class SenderEnd(End):
             return None if self.over else self.sent.unwritten.popleft()
 
 
-class ReceiverEnd(End):
+class ReceiverEnd(ChannelEnd):
     """Letters of ``peer`` to us."""
 
     def __init__(self, around: Surroundings, peer: str) -> None:
@@ -156,12 +156,12 @@ class ReceiverEnd(End):
 
     def _work(self) -> None:
         backend = self.around.backend
-        self.lane.receive(backend.empty(1))
+        self.channel.receive(backend.empty(1))
         while (header := self._next()) is not None:
             body = backend.empty(payload.num_bytes(header.dtypes, header.shapes))
-            self.lane.receive(body)
+            self.channel.receive(body)
             tensors = payload.unpack(body, header.dtypes, header.shapes)
-            self.lane.settle(tensors)
+            self.channel.settle(tensors)
             self._arrived(tensors)
 
     def _arrived(self, tensors: list[Tensor]) -> None:
@@ -169,7 +169,7 @@ class ReceiverEnd(End):
         around = self.around
         with around.changed:
             if self.over:
-                raise LaneOver("aborted")
+                raise ChannelOver("aborted")
             header = self.received.arrived()
             around.deliver(Letter(header.key, self.peer, header.meta, tensors))
             around.say(self.peer, words.Arrived(around.epoch, header.number))

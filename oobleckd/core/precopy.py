@@ -1,8 +1,8 @@
-"""Copies beforehand: state on its way to where a plan that is to come wants it, while training goes on (docs/mechanisms/precopy.md).
+"""Pre-copies: state on its way to where a plan that is to come wants it, while training goes on (docs/mechanisms/precopy.md).
 
 Owns when they begin, for how long they are waited for, and when they are given up. They are nothing but a faster transfer: no layout, journal or
 decision knows of them, a daemon that restarts has forgotten them, and what is not there at the ``Deploy`` is copied then. Whether
-a plan is worth it is the policy's word (``Proposal.beforehand_s``).
+a plan is worth it is the policy's word (``Proposal.precopy_s``).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Collection
 from oobleckd.core import failures
 from oobleckd.core.context import Core
 from oobleckd.core.incident import size_of
-from oobleckd.core.run import Preparation, Run
+from oobleckd.core.run import PreCopyUnderWay, Run
 from oobleckd.planner.policy import Proposal
 from oobleckd.protocol.changes import CopiesBegun
-from oobleckd.protocol.messages import Prepare, Prepared
+from oobleckd.protocol.messages import PreCopied, PreCopy
 
 PATIENCE = 4.0
 """Times what is modelled that copies are waited for: a link that others use as well, or a target that is always busy, takes so much longer or never ends."""
@@ -27,10 +27,10 @@ LAST_ROUNDS = 8
 
 
 def over(core: Core, run: Run, proposal: Proposal) -> bool:
-    """Whether it is time to stop for ``proposal``: what can be copied beforehand is, has been waited for, or need not be; begins with it if need be."""
+    """Whether it is time to stop for ``proposal``: what can be pre-copied is, has been waited for, or need not be; begins with it if need be."""
     if not proposal.begins:
         return True
-    waits, found = proposal.beforehand_s > 0, run.preparation
+    waits, found = proposal.precopy_s > 0, run.pre_copy
     if found is None or found.transfers != proposal.transfers:
         lives = _lives(core, proposal)
         if lives is not None:
@@ -55,14 +55,14 @@ def _begin(core: Core, run: Run, proposal: Proposal, lives: dict[str, str]) -> N
     assert job.layout is not None
     forget(core, run, besides=devices)
     step_s = failures.step_s(job) or proposal.plan.step_s
-    wait_s = max(LEAST_S, PATIENCE * proposal.beforehand_s)
+    wait_s = max(LEAST_S, PATIENCE * proposal.precopy_s)
     steps = max(LEAST_STEPS, math.ceil(wait_s / step_s)) if step_s > 0 else LEAST_STEPS
     num_bytes = sum(copy.num_bytes for copy in proposal.transfers)
-    text = f"{job.id}: {size_of(num_bytes)} are copied beforehand, training goes on: {proposal.reason}"
+    text = f"{job.id}: {size_of(num_bytes)} are pre-copied, training goes on: {proposal.reason}"
     core.announce(text, CopiesBegun(job.id, num_bytes), (f"job:{job.id}",))
     targets = frozenset(copy.target for copy in proposal.transfers)
     # Of all that was ever announced the number is known to the journal, so no daemon uses it twice.
-    run.preparation = Preparation(
+    run.pre_copy = PreCopyUnderWay(
         core.state.seq, proposal.transfers, lives, targets, job.counters.step + steps
     )
     run.guests |= set(devices)
@@ -72,7 +72,7 @@ def _begin(core: Core, run: Run, proposal: Proposal, lives: dict[str, str]) -> N
     newcomers = [device for device in devices if device not in survivors]
     for device in devices:
         strange = [other for other in (newcomers if device in survivors else devices) if other != device]
-        message = Prepare(
+        message = PreCopy(
             device=device,
             number=core.state.seq,
             job=job.id,
@@ -85,32 +85,32 @@ def _begin(core: Core, run: Run, proposal: Proposal, lives: dict[str, str]) -> N
         core.tell(device, message)
 
 
-def on_prepared(core: Core, message: Prepared) -> None:
+def on_precopied(core: Core, message: PreCopied) -> None:
     """A target has its copies, and keeps them current."""
-    found = core.run.preparation if core.run is not None else None
+    found = core.run.pre_copy if core.run is not None else None
     if found is not None and message.number == found.number and message.device in found.targets:
-        found.prepared.add(message.device)
+        found.precopied.add(message.device)
 
 
 def is_complete(run: Run) -> bool:
-    """Whether all that is copied beforehand is where it is to go."""
-    return run.preparation is not None and run.preparation.complete
+    """Whether all that is pre-copied is where it is to go."""
+    return run.pre_copy is not None and run.pre_copy.complete
 
 
 def check_lives(core: Core, run: Run) -> None:
-    """A source or target whose life is over takes the preparation with it."""
-    found = run.preparation
+    """A source or target whose life is over takes the pre-copy with it."""
+    found = run.pre_copy
     if found is not None and any(not core.members.living(*who) for who in sorted(found.lives.items())):
         forget(core, run)
 
 
 def forget(core: Core, run: Run, *, besides: Collection[str] = ()) -> None:
-    """Nothing is copied beforehand any more. ``besides``: devices that are told of something else in its place."""
-    found, run.preparation = run.preparation, None
+    """Nothing is pre-copied any more. ``besides``: devices that are told of something else in its place."""
+    found, run.pre_copy = run.pre_copy, None
     if found is None:
         return
     spec = core.spec_of(run.job)
     for device, life in sorted(found.lives.items()):
         if device not in besides and core.members.living(device, life):
-            none = Prepare(device, found.number, run.job.id, spec, (), 0, {}, "")
+            none = PreCopy(device, found.number, run.job.id, spec, (), 0, {}, "")
             core.tell(device, none)

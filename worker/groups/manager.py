@@ -18,8 +18,8 @@ from torch import Tensor
 
 from oobleckd.worker.groups import words
 from oobleckd.worker.groups.backend import Backend
-from oobleckd.worker.groups.group import ABORT_S, Group
-from oobleckd.worker.groups.lanes import Outbound
+from oobleckd.worker.groups.channels import Outbound
+from oobleckd.worker.groups.group import ABORT_S, DeviceGroup
 from oobleckd.worker.transport import wire
 from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
 
@@ -34,7 +34,7 @@ def _end_process(why: str) -> None:
     os._exit(STUCK)
 
 
-class Plane:
+class GroupManager:
     """The groups of ``device``. ``send`` is the transport's; ``stuck(why)`` when an abort exceeds ``abort_s``."""
 
     def __init__(
@@ -55,10 +55,10 @@ class Plane:
         self._abort_s = abort_s
         self._changed = threading.Condition()
         self._epoch = 0
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, DeviceGroup] = {}
         self._early: list[tuple[str, words.Any]] = []
         self.num_letters = 0
-        """Letters that were given to a lane."""
+        """Letters that were given to a channel."""
 
     def enter(self, epoch: int, members: Collection[str]) -> None:
         """The group of ``epoch``, higher than any before, takes the place of the present one."""
@@ -121,8 +121,10 @@ class Plane:
         deadline = time.monotonic() + timeout_s
         return all(group.ended.wait(max(0.0, deadline - time.monotonic())) for group in groups)
 
-    def _group(self, epoch: int, members: Collection[str], backend: Backend, ready: threading.Event) -> Group:
-        return Group(
+    def _group(
+        self, epoch: int, members: Collection[str], backend: Backend, ready: threading.Event
+    ) -> DeviceGroup:
+        return DeviceGroup(
             epoch,
             self._device,
             members,
@@ -155,7 +157,7 @@ class Plane:
             group.hear(source, word)
         elif isinstance(word, words.Open):
             why = f"{self._device} is in no group of epoch {word.epoch}"
-            self._say(source, words.Refused(word.epoch, why))
+            self._say(source, words.ChannelRefused(word.epoch, why))
 
 
 def _set_event() -> threading.Event:

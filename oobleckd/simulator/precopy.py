@@ -1,6 +1,6 @@
 """Copies that are made while training goes on, in a simulated cluster: when targets have caught up, and what a ``Deploy`` finds of them.
 
-Owns which preparation is under way and whether it is complete. How long it takes is the planner's model (``oobleckd.planner.placement.precopy``).
+Owns which pre-copy is under way and whether it is complete. How long it takes is the planner's model (``oobleckd.planner.placement.precopy``).
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Protocol
 from oobleckd.planner.placement.precopy import LAST_UPDATE, caught_up_s, still_share
 from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.profile import Profile
-from oobleckd.protocol.messages import Deploy, FromWorker, Prepare, Prepared
-from oobleckd.simulator.clock import Clock
+from oobleckd.protocol.messages import Deploy, FromWorker, PreCopied, PreCopy
+from oobleckd.simulator.clock import VirtualClock
 
 
-class Shell(Protocol):
+class PreCopyShell(Protocol):
     """What it needs of the world around it."""
 
-    clock: Clock
+    clock: VirtualClock
 
     def hear(self, device: str, message: FromWorker) -> None:
         """Bring a device's message to the core."""
 
 
 @dataclass(slots=True)
-class Beforehand:
-    """``number`` of the preparation under way (0: none is), which began at ``began_at`` in the step after ``began_step``; that which is ``complete``; ``gone``: devices
+class SimulatedPreCopy:
+    """``number`` of the pre-copy under way (0: none is), which began at ``began_at`` in the step after ``began_step``; that which is ``complete``; ``gone``: devices
     that are dead.
     """
 
-    world: Shell
+    world: PreCopyShell
     profile: Profile
     gone: Collection[str]
     number: int = 0
@@ -39,7 +39,7 @@ class Beforehand:
     began_step: int = 0
     complete: int = 0
 
-    def prepare(self, message: Prepare, step: int, step_s: float) -> None:
+    def prepare(self, message: PreCopy, step: int, step_s: float) -> None:
         """Sources and targets are told, in the step after ``step``; steps take ``step_s`` by now."""
         if not message.transfers:
             self.number = 0
@@ -49,13 +49,13 @@ class Beforehand:
             if takes_s < float("inf"):
                 self.world.clock.after(takes_s, lambda: self._arrived(message))
 
-    def _arrived(self, message: Prepare) -> None:
+    def _arrived(self, message: PreCopy) -> None:
         if self.number != message.number:
             return
         self.complete = message.number
         for target in sorted({copy.target for copy in message.transfers}):
             if target not in self.gone and self.number == message.number:
-                self.world.hear(target, Prepared(target, message.number, 0))
+                self.world.hear(target, PreCopied(target, message.number, 0))
 
     def copies_s(self, message: Deploy) -> float:
         """Seconds that the copies of a deployment take in its stop: what was not sent before it, and of the rest what still has to follow."""
@@ -76,7 +76,7 @@ class Beforehand:
         return self.world.clock.now - self.began_at if self._is_under_way(message) else 0.0
 
     def _is_under_way(self, message: Deploy) -> bool:
-        return message.prepared > 0 and message.prepared == self.number
+        return message.precopied > 0 and message.precopied == self.number
 
     def _sent(self, message: Deploy) -> float:
         """How much of the state is there, if not as of the last commit. The link has carried it and all updates but the last, in turn."""

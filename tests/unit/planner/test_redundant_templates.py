@@ -1,4 +1,4 @@
-"""Templates with room for shadows: exactly what is counted, and that a split is found where there is one."""
+"""Templates with room for redundant layers: exactly what is counted, and that a split is found where there is one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from oobleckd.planner.plan import Layers, Range
 from oobleckd.planner.policies import policy, prepare
 from oobleckd.planner.policy import PlanError, Setup
-from oobleckd.planner.profile import Held
-from oobleckd.planner.templates.shadowed import Room, shadowed_templates
+from oobleckd.planner.profile import HeldBesides
+from oobleckd.planner.templates.redundant import Room, redundant_templates
 from oobleckd.planner.templates.template import expected_share
 from tests.unit.planner.build import even_profile, profiles, setup_of
 
@@ -34,7 +34,7 @@ def needed(setup: Setup, stages: list[Range]) -> list[float]:
             activations = sum(layer.activation_bytes for layer in theirs)
             total += setup.held.device_bytes
             total += (1 + setup.held.state_copies) * sum(layer.state_bytes for layer in theirs)
-            ahead = min(setup.held.shadow_bytes, setup.num_micro_batches * activations)
+            ahead = min(setup.held.redundant_bytes, setup.num_micro_batches * activations)
             total += max(ahead, min(count - behind, setup.num_micro_batches) * activations)
         found.append(total)
     return found
@@ -49,7 +49,7 @@ def splits(num_layers: int, count: int) -> list[list[Range]]:
 
 @st.composite
 def setups(draw: st.DrawFn) -> Setup:
-    held = Held(
+    held = HeldBesides(
         draw(st.sampled_from([0.0, 0.5])),
         draw(st.sampled_from([0, 30])),
         draw(st.sampled_from([0, 100, 10**6])),
@@ -84,15 +84,15 @@ def test_templates_fit_and_say_what_they_need(setup: Setup, decoupled: bool) -> 
     room, counts = Room(setup), range(1, len(setup.profile.layers) + 1)
     if not any(room.fits(room.num_stages(count)) for count in counts):
         with pytest.raises(PlanError) as caught:
-            shadowed_templates(setup)
+            redundant_templates(setup)
         assert "schedule.shadow_memory" in caught.value.hint
         return
-    made = shadowed_templates(setup)
+    made = redundant_templates(setup)
     assert [t.num_nodes for t in made] == [*range(made[0].num_nodes, made[-1].num_nodes + 1)]
     for template in made:
         stages = [stage.layers for stage in template.stages]
         assert template.chunks == 1
-        assert template.shadowed == (len(stages) > 1)
+        assert template.redundant == (len(stages) > 1)
         assert [s.memory_bytes for s in template.stages] == pytest.approx(needed(setup, stages), abs=1)
         assert max(s.memory_bytes for s in template.stages) <= setup.device_memory_bytes
         assert template.time_s(expected_share(setup, template.num_nodes)) > 0
@@ -103,17 +103,17 @@ def test_each_device_holds_its_successor_s_stage_and_the_last_one_the_first_s() 
     (template, *_) = prepare("bamboo", setup_of(even_profile(6), min_nodes=3, max_nodes=6))
     parts = [Layers.of(Range(start, start + 2)) for start in (0, 2, 4)]
     assert list(template.held) == parts
-    assert list(template.shadows) == [parts[1], parts[2], parts[0]]
+    assert list(template.redundant_layers) == [parts[1], parts[2], parts[0]]
 
 
-def test_a_pipeline_of_one_stage_shadows_nothing() -> None:
+def test_a_pipeline_of_one_stage_holds_nothing_redundant() -> None:
     (template, *_) = prepare("bamboo", setup_of(even_profile(6), max_nodes=2))
-    assert not template.shadowed
-    assert template.shadows == (Layers(),)
-    assert replace(template, shadowed=False) == template
+    assert not template.redundant
+    assert template.redundant_layers == (Layers(),)
+    assert replace(template, redundant=False) == template
 
 
-def test_shadows_count_in_n0() -> None:
+def test_redundant_layers_count_in_n0() -> None:
     """180 bytes of state and 20 of activations a layer; two stages of four hold all eight layers each."""
     limit = 4 * 180 + 4 * 2 * 20
     plain = setup_of(even_profile(8), device_memory_bytes=limit)
@@ -122,7 +122,7 @@ def test_shadows_count_in_n0() -> None:
 
 
 def test_the_error_says_how_much_would_be_enough() -> None:
-    setup = setup_of(even_profile(4), device_memory_bytes=300, held=Held(shadow_bytes=10**6))
+    setup = setup_of(even_profile(4), device_memory_bytes=300, held=HeldBesides(redundant_bytes=10**6))
     with pytest.raises(PlanError, match="successor's layers too the model fits no number of nodes") as caught:
         prepare("bamboo", setup)
     least = int(caught.value.hint.split(" bytes")[0].rsplit(" ", 1)[1].replace(",", ""))

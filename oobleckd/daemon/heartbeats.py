@@ -1,14 +1,14 @@
-"""Beats of idle nodes that come as UDP datagrams, beside the hub's ROUTER and at the same address; and who is silent is asked there.
+"""Heartbeats of idle nodes that come as UDP datagrams, beside the hub's ROUTER and at the same address; and who is silent is asked there.
 
 Owns the UDP socket and the sessions: which datagram is whose, whether it is what it says (``protocol.datagrams``), and the
 answer to it. Each ``Welcome`` opens a session, which lasts until the node's next one or the end of its connection. Whether a node is still heard, and what its
-beat means, is the hub's to say.
+heartbeat means, is the hub's to say.
 
-A node that trains beats over its connection, and where packets are lost TCP may hold that up for seconds: first 0.2 s, then twice as long each time. So it is asked by UDP
-when two beats are missing, again and again, and an answer is a beat. That says that its agent lives, and not that its connection will carry anything
+A node that trains sends heartbeats over its connection, and where packets are lost TCP may hold that up for seconds: first 0.2 s, then twice as long each time. So it is asked by UDP
+when two heartbeats are missing, again and again, and an answer is a heartbeat. That says that its agent lives, and not that its connection will carry anything
 again: nobody is asked who has said nothing there for as long as TCP itself waits.
 
-ZeroMQ's queues are the reason for beats by UDP: of each connection libzmq touches some 30 kB more with the first 512 messages, which is all that idle nodes ever send.
+ZeroMQ's queues are the reason for heartbeats by UDP: of each connection libzmq touches some 30 kB more with the first 512 messages, which is all that idle nodes ever send.
 Where there is no UDP everything works as well, and takes that memory.
 """
 
@@ -26,24 +26,24 @@ from typing import Any, Generic, TypeVar, assert_never
 from oobleckd.daemon.connections import Connection
 from oobleckd.daemon.readiness import Readiness
 from oobleckd.host import tcp
-from oobleckd.protocol.datagrams import BEAT_BYTES, Receiver, address_of, session_of, short_session_of
-from oobleckd.protocol.messages import Beat
+from oobleckd.protocol.datagrams import HEARTBEAT_BYTES, Receiver, address_of, session_of, short_session_of
+from oobleckd.protocol.messages import Heartbeat
 from oobleckd.protocol.parts import DATAGRAM_KEY_BYTES, DATAGRAM_SESSION_BYTES, DatagramSession
 
 # What comes while the loop is busy waits in the kernel, which gives less than this where it is configured so.
 _BUFFER_BYTES = 4 * 2**20
 _MOST_PER_TURN = 64  # each is checked and answered, which takes longer than reading a message
-_MISSING = 2  # beats, half of the shortest lease; the other half is for questions and answers, some of which are lost, too
-_ASK_EVERY = 0.4  # beats
+_MISSING = 2  # heartbeats, half of the shortest lease; the other half is for questions and answers, some of which are lost, too
+_ASK_EVERY = 0.4  # heartbeats
 _ASK_MOST_S = tcp.UNANSWERED_S
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class DatagramCounters:
-    """Datagrams by what they were: beats, answers to questions, of no session that there is, with a wrong code, with a counter of before."""
+    """Datagrams by what they were: heartbeats, answers to questions, of no session that there is, with a wrong code, with a counter of before."""
 
-    datagram_beats: int = 0
+    datagram_heartbeats: int = 0
     datagram_answers: int = 0
     datagrams_strange: int = 0
     datagrams_forged: int = 0
@@ -55,29 +55,31 @@ Peer = TypeVar("Peer", bound=Connection)
 
 @dataclass(slots=True, eq=False)
 class _Session(Generic[Peer]):
-    """What one Welcome opened, for the life that its Hello told of, whose ``beat`` it is. ``address``: where its newest datagram came from.
+    """What one Welcome opened, for the life that its Hello told of, whose ``heartbeat`` it is. ``address``: where its newest datagram came from.
     ``answered_at``: when its last answer came.
     """
 
     connection: Peer
-    beat: Beat
+    heartbeat: Heartbeat
     receiver: Receiver
     address: Any = None
     answered_at: float = float("-inf")
 
 
-class Beats(Generic[Peer]):
+class Heartbeats(Generic[Peer]):
     """All sessions; none until it is bound.
 
-    ``on_datagram`` gets what was proven to come from a connection's node: a beat, or None if it merely asks whether it gets
-    through. It says whether to acknowledge it. ``beat_s`` is the distance of beats.
+    ``on_datagram`` gets what was proven to come from a connection's node: a heartbeat, or None if it merely asks whether it gets
+    through. It says whether to acknowledge it. ``heartbeat_s`` is the distance of heartbeats.
     """
 
-    def __init__(self, on_datagram: Callable[[Peer, Beat | None], bool], beat_s: float = 0.25) -> None:
+    def __init__(
+        self, on_datagram: Callable[[Peer, Heartbeat | None], bool], heartbeat_s: float = 0.25
+    ) -> None:
         self.counters = DatagramCounters()
         self.port = 0
         self._on_datagram = on_datagram
-        self._beat_s = beat_s
+        self._heartbeat_s = heartbeat_s
         self._heard: dict[Peer, float] = {}  # when each said something last, the longest silent first
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next_look: asyncio.TimerHandle | None = None
@@ -117,7 +119,7 @@ class Beats(Generic[Peer]):
             return None
         name, key = secrets.token_bytes(DATAGRAM_SESSION_BYTES), secrets.token_bytes(DATAGRAM_KEY_BYTES)
         self._of[connection] = name
-        self._sessions[name] = _Session(connection, Beat(incarnation), Receiver(name, key))
+        self._sessions[name] = _Session(connection, Heartbeat(incarnation), Receiver(name, key))
         self.heard(connection)
         return DatagramSession(self.port, name, key)
 
@@ -137,7 +139,7 @@ class Beats(Generic[Peer]):
     def _take_one(self) -> bool:
         assert self._socket is not None
         try:
-            data, sender = self._socket.recvfrom(BEAT_BYTES + 1)
+            data, sender = self._socket.recvfrom(HEARTBEAT_BYTES + 1)
         except OSError:
             return False
         self._num_taken += 1
@@ -153,11 +155,11 @@ class Beats(Generic[Peer]):
     def _is_answered(self, session: _Session[Peer], data: bytes, sender: tuple[str, int]) -> bool:
         verdict = session.receiver.take(data)
         match verdict:
-            case "beat":
-                self.counters.datagram_beats += 1
+            case "heartbeat":
+                self.counters.datagram_heartbeats += 1
                 session.address = sender
                 self.heard(session.connection)
-                return self._on_datagram(session.connection, session.beat)
+                return self._on_datagram(session.connection, session.heartbeat)
             case "question":
                 session.address = sender
                 return self._on_datagram(session.connection, None)
@@ -176,11 +178,11 @@ class Beats(Generic[Peer]):
         assert self._loop is not None
         self.counters.datagram_answers += 1
         session.answered_at = self._loop.time()
-        self._on_datagram(session.connection, session.beat)
+        self._on_datagram(session.connection, session.heartbeat)
 
     def _look_later(self) -> None:
         assert self._loop is not None
-        after_s = _ASK_EVERY * self._beat_s
+        after_s = _ASK_EVERY * self._heartbeat_s
         self._next_look = self._loop.call_later(after_s, self._look, self._loop.time() + 2 * after_s)
 
     def _look(self, latest: float) -> None:
@@ -190,11 +192,11 @@ class Beats(Generic[Peer]):
         now = self._loop.time()
         if now > latest:
             return
-        for connection, heard_at in list(self._silent_since(now - _MISSING * self._beat_s)):
+        for connection, heard_at in list(self._silent_since(now - _MISSING * self._heartbeat_s)):
             session = self._sessions[self._of[connection]]
             if now - heard_at > _ASK_MOST_S:
                 del self._heard[connection]
-            elif session.address is not None and now - session.answered_at >= self._beat_s:
+            elif session.address is not None and now - session.answered_at >= self._heartbeat_s:
                 self._send(session.receiver.ask(), session.address)
 
     def _silent_since(self, then: float) -> Iterator[tuple[Peer, float]]:
@@ -205,7 +207,7 @@ class Beats(Generic[Peer]):
         try:
             self._socket.sendto(data, address)
         except OSError as error:
-            _log.debug("a datagram was not sent: %s", error)  # the node beats over ZeroMQ, then
+            _log.debug("a datagram was not sent: %s", error)  # the node sends heartbeats over ZeroMQ, then
 
     def _is_calm(self, resting: bool) -> bool:
         """Whether they come that fast that they wait for each other: nobody waits for any of them."""
@@ -225,7 +227,7 @@ def _bound(endpoint: str, *, any_port: bool) -> socket.socket | None:
             return _socket_at(host, tried)
         except OSError as error:
             problem = error
-    _log.warning("idle nodes beat over ZeroMQ alone, there is no UDP at %s: %s", endpoint, problem)
+    _log.warning("idle nodes send heartbeats over ZeroMQ alone, there is no UDP at %s: %s", endpoint, problem)
     return None
 
 

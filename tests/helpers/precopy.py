@@ -1,4 +1,4 @@
-"""A target outside of an engine's world, which gets from a device of it what copies beforehand consist of."""
+"""A target outside of an engine's world, which gets from a device of it what a pre-copy consists of."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from oobleckd.worker.reconfigure.precopy_source import Ahead
-from oobleckd.worker.reconfigure.precopy_target import Staging
+from oobleckd.worker.reconfigure.precopy_source import PreCopySource
+from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget
 from oobleckd.worker.state.host_copy import Hosted, States, Then
 from oobleckd.worker.state.store import BucketState, Store
 from oobleckd.worker.transport.mailbox import Letter
@@ -47,7 +47,7 @@ class Late(Hosted):
 
 @dataclass
 class Aside:
-    """Letters to ``TARGET`` in the order in which they were sent, and the target's staging."""
+    """Letters to ``TARGET`` in the order in which they were sent, and the target's side of the pre-copy."""
 
     world: World
     source: str
@@ -67,13 +67,17 @@ class Aside:
         self.buckets = tuple(self.executor.store.buckets)
         self.post = LocalPost(TARGET, world)
         store = Store(world.spec, torch.device("cpu"))
-        self.staging = Staging(NUMBER, world.job, store, self.post, dict.fromkeys(self.buckets, self.source))
+        self.precopy_target = PreCopyTarget(
+            NUMBER, world.job, store, self.post, dict.fromkeys(self.buckets, self.source)
+        )
 
-    def begin(self, rounds: int = 100) -> Ahead:
+    def begin(self, rounds: int = 100) -> PreCopySource:
         """From now on."""
-        ahead = Ahead(NUMBER, self.source, self.executor.post, {TARGET: list(self.buckets)}, rounds)
-        self.executor.send_ahead(ahead)
-        return ahead
+        precopy_source = PreCopySource(
+            NUMBER, self.source, self.executor.post, {TARGET: list(self.buckets)}, rounds
+        )
+        self.executor.begin_precopy(precopy_source)
+        return precopy_source
 
     def arrive(self, letters: Sequence[Letter]) -> None:
         """Letters are in the mailbox of the target."""
@@ -83,20 +87,22 @@ class Aside:
     def replay(self) -> int:
         """All that is to be done; how many pieces it was."""
         pieces = 0
-        while self.staging.advance():
+        while self.precopy_target.advance():
             pieces += 1
         return pieces
 
     def here(self) -> dict[int, BucketState] | None:
         """The state at the source's present boundary, if it is here."""
-        states = {bucket: self.staging.state_at(bucket, self.executor.counters) for bucket in self.buckets}
+        states = {
+            bucket: self.precopy_target.state_at(bucket, self.executor.counters) for bucket in self.buckets
+        }
         found = {bucket: state for bucket, state in states.items() if state is not None}
         return found if len(found) == len(states) else None
 
     def check(self) -> None:
         """What is here is what the source has, to the bit."""
         found = self.here()
-        assert found is not None, f"{self.staging.round} and {self.executor.counters}"
+        assert found is not None, f"{self.precopy_target.round} and {self.executor.counters}"
         for bucket, state in found.items():
             own = self.executor.store.buckets[bucket]
             assert state.exponents == own.exponents

@@ -1,4 +1,4 @@
-"""What a device with a shadow holds, against what the planner counts for it."""
+"""What a device with redundant layers holds, against what the planner counts for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oobleckd.core.memory import held_besides
 from oobleckd.planner.policy import Setup
-from oobleckd.planner.reroute.shadow import graphs_of
+from oobleckd.planner.reroute.redundant import graphs_of
 from oobleckd.planner.schedules.jobshop import base_bytes
 from oobleckd.protocol.job import Checkpoint, FaultTolerance, Model, Schedule
 from oobleckd.worker.device.executor import Executor
@@ -40,7 +40,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         fault_tolerance=FaultTolerance(policy="bamboo"),
         checkpoint=Checkpoint(every=0, dir=str(folder / "ckpt")),  # no copy of the state for one
     )
-    return World(spec, STAGES, 1, folder, shadowed=True)
+    return World(spec, STAGES, 1, folder, redundant=True)
 
 
 def setup_of(world: World) -> Setup:
@@ -100,10 +100,10 @@ def test_state_and_what_is_run_ahead_are_as_modelled(world: World, monkeypatch: 
     for device in world.live():
         executor = world.nodes[device].executor
         params = {p.untyped_storage().data_ptr() for s in executor.store.buckets.values() for p in s.params}
-        graphs = [executor.now.graphs[task] for task in executor.now.board.shadowed]
+        graphs = [executor.now.graphs[task] for task in executor.now.board.redundant_done]
         assert len(graphs) == world.job.num_micro_batches
         ahead[device] = sum(saved_bytes(graph, params) for graph in graphs)
-        assert executor.now.shadows.held_bytes == pytest.approx(ahead[device], rel=0.1)
+        assert executor.now.redundant_forwards.held_bytes == pytest.approx(ahead[device], rel=0.1)
     held: dict[str, int] = {}
     vote = Executor._vote
 

@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from oobleckd.core import prepare
+from oobleckd.core import precopy
 from oobleckd.core.entries import LayoutDeployed
 from oobleckd.core.events import Tell
 from oobleckd.planner import policies
@@ -18,7 +18,7 @@ from oobleckd.planner.policies import adaptive
 from oobleckd.protocol.api import Control, Drain
 from oobleckd.protocol.changes import PlanDeployed
 from oobleckd.protocol.job import Schedule
-from oobleckd.protocol.messages import Deploy, Prepare
+from oobleckd.protocol.messages import Deploy, PreCopy
 from tests.helpers.simdevice import SimDevice
 from tests.helpers.simjobs import make_job, profile
 from tests.helpers.storm import Storm
@@ -48,13 +48,13 @@ def running(policy="slipstream", num_nodes=4, seed=0, steps=80, schedule=None, *
     return world
 
 
-def preparation(world: World):
+def pre_copy(world: World):
     run = world.machine.core.run if world.machine is not None else None
-    return run.preparation if run is not None else None
+    return run.pre_copy if run is not None else None
 
 
 def until_begun(world: World) -> None:
-    world.run(lambda: preparation(world) is not None)
+    world.run(lambda: pre_copy(world) is not None)
 
 
 def joining(policy="slipstream", **more) -> World:
@@ -74,7 +74,7 @@ def finish(world: World) -> None:
     world.check_done()
     assert world.job().steps_lost == 0
     world.run_for(1.0)
-    assert all(device.staging is None and device.executor is None for device in world.devices())
+    assert all(device.precopy_target is None and device.executor is None for device in world.devices())
 
 
 def deployments(world: World) -> list[tuple[int, int]]:
@@ -101,12 +101,12 @@ def test_training_goes_on_while_layers_are_copied_to_whoever_joins(policy: str, 
     begun = world.job().counters.step
     world.run(lambda: world.machine.core.run.phase == "deploy")
     assert world.job().counters.step > begun
-    assert preparation(world) is None
+    assert pre_copy(world) is None
     world.run(lambda: len(written(world, LayoutDeployed)) > deployed)
     copied, staged = deployments(world)[-1]
     assert copied == 0
     assert staged >= 3
-    assert any("had been copied beforehand" in change.text for change in world.daemon.changes)
+    assert any("had been pre-copied" in change.text for change in world.daemon.changes)
     finish(world)
 
 
@@ -146,12 +146,12 @@ def test_copies_that_begin_after_a_loss_are_not_waited_for(
 ) -> None:
     """All stop at the end of the step that is mended, with what is there by then: all of it or nothing, or something in between."""
     world, struck = stricken(monkeypatch, seed, waiting_loses_s=math.inf)
-    number = preparation(world).number
+    number = pre_copy(world).number
     assert number > 0
     world.run(lambda: world.machine.core.run.phase == "deploy")
     assert world.job().counters.step == struck + 1
-    (prepared,) = {each.prepared for each in world.machine.core.run.candidate.deploys.values()}
-    assert prepared == number
+    (precopied,) = {each.precopied for each in world.machine.core.run.candidate.deploys.values()}
+    assert precopied == number
     until_closed(world)
     copied, staged = deployments(world)[-1]
     assert copied + staged > 0
@@ -166,7 +166,7 @@ def test_rounds_of_all_kinds_come_in_between(seed: int) -> None:
     steps = range(4, 60)
     kinds = {"overflows": tuple(steps[::5]), "nans": tuple(steps[2::7]), "clips": tuple(steps[1::3])}
     world = joining(seed=seed, schedule=schedule, **kinds)
-    world.run(lambda: preparation(world) is None)
+    world.run(lambda: pre_copy(world) is None)
     world.until_step(40)
     assert deployments(world)[-1][0] == 0
     finish(world)
@@ -177,7 +177,7 @@ def test_rounds_of_all_kinds_come_in_between(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_deaths_while_copies_are_made(who: str, seed: int) -> None:
     world = joining(num_nodes=6, seed=seed)
-    dice, found = random.Random(seed), preparation(world)
+    dice, found = random.Random(seed), pre_copy(world)
     sources = {node_of(device) for device in found.lives if device not in found.targets}
     names = {
         "source": sorted(sources),
@@ -223,14 +223,14 @@ def test_links_break_while_copies_are_made(seed: int) -> None:
 
 def test_what_is_not_wanted_any_more_is_dropped() -> None:
     world = joining()
-    devices = [world.device(name) for name in preparation(world).lives]
+    devices = [world.device(name) for name in pre_copy(world).lives]
     world.run_for(0.03)
-    assert any(device.staging is not None for device in devices)
+    assert any(device.precopy_target is not None for device in devices)
     world.ask(Drain("n02"))
-    world.run(lambda: preparation(world) is None)
+    world.run(lambda: pre_copy(world) is None)
     world.run_for(0.1)
-    assert all(device.staging is None for device in devices)
-    assert all(device.executor is None or device.executor.ahead is None for device in devices)
+    assert all(device.precopy_target is None for device in devices)
+    assert all(device.executor is None or device.executor.precopy_source is None for device in devices)
     world.ask(Drain("n02", undo=True))
     world.run(lambda: "n02" in world.view().nodes)
     finish(world)
@@ -249,7 +249,7 @@ def test_a_pause_does_not_wait_for_copies() -> None:
 
 
 def test_a_target_that_never_says_that_it_keeps_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "LEAST_S", 0.0)
+    monkeypatch.setattr(precopy, "LEAST_S", 0.0)
     monkeypatch.setattr("oobleckd.worker.device.device.DeviceProcess._stage", lambda _: False)
     world = joining(steps=200)
     world.run(lambda: "n02" in world.view().nodes)
@@ -274,8 +274,8 @@ def test_numbers_are_not_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     until_begun(world)
     world.daemon.restart(down_s=0.1)
     world.run(lambda: world.machine is not None and "n02" in world.view().nodes)
-    numbers = {message.number for message in told if isinstance(message, Prepare) and message.transfers}
-    used = {message.prepared for message in told if isinstance(message, Deploy)}
+    numbers = {message.number for message in told if isinstance(message, PreCopy) and message.transfers}
+    used = {message.precopied for message in told if isinstance(message, Deploy)}
     assert len(numbers) == 2
     assert used <= {0, max(numbers)}
     finish(world)
@@ -284,7 +284,7 @@ def test_numbers_are_not_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_storms_on_slow_links(seed: int) -> None:
-    dice = random.Random(f"beforehand {seed}")
+    dice = random.Random(f"precopy {seed}")
     policy = dice.choice(["slipstream", "bamboo", "adaptive", "oobleck"])
     world = running(policy, 6, seed, steps=60, lease_s=1.5, grace_s=dice.choice([1.0, 3.0]))
     storm = Storm(world, dice, 4)
@@ -297,7 +297,7 @@ def test_storms_on_slow_links(seed: int) -> None:
 @pytest.mark.parametrize("point", ["ahead", "stage"])
 @pytest.mark.parametrize("policy", ["slipstream", "bamboo"])
 @pytest.mark.parametrize("seed", range(8))
-def test_deaths_at_the_points_of_a_preparation(policy: str, point: str, seed: int) -> None:
+def test_deaths_at_the_points_of_a_precopy(policy: str, point: str, seed: int) -> None:
     world = joining(
         policy, num_nodes=4 if policy == "bamboo" else 6, seed=seed
     )  # its copies are twice as long

@@ -1,10 +1,11 @@
-"""Copies beforehand in a simulated cluster: training goes on meanwhile, and the stop has what is left."""
+"""Pre-copies in a simulated cluster: training goes on meanwhile, and the stop has what is left."""
 
 from __future__ import annotations
 
 import pytest
 
-from oobleckd.core import prepare, steer
+from oobleckd.core import precopy as core_precopy
+from oobleckd.core import steer
 from oobleckd.core.context import Core
 from oobleckd.core.events import Command, Heard
 from oobleckd.core.events import Event as CoreEvent
@@ -15,21 +16,21 @@ from oobleckd.planner.placement import precopy
 from oobleckd.planner.plan import Layout, Transfer
 from oobleckd.planner.policy import Proposal
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import Deploy, FromWorker, Prepare, Prepared
+from oobleckd.protocol.messages import Deploy, FromWorker, PreCopied, PreCopy
 from oobleckd.protocol.parts import Counters
-from oobleckd.simulator.beforehand import Beforehand
-from oobleckd.simulator.clock import Clock
+from oobleckd.simulator.clock import VirtualClock
 from oobleckd.simulator.outcome import Outcome
-from oobleckd.simulator.traces import Event
+from oobleckd.simulator.precopy import SimulatedPreCopy
+from oobleckd.simulator.traces import TraceEvent
 from oobleckd.simulator.world import simulate
 from tests.unit.simulator.build import even_profile, job_of, question, trace_of
 
 LINK_BYTES_PER_S = 320.0
 """A stage of two layers, 180 bytes, takes 0.56 s; with six micro-batches a pipeline a step takes 0.42 s, with four 0.30."""
-JOINS = (Event(10.0, "join", "node-5"), Event(10.0, "join", "node-6"))
+JOINS = (TraceEvent(10.0, "join", "node-5"), TraceEvent(10.0, "join", "node-6"))
 
 
-def run(*events: Event) -> Outcome:
+def run(*events: TraceEvent) -> Outcome:
     profile = even_profile(link_bytes_per_s=LINK_BYTES_PER_S)
     found = simulate(question("oobleck", trace_of(4, *events), profile=profile, job=job_of(12)))
     booked = found.useful_device_s + sum(found.lost_device_s.values())
@@ -53,7 +54,7 @@ def test_what_looks_at_every_device_is_done_once_for_all_of_them(monkeypatch: py
     specs: list[str] = []
     looks: list[float] = []
     begun: list[tuple[int, int]] = []
-    spec_of, steered, begin, handle = Core.spec_of, steer.steer, prepare._begin, Machine.handle
+    spec_of, steered, begin, handle = Core.spec_of, steer.steer, core_precopy._begin, Machine.handle
 
     def counted_spec(core: Core, job: JobRecord) -> Job:
         specs.append(job.id)
@@ -71,15 +72,15 @@ def test_what_looks_at_every_device_is_done_once_for_all_of_them(monkeypatch: py
     def watched(machine: Machine, event: CoreEvent, now: float) -> list[Command]:
         before = len(looks)
         commands = handle(machine, event, now)
-        if isinstance(event, Heard) and isinstance(event.message, Prepared):
+        if isinstance(event, Heard) and isinstance(event.message, PreCopied):
             assert machine.core.run is not None
-            after.append((prepare.is_complete(machine.core.run), len(looks) - before))
+            after.append((core_precopy.is_complete(machine.core.run), len(looks) - before))
         return commands
 
     after: list[tuple[bool, int]] = []
     monkeypatch.setattr(Core, "spec_of", counted_spec)
     monkeypatch.setattr(steer, "steer", counted_steer)
-    monkeypatch.setattr(prepare, "_begin", counted_begin)
+    monkeypatch.setattr(core_precopy, "_begin", counted_begin)
     monkeypatch.setattr(Machine, "handle", watched)
     run(*JOINS)
     assert begun == [(6, 1)]
@@ -90,7 +91,7 @@ class Still:
     """A world in which nothing happens."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = VirtualClock()
 
     def hear(self, device: str, message: FromWorker) -> None:
         raise AssertionError(f"{device}: {message}")
@@ -115,8 +116,8 @@ def deploy(prepared: int, step: int, moved: tuple[Transfer, ...]) -> Deploy:
 def test_what_is_left_for_the_stop(after_s: float, steps: int, left_s: float) -> None:
     moved = (Transfer(0, "a/0", "b/0", 300),)
     world = Still()
-    found = Beforehand(world, even_profile(link_bytes_per_s=100.0), set())
-    found.prepare(Prepare("b/0", 7, "job-1", job_of(), moved, 9, {}, ""), 10, 0.1)
+    found = SimulatedPreCopy(world, even_profile(link_bytes_per_s=100.0), set())
+    found.prepare(PreCopy("b/0", 7, "job-1", job_of(), moved, 9, {}, ""), 10, 0.1)
     world.clock.pass_to(after_s)
     assert found.copies_s(deploy(7, 10 + steps, moved)) == pytest.approx(left_s)
     assert found.copies_s(deploy(0, 10 + steps, moved)) == pytest.approx(3.0)
@@ -126,7 +127,7 @@ def test_what_is_left_for_the_stop(after_s: float, steps: int, left_s: float) ->
 
 def test_after_a_loss_copies_begin_in_the_step_that_is_mended() -> None:
     """Nobody waits for them, and the stop is shorter than one with all of them."""
-    lost = (Event(10.05, "fail", "node-2"),)
+    lost = (TraceEvent(10.05, "fail", "node-2"),)
     copies = {}
     for policy in ("adaptive", "oobleck"):
         profile = even_profile(8, link_bytes_per_s=LINK_BYTES_PER_S)
@@ -137,13 +138,13 @@ def test_after_a_loss_copies_begin_in_the_step_that_is_mended() -> None:
 
 @pytest.mark.parametrize("after_s", [0.35, 0.5, 0.7, 0.9, 1.1])
 def test_a_target_that_is_lost_meanwhile_is_not_waited_for(after_s: float) -> None:
-    found = run(*JOINS, Event(10.0 + after_s, "fail", "node-6"))
+    found = run(*JOINS, TraceEvent(10.0 + after_s, "fail", "node-6"))
     assert found.rollbacks == 0
     assert found.steps > 30
 
 
 @pytest.mark.parametrize("after_s", [0.35, 0.5, 0.7, 0.9, 1.1])
 def test_a_source_that_is_lost_meanwhile(after_s: float) -> None:
-    found = run(*JOINS, Event(10.0 + after_s, "fail", "node-1"))
+    found = run(*JOINS, TraceEvent(10.0 + after_s, "fail", "node-1"))
     assert found.rollbacks == 0
     assert found.plans >= 2

@@ -13,7 +13,7 @@ from tests.helpers.cluster import Cluster, tiny_job
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("shadows"), 4) as running:
+    with Cluster(tmp_path_factory.mktemp("redundant"), 4) as running:
         yield running
 
 
@@ -40,7 +40,7 @@ def test_one_pipeline_alone_survives_a_kill(
     held = {node.name: node for node in cluster.client.nodes()}
     for at, name in enumerate(pipeline.nodes):
         behind = held[pipeline.nodes[(at + 1) % 4]]
-        assert [(s.start, s.stop) for s in held[name].shadows] == [(s.start, s.stop) for s in behind.layers]
+        assert [(s.start, s.stop) for s in held[name].redundant] == [(s.start, s.stop) for s in behind.layers]
     victim = pipeline.nodes[place]
     cluster.kill(victim, "sigkill")
 

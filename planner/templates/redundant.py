@@ -2,12 +2,12 @@
 
 Owns which splits leave room for that, exactly: what a stage's device needs depends on the stage behind it too, the
 last one's on the first. Counted are both stages' states, the own micro-batches in flight, and of the successor the larger
-of what passes run ahead hold (``shadow``) and what would be in flight once it is computed here. So a device that takes over
+of what passes run ahead hold (``redundant``) and what would be in flight once it is computed here. So a device that takes over
 has room.
 
 The fastest split without a limit is the start where it fits; else one that fits, about even in time. From there boundaries
 are moved for as long as the run gets shorter (``refine``). Whether any split fits is exact; that the one found is the fastest of
-those that fit is not proved: ``gap`` is against the fastest without a limit. A pipeline of one stage shadows nothing.
+those that fit is not proved: ``gap`` is against the fastest without a limit. A pipeline of one stage holds nothing redundant.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from oobleckd.planner.costs.model import Floats, StageCosts, stage_costs
 from oobleckd.planner.plan import Plan, Range, Stage, Template
 from oobleckd.planner.policy import PlanError, Setup
-from oobleckd.planner.reroute.shadow import most_bytes, pass_bytes
+from oobleckd.planner.reroute.redundant import most_bytes, pass_bytes
 from oobleckd.planner.schedule import Op
 from oobleckd.planner.schedules.decoupled import EFFORT_AT_ONCE, decoupled_plan
 from oobleckd.planner.templates.fold import folded
@@ -37,8 +37,8 @@ NEVER = -np.inf
 Possible = NDArray[np.bool_]
 
 
-def shadowed_templates(setup: Setup) -> tuple[Template, ...]:
-    """Templates for n0, n0+1, .. n_max nodes, as ``template.templates``, with room for shadows; one device a stage, one stage
+def redundant_templates(setup: Setup) -> tuple[Template, ...]:
+    """Templates for n0, n0+1, .. n_max nodes, as ``template.templates``, with room for redundant layers; one device a stage, one stage
     a device. Raises PlanError when no number of nodes fits.
     """
     if not setup.profile.layers or setup.num_micro_batches < 1 or setup.devices_per_node < 1:
@@ -74,7 +74,7 @@ def _template(room: Room, num_nodes: int) -> Template:
         found,
         stages=tuple(msgspec.structs.replace(s, memory_bytes=int(np.ceil(need))) for s, need in sized),
         fill_s=found.fill_s + _more_update_s(setup, stages),
-        shadowed=len(stages) > 1,
+        redundant=len(stages) > 1,
     )
 
 
@@ -118,11 +118,11 @@ class Room:
         return min(num_nodes * self.setup.devices_per_node, self.costs.num_layers)
 
     def own(self, from_end: int) -> Floats:
-        """Entry [i, j]: bytes of a device that computes layers [i, j) in that place, without shadows."""
+        """Entry [i, j]: bytes of a device that computes layers [i, j) in that place, without redundant layers."""
         return self.costs.memory_bytes(from_end, self.setup.num_micro_batches)
 
-    def shadow(self, from_end: int) -> Floats:
-        """Entry [i, j]: bytes that a device needs besides as the shadow of the stage [i, j) in that place."""
+    def redundant(self, from_end: int) -> Floats:
+        """Entry [i, j]: bytes that a device needs besides for holding the stage redundantly, as [i, j) in that place."""
         in_flight = min(from_end, self.setup.num_micro_batches) * self.costs.activation_bytes
         besides = self.setup.held.device_bytes  # what a hop sent is kept, and it then has two
         found: Floats = self.costs.state_bytes + np.maximum(self.ahead, in_flight) + besides
@@ -135,22 +135,22 @@ class Room:
     def _first_stages(self, num_stages: int) -> Possible:
         """Entry j: whether some split that fits begins with the stage [0, j)."""
         reach = self._reach(num_stages)[0]
-        wrapped = self.shadow(num_stages)[0] if num_stages > 1 else NEVER
+        wrapped = self.redundant(num_stages)[0] if num_stages > 1 else NEVER
         possible: Possible = np.logical_and(reach > NEVER, reach >= wrapped)
         return possible
 
     def _reach(self, from_end: int) -> Floats:
         """Entry [i, j]: with [i, j) in that place, and the best split behind it, the most bytes that the last device has left for
-        the first stage's shadow; ``NEVER`` where no split behind it fits.
+        the first stage's layers held redundantly; ``NEVER`` where no split behind it fits.
         """
         while len(self.reached) < from_end:
             behind, place = self.reached[-1], len(self.reached) + 1
-            room, shadow = self.limit_bytes - self.own(place), self.shadow(place - 1)
+            room, redundant = self.limit_bytes - self.own(place), self.redundant(place - 1)
             # The more layers a successor has the more it needs, so it may have any number up to one.
             best = np.maximum.accumulate(behind, axis=1)
             here = np.full_like(behind, NEVER)
             for cut in range(1, self.costs.num_layers):
-                most = np.searchsorted(shadow[cut, cut + 1 :], room[:cut, cut], side="right")
+                most = np.searchsorted(redundant[cut, cut + 1 :], room[:cut, cut], side="right")
                 here[:cut, cut] = np.where(most > 0, best[cut, cut + most], NEVER)
             self.reached.append(here)
         return self.reached[from_end - 1]
@@ -161,23 +161,23 @@ class Room:
         possible = self._first_stages(num_stages)
         assert possible.any(), "a split that fits"
         stages = [Range(0, _nearest(time_s[0], possible, float(time_s[0, -1]) / num_stages))]
-        wrapped = float(self.shadow(num_stages)[0, stages[0].stop])
+        wrapped = float(self.redundant(num_stages)[0, stages[0].stop])
         for from_end in range(num_stages - 1, 0, -1):
             start, before = stages[-1].stop, stages[-1]
             left = self.limit_bytes - self.own(from_end + 1)[before.start, before.stop]
             behind = self._reach(from_end)[start]
-            possible = (self.shadow(from_end)[start] <= left) & (behind > NEVER) & (behind >= wrapped)
+            possible = (self.redundant(from_end)[start] <= left) & (behind > NEVER) & (behind >= wrapped)
             stop = _nearest(time_s[start], possible, float(time_s[start, -1]) / from_end)
             stages.append(Range(start, stop))
         return stages
 
     def besides(self, stages: Sequence[Range]) -> list[int]:
-        """What each device needs as its successor's shadow."""
+        """What each device needs for its successor's layers."""
         count = len(stages)
         if count == 1:
             return [0]
         places = [(stages[(at + 1) % count], count - (at + 1) % count) for at in range(count)]
-        return [ceil(self.shadow(from_end)[layers.start, layers.stop]) for layers, from_end in places]
+        return [ceil(self.redundant(from_end)[layers.start, layers.stop]) for layers, from_end in places]
 
     def needed(self, stages: Sequence[Range]) -> list[float]:
         """What each device needs in all."""
@@ -196,7 +196,7 @@ def _nearest(time_s: Floats, possible: Possible, wanted_s: float) -> int:
 
 
 def _nothing_fits(setup: Setup) -> PlanError:
-    """The error for a model whose devices have no room for shadows, whatever the number of nodes."""
+    """The error for a model whose devices have no room for redundant layers, whatever the number of nodes."""
     num_layers = len(setup.profile.layers)
     if setup.min_nodes > num_layers:
         return PlanError(
@@ -219,11 +219,11 @@ def _nothing_fits(setup: Setup) -> PlanError:
     )
 
 
-def decoupled_within(setup: Setup, plan: Plan, *, shadowed: bool) -> dict[str, tuple[Op, ...]]:
+def decoupled_within(setup: Setup, plan: Plan, *, redundant: bool) -> dict[str, tuple[Op, ...]]:
     """The schedule that a decoupled job of ``setup`` gets at once, with room for what its devices hold for others if they are
-    ``shadowed``. Raises ScheduleError.
+    ``redundant``. Raises ScheduleError.
     """
-    besides = Room(setup).besides if shadowed else _nothing
+    besides = Room(setup).besides if redundant else _nothing
     return decoupled_plan(plan, setup.profile, setup.device_memory_bytes, EFFORT_AT_ONCE, besides)
 
 

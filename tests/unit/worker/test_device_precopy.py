@@ -23,8 +23,8 @@ from oobleckd.protocol.messages import (
     Emptied,
     Flag,
     Held,
-    Prepare,
-    Prepared,
+    PreCopied,
+    PreCopy,
     Ready,
     Release,
     Resume,
@@ -34,8 +34,8 @@ from oobleckd.protocol.parts import Counters, Flags, Peer
 from oobleckd.worker.agent.outbox import peek
 from oobleckd.worker.device import device
 from oobleckd.worker.device.agent_link import DeviceLink
-from oobleckd.worker.device.context import Place
-from oobleckd.worker.runtime.activity import Pulse
+from oobleckd.worker.device.context import DeviceContext
+from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.framing import read_frame
 from tests.unit.worker.test_device import TIMEOUT_S, Agent, job
 
@@ -58,7 +58,7 @@ class Pair:
         return {name: process.transport.peer for name, process in self.processes.items()}
 
     def deploy(
-        self, epoch: int, devices: list[str], counters: Counters, source: str, prepared: int = 0
+        self, epoch: int, devices: list[str], counters: Counters, source: str, precopied: int = 0
     ) -> None:
         spec = job(self.tmp_path)
         spec = msgspec.structs.replace(spec, train=msgspec.structs.replace(spec.train, steps=ENDLESS))
@@ -79,7 +79,7 @@ class Pair:
                     self.peers,
                     "",
                     SECRET,
-                    prepared,
+                    precopied,
                 )
             )
 
@@ -91,7 +91,7 @@ class Pair:
         spec = self.processes[SOURCE].executor.job
         for name in (SOURCE, TARGET):
             peers = {other: peer for other, peer in self.peers.items() if other != name}
-            self.agents[name].say(Prepare(name, number, "job", spec, self.transfers, rounds, peers, SECRET))
+            self.agents[name].say(PreCopy(name, number, "job", spec, self.transfers, rounds, peers, SECRET))
 
     def resume(self, epoch: int, devices: list[str]) -> None:
         for name in devices:
@@ -130,7 +130,7 @@ class Listener(Agent):
     def hear(self, *kinds: type) -> Any:
         while True:
             data = self.frames.get(timeout=TIMEOUT_S)
-            if peek(data).type in {kind.__name__ for kind in kinds}:
+            if peek(data).type in {kind.__struct_config__.tag for kind in kinds}:
                 return codec.decode_from_worker(data)
 
 
@@ -143,8 +143,8 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
         for name in (SOURCE, TARGET):
             ours, theirs = socket.socketpair()
             ends.enter_context(ours)
-            place = Place(name, "cpu", "host", "127.0.0.1", tmp_path)
-            process = processes[name] = device.DeviceProcess(place, theirs.detach(), Pulse())
+            place = DeviceContext(name, "cpu", "host", "127.0.0.1", tmp_path)
+            process = processes[name] = device.DeviceProcess(place, theirs.detach(), ActivityPage())
             ends.callback(process.transport.close)
             ends.callback(process.link.close)
             threading.Thread(target=process.run, daemon=True).start()
@@ -162,14 +162,14 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
 
 def test_layers_are_copied_while_the_source_trains_and_the_stop_copies_none(pair: Pair) -> None:
     pair.prepare(7)
-    prepared = pair.agents[TARGET].hear(Prepared)
-    assert prepared.number == 7
+    precopied = pair.agents[TARGET].hear(PreCopied)
+    assert precopied.number == 7
     before = pair.agents[SOURCE].hear(StepDone).counters.step
     for _ in range(5):
         pair.agents[SOURCE].hear(StepDone)  # it goes on
     counters = pair.hold(1, [SOURCE])
     assert counters.step > before
-    pair.deploy(2, [SOURCE, TARGET], counters, "copy", prepared=7)
+    pair.deploy(2, [SOURCE, TARGET], counters, "copy", precopied=7)
     ready = pair.agents[TARGET].hear(Ready)
     assert (ready.epoch, ready.copied_bytes) == (2, 0)
     assert ready.staged_bytes > 0
@@ -179,17 +179,17 @@ def test_layers_are_copied_while_the_source_trains_and_the_stop_copies_none(pair
     pair.agents[TARGET].hear(StepDone)
     pair.hold(2, [SOURCE, TARGET])
     pair.check_equal()
-    assert pair.processes[TARGET].staging is None
-    assert pair.processes[SOURCE].executor.ahead is None
+    assert pair.processes[TARGET].precopy_target is None
+    assert pair.processes[SOURCE].executor.precopy_source is None
 
 
 def test_a_stream_that_ended_before_the_stop_costs_the_copy(pair: Pair) -> None:
     pair.prepare(7, rounds=3)
-    pair.agents[TARGET].hear(Prepared)
+    pair.agents[TARGET].hear(PreCopied)
     for _ in range(5):
         pair.agents[SOURCE].hear(StepDone)
     counters = pair.hold(1, [SOURCE])
-    pair.deploy(2, [SOURCE, TARGET], counters, "copy", prepared=7)
+    pair.deploy(2, [SOURCE, TARGET], counters, "copy", precopied=7)
     ready = pair.agents[TARGET].hear(Ready)
     assert ready.copied_bytes > 0
     assert ready.staged_bytes == 0
@@ -200,19 +200,19 @@ def test_a_stream_that_ended_before_the_stop_costs_the_copy(pair: Pair) -> None:
     pair.check_equal()
 
 
-def test_a_preparation_that_is_given_up_leaves_nothing(pair: Pair) -> None:
+def test_a_precopy_that_is_given_up_leaves_nothing(pair: Pair) -> None:
     pair.prepare(7)
-    pair.agents[TARGET].hear(Prepared)
+    pair.agents[TARGET].hear(PreCopied)
     spec = pair.processes[SOURCE].executor.job
     for name in (SOURCE, TARGET):
-        pair.agents[name].say(Prepare(name, 7, "job", spec, (), 0, {}, ""))
+        pair.agents[name].say(PreCopy(name, 7, "job", spec, (), 0, {}, ""))
     pair.prepare(8)  # what follows is heard after it
-    assert pair.agents[TARGET].hear(Prepared).number == 8
-    assert pair.processes[SOURCE].executor.ahead.number == 8
-    assert pair.processes[TARGET].staging.number == 8
+    assert pair.agents[TARGET].hear(PreCopied).number == 8
+    assert pair.processes[SOURCE].executor.precopy_source.number == 8
+    assert pair.processes[TARGET].precopy_target.number == 8
 
 
-def test_links_to_strangers_are_made_anew_but_for_the_plan_that_was_prepared(
+def test_links_to_strangers_are_made_anew_but_for_the_plan_that_is_precopied(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = pair.processes[SOURCE].transport
@@ -225,10 +225,10 @@ def test_links_to_strangers_are_made_anew_but_for_the_plan_that_was_prepared(
 
     monkeypatch.setattr(transport, "configure", noted)
     pair.prepare(7)
-    pair.agents[TARGET].hear(Prepared)
+    pair.agents[TARGET].hear(PreCopied)
     counters = pair.hold(1, [SOURCE])
-    for epoch, prepared in ((2, 0), (3, 7)):
-        pair.deploy(epoch, [SOURCE, TARGET], counters, "copy", prepared=prepared)
+    for epoch, precopied in ((2, 0), (3, 7)):
+        pair.deploy(epoch, [SOURCE, TARGET], counters, "copy", precopied=precopied)
         for name in (SOURCE, TARGET):
             assert pair.agents[name].hear(Ready).epoch == epoch
     assert named == [{TARGET}, {TARGET}, set()]

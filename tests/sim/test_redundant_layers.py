@@ -55,13 +55,13 @@ def test_everybody_holds_its_successor_s_layers_and_runs_its_forwards_ahead() ->
     for pipeline in world.job().plan.pipelines:
         parts = [Layers.of(segment.layers) for segment in pipeline.segments]
         for at, segment in enumerate(pipeline.segments):
-            assert layout.shadows[segment.device] == parts[(at + 1) % len(parts)]
+            assert layout.redundant[segment.device] == parts[(at + 1) % len(parts)]
             assert len(layout.holdings[segment.device].ranges) == 2
     assert all(world.device(name).ahead > 0 for name in layout.holdings)
     assert world.view().tolerance == 3
     node = world.node(ring(world)[0])
-    assert [len(part) for part in (node.layers, node.shadows)] == [1, 1]
-    assert node.layers != node.shadows
+    assert [len(part) for part in (node.layers, node.redundant)] == [1, 1]
+    assert node.layers != node.redundant
     world.until_state("done")
     world.check_done()
 
@@ -86,7 +86,7 @@ def test_a_loss_costs_no_deployment_and_the_predecessor_takes_over(
     )
     (incident,) = world.incidents()
     assert incident.copied_bytes == 0
-    assert incident.reason.startswith(f"{heir}, which shadowed {victim}, does its work too; ")
+    assert incident.reason.startswith(f"{heir}, which held the layers of {victim}, does its work too; ")
     job = world.job()
     routes = job.detours.routes if job.detours is not None else job.layout.routes
     hit = [route for route in routes if route.touches([f"{nodes[place - 2]}/0"])]
@@ -126,7 +126,7 @@ def test_two_that_are_no_neighbours_one_after_the_other(seed: int, manner: Sched
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("apart_s", [0.0, 0.005, 0.02, 0.3])
 def test_two_neighbours_come_from_another_pipeline(seed: int, apart_s: float) -> None:
-    """Then the pipelines are made anew, with shadows."""
+    """Then the pipelines are made anew, with redundant layers."""
     world = running(seed=seed, steps=60)
     nodes = ring(world)
     at = seed % 3
@@ -134,7 +134,7 @@ def test_two_neighbours_come_from_another_pipeline(seed: int, apart_s: float) ->
     world.after(apart_s, world.kill, nodes[at - 1])
     gone = {nodes[at], nodes[at - 1]}
     world.run(lambda: world.job().plan is not None and not gone & {*placed(world)}, limit_s=20)
-    assert world.job().layout.shadows
+    assert world.job().layout.redundant
     assert not any(pipeline.vacant for pipeline in world.view().pipelines)
     world.until_state("done")
     world.check_done()
@@ -157,7 +157,7 @@ def test_two_neighbours_without_another_pipeline_go_back_to_the_checkpoint(seed:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_one_pipeline_alone_goes_on_with_fewer_nodes_than_n0(seed: int) -> None:
-    """No other replica of any layer: the shadow is the only copy."""
+    """No other replica of any layer: the redundant layers are the only copy."""
     world = running(4, seed, f=0, steps=60, min_pipeline_nodes=4)
     assert world.job().n0 == 4
     assert world.view().tolerance == 1

@@ -18,7 +18,7 @@ from tests.helpers.engine_jobs import (
     check,
     ran_ahead,
     random_deaths,
-    shadowed,
+    redundant,
     stays_re_routed,
 )
 
@@ -37,8 +37,8 @@ SCHEDULES: list[dict[str, Any]] = [
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_shadows_do_not_show(reference, tmp_path: Path, seed: int, schedule: Any) -> None:
-    world = shadowed(reference, tmp_path, seed, **schedule)
+def test_redundant_layers_do_not_show(reference, tmp_path: Path, seed: int, schedule: Any) -> None:
+    world = redundant(reference, tmp_path, seed, **schedule)
     world.run()
     check(world, reference)
     assert world.redone == world.forwards_again == 0
@@ -49,7 +49,7 @@ def test_shadows_do_not_show(reference, tmp_path: Path, seed: int, schedule: Any
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("go_on", [False, True])
 def test_kill_at_every_point(reference, tmp_path: Path, point: str, victim: str, go_on: bool) -> None:
-    world = shadowed(
+    world = redundant(
         reference,
         tmp_path,
         zlib.crc32(f"{point} {victim}".encode()) % 1000,
@@ -62,7 +62,7 @@ def test_kill_at_every_point(reference, tmp_path: Path, point: str, victim: str,
         assert (victim, point) in world.fired
     check(world, reference)
     share = sum(route.touches([victim]) for route in world.first.routes)
-    own = len(world.first.holdings[victim]) - len(world.first.shadows[victim])
+    own = len(world.first.holdings[victim]) - len(world.first.redundant[victim])
     assert world.redone <= share * own
 
 
@@ -71,7 +71,7 @@ def test_kill_at_every_point(reference, tmp_path: Path, point: str, victim: str,
 @pytest.mark.parametrize("go_on", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 def test_random_deaths(reference, tmp_path: Path, seed: int, go_on: bool, schedule: Any) -> None:
-    world = shadowed(reference, tmp_path, seed, go_on=go_on, **schedule)
+    world = redundant(reference, tmp_path, seed, go_on=go_on, **schedule)
     if go_on:
         stays_re_routed(world)
     else:
@@ -96,10 +96,10 @@ def test_what_was_run_ahead_is_not_run_again(
     reference, tmp_path: Path, seed: int, victim: str, backward: str
 ) -> None:
     """Its predecessor goes on with the backward of every micro-batch that the dead one had begun."""
-    world = shadowed(reference, tmp_path, seed, go_on=True, backward=backward)
+    world = redundant(reference, tmp_path, seed, go_on=True, backward=backward)
     ran_ahead(world)
     heir = {"b0/0": "b2/0", "b1/0": "b0/0", "b2/0": "b1/0"}[victim]
-    waiting = list(world.nodes[heir].executor.now.board.shadowed)
+    waiting = list(world.nodes[heir].executor.now.board.redundant_done)
     mine = [route for route in world.first.routes if route.touches([victim])]
     assert {task.route.micro_batch for task in waiting} == {route.micro_batch for route in mine}
     world.kill(victim)
@@ -115,7 +115,7 @@ def test_what_was_run_ahead_is_not_run_again(
 
 
 def test_without_them_forwards_are_run_again(reference, tmp_path: Path) -> None:
-    world = shadowed(reference, tmp_path, 0, go_on=True, shadow_memory=0)
+    world = redundant(reference, tmp_path, 0, go_on=True, shadow_memory=0)
     ran_ahead(world)
     world.kill("b1/0")
     world.run()
@@ -126,14 +126,14 @@ def test_without_them_forwards_are_run_again(reference, tmp_path: Path) -> None:
 def test_the_bound_holds(reference, tmp_path: Path) -> None:
     """Room for some passes: what is held stays within it at all times, and some are run."""
     limit, held, ran = 60_000, [], set()
-    world = shadowed(reference, tmp_path, 1, shadow_memory=limit)
+    world = redundant(reference, tmp_path, 1, shadow_memory=limit)
     advance = World._in
 
     def watched(self: World, device: str, act: Any) -> bool:
         found = advance(self, device, act)
         now = self.nodes[device].executor.now
-        held.append(now.shadows.held_bytes)
-        ran.update((device, task.layers) for task in now.board.shadowed)
+        held.append(now.redundant_forwards.held_bytes)
+        ran.update((device, task.layers) for task in now.board.redundant_done)
         return found
 
     world._in = watched.__get__(world)  # type: ignore[method-assign]
@@ -145,11 +145,11 @@ def test_the_bound_holds(reference, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_overflow_and_death(reference, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scales so large that the first rounds overflow: shadows squeeze theirs with everybody."""
+    """Scales so large that the first rounds overflow: redundant layers squeeze theirs with everybody."""
     monkeypatch.setattr(sums, "START_EXPONENT", 60)
-    calm = shadowed(reference, tmp_path, seed)
+    calm = redundant(reference, tmp_path, seed)
     calm.run()
-    world = shadowed(reference, tmp_path, seed, go_on=bool(seed % 2))
+    world = redundant(reference, tmp_path, seed, go_on=bool(seed % 2))
     random_deaths(world)
     world.run()
     assert world.losses == calm.losses
@@ -158,8 +158,8 @@ def test_overflow_and_death(reference, tmp_path: Path, seed: int, monkeypatch: p
 
 
 def test_replicas_are_current_after_every_step(reference, tmp_path: Path) -> None:
-    """Parameters, moments and exponents of a shadow are those of the device that computes, to the bit."""
-    world = shadowed(reference, tmp_path, 3)
+    """Parameters, moments and exponents of redundant layers are those of the device that computes, to the bit."""
+    world = redundant(reference, tmp_path, 3)
     world.run()
     for bucket in range(len(world.spec.buckets)):
         copies = [

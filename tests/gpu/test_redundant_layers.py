@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from oobleckd.planner.plan import Range, Route, Segment
-from oobleckd.worker.device.context import Place, torch_device
+from oobleckd.worker.device.context import DeviceContext, torch_device
 from oobleckd.worker.models import Batch, Layer, gradients, load_spec, seed_layer
-from oobleckd.worker.round.redundant_forward import Shadows
+from oobleckd.worker.round.redundant_forward import RedundantForwards
 from oobleckd.worker.round.tasks import Task
 from tests.helpers import gpu
 from tests.helpers.models import small_job
@@ -22,7 +22,7 @@ TASK = Task(Route(0, 1, (Segment("a/0", Range(0, 1)), Segment("b/0", Range(1, 2)
 
 @pytest.fixture
 def device(tmp_path: Path) -> torch.device:
-    return torch_device(Place("node-1/0", gpu.KIND, "here", "127.0.0.1", tmp_path))
+    return torch_device(DeviceContext("node-1/0", gpu.KIND, "here", "127.0.0.1", tmp_path))
 
 
 def block(device: torch.device, family: str, precision: str) -> tuple[Layer, Tensor]:
@@ -47,18 +47,18 @@ def test_a_backward_of_what_was_run_ahead_has_the_same_bits(
     device: torch.device, family: str, precision: str
 ) -> None:
     layer, x = block(device, family, precision)
-    shadows = Shadows(1 << 30)
-    assert shadows.expect(TASK, x)
-    assert shadows.begins(TASK)
+    redundant = RedundantForwards(1 << 30)
+    assert redundant.expect(TASK, x)
+    assert redundant.begins(TASK)
     found = []
     for ahead in (False, True):
         into = x.detach().requires_grad_()
         seed_layer(0, 0, 0, 1, device)
         if ahead:
-            with shadows.saving(TASK, into, layer.leaves):
+            with redundant.saving(TASK, into, layer.leaves):
                 out = layer(into, None)
         else:
             out = layer(into, None)
         found.append([out.detach(), *gradients(out, [*layer.leaves, into], torch.ones_like(out))])
-    assert shadows.held_bytes > 0
+    assert redundant.held_bytes > 0
     assert all(map(torch.equal, *found))

@@ -1,4 +1,4 @@
-"""Idle nodes that beat by UDP, whole: the real daemon and real agents, whose devices are stand-ins; and what happens where UDP does not arrive."""
+"""Idle nodes that send heartbeats by UDP, whole: the real daemon and real agents, whose devices are stand-ins; and what happens where UDP does not arrive."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ from oobleckd.unixhttp import ClientError
 from tests.helpers.daemons import Daemon, daemon
 
 WAIT_S = 120.0
-BEATS = ("--beat-s", "0.25", "--lease-s", "10")  # so a lease is 1 s and more, once some beats have come
-LEASES = 24  # beats
+HEARTBEATS = (
+    "--heartbeat-s",
+    "0.25",
+    "--lease-s",
+    "10",
+)  # so a lease is 1 s and more, once some heartbeats have come
+LEASES = 24  # heartbeats
 ELSEWHERE = "127.0.0.2"  # this machine too, where the daemon does not listen
 
 Launch = Callable[[str], subprocess.Popen[bytes]]
@@ -36,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def running(folder: Path) -> Iterator[Daemon]:
-    with daemon(folder, *BEATS) as made:
+    with daemon(folder, *HEARTBEATS) as made:
         assert made.process.stderr is not None
         reader = threading.Thread(
             target=made.process.stderr.read
@@ -106,9 +111,9 @@ def unharmed(running: Daemon) -> None:
 def test_an_idle_node_lives_by_datagrams_alone(running: Daemon, launch: Launch) -> None:
     launch(running.endpoint)
     usable(running)
-    more(running, "datagram_beats", 2)
+    more(running, "datagram_heartbeats", 2)
     messages = counted(running, "received")
-    more(running, "datagram_beats")
+    more(running, "datagram_heartbeats")
     assert counted(running, "received") - messages < LEASES / 2, (
         "but for lost packets nothing came over ZeroMQ"
     )
@@ -119,28 +124,28 @@ def test_an_idle_node_lives_by_datagrams_alone(running: Daemon, launch: Launch) 
 def test_a_stopped_agent_is_lost_by_its_lease(running: Daemon, launch: Launch) -> None:
     agent = launch(running.endpoint)
     usable(running)
-    more(running, "datagram_beats", 10)
+    more(running, "datagram_heartbeats", 10)
     agent.send_signal(signal.SIGSTOP)
     until(lambda: node(running).state == "lost", "it is lost")
     agent.send_signal(signal.SIGCONT)
     usable(running)
-    more(running, "datagram_beats", 10)
+    more(running, "datagram_heartbeats", 10)
 
 
 def test_a_killed_agent_is_gone_at_once(running: Daemon, launch: Launch) -> None:
     agent = launch(running.endpoint)
     usable(running)
-    more(running, "datagram_beats", 2)
+    more(running, "datagram_heartbeats", 2)
     agent.kill()
     until(lambda: node(running).state in {"disconnected", "lost"}, "its connection has closed")
 
 
-def test_a_key_is_changed_and_it_beats_by_datagrams_again(
+def test_a_key_is_changed_and_it_heartbeats_by_datagrams_again(
     running: Daemon, launch: Launch, folder: Path
 ) -> None:
     agent = launch(running.endpoint)
     usable(running)
-    more(running, "datagram_beats", 2)
+    more(running, "datagram_heartbeats", 2)
     keys.rotate_node_keys(folder / "keys", "n1")
     running.process.send_signal(signal.SIGHUP)
     received = counted(running, "received")
@@ -150,7 +155,7 @@ def test_a_key_is_changed_and_it_beats_by_datagrams_again(
         "it says Hello with its new key, or waits for the reload",
     )
     usable(running)
-    more(running, "datagram_beats", 10)
+    more(running, "datagram_heartbeats", 10)
 
 
 def test_after_a_restart_of_the_daemon_it_is_back(folder: Path, launch: Launch) -> None:
@@ -158,21 +163,21 @@ def test_after_a_restart_of_the_daemon_it_is_back(folder: Path, launch: Launch) 
         probe.bind(("127.0.0.1", 0))
         endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     for _ in range(2):
-        with daemon(folder, *BEATS, "--endpoint", endpoint) as running:
+        with daemon(folder, *HEARTBEATS, "--endpoint", endpoint) as running:
             if not (folder / "agent").exists():
                 launch(endpoint)
             usable(running)
-            more(running, "datagram_beats", 10)
+            more(running, "datagram_heartbeats", 10)
             assert "lost" not in " ".join(change.text for change in running.client.story("node:n1"))
             running.stop(signal.SIGKILL)
 
 
-def test_without_udp_it_beats_over_zeromq(folder: Path, launch: Launch) -> None:
-    with daemon(folder, *BEATS, "--no-udp") as running:
+def test_without_udp_it_heartbeats_over_zeromq(folder: Path, launch: Launch) -> None:
+    with daemon(folder, *HEARTBEATS, "--no-udp") as running:
         launch(running.endpoint)
         usable(running)
         more(running, "received")
-        assert counted(running, "datagram_beats") == 0
+        assert counted(running, "datagram_heartbeats") == 0
         unharmed(running)
 
 
@@ -259,13 +264,13 @@ def detour(running: Daemon, request: pytest.FixtureRequest) -> Iterator[Detour]:
 
 
 @pytest.mark.parametrize("detour", [False], indirect=True)
-def test_where_nobody_listens_at_the_port_it_beats_over_zeromq(
+def test_where_nobody_listens_at_the_port_it_heartbeats_over_zeromq(
     running: Daemon, launch: Launch, detour: Detour
 ) -> None:
     launch(detour.endpoint)
     usable(running)
     more(running, "received")
-    assert counted(running, "datagram_beats") == 0
+    assert counted(running, "datagram_heartbeats") == 0
     unharmed(running)
 
 
@@ -274,10 +279,10 @@ def test_where_udp_comes_and_goes_no_node_does(running: Daemon, launch: Launch, 
     launch(detour.endpoint)
     usable(running)
     for _ in range(2):
-        more(running, "datagram_beats", 10)
+        more(running, "datagram_heartbeats", 10)
         detour.open.clear()
         more(running, "received")
         assert detour.num_dropped > 0
         detour.open.set()
-    more(running, "datagram_beats", 10)
+    more(running, "datagram_heartbeats", 10)
     unharmed(running)

@@ -1,6 +1,6 @@
-"""Deaths while copies are made beforehand, on a real cluster: of a source, of the node that is to leave, of the target, and of the daemon.
+"""Deaths while pre-copies are made, on a real cluster: of a source, of the node that is to leave, of the target, and of the daemon.
 
-Owns a job whose copies take about as long as a step, so that they are made beforehand at all, and how such a run goes: four nodes train, a
+Owns a job whose copies take about as long as a step, so that they are pre-copied at all, and how such a run goes: four nodes train, a
 fifth stands by, and one of the four is drained. The one that stood by gets its layers while all four train on, and then its place.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import count
 
-from oobleckd.planner.policy import SHADOWING
+from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import Manner
 
-PREPARING = (("ahead", "source"), ("ahead", "leaver"), ("stage", "target"), ("prepared", "daemon"))
+PRECOPYING = (("ahead", "source"), ("ahead", "leaver"), ("stage", "target"), ("prepared", "daemon"))
 """(phase, who dies in it). A source dies once it has sent something, a target once it has something, the daemon once it has told both."""
 STEPS = 60
 _BLOCKS, _WIDTH = 6, 128
@@ -34,7 +34,7 @@ class Cast:
     target: str
 
 
-def die_preparing(cluster: Cluster, phase: str, victim: str, manner: Manner) -> JobView:
+def die_in_precopy(cluster: Cluster, phase: str, victim: str, manner: Manner) -> JobView:
     """Carry it out; returns the finished job. AssertionError says what broke. One node of the cluster is drained already."""
     before = len(cluster.fired())
     view = _started(cluster, manner)
@@ -94,8 +94,8 @@ def _job(manner: Manner, link: int) -> Job:
 
 
 def _state_bytes(manner: Manner) -> int:
-    """Of a stage's state: half of the blocks, and those of the other stage where devices shadow it."""
-    stages = 2 if manner.policy in SHADOWING else 1
+    """Of a stage's state: half of the blocks, and those of the other stage where devices hold it redundantly."""
+    stages = 2 if manner.policy in WITH_REDUNDANT_LAYERS else 1
     return stages * _BLOCKS // 2 * 12 * _WIDTH**2 * _BYTES
 
 
@@ -109,9 +109,7 @@ def _cast(cluster: Cluster, view: JobView) -> Cast:
 def _begun(cluster: Cluster, job: str) -> bool:
     changes = cluster.client.events(since=0, follow=False)
     return any(
-        change.kind == "plan"
-        and change.text.startswith(f"{job}: ")
-        and "are copied beforehand" in change.text
+        change.kind == "plan" and change.text.startswith(f"{job}: ") and "are pre-copied" in change.text
         for change in changes
     )
 

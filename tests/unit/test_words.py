@@ -1,0 +1,138 @@
+"""One word for each concept: no class name means two things, and no word that was given up comes back."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ("console", "oobleckd", "planner", "worker")
+
+SAME_NAME: dict[str, str] = {}
+"""Classes that two modules have by one name, and why each pair may."""
+
+RETIRED = {
+    "beacon": "heartbeat",
+    "beat": "heartbeat",
+    "beforehand": "pre-copy",
+    "blast": "impact",
+    "plane": "group manager",
+    "pulse": "activity page",
+    "road": "backend",
+    "shadow": "redundant layers",
+    "twin": "reference run",
+    "way back": "rollback",
+}
+"""Words that were given up, and what is said instead."""
+
+EXEMPT = {
+    # The other meaning: what is known or done before something else.
+    "docs/decisions/checkpoints.md": {"beforehand"},
+    "docs/decisions/data.md": {"beforehand"},
+    "docs/decisions/detection.md": {"beforehand"},
+    "docs/decisions/planner.md": {"beforehand"},
+    "docs/decisions/policies.md": {"beforehand"},
+    "docs/decisions/watching.md": {"beforehand"},
+    "docs/watching.md": {"beforehand"},
+    "worker/models/deferral.py": {"beforehand"},
+    "worker/round/op_times.py": {"beforehand"},
+    # Names in files, messages and answers, which stay.
+    "docs/api.md": {"beat", "blast", "shadow"},
+    "docs/goodput.md": {"shadow"},
+    "docs/job-toml.md": {"shadow"},
+    "docs/mechanisms/redundant-layers.md": {"shadow"},
+    "docs/observability.md": {"beat"},
+    "docs/troubleshooting.md": {"beat", "shadow"},
+    "oobleckd/daemon/debugapi.py": {"beat"},
+    "oobleckd/daemon/http.py": {"beat"},
+    "oobleckd/daemon/metrics.py": {"beat"},
+    "oobleckd/daemon/openapi.py": {"blast"},
+    "oobleckd/daemon/watchapi.py": {"blast"},
+    "oobleckd/host/settings.py": {"beat", "road"},
+    "oobleckd/protocol/api.py": {"beat", "shadow"},
+    "oobleckd/protocol/datagrams.py": {"beat"},
+    "oobleckd/protocol/job.py": {"shadow"},
+    "oobleckd/protocol/messages.py": {"beat"},
+    "oobleckd/simulator/costs.py": {"beforehand"},
+    "planner/plan.py": {"shadow"},
+    "planner/profile.py": {"shadow"},
+    "planner/templates/redundant.py": {"shadow"},
+    "CHANGELOG.md": {"beat", "beforehand", "blast", "road", "shadow"},
+}
+"""Files in which a word may stand nevertheless."""
+
+
+def modules() -> Iterator[Path]:
+    for folder in CODE:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if not any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(ROOT)):
+                yield path
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """What people read: names, comments and strings of the code, and the pages."""
+    for path in modules():
+        tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+        kinds = (tokenize.NAME, tokenize.STRING, tokenize.COMMENT)
+        words = "\n".join(token.string for token in tokens if token.type in kinds)
+        yield path.relative_to(ROOT).as_posix(), words
+    for path in (*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CHANGELOG.md"):
+        yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+def found_in(text: str) -> set[str]:
+    """Retired words in ``text``: alone, in the plural, and as parts of names."""
+    return {
+        word
+        for word in RETIRED
+        if re.search(rf"(?<![a-z]){word.replace(' ', '[ _]')}(s|ed|ing)?(?![a-z])", text, re.IGNORECASE)
+        or re.search(rf"(?<![A-Z]){word.title()}s?(?![a-z])", text)
+    }
+
+
+def test_no_class_name_is_in_two_modules_without_a_reason() -> None:
+    where = defaultdict(list)
+    for path in modules():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where[node.name].append(path.relative_to(ROOT).as_posix())
+    assert {name: places for name, places in where.items() if len(places) > 1 and name not in SAME_NAME} == {}
+
+
+def test_no_retired_word_comes_back() -> None:
+    found = {name: found_in(text) - EXEMPT.get(name, set()) for name, text in texts()}
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+def test_exempt_is_only_who_needs_it() -> None:
+    found = {name: found_in(text) for name, text in texts()}
+    assert {
+        name: words - found.get(name, set())
+        for name, words in EXEMPT.items()
+        if words - found.get(name, set())
+    } == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("its beats", {"beat"}),
+        ("beat_s", {"beat"}),
+        ("class Beat:", {"beat"}),
+        ("heartbeat_s of a HeartbeatSender", set()),
+        ("a broad way", set()),
+        ("the way back", {"way back"}),
+        ("_way_back_s", {"way back"}),
+        ("ShadowMap", {"shadow"}),
+        ("overshadowed", set()),
+    ],
+)
+def test_words_are_found_in_names_and_text(text: str, words: set[str]) -> None:
+    assert found_in(text) == words
