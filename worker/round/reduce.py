@@ -74,15 +74,17 @@ class Reducer:
     board: Board = field(default_factory=lambda: Board(""))
     epoch: int = 0
     round: int = 0
+    looked_at: int = -1  # ``board.changes`` when what is complete was last looked for
 
     def adopt(self) -> None:
         """The layers held have changed: make sums for exactly them."""
         wanted = {(bucket, use) for bucket in self.store.buckets for use in self.store.uses(bucket)}
         self.parts = {key: self.parts.get(key) or self._sum(key[0]) for key in sorted(wanted)}
+        self.looked_at = -1
 
     def begin(self, round_: int, board: Board) -> None:
         """A new round with the ledger of ``board``: everything of the last one is gone."""
-        self.round, self.board = round_, board
+        self.round, self.board, self.looked_at = round_, board, -1
         for part in self.parts.values():
             part.zero_()
         self.nan, self.overflow, self.losses, self.reduced = set(), set(), {}, {}
@@ -97,7 +99,7 @@ class Reducer:
         for part, tensors in self.inherited:
             part.merge(tensors)
         self.inherited = []
-        self.contributed = set()
+        self.contributed, self.looked_at = set(), -1
         self.holders = {
             bucket: tuple(
                 sorted(
@@ -155,6 +157,9 @@ class Reducer:
 
     def contribute(self) -> bool:
         """Send every bucket that is complete here and not yet sent under this epoch; whether any was."""
+        if self.looked_at == self.board.changes:
+            return False  # asked between any two pieces of work, and most of them add nothing
+        self.looked_at = self.board.changes
         ready = [b for b in self.heard if b not in self.contributed and self._may_contribute(b)]
         for bucket in ready:
             self.contributed.add(bucket)
