@@ -28,6 +28,7 @@ PIP = (str(VENV / "bin" / "pip"), "install", "--disable-pip-version-check", "--p
 PINNED = ("-c", "constraints.txt")
 REDRAW_EVERY_S, LINE_EVERY_S = 0.5, 15.0
 LINES_OF_A_FAILURE = 30
+DOING_WIDTH = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +57,29 @@ def dev() -> list[Stage]:
     return [Stage(4, "install what tests and checks need", (*PIP, *PINNED, *groups["dev"]))]
 
 
+def shortened(text: str) -> str:
+    """``text`` on one line that is not wrapped."""
+    return text if len(text) <= DOING_WIDTH else f"{text[:DOING_WIDTH]} ..."
+
+
 class Line:
-    """The line of a stage: redrawn on a terminal, elsewhere written now and then."""
+    """The line of a stage: redrawn on a terminal, elsewhere written now and then. ``doing``: what pip said last."""
 
     def __init__(self, head: str) -> None:
-        self.head, self.redrawn = head, sys.stdout.isatty()
+        self.head, self.redrawn, self.doing = head, sys.stdout.isatty(), ""
         self.began = self.written = time.monotonic()
         if not self.redrawn:
             print(f"{head} ...", flush=True)
 
-    def show(self, doing: str) -> None:
-        """Where it is now; ``doing`` is the last line of the command's output."""
+    def show(self) -> None:
+        """How far it is now."""
         now = time.monotonic()
         if self.redrawn:
-            text = f"{self.head}  {now - self.began:.0f} s  {doing}"
+            text = f"{self.head}  {now - self.began:.0f} s  {self.doing}"
             print(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
         elif now - self.written >= LINE_EVERY_S:
             self.written = now
-            print(f"{self.head}: {now - self.began:.0f} s so far: {doing}", flush=True)
+            print(f"{self.head}: {now - self.began:.0f} s so far: {shortened(self.doing)}", flush=True)
 
     def end(self, how: str) -> None:
         """The last that is said of it."""
@@ -84,18 +90,18 @@ class Line:
 def run(stage: Stage, num_stages: int) -> int:
     """Run ``stage`` and return its exit status."""
     line = Line(f"[{stage.number}/{num_stages}] {stage.what}")
-    said: deque[str] = deque([""], maxlen=LINES_OF_A_FAILURE)
+    said: deque[str] = deque(maxlen=LINES_OF_A_FAILURE)
     with subprocess.Popen(
         stage.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, errors="replace",
     ) as running:  # fmt: skip
         assert running.stdout is not None
-        reader = threading.Thread(target=_read, args=(running.stdout, said), daemon=True)
+        reader = threading.Thread(target=_read, args=(running.stdout, said, line), daemon=True)
         reader.start()
         try:
             while reader.is_alive():
                 reader.join(REDRAW_EVERY_S)
-                line.show(said[-1])
+                line.show()
         except BaseException:
             running.terminate()
             raise
@@ -105,8 +111,11 @@ def run(stage: Stage, num_stages: int) -> int:
     return running.returncode
 
 
-def _read(lines: Iterable[str], said: deque[str]) -> None:
-    said.extend(line.strip() for line in lines if line.strip())
+def _read(output: Iterable[str], said: deque[str], line: Line) -> None:
+    for text in filter(None, map(str.strip, output)):
+        said.append(text)
+        if not text.startswith("WARNING"):
+            line.doing = text
 
 
 def main() -> int:
