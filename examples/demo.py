@@ -140,8 +140,8 @@ def restarts(kills: Sequence[Kill], start: Start, incidents: Sequence[IncidentVi
 def recovered(incident: IncidentView) -> str:
     """A recovery that is over, in a line."""
     return (
-        f"  recovered: step {incident.step}, which was running, committed {incident.committed_s:.1f} s after the failure was seen,"
-        f" {incident.steps_lost} steps lost; all was done after {incident.total_s:.1f} s"
+        f"  recovered: step {incident.step} committed {incident.committed_s:.1f} s after the failure was seen,"
+        f" {incident.steps_lost} steps lost; all done after {incident.total_s:.1f} s"
     )
 
 
@@ -221,9 +221,9 @@ class Demo:
         say(f"$ oobleckctl {' '.join(words)}", "bold")
         command = [str(Path(sys.executable).with_name("oobleckctl")), *words]
         environ = {**os.environ, "OOBLECK_STATE": str(self.state)}
-        # Its notes go into a file where something else shows how far it is.
+        # Its notes go into a file: on a terminal they would be written into the line of the bar.
         with tempfile.TemporaryFile("w+") as notes, subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=notes if meanwhile else None, text=True, env=environ
+            command, stdout=subprocess.PIPE, stderr=notes, text=True, env=environ
         ) as running:  # fmt: skip
             try:
                 while meanwhile and running.poll() is None:
@@ -234,9 +234,11 @@ class Demo:
                 running.terminate()  # an `up` that is cut off ends what it has started by then
                 raise
             notes.seek(0)
-            said = (output + notes.read()).strip()
+            said = notes.read().strip()
         if running.returncode:
-            raise DemoFailed(f"oobleckctl {words[0]} ended with {running.returncode}: {said}")
+            raise DemoFailed(f"oobleckctl {words[0]} ended with {running.returncode}: {output}{said}")
+        if said and not meanwhile:
+            say(said, "dim")
         return output
 
     # ------------------------------------------------------------------- what happens to the cluster
@@ -333,17 +335,14 @@ class Demo:
 def run(demo: Demo) -> None:
     """The whole demo. Raises DemoFailed."""
     demo.stage(
-        1, f"start a cluster on this machine: a daemon and {NUM_NODES} nodes, each a process of its own"
+        1, f"start a cluster: a daemon and {NUM_NODES} nodes on this machine, each a process of its own"
     )
     # Whole nodes are killed here: spares would only take CPU from the training.
     began = time.monotonic()
     demo.ctl("up", "--nodes", str(NUM_NODES), "--no-spare")
     demo.processes_s = time.monotonic() - began
     say(f"  up after {demo.processes_s:.1f} s")
-    demo.stage(
-        2,
-        "train a small GPT-2 in three pipelines; two nodes are killed at once, one comes back, one more is killed",
-    )
+    demo.stage(2, "train a small GPT-2 in three pipelines; two nodes are killed, one returns, one is killed")
     demo.job = demo.ctl("submit", str(JOB)).strip()
     view = demo.train()
     demo.stage(3, "train the same job again, without failures, and compare every loss and every weight")
