@@ -113,11 +113,7 @@ def restarts(kills: Sequence[Kill], start: Start, incidents: Sequence[IncidentVi
     """What restarts from the last checkpoint would have lost at the same kills, and how that is computed."""
     lines = []
     for kill in kills:
-        since = (
-            f"the checkpoint of step {kill.checkpoint_step}"
-            if kill.checkpoint_step
-            else "the start (no checkpoint yet)"
-        )
+        since = f"the checkpoint of step {kill.checkpoint_step}" if kill.checkpoint_step else "the start"
         lines.append(
             f"  killed after step {kill.step}: {kill.steps_again} steps since {since} x {kill.step_s:.2f} s"
             f" + {start.total_s:.1f} s to start = {kill.restart_s(start):.1f} s"
