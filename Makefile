@@ -14,16 +14,22 @@ help: ## list the targets
 
 setup: .venv/ready ## make .venv with everything pinned in constraints.txt
 
-# torch first, on its own: it is most of the download, and a mistake later does not repeat it.
-.venv/ready: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' > .venv/dev.txt
-	$(BIN)/pip install --quiet -c constraints.txt -r .venv/dev.txt -e .
-	touch $@
+# `demo` has three stages after the product's three, `setup` one; INSTALLED is how many this run of make has done.
+STAGES := 3
+demo: STAGES := 6
+.venv/ready: STAGES := 4
+INSTALLED := 0
 
-demo: setup ## train on seven nodes of this machine, kill some, verify bit for bit; KEEP=1 leaves the cluster running
-	$(BIN)/python examples/demo.py $(if $(KEEP),--keep)
+.venv/product: pyproject.toml constraints.txt
+	$(eval INSTALLED := 3)@$(PYTHON) tools/install.py product --of $(STAGES)
+	@touch $@
+
+.venv/ready: .venv/product
+	@$(PYTHON) tools/install.py dev --of 4
+	@touch $@
+
+demo: .venv/product ## train on seven nodes of this machine, kill some, compare bit for bit; KEEP=1 leaves the cluster running
+	@$(BIN)/python examples/demo.py --after $(INSTALLED) $(if $(KEEP),--keep)
 
 # Real clusters in one process of pytest, everything else in the other: clusters wait much, the others never.
 test: setup ## every test but the long repetitions

@@ -92,7 +92,7 @@ def on_manifest(core: Core, event: ManifestWritten) -> None:
     if run is None or event.directory not in run.completing:
         return
     if event.again:
-        room.held_up(core, run, run.parts[event.directory], event.error)
+        room.held_up(core, run, run.parts[event.directory], event)
         return
     run.completing.discard(event.directory)
     parts = run.parts.pop(event.directory)

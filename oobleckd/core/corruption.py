@@ -17,7 +17,7 @@ from oobleckd.core.entries import CorruptionFound, CorruptionSettled, NodeDraine
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.changes import JobSaid, NodeQuarantined
+from oobleckd.protocol.changes import Evidence, JobSaid, NodeQuarantined
 from oobleckd.protocol.corruption import Fingerprints, Odd, differing
 from oobleckd.protocol.messages import Corrupted, StepDone
 from oobleckd.protocol.parts import Counters
@@ -62,14 +62,19 @@ def found(
     """Bits are wrong at the boundary ``at``: holders do not agree, or devices say what is wrong with their ``own``. Journals it, and quarantines
     who is named.
     """
-    job, named = run.job, dict(own or {})
-    named |= dict.fromkeys(blame.outvoted(odds), f"its {_what(odds)} differ from those of most holders")
+    job = run.job
+    named: dict[str, tuple[str, Evidence]] = {
+        device: (why, "own-check") for device, why in (own or {}).items()
+    }
+    differ = f"its {_what(odds)} differ from those of most holders"
+    named |= dict.fromkeys(blame.outvoted(odds), (differ, "outvoted"))
     if not named:
         often = blame.suspected((*job.disputes, Dispute(at.step, odds)))
-        named = dict.fromkeys(often, f"it was in {blame.TOO_OFTEN} disagreements that nobody could settle")
+        unsettled = f"it was in {blame.TOO_OFTEN} disagreements that nobody could settle"
+        named = dict.fromkeys(often, (unsettled, "too-often"))
     core.record(CorruptionFound(job.id, at.step, odds, tuple(sorted(named)), core.now))
-    for device, why in sorted(named.items()):
-        quarantine(core, device, why)
+    for device, (why, evidence) in sorted(named.items()):
+        quarantine(core, device, why, evidence)
     who = sorted(named) or sorted({device for odd in odds for device in odd.said})
     what = _what(odds) if odds else "gradient sums"
     cause = f"silent data corruption in step {at.step + 1}: {what} of {' or '.join(who)}"
@@ -96,7 +101,7 @@ def trusted(job: JobRecord, step: int) -> KeptCheckpoint:
     return known[-1] if known else KeptCheckpoint(job.origin, job.start)
 
 
-def quarantine(core: Core, device: str, why: str) -> None:
+def quarantine(core: Core, device: str, why: str, evidence: Evidence) -> None:
     """Keep the node of ``device`` out of all plans until somebody has looked at it."""
     node = node_of(device)
     if node in core.state.quarantined:
@@ -107,7 +112,7 @@ def quarantine(core: Core, device: str, why: str) -> None:
         f"{device} computes or keeps wrong bits: {why}; {node} is quarantined "
         f"(test its memory; `oobleckctl undrain {node}` lets it back)"
     )
-    core.announce(text, NodeQuarantined(node, device, why), (f"node:{node}",), level="error")
+    core.announce(text, NodeQuarantined(node, device, why, evidence), (f"node:{node}",), level="error")
 
 
 def settle(core: Core, job: JobRecord, message: StepDone) -> None:
@@ -122,9 +127,8 @@ def _settle(core: Core, job: JobRecord, step: int, truth: Fingerprints) -> None:
         core.record(CorruptionSettled(job.id, dispute.step, named, core.now))
         number, what = step + 1, _what(dispute.odds)
         for device in named:
-            quarantine(
-                core, device, f"its {what} of step {number} are not what came out when it was computed again"
-            )
+            why = f"its {what} of step {number} are not what came out when it was computed again"
+            quarantine(core, device, why, "recomputed")
         if not named:
             who = " nor ".join(sorted(dispute.devices()))
             text = f"{job.id}: whose {what} were wrong in step {number} cannot be told: neither {who} had what came out now"

@@ -54,11 +54,14 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class ManifestWritten(msgspec.Struct, frozen=True):
-    """The checkpoint of ``WriteManifest(directory)`` is complete and durable; or never will be: ``error``. ``again``: it is not yet, and is tried again."""
+    """The checkpoint of ``WriteManifest(directory)`` is complete and durable; or never will be: ``error``, for people. ``again``: it is not yet, and is tried again;
+    ``errno`` then names the system's error.
+    """
 
     directory: str
     error: str = ""
     again: bool = False
+    errno: str = ""
 
 
 class FolderFound(msgspec.Struct, frozen=True):

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from oobleckd.core.context import Core
-from oobleckd.core.events import Discard, LookAtRoom, RoomSeen
+from oobleckd.core.events import Discard, LookAtRoom, ManifestWritten, RoomSeen
 from oobleckd.core.incident import size_of
-from oobleckd.core.run import Run, Trouble
+from oobleckd.core.run import Run, Trouble, WriteRefusal
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import TroubleView
@@ -142,15 +142,22 @@ def on_failed(core: Core, message: CheckpointFailed) -> None:
         if message.free_bytes >= 0
         else ""
     )
-    _failed(core, run, round_, f"{what}{size}", last=message.last, node=node_of(message.device))
+    node = node_of(message.device)
+    cause = _cause(node, message, message.counters.step if message.last else -1)
+    _failed(core, run, round_, f"{what}{size}", cause, last=message.last)
 
 
-def held_up(core: Core, run: Run, parts: Mapping[int, CheckpointPart], error: str) -> None:
+def held_up(core: Core, run: Run, parts: Mapping[int, CheckpointPart], event: ManifestWritten) -> None:
     """All parts are there, and the disk does not take the manifest: tried again, as often as it takes."""
     counters = parts[min(parts)].counters
     last = counters.step >= run.job.spec.train.steps
-    what = f"the checkpoint of step {counters.step} waits for its manifest: {error}"
-    _failed(core, run, counters.round, what, last=last, again=True)
+    what = f"the checkpoint of step {counters.step} waits for its manifest: {event.error}"
+    cause = _cause("", event, counters.step if last else -1)
+    _failed(core, run, counters.round, what, cause, last=last, again=True)
+
+
+def _cause(node: str, refused: CheckpointFailed | ManifestWritten, step: int) -> WriteRefusal:
+    return WriteRefusal(node, step, refused.errno, "" if refused.errno else refused.error)
 
 
 def lost_files(core: Core, run: Run) -> None:
@@ -196,7 +203,7 @@ def refusal(core: Core, job: JobRecord) -> tuple[str, str]:
 
 
 def _failed(
-    core: Core, run: Run, round_: int, what: str, *, last: bool, again: bool = False, node: str = ""
+    core: Core, run: Run, round_: int, what: str, cause: WriteRefusal, *, last: bool, again: bool = False
 ) -> None:
     trouble = run.trouble
     trouble.since = trouble.since if trouble.text else core.now
@@ -210,10 +217,9 @@ def _failed(
         _explain(core, run.job, f"waits to write its last checkpoint: {what}; {_WAYS_OUT}")
     else:
         then = f"the job goes on and tries again. {_stays(run.job)}" if not again else "it is tried again"
-    key = what.partition(" (")[0] if last else f"{node} {what.rpartition(': ')[2].partition(' (')[0]}"
-    if key not in trouble.said:
-        trouble.said.add(key)
-        _say(core, run, f"{what}; {then}; {_WAYS_OUT}", "error", node)
+    if cause not in trouble.said:
+        trouble.said.add(cause)
+        _say(core, run, f"{what}; {then}; {_WAYS_OUT}", "error", cause.node, cause.errno)
 
 
 def _explain(core: Core, job: JobRecord, reason: str) -> None:
@@ -231,8 +237,8 @@ def _of(needed_bytes: int, free_bytes: int) -> str:
     return f"{size_of(needed_bytes)}, and {size_of(free_bytes)}"
 
 
-def _say(core: Core, run: Run, text: str, level: Level, node: str = "") -> None:
+def _say(core: Core, run: Run, text: str, level: Level, node: str = "", errno: str = "") -> None:
     job, trouble = run.job, run.trouble
     story = (f"job:{job.id}", *((f"node:{node}",) if node else ()))
-    said = CheckpointRoom(job.id, trouble.needed_bytes, trouble.free_bytes)
+    said = CheckpointRoom(job.id, trouble.needed_bytes, trouble.free_bytes, errno)
     core.announce(f"{job.id}: {text}", said, story, level=level)

@@ -6,7 +6,7 @@ Owns no rule; lost at a restart of the daemon and rebuilt by asking the devices 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from oobleckd.core.decide import Decision
 from oobleckd.core.incident import Incident
@@ -88,6 +88,17 @@ class Wait:
     incident: str = ""
 
 
+class WriteRefusal(NamedTuple):
+    """Why a disk does not take a checkpoint, as people are told once: at which ``node`` ("": at the daemon's), of which error (``errno``, or
+    ``words`` where it has no name), and of the last checkpoint of a job at which ``step`` (-1: of any other).
+    """
+
+    node: str
+    step: int
+    errno: str
+    words: str
+
+
 @dataclass(slots=True)
 class Trouble:
     """What is known of the room for checkpoints (``room``). ``text``: why the last try came to nothing, for people ("": none did since one was
@@ -102,7 +113,7 @@ class Trouble:
     since: float = 0.0
     tries: int = 0
     round: int = -1
-    said: set[str] = field(default_factory=set)
+    said: set[WriteRefusal] = field(default_factory=set)
     needed_bytes: int = 0
     free_bytes: int = -1
     short: bool = False

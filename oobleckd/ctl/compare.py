@@ -157,9 +157,9 @@ def _compare_steps(run: RunEvidence, reference: RunEvidence) -> tuple[int, list[
         other = others.get(fact.step)
         if other is None:
             continue  # a gap of the reference run, or a step past its end: named above
-        found = _compare_step(fact, other, run.batch)
-        same += not any("loss" in finding for finding in found)
-        findings += found
+        of_loss = _compare_losses(fact, other)
+        same += not of_loss
+        findings += of_loss + _compare_samples(fact, other, run.batch)
     return same, findings
 
 
@@ -180,7 +180,7 @@ def _gaps(run: RunEvidence, whose: str) -> list[str]:
     return findings
 
 
-def _compare_step(fact: StepFact, other: StepFact, batch: int) -> list[str]:
+def _compare_losses(fact: StepFact, other: StepFact) -> list[str]:
     at = f"step {fact.step}"
     findings = []
     for one, whose in ((fact, "here"), (other, "without failures")):
@@ -188,6 +188,12 @@ def _compare_step(fact: StepFact, other: StepFact, batch: int) -> list[str]:
             findings.append(f"{at}: loss {one.loss!r} {whose} is not its own bits {one.loss_hex}")
     if fact.bits != other.bits:
         findings.append(f"{at}: loss {fact.loss_hex} here, {other.loss_hex} without failures")
+    return findings
+
+
+def _compare_samples(fact: StepFact, other: StepFact, batch: int) -> list[str]:
+    at = f"step {fact.step}"
+    findings = []
     for one, whose in ((fact, "here"), (other, "without failures")):
         if one.samples != batch:
             findings.append(f"{at}: {one.samples} samples counted {whose}, a step has {batch}")

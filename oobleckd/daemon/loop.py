@@ -43,6 +43,7 @@ from oobleckd.daemon.history import History
 from oobleckd.daemon.journal import Journal, JournalClosed
 from oobleckd.daemon.waiting import Waiting
 from oobleckd.host import checkpoint, journald
+from oobleckd.host.durable import errno_of
 from oobleckd.protocol.api import Request, Response
 from oobleckd.protocol.checkpoint import PARTIAL
 from oobleckd.protocol.messages import FromWorker, ToWorker
@@ -256,7 +257,8 @@ class Loop:
             except OSError as error:
                 self._manifest_failed(directory, f"{error}; trying again", say=attempt == 0)
                 if not attempt:
-                    self.feed(ManifestWritten(command.directory, error.strerror or str(error), again=True))
+                    words = error.strerror or str(error)
+                    self.feed(ManifestWritten(command.directory, words, again=True, errno=errno_of(error)))
             except (ValueError, AssertionError) as error:
                 self._manifest_failed(directory, str(error), say=True)
                 self.feed(ManifestWritten(command.directory, str(error)))

@@ -5,6 +5,7 @@ Owns writing a file under another name first, syncing it and its folder, and who
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -27,6 +28,11 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644, *, as_folder: bool =
         part.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def errno_of(error: OSError) -> str:
+    """The name of a system's error, such as ENOSPC; "" where it has none."""
+    return errno.errorcode.get(error.errno or 0, "")
 
 
 def move(path: Path, target: Path) -> None:

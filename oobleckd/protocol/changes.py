@@ -18,6 +18,7 @@ from oobleckd.protocol.parts import FailureCause
 from oobleckd.protocol.traits import Difference
 
 Level = Literal["debug", "info", "warn", "error"]
+Evidence = Literal["", "outvoted", "own-check", "recomputed", "too-often"]
 
 
 def _tag(name: str) -> str:
@@ -154,12 +155,15 @@ class DevicePace(Payload, frozen=True):
 
 
 class NodeQuarantined(Payload, frozen=True):
-    """A device of a node computes or keeps wrong bits: no plan uses the node until somebody lets it back."""
+    """A device of a node computes or keeps wrong bits: no plan uses the node until somebody lets it back. ``why`` is for people, ``evidence`` what
+    it rests on: most holders have other bits, its own check, the step computed again, or too many disagreements that nobody could settle.
+    """
 
     kind: ClassVar[str] = "node"
     node: str
     device: str
     why: str
+    evidence: Evidence = ""
 
 
 class NodeKeptOut(Payload, frozen=True):
@@ -312,12 +316,15 @@ class CheckpointFolder(Payload, frozen=True):
 
 
 class CheckpointRoom(Payload, frozen=True):
-    """Whether the next checkpoint can be written: it takes ``needed_bytes``, and so many are free (-1: not known)."""
+    """Whether the next checkpoint can be written: it takes ``needed_bytes``, and so many are free (-1: not known). ``errno``: the system's error
+    where one was tried and refused, by its name ("ENOSPC").
+    """
 
     kind: ClassVar[str] = "checkpoint"
     job: str
     needed_bytes: int
     free_bytes: int
+    errno: str = ""
 
 
 class CheckpointSaid(Payload, frozen=True):

@@ -277,7 +277,8 @@ class CheckpointFailed(Message, frozen=True):
     """A device cannot write its share of the checkpoint of ``counters`` in ``directory``, and keeps all of its state.
 
     ``needed_bytes``: its share, ``free_bytes``: what was free there (-1: nobody knows). Of the ``last`` one of a job, which is its result, it
-    says so once and tries again by itself; any other is given up.
+    says so once and tries again by itself; any other is given up. ``error`` is for people; ``errno`` is what programs tell causes apart by, the
+    name of the system's error ("ENOSPC"; "": it was none, or the device is of a version that does not say).
     """
 
     device: str
@@ -288,6 +289,7 @@ class CheckpointFailed(Message, frozen=True):
     needed_bytes: int = 0
     free_bytes: int = -1
     last: bool = False
+    errno: str = ""
 
 
 class OpTimes(Message, frozen=True):

@@ -138,7 +138,7 @@ class Daemon:
 
     def _write_manifest(self, command: WriteManifest) -> None:
         if self.world.disk_full:
-            full = ManifestWritten(command.directory, "No space left on device", again=True)
+            full = ManifestWritten(command.directory, "No space left on device", again=True, errno="ENOSPC")
             self.feed_now(full)
             self.world.after(1.0, self._again, self.life, command)
             return

@@ -331,7 +331,7 @@ class SimWriter:
             self.refused = directory, share.counters.round
             self.sim.tell(
                 CheckpointFailed(
-                    share.device, share.job_id, share.counters, directory, f"{directory} cannot be written: full", 1, 0, share.last,
+                    share.device, share.job_id, share.counters, directory, f"{directory} cannot be written: full", 1, 0, share.last, "ENOSPC",
                 )
             )  # fmt: skip
         if share.last:

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from oobleckd.core import view
 from oobleckd.core.config import CoreConfig
@@ -39,6 +39,8 @@ from tests.helpers.simjobs import make_job, profile
 from tests.helpers.simnet import Network
 from tests.helpers.simstore import State
 from tests.helpers.simtext import Texts
+
+Told = TypeVar("Told")
 
 
 class World:
@@ -329,6 +331,10 @@ class World:
     def node(self, name: str):
         assert self.machine is not None
         return next(node for node in view.node_views(self.machine.core) if node.name == name)
+
+    def told(self, kind: type[Told]) -> list[Told]:
+        """What people and programs were told of this ``kind``, in fields."""
+        return [change.data for change in self.daemon.changes if isinstance(change.data, kind)]
 
     def incidents(self):
         assert self.machine is not None

@@ -9,6 +9,7 @@ import pytest
 
 from oobleckd.host.checkpoint import checkpoints
 from oobleckd.protocol.api import JobView
+from oobleckd.protocol.changes import CheckpointDamaged, CheckpointRoom
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.smalldisk import SmallDisk
 from tests.helpers.torn import torn_seed
@@ -39,10 +40,10 @@ def test_the_newest_is_damaged_on_the_disk(cluster: Cluster) -> None:
     done = cluster.job_in(job, "done")
     assert done.step == done.steps
     (incident,) = [i for i in cluster.client.incidents() if i.job == job]
-    assert f"the checkpoint of step {int(newest.name[5:])} is damaged" in incident.reason
-    assert f"to the checkpoint of step {int(older.name[5:])}" in incident.reason
+    assert incident.parts.back
     assert incident.steps_lost == done.steps_lost >= int(newest.name[5:]) - int(older.name[5:])
-    assert "is damaged and not used again" in cluster.ctl("story", job).stdout
+    (found,) = [data for data in told(cluster, job) if isinstance(data, CheckpointDamaged)]
+    assert (found.step, found.directory) == (int(newest.name[5:]), str(newest))
     assert _set_aside(newest), "it stays for people to look at"
     cluster.verify(job)
 
@@ -83,7 +84,7 @@ def test_the_disk_is_full(cluster: Cluster, tmp_path: Path) -> None:
         assert (waiting.state, waiting.step, waiting.steps_lost) == ("running", 24, 0)
         assert Path(good).parent == Path(waiting.checkpoint).parent
         assert waiting.checkpoint_trouble is not None
-        assert "stays the one to roll back to" in cluster.ctl("story", job).stdout
+        assert "ENOSPC" in {data.errno for data in told(cluster, job) if isinstance(data, CheckpointRoom)}
         disk.free()
         assert cluster.job_in(job, "done").checkpoint_step == 24
         assert not list((disk.path / job).glob("*.partial"))
@@ -93,7 +94,13 @@ def test_the_disk_is_full(cluster: Cluster, tmp_path: Path) -> None:
 def _waits(cluster: Cluster, job: str, disk: SmallDisk) -> JobView | None:
     disk.fill()
     view = cluster.client.job(job)
-    return view if view.reason.startswith("waits to write") else None
+    trouble = view.checkpoint_trouble
+    return view if view.step == view.steps and trouble is not None and trouble.tries else None
+
+
+def told(cluster: Cluster, job: str) -> list[object]:
+    """What the story of ``job`` says, in fields."""
+    return [change.data for change in cluster.client.story(f"job:{job}")]
 
 
 def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path) -> None:

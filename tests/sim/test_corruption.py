@@ -6,7 +6,7 @@ import pytest
 
 from oobleckd.core.entries import CorruptionFound, CorruptionSettled, RolledBack
 from oobleckd.protocol.api import Drain
-from oobleckd.protocol.changes import DevicesDiffer
+from oobleckd.protocol.changes import DevicesDiffer, NodeQuarantined
 from oobleckd.protocol.job import Schedule
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
@@ -71,10 +71,9 @@ def test_with_three_copies_the_majority_names_it_at_once(seed: int, schedule: Sc
     assert back.counters.step < found.step
     assert of_kind(world, CorruptionSettled) == []
     assert "n05" not in world.job().plan.nodes()
+    assert {odd.what for odd in found.odds} == {"state"}
     (incident,) = world.incidents()
-    assert incident.cause.startswith(
-        f"silent data corruption in step {found.step + 1}: weights or optimizer state of {victim}"
-    )
+    assert (incident.nodes, incident.step) == (("n05",), found.step + 1)
     assert incident.steps_lost == world.job().steps_lost > 0
 
 
@@ -211,7 +210,8 @@ def test_a_quarantined_node_comes_back_when_an_operator_says_so() -> None:
     flip(world, "n05/0")
     world.run(lambda: quarantined(world))
     world.until_state("running")
-    assert "differ from those of most holders" in world.node("n05").reason
+    said = world.told(NodeQuarantined)
+    assert [(each.node, each.device, each.evidence) for each in said] == [("n05", "n05/0", "outvoted")]
     world.ask(Drain("n05", "memory replaced", undo=True, who="tester"))
     finish(world)
     assert "n05" in world.job().plan.nodes()
@@ -228,7 +228,8 @@ def test_people_hear_once_who_differs_and_in_what() -> None:
     finish(world)
     (told,) = told_of_differences(world)
     assert told.level == "warn"
-    assert "n02/0 differs from n01/0 in device cpu, another torch != cpu" in told.text
+    assert told.data.differences == (found,)
+    assert found.traits == {"device": ("cpu, another torch", "cpu")}
     assert told.story == ("job:job-1", "node:n02")
     assert world.view().differences == ()  # it is done; what trained it stays known
     assert world.view().kinds == ({"device": "cpu"}, {"device": "cpu, another torch"})

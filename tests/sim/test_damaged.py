@@ -7,6 +7,7 @@ import random
 import pytest
 
 from oobleckd.core.entries import Released, RolledBack
+from oobleckd.protocol.changes import CheckpointDamaged
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -34,10 +35,6 @@ def ways_back(world: World) -> list[RolledBack]:
     return [entry for entry in world.daemon.disk.entries() if isinstance(entry, RolledBack)]
 
 
-def said(world: World, what: str) -> list[str]:
-    return [change.text for change in world.daemon.changes if what in change.text]
-
-
 def finish(world: World) -> None:
     world.until_state("done")
     world.check_done()
@@ -56,11 +53,10 @@ def test_the_newest_is_damaged_and_the_one_before_it_whole(seed: int) -> None:
     assert second.steps_lost == first.counters.step - older.counters.step == 4
     (incident,) = world.incidents()
     assert incident.steps_lost == world.job().steps_lost == first.steps_lost + 4
-    assert f"the checkpoint of step {first.counters.step} is damaged; back 4 steps" in incident.reason
-    assert f"to the checkpoint of step {older.counters.step}" in incident.reason
-    (text,) = said(world, "is damaged and not used again")
-    assert f"kept as {newest}.damaged" in text
-    assert "/0: checkpoint: " in text, "who found it"
+    assert incident.parts.back
+    (found,) = world.told(CheckpointDamaged)
+    assert (found.step, found.directory) == (first.counters.step, newest)
+    assert found.device.endswith("/0"), "who found it"
 
 
 def test_several_are_damaged() -> None:
@@ -123,4 +119,4 @@ def test_while_other_things_fail(seed: int) -> None:
     world.run_for(dice.uniform(0.0, 0.6))
     world.daemon.restart() if seed % 2 else world.kill("n05")
     finish(world)
-    assert len(said(world, "is damaged and not used again")) == 1
+    assert len(world.told(CheckpointDamaged)) == 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from oobleckd.core.entries import CheckpointWritten
-from oobleckd.protocol.api import Control, Drain
+from oobleckd.protocol.api import Control, Denied, Drain
+from oobleckd.protocol.changes import CheckpointRoom
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -23,8 +24,20 @@ def written(world: World) -> list[int]:
     return [e.counters.step for e in world.daemon.disk.entries() if isinstance(e, CheckpointWritten)]
 
 
-def said(world: World, what: str) -> list[str]:
-    return [change.text for change in world.daemon.changes if what in change.text]
+def told(world: World, level: str) -> list[CheckpointRoom]:
+    """What people were told of the room: ``error``: one was refused, ``warn``: there is none for the next one."""
+    return [
+        change.data
+        for change in world.daemon.changes
+        if isinstance(change.data, CheckpointRoom) and change.level == level
+    ]
+
+
+def waits_at_its_end(world: World) -> bool:
+    view = world.view()
+    return (
+        view.step == view.steps and view.checkpoint_trouble is not None and view.checkpoint_trouble.tries > 0
+    )
 
 
 def finish(world: World) -> None:
@@ -41,12 +54,8 @@ def test_the_job_goes_on_says_so_once_and_tries_again(seed: int, policy: str) ->
     world.disk_full = True
     world.until_step(step + 40)
     assert (world.state(), world.job().checkpoint) == ("running", good)
-    (text,) = said(world, "cannot write")
-    assert "tries again" in text
-    assert (
-        f"The checkpoint of step {world.job().checkpoint_counters.step} stays the one to roll back to" in text
-    )
-    assert len(said(world, "no room for the next checkpoint")) == 1
+    assert [refused.errno for refused in told(world, "error")] == ["ENOSPC"]
+    assert [short.free_bytes for short in told(world, "warn")] == [0]
     trouble = world.view().checkpoint_trouble
     assert trouble.tries == 1, "none is begun while there is known to be no room"
     assert not world.partial
@@ -64,9 +73,9 @@ def test_room_is_looked_at_ahead() -> None:
     world.disk_full = True
     world.run_for(3.0)
     world.submit(make_job(steps=60, memory=350, every=20))
-    world.run(lambda: bool(said(world, "no room for the next checkpoint")), limit_s=20.0)
+    world.run(lambda: bool(told(world, "warn")), limit_s=20.0)
     assert world.job().counters.step < 5
-    assert "There is no checkpoint yet to roll back to" in said(world, "no room for")[0]
+    assert told(world, "error") == []
     world.until_step(50)
     assert (world.view().checkpoint_trouble.tries, written(world)) == (0, [])
     world.disk_full = False
@@ -81,10 +90,11 @@ def test_the_last_one_is_the_result_and_is_waited_for(every) -> None:
     world.submit(make_job(steps=20, memory=350, every=every))
     world.until_step(10)
     world.disk_full = True
-    world.run(lambda: world.view().reason.startswith("waits to write its last checkpoint"), limit_s=30.0)
+    world.run(lambda: waits_at_its_end(world), limit_s=30.0)
     world.run_for(30.0)
     assert world.state() == "running"
-    assert len(said(world, "the job holds all of its state")) <= 6, "one for each who writes"
+    assert 1 <= len(told(world, "error")) <= 7, "one for each who writes, and one of an earlier step"
+    assert {refused.errno for refused in told(world, "error")} == {"ENOSPC"}
     world.disk_full = False
     finish(world)
     assert written(world)[-1] == 20
@@ -93,7 +103,7 @@ def test_the_last_one_is_the_result_and_is_waited_for(every) -> None:
 def test_at_the_end_a_loss_a_restart_and_a_cancel_are_what_they_always_are() -> None:
     world = training(steps=20)
     world.disk_full = True
-    world.run(lambda: world.view().reason.startswith("waits to write its last checkpoint"), limit_s=30.0)
+    world.run(lambda: waits_at_its_end(world), limit_s=30.0)
     world.kill("n02")
     world.run_for(5.0)
     world.daemon.restart(0.5)
@@ -104,7 +114,7 @@ def test_at_the_end_a_loss_a_restart_and_a_cancel_are_what_they_always_are() -> 
     assert world.job().steps_lost == 0
     other = training(steps=20)
     other.disk_full = True
-    other.run(lambda: other.view().reason.startswith("waits to write its last checkpoint"), limit_s=30.0)
+    other.run(lambda: waits_at_its_end(other), limit_s=30.0)
     other.ask(Control("job-1", "cancel"))
     other.run_for(5.0)
     assert other.state() == "cancelled"
@@ -146,10 +156,10 @@ def test_who_asks_for_one_is_told() -> None:
     world.disk_full = True
     assert world.ask(Control("job-1", "checkpoint")).id
     world.run(lambda: world.view().checkpoint_trouble is not None, limit_s=5.0)
-    world.run(lambda: bool(said(world, "no room")), limit_s=5.0)
+    world.run(lambda: bool(told(world, "warn")), limit_s=5.0)
     answer = world.ask(Control("job-1", "checkpoint"))
-    assert "cannot write" in answer.problem
-    assert "as soon as there is room" in answer.hint
+    assert isinstance(answer, Denied)
+    assert world.view().checkpoint_trouble.text in answer.problem
     world.disk_full = False
     world.run(lambda: bool(written(world)), limit_s=5.0)
     finish(world)

@@ -7,6 +7,7 @@ import pytest
 from oobleckd.core.entries import RolledBack
 from oobleckd.planner.plan import device_name, node_of
 from oobleckd.protocol.api import Control, Drain, Kill
+from oobleckd.protocol.changes import LastCopyAwaited
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -34,7 +35,7 @@ def finish(world: World, limit_s: float = 200.0) -> None:
 
 
 def until_waited_for(world: World) -> None:
-    world.run(lambda: bool(said(world, "waited for up to")), limit_s=10.0)
+    world.run(lambda: bool(world.told(LastCopyAwaited)), limit_s=10.0)
 
 
 @pytest.mark.thin(3)
@@ -45,10 +46,10 @@ def test_a_stopped_device_is_woken_and_no_step_is_lost(seed: int) -> None:
     until_waited_for(world)
     assert world.view().reason.startswith("waits for n02/0, which is stopped")
     world.run(lambda: bool(said(world, "goes on after")), limit_s=5.0)
-    (text,) = said(world, "waited for up to")
-    assert text.startswith("n02/0 holds the last copy of layers ")
-    assert "sent SIGCONT" in text
-    assert "the rollback costs " in text
+    (awaited,) = world.told(LastCopyAwaited)
+    assert awaited.node == "n02"
+    assert awaited.layers
+    assert awaited.steps > 0
     assert world.view().reason == ""
     finish(world)
     assert (world.job().steps_lost, ways_back(world)) == (0, [])
@@ -90,7 +91,7 @@ def test_nobody_waits_longer_than_a_minute() -> None:
     began = world.now
     world.stop_device("n02")
     until_waited_for(world)
-    assert "waited for up to 60 s" in said(world, "waited for up to")[0]
+    assert world.told(LastCopyAwaited)[0].wait_s == 60.0
     world.run(lambda: bool(ways_back(world)), limit_s=90.0)
     assert 60.0 < world.now - began < 63.0
 
@@ -102,7 +103,7 @@ def test_with_a_copy_elsewhere_it_is_ended_at_once() -> None:
     world.stop_device("n02")
     world.run(lambda: world.node("n02").state != "active", limit_s=5.0)
     assert world.now - began < 1.5
-    assert not said(world, "waited for")
+    assert not world.told(LastCopyAwaited)
     finish(world)
     assert world.job().steps_lost == 0
 
@@ -145,7 +146,7 @@ def test_a_silent_node_is_waited_for_where_it_holds_the_last_copy(seed: int) -> 
         process.stop()
         world.after(8.0, process.go_on)
     until_waited_for(world)
-    assert "n02 holds the last copy" in said(world, "waited for up to")[0]
+    assert world.told(LastCopyAwaited)[0].node == "n02"
     world.run(lambda: bool(said(world, "n02 goes on after")), limit_s=20.0)
     finish(world)
     assert (world.job().steps_lost, ways_back(world)) == (0, [])
@@ -177,7 +178,7 @@ def test_a_node_that_died_is_waited_for_by_nobody() -> None:
     world.kill("n02")
     world.run(lambda: bool(ways_back(world)), limit_s=5.0)
     assert world.now - began < 1.0
-    assert not said(world, "waited for")
+    assert not world.told(LastCopyAwaited)
     world.add("n02")
     finish(world)
 

@@ -177,7 +177,7 @@ def write_share(
             halfway,
         )
         if written is None:
-            raise bucket_files.CannotWrite(share.directory, "somebody removed the folder")
+            raise bucket_files.CannotWrite(share.directory, "somebody removed the folder", "ENOENT")
         yield CheckpointPart(
             share.device,
             share.job_id,
@@ -196,6 +196,6 @@ def _check_room(share: Share, left: Mapping[int, BucketState]) -> None:
     with suppress(OSError):  # writing will tell
         free_bytes, free_files = room(share.directory)
         if free_bytes < needed:
-            raise bucket_files.CannotWrite(share.directory, "No space left on device")
+            raise bucket_files.CannotWrite(share.directory, "No space left on device", "ENOSPC")
         if 0 <= free_files < len(left):
-            raise bucket_files.CannotWrite(share.directory, "No inodes left on device")
+            raise bucket_files.CannotWrite(share.directory, "No inodes left on device", "ENOSPC")

@@ -172,7 +172,7 @@ def _failed(share: Share, error: CannotWrite) -> CheckpointFailed:
         free_bytes, _ = room(share.directory)
     return CheckpointFailed(
         share.device, share.job_id, share.counters, str(share.directory), error.problem, share.num_bytes,
-        free_bytes, share.last,
+        free_bytes, share.last, error.errno,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from oobleckd.host.durable import sync_directory
+from oobleckd.host.durable import errno_of, sync_directory
 from oobleckd.host.folder import FolderMark, ForeignFolder, enter
 from oobleckd.protocol.checkpoint import (
     FORMAT,
@@ -57,10 +57,11 @@ _NUMBERS = itertools.count()
 
 
 class CannotWrite(UserError):
-    """The disk does not take a file of a checkpoint; the state that was to be written is whole in memory."""
+    """The disk does not take a file of a checkpoint; the state that was to be written is whole in memory. ``errno``: the name of the system's error."""
 
-    def __init__(self, path: Path, why: str) -> None:
+    def __init__(self, path: Path, why: str, errno: str = "") -> None:
         super().__init__(f"{path} cannot be written: {why}", _CHECK_DISK)
+        self.errno = errno
 
 
 class DamagedCheckpoint(UserError):
@@ -111,7 +112,7 @@ def write_bucket(
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CannotWrite(directory / name, error.strerror or str(error)) from error
+        raise CannotWrite(directory / name, error.strerror or str(error), errno_of(error)) from error
     try:
         num_bytes, digest, hashes = _fill(temporary, tensors, exponents, halfway)
         temporary.replace(directory / name)
@@ -119,7 +120,7 @@ def write_bucket(
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CannotWrite(directory / name, error.strerror or str(error)) from error
+        raise CannotWrite(directory / name, error.strerror or str(error), errno_of(error)) from error
     finally:
         with suppress(OSError):  # of a disk that went away, or became read-only, in the middle
             temporary.unlink(missing_ok=True)
@@ -133,7 +134,7 @@ def enter_folder(folder: Path, mark: FolderMark) -> None:
     except ForeignFolder as error:
         raise CannotWrite(folder, str(error)) from error
     except OSError as error:
-        raise CannotWrite(folder, error.strerror or str(error)) from error
+        raise CannotWrite(folder, error.strerror or str(error), errno_of(error)) from error
 
 
 def _fill(

@@ -236,7 +236,7 @@ async def test_a_disk_that_refuses_a_manifest_holds_up_no_other_one(
     async with World(tmp_path / "state", answer) as world:
         world.loop.lost("n")
         first, second = [await asyncio.wait_for(heard.get(), WAIT_S) for _ in range(2)]
-    assert first == ManifestWritten(full, "No space left on device", again=True)
+    assert first == ManifestWritten(full, "No space left on device", again=True, errno="ENOSPC")
     assert second == ManifestWritten(other)
 
 
