@@ -180,7 +180,7 @@ class PreCopied(Message, frozen=True, tag="Prepared"):
 
 
 class Emptied(Message, frozen=True):
-    """Answer to ``Release``, by its ``order``: the device holds nothing of a job, and drops no letter any more that is for the next."""
+    """Answer to ``Release``, by its ``order``: the device holds nothing of a job, and drops no tensor message any more that is for the next."""
 
     device: str
     order: str

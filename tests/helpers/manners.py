@@ -102,7 +102,7 @@ def forms_of(policy: PolicyName) -> tuple[tuple[Literal["fused", "decoupled"], L
 
 UPDATES: tuple[Literal["flushed", "staggered"], ...] = ("flushed", "staggered")
 KEPT = (0, 5, "1GiB")
-"""Bytes for what a device sent: none, too few (of a letter in the simulation one), enough."""
+"""Bytes for what a device sent: none, too few (of a message in the simulation one), enough."""
 SUM_COPIES = (0, 3)
 MANNERS = tuple(
     Manner(policy, *form, update, SUM_COPIES[(turn + at + late) % 2])

@@ -35,7 +35,7 @@ from oobleckd.worker.device.device import DeviceProcess
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.round.commit import Commit, ReplicasDisagree
 from oobleckd.worker.round.gather import Intake
-from oobleckd.worker.round.messenger import TransportPost
+from oobleckd.worker.round.messenger import TransportMessenger
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round.round import Given
 from oobleckd.worker.round.tasks import Order, Step
@@ -43,7 +43,7 @@ from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import DeviceTimer
 from oobleckd.worker.sums.guard import SumsChanged
-from oobleckd.worker.transport.mailbox import Letter, Mailbox
+from oobleckd.worker.transport.mailbox import Mailbox, TensorMessage
 from tests.helpers.simpasses import SimPasses
 from tests.helpers.simstore import CPU, SimReducer, SimStore, updated
 from tests.helpers.simtext import SimReading
@@ -104,7 +104,9 @@ class SimDevice(DeviceProcess):
         self.torch_device = CPU
         self.transport: Any = SimTransport(self)
         self.groups: Any = SimGroupManager()
-        self.post = TransportPost(self.transport, self.groups, Intake(self.mailbox), self.mailbox, CPU)
+        self.messenger = TransportMessenger(
+            self.transport, self.groups, Intake(self.mailbox), self.mailbox, CPU
+        )
         self.executor: SimExecutor | None = None
         self.flips: list[Any] = []
         self.deployment = None
@@ -167,14 +169,14 @@ class SimDevice(DeviceProcess):
     def control(self, message: ToWorker) -> None:
         """The agent hands on a message."""
         self.world.checks.heard(self, message)
-        self.mailbox.post(message)
+        self.mailbox.put_control(message)
         if self.busy:
             self._alive(self._answer)
         self.poke()
 
-    def letter(self, link: Link, letter: Letter) -> None:
+    def tensor_message(self, link: Link, message: TensorMessage) -> None:
         """Something arrived from a peer."""
-        self.transport.arrive(link, letter)
+        self.transport.arrive(link, message)
         self.poke()
 
     def asked_again(self) -> None:
@@ -278,7 +280,7 @@ class SimDevice(DeviceProcess):
             self.executor.saving.writer.abandon()
         self.executor, self.deployment, self.precopy_target, self.job_id = None, None, None, ""
         self.reading.rest()
-        self.post.purge(lambda _: True)
+        self.messenger.purge(lambda _: True)
         self._forget(self.transport.peers())
 
 
@@ -367,11 +369,11 @@ class SimExecutor(Executor):
         self.sim = sim
         store: Any = SimStore(sim.world)
         super().__init__(
-            sim.name, job_id, job, store, corpus, sim.post, sim.faults, sim.tell, sim.activity,
+            sim.name, job_id, job, store, corpus, sim.messenger, sim.faults, sim.tell, sim.activity,
             writer=SimWriter(sim), check_inputs=sim.reading.check,
         )  # fmt: skip
         self.means = replace(self.means, timer=DeviceTimer(lambda: sim.world.now))
-        self.reducer = SimReducer(sim.name, store, sim.post, job.num_micro_batches, job.train.exact)
+        self.reducer = SimReducer(sim.name, store, sim.messenger, job.num_micro_batches, job.train.exact)
         self.reducer.world, self.reducer.step = sim.world, lambda: self.counters.step
 
     def adopt(self, layout: Layout, counters: Counters, order: Order = ()) -> None:

@@ -24,7 +24,7 @@ from oobleckd.core.events import Heard, LinkLost, Tell
 from oobleckd.daemon.connections import Connection, Connections
 from oobleckd.protocol.codec import decode_from_worker, decode_to_worker, encode
 from oobleckd.protocol.messages import Hello, OpTimes
-from oobleckd.worker.transport.mailbox import Letter
+from oobleckd.worker.transport.mailbox import TensorMessage
 from tests.helpers.simagent import SimNode
 from tests.helpers.simtransport import Link, Waiting
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DAEMON = ""
 _DEVICES_S, _AGENTS_S = (0.0002, 0.003), (0.0001, 0.002)
-_LATER_S = (0.0, 0.03)  # until a letter leaves that can wait
+_LATER_S = (0.0, 0.03)  # until a message leaves that can wait
 _END_S, _CLOSED_S = (
     (0.001, 0.03),
     (0.001, 0.1),
@@ -126,33 +126,33 @@ class Network:
 
     # ------------------------------------------------------------------ between devices
 
-    def carry(self, link: Link, letter: Letter) -> None:
+    def carry(self, link: Link, message: TensorMessage) -> None:
         """Lost with the link, or with either life unless it was on its way already."""
         source, target = link.source.sim.node.name, link.target.sim.node.name
         link.arrival = max(self._arrival(source, target, _DEVICES_S), link.arrival)
-        self.world.at(link.arrival, link.target.sim.node.host.call, self._arrive, link, letter)
+        self.world.at(link.arrival, link.target.sim.node.host.call, self._arrive, link, message)
 
-    def carry_later(self, link: Link, letter: Letter) -> None:
+    def carry_later(self, link: Link, message: TensorMessage) -> None:
         """The same for one that can wait: others overtake it, and until it leaves it can be taken back."""
         source, target = link.source.sim.node.name, link.target.sim.node.name
         now, last = self.world.now, link.late[-1] if link.late else None
         leaves = max(now + self.world.random.uniform(*_LATER_S), last.leaves if last else 0.0)
         arrival = max(leaves + self._arrival(source, target, _DEVICES_S) - now, last.arrival if last else 0.0)
-        waiting = Waiting(letter, leaves, arrival)
+        waiting = Waiting(message, leaves, arrival)
         link.late = [each for each in link.late if each.arrival > now] + [waiting]
         self.world.at(arrival, link.target.sim.node.host.call, self._arrive_late, link, waiting)
 
     def _arrive_late(self, link: Link, waiting: Waiting) -> None:
         if not waiting.recalled:
-            self._arrive(link, waiting.letter)
+            self._arrive(link, waiting.message)
 
     @staticmethod
-    def _arrive(link: Link, letter: Letter) -> None:
+    def _arrive(link: Link, message: TensorMessage) -> None:
         if link.target.sim.alive:
-            link.target.sim.letter(link, letter)
+            link.target.sim.tensor_message(link, message)
 
     def end(self, link: Link) -> None:
-        """Its sender ends a link in order, behind all letters."""
+        """Its sender ends a link in order, behind all messages."""
         link.ended = True
         source, target = link.source.sim.node.name, link.target.sim.node.name
         late = max((each.arrival for each in link.late), default=0.0)

@@ -1,4 +1,4 @@
-"""Who may do what: everything in the table of docs/security.md, tried and refused. Keys and messages of workers, the API on both sockets, letters
+"""Who may do what: everything in the table of docs/security.md, tried and refused. Keys and messages of workers, the API on both sockets, messages
 between devices. What the hub alone refuses is in ``test_daemon_hub`` and ``test_datagrams``, what the API alone refuses in ``test_daemon_api``.
 """
 

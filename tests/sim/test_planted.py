@@ -39,15 +39,15 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 # ---------------------------------------------------------------------- in the worker
 
 
-def old_letters_count(patch: pytest.MonkeyPatch) -> None:
+def old_messages_count(patch: pytest.MonkeyPatch) -> None:
     """The worker's epoch fence: sums and votes of older epochs are taken for those of the present one."""
     hear = Executor._hear
 
     def heard(self: Executor) -> bool:
-        for key in self.post.waiting():
+        for key in self.messenger.waiting():
             if key[0] in {"G", "V"} and key[1] < self.commit.epoch and key[2] == self.counters.round:
-                letter = self.post.take(key)
-                self.post._mailbox.put(replace(letter, key=(key[0], self.commit.epoch, *key[2:])))
+                message = self.messenger.take(key)
+                self.messenger._mailbox.put(replace(message, key=(key[0], self.commit.epoch, *key[2:])))
         return hear(self)
 
     patch.setattr(Executor, "_hear", heard)
@@ -217,7 +217,7 @@ def nothing_waits_for_the_disk(patch: pytest.MonkeyPatch) -> None:
 
 
 BUGS: dict[Plant, int] = {
-    old_letters_count: 3,
+    old_messages_count: 3,
     answered_and_still_updating: 2,
     contributed_one_too_early: 0,
     told_one_too_few: 30,

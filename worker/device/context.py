@@ -14,7 +14,7 @@ import torch
 from oobleckd.worker.device.traits import traits
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.host_memory import forget_most
-from oobleckd.worker.transport.pages import LETTERS
+from oobleckd.worker.transport.pages import MESSAGE_PAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def give_back_memory() -> None:
     """Return to the system what the C library (``children``), ``pages``, and torch on a GPU, which others may be on, keep for allocations to come.
     What is told of the most memory that was ever used begins anew.
     """
-    LETTERS.clear()
+    MESSAGE_PAGES.clear()
     forget_most()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

@@ -74,7 +74,7 @@ from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget, is_of
 from oobleckd.worker.round.commit import ReplicasDisagree
 from oobleckd.worker.round.gather import Intake
-from oobleckd.worker.round.messenger import TransportPost
+from oobleckd.worker.round.messenger import TransportMessenger
 from oobleckd.worker.round.tasks import order_of
 from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityPage, phase_of
 from oobleckd.worker.runtime.deaths import death_in_full
@@ -104,7 +104,7 @@ class DeviceProcess:
         self._loop = threading.get_native_id()  # of the thread that makes this, and runs it
         self.torch_device = torch_device(place)
         backend, why = choose(self.torch_device)
-        _log.info("%s: letters take %s", place.device, why)
+        _log.info("%s: messages take %s", place.device, why)
         self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once, urgent=place.urgent)
         at_the_end(self.last_words)
         self.groups = GroupManager(place.device, self.mailbox, backend, self._send)
@@ -118,7 +118,9 @@ class DeviceProcess:
             on_peer_lost=self._peer_lost,
             room=intake.room,
         )
-        self.post = TransportPost(self.transport, self.groups, intake, self.mailbox, self.torch_device)
+        self.messenger = TransportMessenger(
+            self.transport, self.groups, intake, self.mailbox, self.torch_device
+        )
         self.faults = Faults(place.device, place.run_dir)
         self.flips: list[How] = []
         self.reading = Reading(place.device, self.tell, self.mailbox.wake)
@@ -304,7 +306,7 @@ class DeviceProcess:
         self.groups.enter(message.epoch, message.layout.holdings)
         self._drop_before(message.precopied or sys.maxsize)
         self.deployment = Deployment(
-            message, executor.store, self.post, self.faults, executor.precopy_source, self.precopy_target
+            message, executor.store, self.messenger, self.faults, executor.precopy_source, self.precopy_target
         )
         self.deployment.start()
         if not self.deployment.awaited:
@@ -318,7 +320,7 @@ class DeviceProcess:
             self._adopt(0)  # one that was given up, of which a device without a layout hears nothing else
         self._drop_before(message.number if message.transfers else message.number + 1)
         if not message.transfers:
-            return  # the job stays, empty: to begin it once more would drop letters of a deployment that are here already
+            return  # the job stays, empty: to begin it once more would drop tensor messages of a deployment that are here already
         if message.job != self.job_id:
             self._release()
         executor = self.executor or self._begin_job(message.job, message.spec)
@@ -326,11 +328,13 @@ class DeviceProcess:
         store, device = executor.store, self.place.device
         targets = outgoing(store, message.transfers, device)
         if targets:
-            executor.begin_precopy(PreCopySource(message.number, device, self.post, targets, message.rounds))
+            executor.begin_precopy(
+                PreCopySource(message.number, device, self.messenger, targets, message.rounds)
+            )
         sources = expected(store, message.transfers, device)
         missing = {bucket: source for bucket, source in sources.items() if bucket not in store.buckets}
         if sources:
-            self.precopy_target = PreCopyTarget(message.number, executor.job, store, self.post, missing)
+            self.precopy_target = PreCopyTarget(message.number, executor.job, store, self.messenger, missing)
 
     def _strangers(self, peers: Collection[str]) -> frozenset[str]:
         """Those of ``peers`` who are not in a layout with this device. Links to them may be left of a plan of which nothing came, and either end may yet
@@ -349,7 +353,7 @@ class DeviceProcess:
             self.executor.end_precopy()
         if self.precopy_target is not None and self.precopy_target.number < number:
             self.precopy_target = None
-        self.post.purge(lambda key: is_of(key, number - 1))
+        self.messenger.purge(lambda key: is_of(key, number - 1))
 
     def _begin_job(self, job_id: str, job: Job) -> Executor:
         self.job_id = job_id
@@ -357,7 +361,7 @@ class DeviceProcess:
         self.tell(Identified(self.place.device, job_id, self.reading.inputs))
         store = Store(load_spec(job), self.torch_device)
         self.executor = Executor(
-            self.place.device, job_id, job, store, corpus, self.post, self.faults, self.tell,
+            self.place.device, job_id, job, store, corpus, self.messenger, self.faults, self.tell,
             self.activity, self.turn.aside, Beside(self.tell, self.faults, self.mailbox.wake), self.reading.check,
         )  # fmt: skip
         return self.executor
@@ -379,7 +383,7 @@ class DeviceProcess:
         if deployment is None or self.executor is None:
             return
         self._drop_before(sys.maxsize)
-        self.post.purge(lambda key: key[0] in KINDS and int(key[1]) <= deployment.message.epoch)
+        self.messenger.purge(lambda key: key[0] in KINDS and int(key[1]) <= deployment.message.epoch)
         if deployment.message.epoch != layout_epoch:
             return
         self.executor.store.adopt(deployment.layers, deployment.incoming)
@@ -437,8 +441,8 @@ class DeviceProcess:
             self.executor.saving.writer.abandon()
         self.executor, self.deployment, self.precopy_target, self.job_id = None, None, None, ""
         self.reading.rest()
-        self.post.gather(None)
-        self.post.purge(lambda _: True)
+        self.messenger.gather(None)
+        self.messenger.purge(lambda _: True)
         self.groups.leave()
         self._forget(self.transport.peers())
         give_back_memory()

@@ -2,7 +2,7 @@
 
 Owns one device's training of one job between two deployments. Reads top to bottom: ``advance`` does
 one piece of work (a vote, a contribution, a task, a commit) and says whether there was any; the device's
-loop calls it until there is none and then sleeps until a letter or a control message arrives. Decisions come in
+loop calls it until there is none and then sleeps until a tensor message or a control message arrives. Decisions come in
 through ``decide`` between two pieces of work, never inside one; reports through ``report``, also while a layer
 computes (``turn``).
 
@@ -36,7 +36,7 @@ from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.round.commit import Commit, ReplicasDisagree, outcome_of
 from oobleckd.worker.round.gather import KIND as SUMS
 from oobleckd.worker.round.gather import Contribution
-from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.op_times import Round, op_times
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round.reduce import Reducer
@@ -52,7 +52,7 @@ from oobleckd.worker.runtime.turn import Aside
 from oobleckd.worker.state.optimizer import clip_scale, lr_at
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.sums.guard import SumsChanged
-from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 NO_DONORS: Mapping[int, str] = {}
 
@@ -67,7 +67,7 @@ class Executor:
         job: Job,
         store: Store,
         corpus: Corpus,
-        post: Post,
+        messenger: Messenger,
         faults: Faults,
         tell: Callable[[FromWorker], None],
         activity: ActivityPage | None = None,
@@ -76,7 +76,13 @@ class Executor:
         check_inputs: CheckInputs = no_check,
     ) -> None:
         self.device, self.job_id, self.job = device, job_id, job
-        self.store, self.corpus, self.post, self.faults, self.tell = store, corpus, post, faults, tell
+        self.store, self.corpus, self.messenger, self.faults, self.tell = (
+            store,
+            corpus,
+            messenger,
+            faults,
+            tell,
+        )
         self.activity = activity or ActivityPage()
         self.saving = Saving(device, job_id, job, store, corpus, writer or Inline(tell, faults), check_inputs)
         self.misread = False  # what it reads has changed: nothing more is to come of it
@@ -90,18 +96,18 @@ class Executor:
         self.check = Check(device, job_id, job, store, self.activity)
         guarded = bool(self.check.every)
         self.reducer = Reducer(
-            device, store, post, job.num_micro_batches, job.train.exact, guarded=guarded, aside=aside
+            device, store, messenger, job.num_micro_batches, job.train.exact, guarded=guarded, aside=aside
         )
-        self.copies = Copies(device, job.schedule.sum_copies, post, self.reducer)
+        self.copies = Copies(device, job.schedule.sum_copies, messenger, self.reducer)
         self.order: Order = ()
         self.sample_every = 0  # op times are told of rounds whose number it divides
         self.means = Means(
-            device, job, store, corpus, post, faults, self.activity, aside, timer=timer_of(store.device)
+            device, job, store, corpus, messenger, faults, self.activity, aside, timer=timer_of(store.device)
         )
         self.late = False
         self.now = self._passes(self._given(self.counters))
         self.speculative: SpeculativeUpdate | None = None
-        self.returned: dict[Key, Letter] = {}
+        self.returned: dict[Key, TensorMessage] = {}
         self.predictor = UpdatePredictor()
         self.precopy_source: PreCopySource | None = None
 
@@ -145,7 +151,7 @@ class Executor:
     def _begin(self, passes: Passes | None = None, donors: Mapping[int, str] = NO_DONORS) -> None:
         """Set up the next round: standing routes that touch no dead device. ``passes``: what was done of it already."""
         self.now = passes or self._passes(self._given(self.counters))
-        self.post.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.now.tag)
+        self.messenger.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.now.tag)
         self.now.board.forward_only = False
         self.now.contribute, self.now.copy_sums = self._between_layers, self._copy_sums
         self.reducer.begin(self.counters.round, self.now.board)
@@ -155,7 +161,7 @@ class Executor:
     def _passes(self, given: Given, *, forward_only: bool = False) -> Passes:
         return Passes(self.means, given, self.reducer, forward_only=forward_only)
 
-    def _given(self, counters: Counters, returned: dict[Key, Letter] | None = None) -> Given:
+    def _given(self, counters: Counters, returned: dict[Key, TensorMessage] | None = None) -> Given:
         """A round on the standing routes that touch no dead device."""
         standing = standing_routes(self.layout, self.detours, counters.round)
         routes = tuple(route for route in standing if not route.touches(self.dead))
@@ -221,11 +227,11 @@ class Executor:
         """Take in contributions and votes; whether there were any."""
         heard = False
         here = (self.commit.epoch, self.counters.round)
-        for key in self.post.waiting():
+        for key in self.messenger.waiting():
             if key[0] == "V":
-                letter = self.post.take(key)
-                assert letter is not None
-                vote = msgspec.msgpack.decode(letter.meta, type=Vote)
+                message = self.messenger.take(key)
+                assert message is not None
+                vote = msgspec.msgpack.decode(message.meta, type=Vote)
                 heard |= self.commit.hear(str(key[3]), int(key[1]), int(key[2]), vote)
             elif key[0] in COPY_KINDS:
                 heard |= self.copies.hear(key, self.dead)
@@ -233,11 +239,11 @@ class Executor:
                 at = (int(key[1]), int(key[2]))
                 if at[0] > here[0] or at[1] > here[1]:
                     continue  # from a peer that is ahead
-                letter = self.post.take(key)
-                assert letter is not None
+                message = self.messenger.take(key)
+                assert message is not None
                 if at == here:
-                    what = msgspec.msgpack.decode(letter.meta, type=Contribution)
-                    self.reducer.hear(int(key[3]), str(key[4]), what, letter.tensors)
+                    what = msgspec.msgpack.decode(message.meta, type=Contribution)
+                    self.reducer.hear(int(key[3]), str(key[4]), what, message.tensors)
                     heard = True
         return heard
 
@@ -275,7 +281,7 @@ class Executor:
         meta = msgspec.msgpack.encode(self.commit.own)
         key = ("V", self.commit.epoch, self.counters.round, self.device)
         for peer in sorted(self.commit.live - {self.device}):
-            self.post.send(peer, key, [], meta)
+            self.messenger.send(peer, key, [], meta)
 
     # ------------------------------------------------------------------ staggered update
 
@@ -306,7 +312,7 @@ class Executor:
         following = self._given(self.counters.after("applied"))
         self.speculative = SpeculativeUpdate(saved, self._passes(following, forward_only=True))
 
-    def _take_back(self) -> dict[Key, Letter]:
+    def _take_back(self) -> dict[Key, TensorMessage]:
         """Be where the device was before its speculative update. Returns what it was sent for the round that it had begun."""
         if self.speculative is None:
             return {}

@@ -21,7 +21,7 @@ from oobleckd.worker.round.redundant_forward import RedundantForwards
 from oobleckd.worker.round.round import Debts, Given, Graph, Means, Pieces, RoundClock, Work
 from oobleckd.worker.round.tasks import NO_LAYERS, Board, Kind, Task
 from oobleckd.worker.runtime.timing import Moment
-from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 
 class Passes:
@@ -44,7 +44,7 @@ class Passes:
         self.redundant_forwards = RedundantForwards(limit_bytes, means.redundant_bytes)
         self.redundant_work: Work | None = None
         self.returned = given.returned
-        self.taken: dict[Key, Letter] = {}
+        self.taken: dict[Key, TensorMessage] = {}
         self.clock = RoundClock()
         self.pieces: list[Piece] = []
         self.repaired = False
@@ -117,7 +117,7 @@ class Passes:
     def arrived(self, task: Task, kind: str) -> bool:
         """Whether the message that ``task`` waits for is here."""
         key = task.key(kind, self.tag, task.position)
-        return key in self.returned or self.means.post.has(key)
+        return key in self.returned or self.means.messenger.has(key)
 
     def given(self, task: Task, kind: str) -> bool:
         """Whether ``task`` has got the message, be it that it works on it."""
@@ -128,11 +128,11 @@ class Passes:
 
     def _input(self, task: Task, kind: str) -> Tensor:
         key = task.key(kind, self.tag, task.position)
-        letter = self.returned.pop(key, None) or self.means.post.take(key)
-        assert letter is not None
+        message = self.returned.pop(key, None) or self.means.messenger.take(key)
+        assert message is not None
         if self.board.forward_only:
-            self.taken[key] = letter
-        return letter.tensors[0]
+            self.taken[key] = message
+        return message.tensors[0]
 
     def _reach(self, point: str) -> None:
         self.means.faults.reach(point, self.counters.round)
@@ -301,7 +301,7 @@ class Passes:
         self.redundant_work = None
         self.redundant_forwards.clear()
 
-    # ------------------------------------------------------------------ sums and letters
+    # ------------------------------------------------------------------ sums and messages
 
     def _leaves(self, layer: int) -> list[Tensor]:
         return self.means.store.layers[layer].leaves
@@ -327,7 +327,7 @@ class Passes:
     def _send(self, task: Task, kind: str, tensor: Tensor) -> None:
         position = task.position + (1 if kind == "F" else -1)
         peer = task.route.segments[position].device
-        self.means.post.send(peer, task.key(kind, self.tag, position), [tensor])
+        self.means.messenger.send(peer, task.key(kind, self.tag, position), [tensor])
 
     # ------------------------------------------------------------------ failures
 
@@ -357,9 +357,9 @@ class Passes:
     def _readdress(self, task: Task, before: Task) -> None:
         """A gradient that has arrived for ``before`` is ``task``'s: who sent it may have nothing left to do."""
         key, old = (of.key("B", self.tag, of.position) for of in (task, before))
-        letter = self.returned.pop(old, None) or self.means.post.take(old)
-        if letter is not None:
-            self.returned[key] = letter
+        message = self.returned.pop(old, None) or self.means.messenger.take(old)
+        if message is not None:
+            self.returned[key] = message
 
     def _send_again(self, task: Task, before: Task, graph: Graph | None) -> None:
         """A hop beside this one is in new hands: what it was given it is given once more."""

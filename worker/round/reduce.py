@@ -24,7 +24,7 @@ from oobleckd.planner.plan import Layout
 from oobleckd.protocol.parts import Vote
 from oobleckd.worker import sums
 from oobleckd.worker.round.gather import Contribution, Gathered, Gathering, key_of
-from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.tasks import Board
 from oobleckd.worker.runtime.turn import Aside
 from oobleckd.worker.state.store import Store
@@ -56,7 +56,7 @@ class Reducer:
 
     device: str
     store: Store
-    post: Post
+    messenger: Messenger
     num_micro_batches: int
     exact: bool
     guarded: bool = False
@@ -107,7 +107,7 @@ class Reducer:
             for bucket in self.store.buckets
         }
         self.heard = {bucket: Gathered(self._sources(bucket), self.exact) for bucket in self.holders}
-        self.post.gather(Gathering(epoch, self.round, self.heard))
+        self.messenger.gather(Gathering(epoch, self.round, self.heard))
 
     def add(self, layer: int, micro_batch: int, grads: Mapping[int, Sequence[Tensor]]) -> None:
         """Weight gradients of (micro-batch, layer), by bucket, go into the ledger and the sums.
@@ -211,7 +211,7 @@ class Reducer:
         for peer in self.holders[bucket]:
             if peer != self.device:
                 key = key_of(self.epoch, self.round, bucket, self.device)
-                self.post.send(peer, key, tensors, msgspec.msgpack.encode(what))
+                self.messenger.send(peer, key, tensors, msgspec.msgpack.encode(what))
         self._take(bucket, self.device, what, tensors)
 
     def _own(self, bucket: int) -> tuple[Contribution, list[Tensor]]:

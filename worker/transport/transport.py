@@ -1,7 +1,7 @@
-"""Letters between device processes: Unix sockets on one host, TCP between hosts.
+"""Tensor messages between device processes: Unix sockets on one host, TCP between hosts.
 
 Owns the listeners, the peers and the reader threads: one per incoming link, and one writer thread per
-outgoing link (``outgoing``), so that a silent host holds up nobody else. A link carries letters one
+outgoing link (``outgoing``), so that a silent host holds up nobody else. A link carries messages one
 way; the other direction bears nothing but a goodbye. Knows nothing of steps and epochs: after a failure there
 is nothing to rebuild here, the dead are forgotten and the rest stays as it is.
 
@@ -28,7 +28,7 @@ from oobleckd.worker.runtime.deaths import is_out_of_memory
 from oobleckd.worker.runtime.errors import ends_the_process
 from oobleckd.worker.transport import handshake, sockets, wire
 from oobleckd.worker.transport.handshake import Greeting
-from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
 from oobleckd.worker.transport.outgoing import Outgoing
 
 _HANDSHAKE_S = 10.0
@@ -41,17 +41,17 @@ _log = logging.getLogger(__name__)
 
 
 class Inbox(Protocol):
-    """Where letters go, from any number of threads: a mailbox, or what sorts letters before it."""
+    """Where messages go, from any number of threads: a mailbox, or what sorts messages before it."""
 
-    def put(self, letter: Letter) -> None:
-        """Take a letter; never blocks. Raises WireError for one that nobody can have meant to send."""
+    def put(self, message: TensorMessage) -> None:
+        """Take a message; never blocks. Raises WireError for one that nobody can have meant to send."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Totals. ``dropped`` letters are among the sent; ``refused``: connections that proved nothing."""
+    """Totals. ``dropped`` messages are among the sent; ``refused``: connections that proved nothing."""
 
-    sent_letters: int = 0
+    sent_messages: int = 0
     sent_bytes: int = 0
     dropped: int = 0
     refused: int = 0
@@ -75,9 +75,9 @@ def _life(address: str, local: str) -> str:
 class Transport:
     """The transport of device ``device`` on host ``host``.
 
-    Letters land in ``inbox``. ``on_peer_lost(peer, why)`` is called, from one of the transport's
+    Tensor messages land in ``inbox``. ``on_peer_lost(peer, why)`` is called, from one of the transport's
     threads, once for each life of a configured peer whose link broke without a goodbye, after what it
-    had sent lies in the mailbox. ``room(key, bytes)`` is entered while a letter's tensors are read and it is put. ``handshake_s`` bounds how long a peer may take to become ready.
+    had sent lies in the mailbox. ``room(key, bytes)`` is entered while a message's tensors are read and it is put. ``handshake_s`` bounds how long a peer may take to become ready.
     Raises OSError when ``bind`` is no address of this host or ``local_dir`` cannot be used.
     """
 
@@ -112,7 +112,7 @@ class Transport:
         self._threads: set[threading.Thread] = set()
         self._strangers = 0
         self._closed = False
-        self._unblocked = threading.Event()  # not set: letters neither leave nor arrive (``block``)
+        self._unblocked = threading.Event()  # not set: messages neither leave nor arrive (``block``)
         self._unblocked.set()
         self._tcp = sockets.listen_tcp(bind)
         self.address = sockets.tcp_address(self._tcp)
@@ -164,15 +164,15 @@ class Transport:
     def send(
         self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"", *, later: bool = False
     ) -> bool:
-        """Send a letter; never blocks. ``later``: it leaves when no other does. False: dropped, as ``peer`` is unknown, forgotten, lost or left.
+        """Send a message; never blocks. ``later``: it leaves when no other does. False: dropped, as ``peer`` is unknown, forgotten, lost or left.
 
         Contiguous CPU tensors are not copied: they must not change until ``flush`` or an answer.
         Raises WireError for a dtype that has no form on the wire.
         """
-        frame = wire.letter_frame(key, tensors, meta)
+        frame = wire.message_frame(key, tensors, meta)
         with self._changed:
             link = self._link_to(peer)
-            self.counts.sent_letters += 1
+            self.counts.sent_messages += 1
             self.counts.sent_bytes += frame.num_bytes
         if link is not None and (link.send_later(key, frame) if later else link.send(frame)):
             return True
@@ -181,7 +181,7 @@ class Transport:
         return False
 
     def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
-        """Take back letters to ``peer`` that were to leave later and have not begun to; their keys."""
+        """Take back messages to ``peer`` that were to leave later and have not begun to; their keys."""
         with self._changed:
             known = self._known.get(peer)
             link = known.link if known is not None else None
@@ -191,7 +191,7 @@ class Transport:
         return taken
 
     def flush(self, timeout: float) -> bool:
-        """Wait until every letter is in the kernel's hands; False when ``timeout`` s were not enough."""
+        """Wait until every message is in the kernel's hands; False when ``timeout`` s were not enough."""
         deadline = time.monotonic() + timeout
         with self._changed:
             links = [known.link for known in self._known.values() if known.link is not None]
@@ -405,14 +405,14 @@ class Transport:
 
     def _read(self, sock: socket.socket, greeting: Greeting) -> None:
         why = None
-        reader = wire.LetterReader(sock, greeting.source)
+        reader = wire.MessageReader(sock, greeting.source)
         try:
             while (head := reader.head()) is not None:
                 with self._room(head.body.key, head.num_bytes):
-                    letter = reader.letter(head)
+                    message = reader.message(head)
                     self._unblocked.wait()
-                    self._inbox.put(letter)
-                del letter  # its memory is wanted again before the next one comes
+                    self._inbox.put(message)
+                del message  # its memory is wanted again before the next one comes
         except (OSError, EOFError, wire.WireError) as error:
             if is_out_of_memory(error):
                 raise

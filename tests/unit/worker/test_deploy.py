@@ -41,7 +41,7 @@ class Stop:
         self.source = Deployment(
             self.told(SOURCE),
             executor.store,
-            executor.post,
+            executor.messenger,
             RaisingFaults(SOURCE, tmp_path),
             precopy_source,
             None,
@@ -49,7 +49,7 @@ class Stop:
         self.target = Deployment(
             self.told(TARGET),
             self.target_store,
-            aside.post,
+            aside.messenger,
             RaisingFaults(TARGET, tmp_path),
             None,
             precopy_target,
@@ -64,7 +64,7 @@ class Stop:
         )
 
     def run(self) -> list[str]:
-        """To its end; the kinds of letters that were sent for it to the target."""
+        """To its end; the kinds of messages that were sent for it to the target."""
         self.source.start()
         self.target.start()
         arrived = self.before
@@ -76,7 +76,7 @@ class Stop:
             while self.aside.world.late:
                 self.aside.world.deliver_late()
         assert not self.target.awaited
-        return [str(letter.key[0]) for letter in self.aside.sent[self.before :]]
+        return [str(message.key[0]) for message in self.aside.sent[self.before :]]
 
     def check(self) -> None:
         store = self.aside.executor.store
@@ -114,7 +114,7 @@ def test_what_was_precopied_is_not_sent_again(aside: Aside, tmp_path: Path) -> N
 
 
 def test_what_is_on_its_way_is_waited_for(aside: Aside, tmp_path: Path) -> None:
-    """Letters keep their order on a link: the word that all was sent comes behind it."""
+    """Tensor messages keep their order on a link: the word that all was sent comes behind it."""
     aside.arrive(aside.sent[:-2])
     aside.replay()
     stop = Stop(aside, tmp_path, aside.executor.precopy_source, aside.precopy_target)
@@ -163,7 +163,7 @@ def test_what_was_taken_back_is_sent_as_it_is(reference, tmp_path: Path) -> None
     (*there, last) = aside.buckets
     precopy_source.buckets[TARGET] = there
     world.run()
-    aside.sent = [letter for letter in aside.sent if letter.key != (AHEAD, NUMBER, last)]
+    aside.sent = [message for message in aside.sent if message.key != (AHEAD, NUMBER, last)]
     aside.arrive(aside.sent)
     stop = Stop(aside, tmp_path, precopy_source, aside.precopy_target)
     assert stop.run() == [STATE, SENT]
@@ -175,8 +175,8 @@ def test_what_was_taken_back_is_sent_as_it_is(reference, tmp_path: Path) -> None
 
 def test_another_boundary_s_state_is_not_taken(aside: Aside, tmp_path: Path) -> None:
     """The source says that all was sent, and it was, of a state that is a round older than the stop."""
-    last = max(int(letter.key[3]) for letter in aside.sent if letter.key[0] == UPDATE)
-    aside.arrive([letter for letter in aside.sent if letter.key[0] != UPDATE or letter.key[3] != last])
+    last = max(int(message.key[3]) for message in aside.sent if message.key[0] == UPDATE)
+    aside.arrive([message for message in aside.sent if message.key[0] != UPDATE or message.key[3] != last])
     aside.replay()
     assert aside.precopy_target.round == aside.executor.counters.round - 1
     stop = Stop(aside, tmp_path, aside.executor.precopy_source, aside.precopy_target)

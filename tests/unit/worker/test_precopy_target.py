@@ -1,4 +1,4 @@
-"""Pre-copies at one source and one target: whatever the rounds come to and in whatever order letters arrive, the same bits."""
+"""Pre-copies at one source and one target: whatever the rounds come to and in whatever order messages arrive, the same bits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ran(world: World, source: str) -> Aside:
 
 
 def kinds(aside: Aside) -> list[str]:
-    return [str(letter.key[0]) for letter in aside.sent]
+    return [str(message.key[0]) for message in aside.sent]
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -53,14 +53,14 @@ def test_the_target_makes_the_source_s_updates(clipped, tmp_path: Path, source: 
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("seed", range(6))
-def test_letters_arrive_late_and_in_any_order(clipped, tmp_path: Path, seed: int) -> None:
+def test_messages_arrive_late_and_in_any_order(clipped, tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
     aside = ran(World(clipped[0], STAGES, seed, tmp_path), dice.choice(SOURCES))
-    letters = dice.sample(aside.sent, len(aside.sent))
-    while letters:
+    messages = dice.sample(aside.sent, len(aside.sent))
+    while messages:
         count = dice.randrange(1, 4)
-        aside.arrive(letters[:count])
-        letters = letters[count:]
+        aside.arrive(messages[:count])
+        messages = messages[count:]
         for _ in range(dice.randrange(4)):
             aside.precopy_target.advance()
     aside.replay()
@@ -121,8 +121,8 @@ def test_a_round_that_is_repeated_changes_exponents_alone(
     world = World(changed, STAGES, 3, tmp_path)
     aside = ran(world, "b1/0")
     assert aside.executor.counters.round > aside.executor.counters.step
-    updates = [letter for letter in aside.sent if letter.key[0] == UPDATE]
-    assert any(not letter.tensors for letter in updates)
+    updates = [message for message in aside.sent if message.key[0] == UPDATE]
+    assert any(not message.tensors for message in updates)
     aside.arrive(aside.sent)
     aside.replay()
     aside.check()
@@ -160,8 +160,8 @@ def test_floating_point_sums_are_no_other(tmp_path: Path, exact: bool) -> None:
 
 def test_what_is_missing_is_not_there(reference, tmp_path: Path) -> None:
     aside = ran(World(reference[0], STAGES, 0, tmp_path), "a0/0")
-    lost = next(letter for letter in aside.sent if letter.key[0] == UPDATE and letter.key[3] == 3)
-    aside.arrive([letter for letter in aside.sent if letter is not lost])
+    lost = next(message for message in aside.sent if message.key[0] == UPDATE and message.key[3] == 3)
+    aside.arrive([message for message in aside.sent if message is not lost])
     aside.replay()
     assert aside.here() is None
     assert aside.precopy_target.round == 3
@@ -200,7 +200,7 @@ def test_a_broken_link_ends_it_too(reference, tmp_path: Path) -> None:
 
 
 class Slow:
-    """A transport on which the last letters of a state have not left yet when all are told to hold; ``left`` have."""
+    """A transport on which the last messages of a state have not left yet when all are told to hold; ``left`` have."""
 
     def __init__(self, aside: Aside, left: int) -> None:
         self.aside, self.left = aside, left
@@ -208,9 +208,9 @@ class Slow:
 
     def recall(self, source: str, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
         assert (source, peer) == (self.aside.source, TARGET)
-        states = [letter for letter in self.aside.sent if letter.key[0] == STATE]
-        taken = [letter.key for letter in states[self.left :] if unwanted(letter.key)]
-        self.aside.sent = [letter for letter in self.aside.sent if letter.key not in taken]
+        states = [message for message in self.aside.sent if message.key[0] == STATE]
+        taken = [message.key for message in states[self.left :] if unwanted(message.key)]
+        self.aside.sent = [message for message in self.aside.sent if message.key not in taken]
         return taken
 
 
@@ -246,7 +246,9 @@ def test_beside_an_accelerator_all_waits_in_the_host_s_memory(reference, tmp_pat
     world = World(reference[0], STAGES, 0, tmp_path)
     aside = Aside(world, "b1/0")
     store = Store(world.spec, torch.device("meta"))
-    precopy_target = PreCopyTarget(NUMBER, world.job, store, aside.post, dict.fromkeys(aside.buckets, "b1/0"))
+    precopy_target = PreCopyTarget(
+        NUMBER, world.job, store, aside.messenger, dict.fromkeys(aside.buckets, "b1/0")
+    )
     aside.begin()
     world.run()
     aside.arrive(aside.sent[:-1])
@@ -282,7 +284,7 @@ def test_who_holds_begins_nothing(reference, tmp_path: Path) -> None:
     world = World(reference[0], STAGES, 0, tmp_path)
     aside = Aside(world, "b1/0")
     executor = aside.executor
-    precopy_source = PreCopySource(NUMBER, "b1/0", executor.post, {TARGET: list(aside.buckets)}, 9)
+    precopy_source = PreCopySource(NUMBER, "b1/0", executor.messenger, {TARGET: list(aside.buckets)}, 9)
     precopy_source.committed(executor.counters, executor.counters, executor.store, {}, hold=True)
     assert not precopy_source.began
     assert not aside.sent
@@ -340,7 +342,7 @@ def test_a_copy_that_comes_too_late_does_not_leave(reference, tmp_path: Path, la
     assert precopy_source.sent_to(TARGET) == frozenset()
 
 
-def test_letters_of_precopies_that_are_over_are_known() -> None:
+def test_messages_of_precopies_that_are_over_are_known() -> None:
     assert is_of((STATE, NUMBER, 0), NUMBER)
     assert is_of((UPDATE, NUMBER - 1, "a/0", 3), NUMBER)
     assert not is_of((STATE, NUMBER + 1, 0), NUMBER)

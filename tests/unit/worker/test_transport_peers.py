@@ -121,7 +121,7 @@ def test_nobody_at_the_address_is_a_loss_reported_once(make_device: MakeDevice, 
     assert a.transport.counts.dropped == 1
 
 
-def test_goodbye_is_no_loss_and_drops_later_letters(make_device: MakeDevice) -> None:
+def test_goodbye_is_no_loss_and_drops_later_messages(make_device: MakeDevice) -> None:
     a, b, c = make_device("a/0"), make_device("b/0"), make_device("c/0", "elsewhere")
     introduce(a, b, c)
     for one, other in ((a, "b/0"), (b, "a/0"), (c, "a/0")):
