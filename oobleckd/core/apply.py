@@ -156,9 +156,11 @@ def _incident(state: State, entry: IncidentOpened | IncidentClosed) -> None:
 
 
 def _lost(job: JobRecord, entry: EpochRaised) -> None:
-    """Who was given up may be back in the same life: it reads for the job no more all the same."""
+    """Who was given up may be back in the same incarnation: it reads for the job no more all the same."""
     job.dead = entry.dead
-    job.readers = {device: life for device, life in job.readers.items() if device not in entry.dead}
+    job.readers = {
+        device: incarnation for device, incarnation in job.readers.items() if device not in entry.dead
+    }
     if job.layout is not None:
         job.book.devices(entry.at, len(job.survivors()))
 
@@ -193,7 +195,12 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
 def _train(job: JobRecord, entry: _OfTraining) -> None:
     match entry:
         case LayoutDeployed():
-            job.layout, job.plan, job.lives, job.readers = entry.layout, entry.plan, entry.lives, entry.lives
+            job.layout, job.plan, job.incarnations, job.readers = (
+                entry.layout,
+                entry.plan,
+                entry.incarnations,
+                entry.incarnations,
+            )
             job.dead, job.settled, job.detours = (), (), None
             job.offered, job.counters = entry.offered, entry.counters
             job.deployed_at = entry.at if job.deployed_at is None else job.deployed_at

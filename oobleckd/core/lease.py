@@ -1,4 +1,4 @@
-"""How long the silence of one node may last before its life counts as over: learned from its own heartbeats.
+"""How long the silence of one node may last before its incarnation counts as over: learned from its own heartbeats.
 
 Owns the arithmetic of one lease. Pure; its times are those of the daemon's *waking* clock (``membership``),
 which stands still while the daemon itself was asleep. Nobody has to choose the length, so there is one that fits
@@ -20,7 +20,7 @@ _GAIN, _FADE = 1 / 8, 1 / 1024
 
 @dataclass(slots=True)
 class Lease:
-    """The lease of one life. ``heard``: its last word. ``witnessed``: the last proof of its life by others.
+    """The lease of one incarnation. ``heard``: its last word. ``witnessed``: the last proof by others that it is alive.
 
     ``most_s`` bounds every silence: of an agent whose devices are proven to be alive as well. ``heartbeat_s`` is the distance
     that agents are told to keep: heartbeats that come closer have waited for each other, on their way or for a daemon that

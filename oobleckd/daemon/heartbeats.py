@@ -55,7 +55,7 @@ Peer = TypeVar("Peer", bound=Connection)
 
 @dataclass(slots=True, eq=False)
 class _Session(Generic[Peer]):
-    """What one Welcome opened, for the life that its Hello told of, whose ``heartbeat`` it is. ``address``: where its newest datagram came from.
+    """What one Welcome opened, for the incarnation that its Hello told of, whose ``heartbeat`` it is. ``address``: where its newest datagram came from.
     ``answered_at``: when its last answer came.
     """
 

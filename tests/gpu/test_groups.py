@@ -39,7 +39,7 @@ class Two:
             self.start(name)
 
     def start(self, name: str) -> None:
-        """A process for ``name``: a new life if there was one."""
+        """A process for ``name``: a new incarnation if there was one."""
         self.members[name] = Member(name, self.directory, self.places[name], gpu.BACKEND)
         self.peers[name] = self.members[name].hear(Peer)
 

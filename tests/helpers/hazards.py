@@ -242,7 +242,7 @@ class Hazards:
         return self._restart(None)
 
     def jump(self) -> bool:
-        """The same, and its next life has another clock."""
+        """The same, and its next incarnation has another clock."""
         return self._restart(self.dice.choice([-1, 1]) * self.dice.choice([2.0, 3600.0, 400 * _DAY_S]))
 
     def stall(self) -> bool:

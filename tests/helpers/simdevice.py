@@ -91,11 +91,11 @@ class SimActivity(ActivityPage):
 
 
 class SimDevice(DeviceProcess):
-    """One life of one device."""
+    """One incarnation of one device."""
 
     def __init__(self, world: World, node: SimNode, name: str) -> None:
         self.world, self.node, self.name = world, node, name
-        self.life = f"life-{next(world.lives)}"
+        self.incarnation = f"incarnation-{next(world.incarnations)}"
         self.alive, self.busy, self.busy_s = True, False, 0.0
         self.followed = 0  # tasks of the planner's order
         self.ahead = 0  # layers of forward passes that were run for another device
@@ -206,7 +206,7 @@ class SimDevice(DeviceProcess):
         self.after(seconds, self._worked, act, args)
 
     def after(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
-        """In so many seconds, if this life goes on; later where the process is stopped by then."""
+        """In so many seconds, if this incarnation goes on; later where the process is stopped by then."""
         self.world.after(seconds, self.node.host.call, self._living, act, args)
 
     def _living(self, act: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -255,7 +255,7 @@ class SimDevice(DeviceProcess):
     def _tell_up(self) -> None:
         self.known = DeviceInfo(
             self.name, "cpu", "cpu", 0, self.transport.address, "", 1, self.job_id, self.layout.epoch,
-            self.commit.answered, self.counters.step, self.counters.round, self.holding or (self.executor is not None and self.executor.misread), self.life,
+            self.commit.answered, self.counters.step, self.counters.round, self.holding or (self.executor is not None and self.executor.misread), self.incarnation,
             self.world.rounds_apart.get(self.name, ""),
         )  # fmt: skip
 

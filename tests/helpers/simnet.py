@@ -44,13 +44,13 @@ _LATEST_S = 3.0  # after a cut until TCP sends again, at most
 
 @dataclass(eq=False, kw_only=True)
 class Wire(Connection):
-    """A connection of ``agent`` to one life of the daemon. Each end learns of its end for itself.
+    """A connection of ``agent`` to one incarnation of the daemon. Each end learns of its end for itself.
 
     ``broken``: what is on its way is gone. ``up``, ``down``: when the newest message in that direction arrives.
     """
 
     agent: SimNode
-    daemon_life: int
+    daemon_incarnation: int
     agent_open: bool = True
     daemon_open: bool = True
     broken: bool = False
@@ -59,7 +59,7 @@ class Wire(Connection):
 
 
 class Network:
-    """``connections``: those that the daemon in its present life has heard of. ``cuts``: (from, to) -> until when nothing
+    """``connections``: those that the daemon in its present incarnation has heard of. ``cuts``: (from, to) -> until when nothing
     gets there; ``lags``: (from, to) -> (seconds more on the way, until when). Ends are nodes, or ``DAEMON``.
 
     ``codec``: messages of agents and daemon are encoded and decoded on their way.
@@ -127,7 +127,7 @@ class Network:
     # ------------------------------------------------------------------ between devices
 
     def carry(self, link: Link, message: TensorMessage) -> None:
-        """Lost with the link, or with either life unless it was on its way already."""
+        """Lost with the link, or with either incarnation unless it was on its way already."""
         source, target = link.source.sim.node.name, link.target.sim.node.name
         link.arrival = max(self._arrival(source, target, _DEVICES_S), link.arrival)
         self.world.at(link.arrival, link.target.sim.node.host.call, self._arrive, link, message)
@@ -175,7 +175,7 @@ class Network:
 
     def open(self, node: SimNode) -> Wire:
         """A new connection of an agent to the daemon that is there."""
-        return Wire(agent=node, daemon_life=self.world.daemon.life)
+        return Wire(agent=node, daemon_incarnation=self.world.daemon.incarnation)
 
     def to_daemon(self, node: SimNode, message: Any) -> None:
         """An agent says something."""
@@ -196,7 +196,7 @@ class Network:
         # What a dead agent had sent still arrives; what was sent over a connection that broke does not.
         if connection.broken or not connection.daemon_open:
             return
-        if connection.daemon_life != self.world.daemon.life:
+        if connection.daemon_incarnation != self.world.daemon.incarnation:
             return
         if not isinstance(message, Hello):
             self.connections.heard(connection, message)
@@ -254,7 +254,7 @@ class Network:
         if not connection.daemon_open:
             return
         connection.daemon_open = False
-        if connection.daemon_life == self.world.daemon.life:
+        if connection.daemon_incarnation == self.world.daemon.incarnation:
             self.connections.closed(connection)
 
     def _agent_silent(self, connection: Wire) -> None:

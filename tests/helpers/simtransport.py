@@ -1,9 +1,9 @@
 """Links between simulated devices, as ``oobleckd.worker.transport.transport`` has them.
 
 What can happen to a link there, and so here: messages on one link keep their order, whatever their delay, but those that can wait, which keep their
-own; messages on two links overtake each other. A link that breaks takes with it what was on its way, and is not made again in this life of
+own; messages on two links overtake each other. A link that breaks takes with it what was on its way, and is not made again in this incarnation of
 the peer until both are deployed anew; each end finds out for itself, one perhaps seconds after the other, and tells
-its agent of a peer's life once. Nothing is sent twice, and nothing is lost from a link that holds.
+its agent of a peer's incarnation once. Nothing is sent twice, and nothing is lost from a link that holds.
 
 Owns the ends of links. How long a message takes is the network's.
 """
@@ -27,7 +27,7 @@ _DRAIN_S = 1.0  # for which the sender of a broken link goes on reading what com
 
 @dataclass(eq=False)
 class Link:
-    """One way from a device to a life of a peer. It opens once that one has the sender's newest secret and has not forgotten
+    """One way from a device to an incarnation of a peer. It opens once that one has the sender's newest secret and has not forgotten
     the sender, who asks again and again.
 
     ``closed``: nothing on it arrives any more. ``ended``: its sender has, in order; what waits for it to open is dropped. ``arrival``: when the newest message on it arrives; ``late`` are those that can wait.
@@ -53,10 +53,10 @@ class Waiting:
 
 
 class SimTransport:
-    """Links to peers by address, which tells their lives apart."""
+    """Links to peers by address, which tells their incarnations apart."""
 
     def __init__(self, sim: SimDevice) -> None:
-        self.sim, self.device, self.address = sim, sim.name, f"{sim.name}:{sim.life}"
+        self.sim, self.device, self.address = sim, sim.name, f"{sim.name}:{sim.incarnation}"
         self.known: dict[str, str] = {}
         self.links: dict[str, Link] = {}
         self.lost: set[str] = set()  # known peers whose links broke

@@ -184,10 +184,10 @@ def links_never_break(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Machine, "_link_down", lambda _self, _message: None)
 
 
-def any_life_will_do(patch: pytest.MonkeyPatch) -> None:
-    """A device that began a new life is taken for the one that held the layers."""
+def any_incarnation_will_do(patch: pytest.MonkeyPatch) -> None:
+    """A device that began a new incarnation is taken for the one that held the layers."""
 
-    def living(self: Membership, device: str, _life: str) -> bool:
+    def living(self: Membership, device: str, _incarnation: str) -> bool:
         node = self.nodes.get(node_of(device))
         return node is not None and node.alive and device not in node.fallen
 
@@ -231,7 +231,7 @@ BUGS: dict[Plant, int] = {
     a_commit_of_some: 6,
     nobody_is_asked_again: 8,
     links_never_break: 4,
-    any_life_will_do: 15,
+    any_incarnation_will_do: 15,
     leases_run_while_we_sleep: 15,
     no_gap_after_a_restart: 41,
     nothing_waits_for_the_disk: 0,

@@ -24,6 +24,7 @@ RETIRED = {
     "beforehand": "pre-copy",
     "blast": "impact",
     "letter": "tensor message",
+    "new life": "new incarnation",
     "plane": "group manager",
     "pulse": "activity page",
     "road": "backend",

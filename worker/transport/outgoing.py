@@ -1,4 +1,4 @@
-"""The link on which a device sends to one life of a peer.
+"""The link on which a device sends to one incarnation of a peer.
 
 Owns the socket, the queues and the writer thread, which dials at the first message and then also watches
 for the peer's goodbye or end. What the socket takes at once is written by the sender's own thread:

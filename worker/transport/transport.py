@@ -5,7 +5,7 @@ outgoing link (``outgoing``), so that a silent host holds up nobody else. A link
 way; the other direction bears nothing but a goodbye. Knows nothing of steps and epochs: after a failure there
 is nothing to rebuild here, the dead are forgotten and the rest stays as it is.
 
-A **life** of a peer is one process of that name, told by its addresses.
+An **incarnation** of a peer is one process of that name, told by its addresses.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class Counts:
 
 @dataclass(slots=True)
 class _Known:
-    """A peer as ``configure`` named it, with which secret. ``lost``: it was reported in this life."""
+    """A peer as ``configure`` named it, with which secret. ``lost``: it was reported in this incarnation."""
 
     peer: Peer
-    life: str
+    incarnation: str
     secret: int
     link: Outgoing | None = None
     lost: bool = False
 
 
-def _life(address: str, local: str) -> str:
+def _incarnation(address: str, local: str) -> str:
     return f"{address} {local}"
 
 
@@ -76,7 +76,7 @@ class Transport:
     """The transport of device ``device`` on host ``host``.
 
     Tensor messages land in ``inbox``. ``on_peer_lost(peer, why)`` is called, from one of the transport's
-    threads, once for each life of a configured peer whose link broke without a goodbye, after what it
+    threads, once for each incarnation of a configured peer whose link broke without a goodbye, after what it
     had sent lies in the mailbox. ``room(key, bytes)`` is entered while a message's tensors are read and it is put. ``handshake_s`` bounds how long a peer may take to become ready.
     Raises OSError when ``bind`` is no address of this host or ``local_dir`` cannot be used.
     """
@@ -132,7 +132,7 @@ class Transport:
     def configure(self, peers: Mapping[str, Peer], secret: bytes, anew: Collection[str] = ()) -> None:
         """Add or update ``peers``; ``secret`` opens new links, old links stay, but those to ``anew`` of them.
 
-        A peer that was forgotten, said goodbye or was lost gets another chance. A peer in a new life
+        A peer that was forgotten, said goodbye or was lost gets another chance. A peer in a new incarnation
         replaces the old one, whose links are closed. What an old link from ``anew`` still brings is taken in, and its end says nothing.
         """
         with self._changed:
@@ -144,7 +144,7 @@ class Transport:
                 del self._secrets[next(iter(self._secrets))]
             before = [self._known.pop(name) for name in sorted(anew) if name in self._known]
             for known in before:
-                self._dismissed.update(self._incoming.get(known.life, ()))
+                self._dismissed.update(self._incoming.get(known.incarnation, ()))
             replaced = [x for n, peer in peers.items() if (x := self._set_peer(n, peer)) is not None]
             self._changed.notify_all()
         for known in before:
@@ -157,7 +157,7 @@ class Transport:
         """Close all links to ``peers``, drop what is queued for them, and let them in no more."""
         with self._changed:
             gone = [self._known.pop(name) for name in peers if name in self._known]
-            self._forgotten.update(known.life for known in gone)
+            self._forgotten.update(known.incarnation for known in gone)
         for known in gone:
             self._close_links(known)
 
@@ -239,20 +239,20 @@ class Transport:
         """Enter ``peer``; what it replaces. Under the lock."""
         if name == self.device:
             return None
-        life = _life(peer.address, peer.local)
-        self._forgotten.discard(life)
-        self._left.discard(life)
+        incarnation = _incarnation(peer.address, peer.local)
+        self._forgotten.discard(incarnation)
+        self._left.discard(incarnation)
         old = self._known.get(name)
-        if old is not None and old.life == life and not old.lost:
+        if old is not None and old.incarnation == incarnation and not old.lost:
             return None
         newest = next(reversed(self._secrets))
-        self._known[name] = _Known(peer, life, self._numbers[newest])
-        return old if old is not None and old.life != life else None
+        self._known[name] = _Known(peer, incarnation, self._numbers[newest])
+        return old if old is not None and old.incarnation != incarnation else None
 
     def _link_to(self, name: str) -> Outgoing | None:
         """The link on which to send to ``name``, new if need be. Under the lock."""
         known = self._known.get(name)
-        if known is None or known.lost or known.life in self._left:
+        if known is None or known.lost or known.incarnation in self._left:
             return None
         if known.link is None:
             known.link = Outgoing(
@@ -269,14 +269,14 @@ class Transport:
     def _greet(self, sock: socket.socket, target: str) -> None:
         with self._changed:
             secret = next(reversed(self._secrets.values()))
-        life = _life(self.address, self.local)
-        handshake.connect(sock, source=self.device, life=life, target=target, secret=secret)
+        incarnation = _incarnation(self.address, self.local)
+        handshake.connect(sock, source=self.device, incarnation=incarnation, target=target, secret=secret)
 
     def _close_links(self, known: _Known) -> None:
         if known.link is not None:
             known.link.stop()
         with self._changed:
-            incoming = list(self._incoming.get(known.life, ()))
+            incoming = list(self._incoming.get(known.incarnation, ()))
             self._dismissed.update(incoming)
         for sock in incoming:
             _say_goodbye(sock)
@@ -287,10 +287,12 @@ class Transport:
             if known is None or known.link is not link:
                 return  # the peer may be configured again by now: an end of before says nothing of its new links
             if why is None:
-                self._left.add(known.life)
+                self._left.add(known.incarnation)
             else:
                 # A dead process' sockets close one after the other: first read what it has sent us.
-                self._changed.wait_for(lambda: not self._incoming.get(known.life) or self._closed, _DRAIN_S)
+                self._changed.wait_for(
+                    lambda: not self._incoming.get(known.incarnation) or self._closed, _DRAIN_S
+                )
         self._ended(name, known, why)
 
     def _ended(self, name: str, known: _Known, why: str | None) -> None:
@@ -299,7 +301,7 @@ class Transport:
             if self._closed or self._known.get(name) is not known or known.lost:
                 return
             link, known.link = known.link, None
-            if known.life not in self._left:
+            if known.incarnation not in self._left:
                 known.lost = True
         if link is not None:
             link.stop()
@@ -381,8 +383,8 @@ class Transport:
             if self._is_of_before(greeting):
                 self._dismissed.add(sock)
             else:
-                self._left.discard(greeting.life)
-            self._incoming.setdefault(greeting.life, set()).add(sock)
+                self._left.discard(greeting.incarnation)
+            self._incoming.setdefault(greeting.incarnation, set()).add(sock)
         return greeting
 
     def _is_of_before(self, greeting: Greeting) -> bool:
@@ -391,13 +393,15 @@ class Transport:
         """
         known = self._known.get(greeting.source)
         return (
-            known is not None and known.life == greeting.life and self._numbers[greeting.key] < known.secret
+            known is not None
+            and known.incarnation == greeting.incarnation
+            and self._numbers[greeting.key] < known.secret
         )
 
     def _find_secret(self, greeting: Greeting) -> bytes | None:
         # A peer may hear of a new layout, and connect, a little before we do.
         def known() -> bool:
-            return greeting.key in self._secrets and greeting.life not in self._forgotten
+            return greeting.key in self._secrets and greeting.incarnation not in self._forgotten
 
         with self._changed:
             self._changed.wait_for(lambda: known() or self._closed, self._handshake_s / 2)
@@ -419,18 +423,18 @@ class Transport:
             why = str(error) or type(error).__name__
         self._unblocked.wait()
         with self._changed:
-            links = self._incoming[greeting.life]
+            links = self._incoming[greeting.incarnation]
             links.discard(sock)
             if not links:
-                del self._incoming[greeting.life]
+                del self._incoming[greeting.incarnation]
             # As in ``_outgoing_ended``: the end of a link that we closed ourselves, be it the goodbye of one who closed it, too.
             dismissed = sock in self._dismissed
             self._dismissed.discard(sock)
             if why is None and not dismissed:
-                self._left.add(greeting.life)
+                self._left.add(greeting.incarnation)
             known = self._known.get(greeting.source)
             self._changed.notify_all()
-        if not dismissed and known is not None and known.life == greeting.life:
+        if not dismissed and known is not None and known.incarnation == greeting.incarnation:
             self._ended(greeting.source, known, why)
 
 

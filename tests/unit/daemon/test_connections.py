@@ -7,7 +7,7 @@ import pytest
 from oobleckd.daemon.connections import MOST_EARLY, Connection, Connections
 from oobleckd.protocol.messages import PROTOCOL, FromWorker, Heartbeat, Hello
 
-HELLO = Hello(PROTOCOL, "n", "life.1", "host", True, ())
+HELLO = Hello(PROTOCOL, "n", "incarnation.1", "host", True, ())
 
 
 class Listener:
@@ -55,7 +55,7 @@ def test_late_words_of_an_older_connection_do_not_count() -> None:
     for connection in (old, new):
         listener.connections.introduced(connection, "n", HELLO)
     listener.heard.clear()
-    listener.connections.heard(old, Heartbeat("life.0"))
+    listener.connections.heard(old, Heartbeat("incarnation.0"))
     assert listener.heard == []
     assert old.replaced
 

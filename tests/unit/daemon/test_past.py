@@ -88,7 +88,7 @@ def test_any_moment_has_the_snapshot_before_it_and_what_came_since(tmp_path: Pat
         assert [each.at for each in found.schedules] == [1000.0, 1030.0], "and the last one before"
         assert store.read(1060.0, 0.0).snapshot.seq == 60
     with store_in(tmp_path) as again:
-        assert again.read(1047.0, 10.0) == found, "another life of the daemon has it, too"
+        assert again.read(1047.0, 10.0) == found, "another incarnation of the daemon has it, too"
 
 
 def test_a_moment_before_the_beginning_and_one_after_the_end(tmp_path: Path) -> None:

@@ -42,9 +42,13 @@ def test_sums_of_many_peers_take_the_memory_of_two(make_device: MakeDevice) -> N
 def half_sent(device: Device, source: Device, key: tuple[str | int, ...]) -> socket.socket:
     """A link from ``source`` on which a message has begun to come, and stops."""
     sock = dial(device)
-    life = f"{source.transport.address} {source.transport.local}"
+    incarnation = f"{source.transport.address} {source.transport.local}"
     handshake.connect(
-        sock, source=source.transport.device, life=life, target=device.transport.device, secret=SECRET
+        sock,
+        source=source.transport.device,
+        incarnation=incarnation,
+        target=device.transport.device,
+        secret=SECRET,
     )
     one, other = socket.socketpair()
     with one, other:

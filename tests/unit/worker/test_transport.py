@@ -127,11 +127,15 @@ def test_a_peer_that_does_not_read_holds_up_nobody_else(make_device: MakeDevice)
 
 def test_a_damaged_frame_is_a_loss(make_device: MakeDevice) -> None:
     b = make_device("b/0")
-    life = Peer("127.0.0.1:1", "/nowhere", "far")
-    b.transport.configure({"a/0": life}, SECRET)
+    incarnation = Peer("127.0.0.1:1", "/nowhere", "far")
+    b.transport.configure({"a/0": incarnation}, SECRET)
     with dial(b) as sock:
         handshake.connect(
-            sock, source="a/0", life=f"{life.address} {life.local}", target="b/0", secret=SECRET
+            sock,
+            source="a/0",
+            incarnation=f"{incarnation.address} {incarnation.local}",
+            target="b/0",
+            secret=SECRET,
         )
         sock.sendall(b"\0" * 64)
         b.until(lambda: bool(b.lost))

@@ -1,4 +1,4 @@
-"""Who is a peer: gone, forgotten, named again, in a new life; whose end is reported, and whose is not."""
+"""Who is a peer: gone, forgotten, named again, in a new incarnation; whose end is reported, and whose is not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_new_secret_leaves_old_links_open(make_device: MakeDevice) -> None:
     assert a.lost == b.lost == []
 
 
-def test_a_new_life_replaces_the_old_one(make_device: MakeDevice, tmp_path: Path) -> None:
+def test_a_new_incarnation_replaces_the_old_one(make_device: MakeDevice, tmp_path: Path) -> None:
     a, old = make_device("a/0"), Device("b/0", tmp_path / "old")
     introduce(a, old)
     old.transport.send("a/0", ("f", 1), [])
