@@ -204,7 +204,7 @@ class Schedule(_Table, frozen=True):
     boundary_memory: Annotated[
         str | int,
         Meta(
-            description="Bytes that a device may use to keep what it sent to its neighbours until the step is committed "
+            description="Bytes of a device's boundary cache, which keeps what it sent to its neighbours until the step is committed "
             "(beside a GPU: of the host's memory), so that only a lost device's own work is done again; 0: none."
         ),
     ] = "1GiB"

@@ -95,7 +95,7 @@ class SimDevice(DeviceProcess):
 
     def __init__(self, world: World, node: SimNode, name: str) -> None:
         self.world, self.node, self.name = world, node, name
-        self.incarnation = f"incarnation-{next(world.incarnations)}"
+        self.incarnation = f"incarnation-{next(world.numbers)}"
         self.alive, self.busy, self.busy_s = True, False, 0.0
         self.followed = 0  # tasks of the planner's order
         self.ahead = 0  # layers of forward passes that were run for another device

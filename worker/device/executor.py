@@ -449,7 +449,7 @@ class Executor:
                 self.commit.heard(),
                 self.commit.last,
                 self.holding,
-                self.now.board.hops(frozen, self.now.given, self.now.kept.has),
+                self.now.board.hops(frozen, self.now.given, self.now.boundary_cache.has),
             )
         )
         self.faults.reach("frozen", self.counters.round)

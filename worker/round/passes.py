@@ -40,7 +40,7 @@ class Passes:
         self.debts: dict[Task, Debts] = {}
         self.under_way: Work | None = None
         self.halted: dict[tuple[Kind, Task], Work] = {}
-        self.kept = BoundaryCache(means.job.schedule.boundary_bytes)
+        self.boundary_cache = BoundaryCache(means.job.schedule.boundary_bytes)
         self.redundant_forwards = RedundantForwards(limit_bytes, means.redundant_bytes)
         self.redundant_work: Work | None = None
         self.returned = given.returned
@@ -322,7 +322,7 @@ class Passes:
     def _pass_on(self, task: Task, kind: str, tensor: Tensor) -> None:
         tensor = tensor.contiguous()
         self._send(task, kind, tensor)
-        self.kept.put(kind, task, tensor)
+        self.boundary_cache.put(kind, task, tensor)
 
     def _send(self, task: Task, kind: str, tensor: Tensor) -> None:
         position = task.position + (1 if kind == "F" else -1)
@@ -362,18 +362,18 @@ class Passes:
             self.returned[key] = message
 
     def _send_again(self, task: Task, before: Task, graph: Graph | None) -> None:
-        """A hop beside this one is in new hands: what it was given it is given once more."""
+        """A hop beside this one is in new hands: what was sent to it is sent again, from the boundary cache."""
         position, reached, device = task.position, task.route.reached, self.means.store.device
         if reached[position] >= FORWARD and not task.last and reached[position + 1] == NOTHING:
             self._send(task, "F", self._activations(before, graph))
         waited_for = task.sends_back and reached[position - 1] < BACKWARD
-        if reached[position] >= BACKWARD and waited_for and self.kept.has("B", before):
-            self._send(task, "B", self.kept.get("B", before, device))
+        if reached[position] >= BACKWARD and waited_for and self.boundary_cache.has("B", before):
+            self._send(task, "B", self.boundary_cache.get("B", before, device))
 
     def _activations(self, task: Task, graph: Graph | None) -> Tensor:
         """What came out of ``task``: as it was sent, or, where it was run ahead, as it is in the graph."""
-        if self.kept.has("F", task):
-            return self.kept.get("F", task, self.means.store.device)
+        if self.boundary_cache.has("F", task):
+            return self.boundary_cache.get("F", task, self.means.store.device)
         assert graph is not None, "a decision counts on what was told to be there"
         return self._out(graph)
 

@@ -1,6 +1,6 @@
 """Copies of gradient sums with peers, so that what a device has summed up in a round does not die with it.
 
-What was given to a lost device is kept by its neighbours (``boundary_cache``), what it had added up is not. So a device sends its sums
+What was sent to a lost device is in its neighbours' boundary caches, what it had added up is not. So a device sends its sums
 a few times in a round to the next holder of the same layers. Where it dies, that one adds the last copy to its own and
 says so in its ledger: sums do not depend on their grouping, so no bit shows it (``sums``), and the daemon sees the micro-batches
 as done.
