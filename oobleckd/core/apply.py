@@ -45,7 +45,7 @@ from oobleckd.core.entries import (
     noted,
 )
 from oobleckd.core.state import (
-    LEAST_KEPT,
+    MIN_KEPT,
     RECENT_DEATHS,
     RECENT_STEPS,
     Expected,
@@ -231,7 +231,7 @@ def _train(job: JobRecord, entry: _OfTraining) -> None:
 
 def _keep(job: JobRecord, new: KeptCheckpoint) -> None:
     """The newest are on the disk, and the newest of which it is known that its text was right; that from which the job goes on is known."""
-    older, kept = job.kept, [*job.kept, new][-max(LEAST_KEPT, job.spec.checkpoint.keep) :]
+    older, kept = job.kept, [*job.kept, new][-max(MIN_KEPT, job.spec.checkpoint.keep) :]
     checked = [each for each in older if each.checked][-1:]
     base = [each for each in older if each.directory == job.source and not each.checked]
     job.kept = [*(each for each in (*checked, *base) if each not in kept), *kept]

@@ -5,7 +5,7 @@ such a node that has not come back after a restart of this daemon. Where others 
 as ever: that costs nothing. Where an end is certain (a process that exited, a link that closed and that a peer lost, too) nobody waits.
 
 The rollback costs the steps since the last checkpoint and a deployment. Whoever waits for as long as that, and in vain, has paid twice at most, and
-never more than ``MOST_S``.
+never more than ``MAX_S``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from oobleckd.protocol.api import ReasonView
 from oobleckd.protocol.changes import LastCopyAwaited, NodeSaid
 from oobleckd.protocol.messages import DeviceAwake, DeviceStopped, EndStopped, Wake
 
-MOST_S = 60.0
+MAX_S = 60.0
 DEPLOY_S = 5.0
 """A rollback besides the steps, until this job has had one: plan, processes, weights."""
 RESTART_S = 10.0
 """More, where the plan needs the node itself, whose devices are to start anew first."""
-_LEAST_S = 2.0  # for SIGCONT to take, however long it has been stopped by now
+_MIN_S = 2.0  # for SIGCONT to take, however long it has been stopped by now
 _LOOK_S = 0.1
 ENDS = frozenset({"sigkill", "sigterm", "agent-only", "device", "host"})
 """Of ``kill-node``: what ends a wait."""
@@ -59,7 +59,7 @@ def on_stopped(core: Core, node: str, message: DeviceStopped) -> None:
         since = core.now - message.stopped_s
         member.suspect_at = since if member.suspect_at is None else min(since, member.suspect_at)
         budget_s = _rollback_s(core, run, [node], ended=False)
-        left_s = max(_LEAST_S, budget_s - max(0.0, message.stopped_s - 1.0))
+        left_s = max(_MIN_S, budget_s - max(0.0, message.stopped_s - 1.0))
         wait = Wait(layers, since, core.members.waking(core.now) + left_s, 0.0, message.device_incarnation)
         _begin(core, run, device, wait, f"is stopped ({message.evidence})", "sent SIGCONT, ", left_s)
     if wait is None or core.members.waking(core.now) >= wait.until:
@@ -246,17 +246,17 @@ def _steps_back(job: JobRecord) -> int:
 
 
 def _rollback_s(core: Core, run: Run, nodes: Collection[str], *, ended: bool) -> float:
-    """Seconds that the rollback is modelled to cost, ``MOST_S`` at most. ``ended``: the nodes are given up, so if too few others are left there is
+    """Seconds that the rollback is modelled to cost, ``MAX_S`` at most. ``ended``: the nodes are given up, so if too few others are left there is
     nothing better to do than to wait.
     """
     job = run.job
     few = len(core.candidates(job, nodes)) < job.n0
     if few and ended:
-        return MOST_S
+        return MAX_S
     took = [view.total_s for view in core.state.incidents.values() if view.job == job.id and view.steps_lost]
     deploy_s = statistics.median(took) if took else DEPLOY_S
     redo_s = _steps_back(job) * failures.step_s(job)
-    return min(MOST_S, redo_s + deploy_s + (RESTART_S if few and not took else 0.0))
+    return min(MAX_S, redo_s + deploy_s + (RESTART_S if few and not took else 0.0))
 
 
 def _what(wait: Wait) -> str:

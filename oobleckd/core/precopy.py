@@ -20,7 +20,7 @@ from oobleckd.protocol.messages import PreCopied, PreCopy
 
 PATIENCE = 4.0
 """Times what is modelled that copies are waited for: a link that others use as well, or a target that is always busy, takes so much longer or never ends."""
-LEAST_S, LEAST_STEPS = 10.0, 8
+MIN_S, MIN_STEPS = 10.0, 8
 """So many seconds, and steps, are waited at least, as whoever joins has a model to open first. Training goes on, so a wait in vain costs little."""
 LAST_ROUNDS = 8
 """For so many rounds sources go on after that: the boundary at which all hold is a round or two away, more where rounds are repeated."""
@@ -55,8 +55,8 @@ def _begin(core: Core, run: Run, proposal: Proposal, incarnations: dict[str, str
     assert job.layout is not None
     forget(core, run, besides=devices)
     step_s = failures.step_s(job) or proposal.plan.step_s
-    wait_s = max(LEAST_S, PATIENCE * proposal.precopy_s)
-    steps = max(LEAST_STEPS, math.ceil(wait_s / step_s)) if step_s > 0 else LEAST_STEPS
+    wait_s = max(MIN_S, PATIENCE * proposal.precopy_s)
+    steps = max(MIN_STEPS, math.ceil(wait_s / step_s)) if step_s > 0 else MIN_STEPS
     num_bytes = sum(copy.num_bytes for copy in proposal.transfers)
     text = f"{job.id}: {size_of(num_bytes)} are pre-copied, training goes on: {proposal.reason}"
     core.announce(text, CopiesBegun(job.id, num_bytes), (f"job:{job.id}",))

@@ -26,7 +26,7 @@ from oobleckd.protocol.parts import Counters, FailureCause
 HISTORY = 5000
 RECENT_STEPS = 20
 RECENT_DEATHS = 20
-LEAST_KEPT = 2
+MIN_KEPT = 2
 """Complete checkpoints that are on the disk whatever ``checkpoint.keep`` says: the newest, and the one that was it before."""
 
 

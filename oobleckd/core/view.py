@@ -357,10 +357,10 @@ def step_views(job: JobRecord, since: int = 0) -> list[StepView]:
     return [_step_view(step) for step in job.steps if step.step + 1 >= since]
 
 
-def steps_by(job: JobRecord, at: float, most: int) -> list[StepView]:
-    """The newest ``most`` steps that were committed by ``at``, in POSIX seconds; what a rollback took is not among them."""
+def steps_by(job: JobRecord, at: float, max_steps: int) -> list[StepView]:
+    """The newest ``max_steps`` steps that were committed by ``at``, in POSIX seconds; what a rollback took is not among them."""
     end = bisect_right(job.steps, at, key=lambda step: step.at)
-    return [_step_view(step) for step in job.steps[max(0, end - most) : end]]
+    return [_step_view(step) for step in job.steps[max(0, end - max_steps) : end]]
 
 
 def _step_view(s: Step) -> StepView:

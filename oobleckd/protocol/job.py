@@ -20,13 +20,13 @@ from oobleckd.protocol.units import parse_rate, parse_size
 
 PolicyName = Literal["adaptive", "oobleck", "slipstream", "bamboo", "varuna"]
 Positive = Annotated[int, Meta(ge=1)]
-MOST_SKIPPED = 3
+MAX_SKIPPED = 3
 """Steps in a row, with ``train.on_nan = "stop"``. A bad batch or two pass; what comes a third time comes for ever."""
-MOST_MICRO_BATCHES = 2**16
+MAX_MICRO_BATCHES = 2**16
 """In a step: each has a route of its own in every plan."""
 
 _LARGEST = 2**63 - 1
-_LEAST_LINK = 1000.0  # bytes a second: whoever says less forgot the unit
+_MIN_LINK = 1000.0  # bytes a second: whoever says less forgot the unit
 
 
 class JobError(ValueError):
@@ -322,7 +322,7 @@ class Job(_Table, frozen=True):
 
     def stopped_by(self, skipped_in_row: int) -> bool:
         """Whether no step follows so many skipped ones."""
-        return self.train.on_nan == "stop" and skipped_in_row >= MOST_SKIPPED
+        return self.train.on_nan == "stop" and skipped_in_row >= MAX_SKIPPED
 
     @property
     def costs_depend_on(self) -> tuple[object, ...]:
@@ -367,11 +367,11 @@ def check_job(job: Job) -> None:
             f"{job.train.micro_batch} does not divide train.global_batch = {job.train.global_batch}",
             f"the nearest divisor is {best}",
         )
-    if job.num_micro_batches > MOST_MICRO_BATCHES:
+    if job.num_micro_batches > MAX_MICRO_BATCHES:
         raise JobError(
             "train.micro_batch",
             f"{job.num_micro_batches:,} micro-batches in a step are too many",
-            f"make it {math.ceil(job.train.global_batch / MOST_MICRO_BATCHES)} or larger: {MOST_MICRO_BATCHES:,} are the most",
+            f"make it {math.ceil(job.train.global_batch / MAX_MICRO_BATCHES)} or larger: {MAX_MICRO_BATCHES:,} are the most",
         )
     for path, size in (
         ("resources.device_memory", job.resources.device_memory),
@@ -432,7 +432,7 @@ def _check_link(resources: Resources) -> None:
         rate = resources.link_bytes_per_s
     except ValueError as error:
         raise JobError("resources.link", str(error), hint) from error
-    if resources.link != 0 and rate < _LEAST_LINK:
+    if resources.link != 0 and rate < _MIN_LINK:
         raise JobError("resources.link", f"{resources.link!r} is less than a kilobyte a second", hint)
 
 

@@ -31,7 +31,7 @@ class Manner:
     def name(self) -> str:
         return f"{self.policy}-{self.form}-{self.update}{'-copies' if self.sum_copies else ''}"
 
-    def fewest_nodes(self, num_devices: int, f: int) -> int:
+    def min_nodes(self, num_devices: int, f: int) -> int:
         """That a job ``simulated`` so can begin on: f + 1 pipelines of two devices, or of two nodes where devices hold the layers of others."""
         return (f + 1) * (1 if num_devices > 1 and self.policy not in WITH_REDUNDANT_LAYERS else 2)
 

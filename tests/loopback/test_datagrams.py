@@ -450,7 +450,7 @@ async def test_who_says_nothing_for_as_long_as_tcp_waits_is_asked_no_more(
     silent: Callable[[], Silent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its agent lives, and its connection will not carry anything again: it shall be missed."""
-    monkeypatch.setattr("oobleckd.daemon.heartbeats._ASK_MOST_S", 4 * HEARTBEAT_S)
+    monkeypatch.setattr("oobleckd.daemon.heartbeats._MAX_ASK_S", 4 * HEARTBEAT_S)
     world = silent()
     await world.known()
     world.node.send(await world.node.asked())

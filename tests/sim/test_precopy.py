@@ -249,7 +249,7 @@ def test_a_pause_does_not_wait_for_copies() -> None:
 
 
 def test_a_target_that_never_says_that_it_keeps_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precopy, "LEAST_S", 0.0)
+    monkeypatch.setattr(precopy, "MIN_S", 0.0)
     monkeypatch.setattr("oobleckd.worker.device.device.DeviceProcess._stage", lambda _: False)
     world = joining(steps=200)
     world.run(lambda: "n02" in world.view().nodes)

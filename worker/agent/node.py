@@ -64,7 +64,7 @@ from oobleckd.worker.processes.watchdog import LOOK_EVERY_S
 EXIT_HOPELESS, EXIT_REFUSED = 1, 5
 _HELLO_AGAIN_S = 2.0  # until the daemon has said Welcome
 _PLACE_S = 10.0  # what a spare gets to be up in its place: it has little to do
-_MOST_HEIRS = 3  # that are killed one after the other
+_MAX_HEIRS = 3  # that are killed one after the other
 _BACKOFF_S = (0.1, 5.0)  # between starts of devices that end before they are up
 _OURS = frozenset({"Welcome", "Refused", "Dismiss", "Ack", "Inject", "EndStopped", "Wake"})
 _log = logging.getLogger(__name__)
@@ -221,7 +221,7 @@ class Agent:
             if spare:
                 self._pass_to(device, heir)
                 return
-        elif death is None and 0 < device.heirs < _MOST_HEIRS and self._spare.promise(child.device):
+        elif death is None and 0 < device.heirs < _MAX_HEIRS and self._spare.promise(child.device):
             self._pass_to(device, None)  # killed before it was up; the daemon knows that somebody is to come
             return
         elif self._endings.hopeless(death, others_up=any(each.info for each in self._devices.values())):

@@ -43,7 +43,7 @@ def test_a_join_costs_the_copy_of_the_last_update(monkeypatch: pytest.MonkeyPatc
     assert ahead.plans == 2
     whole_s = 6 * 180 / LINK_BYTES_PER_S
     assert ahead.lost_device_s["copy"] == pytest.approx(whole_s / 3)
-    monkeypatch.setattr(precopy, "MOST_STEPS", 0.0)
+    monkeypatch.setattr(precopy, "MAX_STEPS", 0.0)
     stopped = run(*JOINS)
     assert stopped.plans == 2
     assert stopped.lost_device_s["copy"] == pytest.approx(whole_s)
