@@ -164,7 +164,7 @@ class World:
         told: list[FromWorker] = []
         executor = Executor(
             device, "job", self.job, store, self.corpus, messenger, faults, told.append,
-            aside=lambda: self._aside(device),
+            released=lambda: self._released(device),
         )  # fmt: skip
         deploy = Deploy(device, 1, "job", self.job, self.layout, Counters(), "init", (), {}, "", "")
         deployment = Deployment(deploy, store, messenger, faults)
@@ -298,7 +298,7 @@ class World:
             return True
 
     @contextmanager
-    def _aside(self, device: str) -> Iterator[None]:
+    def _released(self, device: str) -> Iterator[None]:
         """``device`` computes a layer; a report may reach it meanwhile, as the real one's link answers (``oobleckd.worker.device.device``)."""
         yield
         executor = self.nodes[device].executor

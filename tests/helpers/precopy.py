@@ -46,7 +46,7 @@ class Late(Hosted):
 
 
 @dataclass
-class Aside:
+class PreCopyRig:
     """Tensor messages to ``TARGET`` in the order in which they were sent, and the target's side of the pre-copy."""
 
     world: World
@@ -56,13 +56,13 @@ class Aside:
     def __post_init__(self) -> None:
         deliver, world = self.world.deliver, self.world
 
-        def aside(source: str, peer: str, message: TensorMessage) -> None:
+        def rig(source: str, peer: str, message: TensorMessage) -> None:
             if peer == TARGET:
                 self.sent.append(message)
             else:
                 deliver(source, peer, message)
 
-        world.deliver = aside  # type: ignore[method-assign]
+        world.deliver = rig  # type: ignore[method-assign]
         self.executor = world.nodes[self.source].executor
         self.buckets = tuple(self.executor.store.buckets)
         self.messenger = LocalMessenger(TARGET, world)

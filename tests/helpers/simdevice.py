@@ -37,7 +37,7 @@ from oobleckd.worker.round.commit import Commit, ReplicasDisagree
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.round.messenger import TransportMessenger
 from oobleckd.worker.round.passes import Passes
-from oobleckd.worker.round.round import Given
+from oobleckd.worker.round.round import RoundSpec
 from oobleckd.worker.round.tasks import Order, Step
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
@@ -285,7 +285,7 @@ class SimDevice(DeviceProcess):
 
 
 class SimWriter:
-    """In place of ``oobleckd.worker.checkpointing.writer.Beside``: writes beside training, each bucket in a while of virtual time, ``slow`` times as long."""
+    """In place of ``oobleckd.worker.checkpointing.writer.BackgroundWriter``: writes beside training, each bucket in a while of virtual time, ``slow`` times as long."""
 
     slow = 1.0
 
@@ -327,7 +327,7 @@ class SimWriter:
         self._next()
 
     def _refused(self, share: Share, left: Sequence[int]) -> None:
-        """As ``Beside``: said once; the last one is tried again, any other given up."""
+        """As ``BackgroundWriter``: said once; the last one is tried again, any other given up."""
         directory = str(share.directory)
         if (directory, share.counters.round) != self.refused:
             self.refused = directory, share.counters.round
@@ -372,7 +372,7 @@ class SimExecutor(Executor):
             sim.name, job_id, job, store, corpus, sim.messenger, sim.faults, sim.tell, sim.activity,
             writer=SimWriter(sim), check_inputs=sim.reading.check,
         )  # fmt: skip
-        self.means = replace(self.means, timer=DeviceTimer(lambda: sim.world.now))
+        self.context = replace(self.context, timer=DeviceTimer(lambda: sim.world.now))
         self.reducer = SimReducer(sim.name, store, sim.messenger, job.num_micro_batches, job.train.exact)
         self.reducer.world, self.reducer.step = sim.world, lambda: self.counters.step
 
@@ -380,8 +380,8 @@ class SimExecutor(Executor):
         super().adopt(layout, counters, order)
         assert self.store.weights()[0] == counters.applied, "stale state"
 
-    def _passes(self, given: Given, *, forward_only: bool = False) -> Passes:
-        return SimPasses(self.sim, self.means, given, self.reducer, forward_only=forward_only)
+    def _passes(self, spec: RoundSpec, *, forward_only: bool = False) -> Passes:
+        return SimPasses(self.sim, self.context, spec, self.reducer, forward_only=forward_only)
 
     def _apply(self, scale: float) -> None:
         assert self.reducer.complete, "an update of what is not reduced"

@@ -55,7 +55,7 @@ from oobleckd.worker.agent.notices import NoticeSource, Poller
 from oobleckd.worker.agent.outbox import MessageHead, Outbox, peek
 from oobleckd.worker.agent.spare import SpareKeeper
 from oobleckd.worker.agent.stopped import Stops, wake
-from oobleckd.worker.agent.systemd import Unit
+from oobleckd.worker.agent.systemd import SystemdService
 from oobleckd.worker.fork.forking import Forker, begin
 from oobleckd.worker.processes.children import Burials, Child, ChildSetting, Watch, bury
 from oobleckd.worker.processes.orphans import Orphans
@@ -127,7 +127,7 @@ class Agent:
         self._hello_again: asyncio.TimerHandle | None = None
         self._done: asyncio.Future[int] = self._loop.create_future()
         self._departure = Departure(on_notice=self._noticed, leave=self._leave)
-        self._unit = Unit(self._line)
+        self._service = SystemdService(self._line)
         self._stops = Stops(self._say)
         self._poller = Poller(config.notices, self._notice_in_thread) if config.notices is not None else None
         self._watch = Watch(self._on_exit_in_thread)
@@ -171,7 +171,7 @@ class Agent:
             self._uplink.connect()
             self._in_task(self._start_devices())
             self._look_after_devices()
-            self._unit.start()
+            self._service.start()
             return await self._done
         finally:
             await self._close()
@@ -515,7 +515,7 @@ class Agent:
             self._done.set_result(code)
 
     async def _close(self) -> None:
-        self._unit.close()
+        self._service.close()
         self._departure.close()
         if self._poller is not None:
             self._poller.close()

@@ -44,9 +44,9 @@ def give_back_memory() -> None:
         trim(0)
 
 
-def torch_device(place: DeviceContext) -> torch.device:
+def torch_device(context: DeviceContext) -> torch.device:
     """The torch device of this process, set up so that its results repeat bit for bit. Raises UserError when there is none of its kind."""
-    if place.kind != "cuda":
+    if context.kind != "cuda":
         return torch.device("cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
     if why := no_cuda(os.environ):
@@ -59,7 +59,7 @@ def torch_device(place: DeviceContext) -> torch.device:
     # It would also fill whatever is made empty, pinned memory of the host too, before it is written: nothing of ours reads it before.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.allow_tf32 = False
-    index = int(place.device.rpartition("/")[2]) % torch.cuda.device_count()
+    index = int(context.device.rpartition("/")[2]) % torch.cuda.device_count()
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

@@ -51,7 +51,7 @@ from oobleckd.protocol.messages import (
     Welcome,
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
-from oobleckd.worker.checkpointing.writer import Beside
+from oobleckd.worker.checkpointing.writer import BackgroundWriter
 from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.context import (
     DeviceContext,
@@ -81,7 +81,7 @@ from oobleckd.worker.runtime.deaths import death_in_full
 from oobleckd.worker.runtime.errors import UserError, at_the_end, ends_the_process
 from oobleckd.worker.runtime.faults import ANYWHERE, Faults, hang_for_ever
 from oobleckd.worker.runtime.host_memory import most_of
-from oobleckd.worker.runtime.turn import Turn
+from oobleckd.worker.runtime.yielding_lock import YieldingLock
 from oobleckd.worker.state.bucket_files import DamagedCheckpoint
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.sums.guard import SumsChanged
@@ -94,36 +94,36 @@ _log = logging.getLogger(__name__)
 class DeviceProcess:
     """Controls in, training state and answers out."""
 
-    def __init__(self, place: DeviceContext, fd: int, activity: ActivityPage) -> None:
-        self.place, self.activity = place, activity
+    def __init__(self, context: DeviceContext, fd: int, activity: ActivityPage) -> None:
+        self.context, self.activity = context, activity
         self.executor: Executor | None = None
         self.deployment: Deployment | None = None
         self.precopy_target: PreCopyTarget | None = None
         self.job_id = ""
-        self.mailbox, self.turn = Mailbox(), Turn()
+        self.mailbox, self.lock = Mailbox(), YieldingLock()
         self._loop = threading.get_native_id()  # of the thread that makes this, and runs it
-        self.torch_device = torch_device(place)
+        self.torch_device = torch_device(context)
         backend, why = choose(self.torch_device)
-        _log.info("%s: messages take %s", place.device, why)
-        self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once, urgent=place.urgent)
+        _log.info("%s: messages take %s", context.device, why)
+        self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once, urgent=context.urgent)
         at_the_end(self.last_words)
-        self.groups = GroupManager(place.device, self.mailbox, backend, self._send)
+        self.groups = GroupManager(context.device, self.mailbox, backend, self._send)
         intake = Intake(self.groups)
         self.transport = Transport(
-            place.device,
-            place.host,
+            context.device,
+            context.host,
             intake,
-            bind=place.bind,
-            local_dir=place.run_dir,
+            bind=context.bind,
+            local_dir=context.run_dir,
             on_peer_lost=self._peer_lost,
             room=intake.room,
         )
         self.messenger = TransportMessenger(
             self.transport, self.groups, intake, self.mailbox, self.torch_device
         )
-        self.faults = Faults(place.device, place.run_dir)
+        self.faults = Faults(context.device, context.run_dir)
         self.flips: list[How] = []
-        self.reading = Reading(place.device, self.tell, self.mailbox.wake)
+        self.reading = Reading(context.device, self.tell, self.mailbox.wake)
         self._idle_bytes = 0  # of the host's memory, without a job
 
     def run(self) -> None:
@@ -132,10 +132,10 @@ class DeviceProcess:
         self._idle_bytes = most_of("self")
         self._tell_up()
         while True:
-            with self.turn:
+            with self.lock:
                 worked = self._turn()
             while not worked and not self.mailbox.wait(LOOK_UP_S):
-                with self.turn:
+                with self.lock:
                     self.activity.wait()
 
     def _turn(self) -> bool:
@@ -152,10 +152,10 @@ class DeviceProcess:
 
     def _answer_at_once(self) -> None:
         """Called by the link, in its thread, for every message. For a report the agent lent the loop its haste, so that it soon gives away what this
-        thread waits for: Python's own lock, and the turn.
+        thread waits for: Python's own lock, and ours.
         """
         if isinstance(self.mailbox.next_control(), Report):
-            with ends_the_process("report"), self.turn:
+            with ends_the_process("report"), self.lock:
                 self._answer()
         urgency.take_back(self._loop)
 
@@ -228,7 +228,7 @@ class DeviceProcess:
             self.faults.reach("stage", precopy_target.round)
         if not (worked or precopy_target.told) and precopy_target.caught_up:
             precopy_target.told = True
-            self.tell(PreCopied(self.place.device, precopy_target.number, precopy_target.round))
+            self.tell(PreCopied(self.context.device, precopy_target.number, precopy_target.round))
         return worked
 
     def _guarded(self, control: ToWorker) -> None:
@@ -290,7 +290,7 @@ class DeviceProcess:
         spec = load_spec(message.spec)
         self.reading.corpus(message.job, message.spec)  # a job without text fails before it is planned
         profile = measure(spec, message.spec, self.torch_device)
-        self.tell(Measured(self.place.device, message.job, profile, self.reading.inputs))
+        self.tell(Measured(self.context.device, message.job, profile, self.reading.inputs))
 
     # ------------------------------------------------------------------ layouts
 
@@ -325,7 +325,7 @@ class DeviceProcess:
             self._release()
         executor = self.executor or self._begin_job(message.job, message.spec)
         self.transport.configure(message.peers, bytes.fromhex(message.secret), self._strangers(message.peers))
-        store, device = executor.store, self.place.device
+        store, device = executor.store, self.context.device
         targets = outgoing(store, message.transfers, device)
         if targets:
             executor.begin_precopy(
@@ -358,11 +358,11 @@ class DeviceProcess:
     def _begin_job(self, job_id: str, job: Job) -> Executor:
         self.job_id = job_id
         corpus = self.reading.corpus(job_id, job)
-        self.tell(Identified(self.place.device, job_id, self.reading.inputs))
+        self.tell(Identified(self.context.device, job_id, self.reading.inputs))
         store = Store(load_spec(job), self.torch_device)
         self.executor = Executor(
-            self.place.device, job_id, job, store, corpus, self.messenger, self.faults, self.tell,
-            self.activity, self.turn.aside, Beside(self.tell, self.faults, self.mailbox.wake), self.reading.check,
+            self.context.device, job_id, job, store, corpus, self.messenger, self.faults, self.tell,
+            self.activity, self.lock.released, BackgroundWriter(self.tell, self.faults, self.mailbox.wake), self.reading.check,
         )  # fmt: skip
         return self.executor
 
@@ -373,7 +373,7 @@ class DeviceProcess:
             give_back_memory()  # what making weights, or reading them, took
         copied_bytes, staged_bytes = self.deployment.copied_bytes, self.deployment.staged_bytes
         notes = self.deployment.store.spec.notes
-        device, inputs = self.place.device, self.reading.inputs
+        device, inputs = self.context.device, self.reading.inputs
         self.tell(Ready(device, message.epoch, copied_bytes, staged_bytes, notes, inputs))
         self.faults.reach("ready", message.counters.round)
 
@@ -434,7 +434,7 @@ class DeviceProcess:
             if self.executor is not None:
                 self.reading.leave(self.executor.counters)
             self._release()
-        self.tell(Emptied(self.place.device, message.order))
+        self.tell(Emptied(self.context.device, message.order))
 
     def _release(self, *, abandon: bool = True) -> None:
         if self.executor is not None and abandon:
@@ -460,7 +460,7 @@ class DeviceProcess:
     def _fail(self, error: UserError) -> None:
         told = self.deployment.message if self.deployment is not None else None
         damaged = told.source if told is not None and isinstance(error, DamagedCheckpoint) else ""
-        device, unread = self.place.device, isinstance(error, Unread)
+        device, unread = self.context.device, isinstance(error, Unread)
         failed = DeviceFailed(device, self.job_id, error.problem, error.hint, damaged, error.cause)
         self.tell(msgspec.structs.replace(failed, unread=unread))
         self._release()
@@ -483,15 +483,15 @@ class DeviceProcess:
         executor = self.executor
         if executor is not None and executor.precopy_source is not None:
             executor.precopy_source.broken.add(peer)
-        self.tell(LinkDown(self.place.device, peer, why))
+        self.tell(LinkDown(self.context.device, peer, why))
 
     def _tell_up(self) -> None:
         """Where this device stands, for the agent's Hello."""
         executor = self.executor
         counters = executor.counters if executor else Counters()
         info = DeviceInfo(
-            device=self.place.device,
-            kind=self.place.kind,
+            device=self.context.device,
+            kind=self.context.kind,
             name=device_model(self.torch_device),
             memory_bytes=device_memory_bytes(self.torch_device),
             address=self.transport.address,

@@ -4,7 +4,7 @@ Owns one device's training of one job between two deployments. Reads top to bott
 one piece of work (a vote, a contribution, a task, a commit) and says whether there was any; the device's
 loop calls it until there is none and then sleeps until a tensor message or a control message arrives. Decisions come in
 through ``decide`` between two pieces of work, never inside one; reports through ``report``, also while a layer
-computes (``turn``).
+computes (``yielding_lock``).
 
 Owns neither processes nor sockets (``device``, ``messenger``), nor what a layer computes (``models``).
 """
@@ -21,7 +21,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, FromWorker, Held, Progress
 from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
 from oobleckd.worker.checkpointing.saving import CheckInputs, Saving, no_check
-from oobleckd.worker.checkpointing.writer import Inline, Writer
+from oobleckd.worker.checkpointing.writer import InlineWriter, Writer
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.device.early_update import (
     SpeculativeUpdate,
@@ -40,7 +40,7 @@ from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.op_times import Round, op_times
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round.reduce import Reducer
-from oobleckd.worker.round.round import Given, Means, RoundClock
+from oobleckd.worker.round.round import ComputeContext, RoundClock, RoundSpec
 from oobleckd.worker.round.sum_copies import KINDS as COPY_KINDS
 from oobleckd.worker.round.sum_copies import Copies
 from oobleckd.worker.round.tasks import NO_LAYERS, Order
@@ -48,7 +48,7 @@ from oobleckd.worker.round.update import apply_update, global_norm
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import timer_of
-from oobleckd.worker.runtime.turn import Aside
+from oobleckd.worker.runtime.yielding_lock import Released
 from oobleckd.worker.state.optimizer import clip_scale, lr_at
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.sums.guard import SumsChanged
@@ -71,7 +71,7 @@ class Executor:
         faults: Faults,
         tell: Callable[[FromWorker], None],
         activity: ActivityPage | None = None,
-        aside: Aside = nullcontext,
+        released: Released = nullcontext,
         writer: Writer | None = None,
         check_inputs: CheckInputs = no_check,
     ) -> None:
@@ -84,7 +84,9 @@ class Executor:
             tell,
         )
         self.activity = activity or ActivityPage()
-        self.saving = Saving(device, job_id, job, store, corpus, writer or Inline(tell, faults), check_inputs)
+        self.saving = Saving(
+            device, job_id, job, store, corpus, writer or InlineWriter(tell, faults), check_inputs
+        )
         self.misread = False  # what it reads has changed: nothing more is to come of it
         self.layout = Layout(0, store.spec.num_layers, {}, ())
         self.dead: frozenset[str] = frozenset()
@@ -96,16 +98,30 @@ class Executor:
         self.check = Check(device, job_id, job, store, self.activity)
         guarded = bool(self.check.every)
         self.reducer = Reducer(
-            device, store, messenger, job.num_micro_batches, job.train.exact, guarded=guarded, aside=aside
+            device,
+            store,
+            messenger,
+            job.num_micro_batches,
+            job.train.exact,
+            guarded=guarded,
+            released=released,
         )
         self.copies = Copies(device, job.schedule.sum_copies, messenger, self.reducer)
         self.order: Order = ()
         self.sample_every = 0  # op times are told of rounds whose number it divides
-        self.means = Means(
-            device, job, store, corpus, messenger, faults, self.activity, aside, timer=timer_of(store.device)
+        self.context = ComputeContext(
+            device,
+            job,
+            store,
+            corpus,
+            messenger,
+            faults,
+            self.activity,
+            released,
+            timer=timer_of(store.device),
         )
         self.late = False
-        self.now = self._passes(self._given(self.counters))
+        self.now = self._passes(self._spec_of(self.counters))
         self.speculative: SpeculativeUpdate | None = None
         self.returned: dict[Key, TensorMessage] = {}
         self.predictor = UpdatePredictor()
@@ -150,7 +166,7 @@ class Executor:
 
     def _begin(self, passes: Passes | None = None, donors: Mapping[int, str] = NO_DONORS) -> None:
         """Set up the next round: standing routes that touch no dead device. ``passes``: what was done of it already."""
-        self.now = passes or self._passes(self._given(self.counters))
+        self.now = passes or self._passes(self._spec_of(self.counters))
         self.messenger.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.now.tag)
         self.now.board.forward_only = False
         self.now.contribute, self.now.copy_sums = self._between_layers, self._copy_sums
@@ -158,16 +174,16 @@ class Executor:
         self.copies.begin(self.counters.round)
         self._enter(donors)
 
-    def _passes(self, given: Given, *, forward_only: bool = False) -> Passes:
-        return Passes(self.means, given, self.reducer, forward_only=forward_only)
+    def _passes(self, spec: RoundSpec, *, forward_only: bool = False) -> Passes:
+        return Passes(self.context, spec, self.reducer, forward_only=forward_only)
 
-    def _given(self, counters: Counters, returned: dict[Key, TensorMessage] | None = None) -> Given:
+    def _spec_of(self, counters: Counters, returned: dict[Key, TensorMessage] | None = None) -> RoundSpec:
         """A round on the standing routes that touch no dead device."""
         standing = standing_routes(self.layout, self.detours, counters.round)
         routes = tuple(route for route in standing if not route.touches(self.dead))
         order = () if self.dead else self.order
         redundant = self.layout.redundant.get(self.device, NO_LAYERS)
-        return Given(counters, self._tag(counters.round), routes, order, returned or {}, redundant)
+        return RoundSpec(counters, self._tag(counters.round), routes, order, returned or {}, redundant)
 
     def _tag(self, round_: int) -> int:
         """What names ``round_`` in the keys of data.
@@ -265,7 +281,7 @@ class Executor:
 
     def _vote(self) -> None:
         vote = self.reducer.vote()
-        self.means.timer.settle()
+        self.context.timer.settle()
         flags = self.flags | Flags(writing=self.saving.writer.busy)
         shared = [bucket for bucket, holders in self.reducer.holders.items() if len(holders) > 1]
         digests = self.check.digests(self.counters.step, shared)
@@ -302,14 +318,14 @@ class Executor:
 
     def _hurry(self) -> None:
         """Update, and begin the next round, as if all votes were in and let the round through."""
-        began = self.means.timer.now()
+        began = self.context.timer.now()
         with self.activity.doing("U", units=max(1, len(self.store.layers))):
             saved = save(self.store)
             self.faults.reach("backup", self.counters.round)
             self._apply(1.0)
         self.now.note("U", None, began, early=True)
         self.now.clock.early = True
-        following = self._given(self.counters.after("applied"))
+        following = self._spec_of(self.counters.after("applied"))
         self.speculative = SpeculativeUpdate(saved, self._passes(following, forward_only=True))
 
     def _take_back(self) -> dict[Key, TensorMessage]:
@@ -333,7 +349,7 @@ class Executor:
         if speculative is not None and self.late:
             self.returned = self._take_back()
         due = self.saving.decide(vote, self.counters)
-        passes, was, began = self.now, self.counters, self.means.timer.now()
+        passes, was, began = self.now, self.counters, self.context.timer.now()
         with self.activity.doing("U", units=max(1, len(self.store.layers))):
             self._update(vote)
         if self.speculative is None:
@@ -365,7 +381,7 @@ class Executor:
             return speculative.next_round
         returned = self.returned if speculative is None else speculative.next_round.taken
         self.returned = {}
-        return self._passes(self._given(self.counters, returned))
+        return self._passes(self._spec_of(self.counters, returned))
 
     def _update(self, vote: Vote) -> Outcome:
         """Update, tell, and count the round."""
@@ -383,7 +399,7 @@ class Executor:
         self.tell(
             step_done(
                 self.device, self.job_id, self.commit.epoch, self.counters, vote, outcome, (norm, lr),
-                self.corpus, self.now.clock, self.means.timer, self.saving.due, taken_back=taken_back,
+                self.corpus, self.now.clock, self.context.timer, self.saving.due, taken_back=taken_back,
                 fingerprints=self.check.told(self.counters.step, vote),
             )
         )  # fmt: skip
@@ -399,7 +415,7 @@ class Executor:
     def _tell_op_times(self, passes: Passes, was: Counters) -> None:
         """Of the round ``was``, if it is one of those that are told."""
         of = Round(self.device, self.job_id, self.commit.epoch, self.layout.epoch, was)
-        message = op_times(of, passes.pieces, self.sample_every, self.means.timer, repaired=passes.repaired)
+        message = op_times(of, passes.pieces, self.sample_every, self.context.timer, repaired=passes.repaired)
         if message is not None:
             self.tell(message)
 
@@ -449,7 +465,7 @@ class Executor:
                 self.commit.heard(),
                 self.commit.last,
                 self.holding,
-                self.now.board.hops(frozen, self.now.given, self.now.boundary_cache.has),
+                self.now.board.hops(frozen, self.now.has_input, self.now.boundary_cache.has),
             )
         )
         self.faults.reach("frozen", self.counters.round)

@@ -26,7 +26,7 @@ from oobleckd.worker import sums
 from oobleckd.worker.round.gather import Contribution, Gathered, Gathering, key_of
 from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.tasks import Board
-from oobleckd.worker.runtime.turn import Aside
+from oobleckd.worker.runtime.yielding_lock import Released
 from oobleckd.worker.state.store import Store
 
 
@@ -52,7 +52,7 @@ class Reduced:
 
 @dataclass(slots=True)
 class Reducer:
-    """The reduce side of one device's round. ``aside``: entered where sums are added to or copied, so that a report is answered meanwhile."""
+    """The reduce side of one device's round. ``released``: entered where sums are added to or copied, so that a report is answered meanwhile."""
 
     device: str
     store: Store
@@ -60,7 +60,7 @@ class Reducer:
     num_micro_batches: int
     exact: bool
     guarded: bool = False
-    aside: Aside = nullcontext
+    released: Released = nullcontext
     parts: dict[tuple[int, int], sums.Sum] = field(default_factory=dict)
     nan: set[int] = field(default_factory=set)  # inherited; of its own, the parts know
     overflow: set[int] = field(default_factory=set)
@@ -115,7 +115,7 @@ class Reducer:
         The ledger first: who is asked in the middle of it says that they are in, as they will be before anything else is done with the sums.
         """
         self.board.count(layer, micro_batch)
-        with self.aside():
+        with self.released():
             for bucket, tensors in grads.items():
                 part, exponents = self.parts[bucket, layer], self.store.buckets[bucket].exponents
                 part.add(tensors, exponents, self._num_contributions(bucket))
@@ -125,7 +125,7 @@ class Reducer:
         done = {layer: tuple(sorted(self.board.done[layer])) for layer in layers if self.board.done[layer]}
         uses = [(bucket, layer) for layer in done for bucket in self.store.spec.buckets_of(layer)]
         counted = done.get(self.store.spec.num_layers - 1, ())
-        with self.aside():
+        with self.released():
             nan, overflow = self._flags(uses)
             losses = {mb: float(self.losses[mb]) for mb in counted}
             what = SumCopy(done, tuple(sorted(nan)), tuple(sorted(overflow)), losses)

@@ -22,7 +22,7 @@ from oobleckd.worker.round.tasks import NO_LAYERS, Kind, Order, Task
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import DeviceTimer, Moment
-from oobleckd.worker.runtime.turn import Aside
+from oobleckd.worker.runtime.yielding_lock import Released
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
@@ -62,7 +62,7 @@ class RoundClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class ComputeContext:
     """What a device has to compute with, the same in every round."""
 
     device: str
@@ -72,13 +72,13 @@ class Means:
     messenger: Messenger
     faults: Faults
     activity: ActivityPage
-    aside: Aside = nullcontext
+    released: Released = nullcontext
     redundant_bytes: dict[Range, int] = field(default_factory=dict)
     timer: DeviceTimer = field(default_factory=DeviceTimer)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class RoundSpec:
     """A round to be run: ``tag`` names it in the keys of data; ``returned``: messages that were taken for it in vain;
     ``redundant``: the layers that this device holds for others.
     """
