@@ -214,7 +214,7 @@ def _nothing_fits(setup: Setup) -> PlanError:
     return PlanError(
         "with every device holding its successor's layers too the model fits no number of nodes: on "
         f"{nodes}, which need least, a device needs {high:,} bytes and the limit is {setup.device_memory_bytes:,}",
-        f"{memory}, lower schedule.shadow_memory, train.micro_batch or train.sequence, or choose another fault_tolerance.policy",
+        f"{memory}, lower schedule.redundant_memory, train.micro_batch or train.sequence, or choose another fault_tolerance.policy",
         memory,
     )
 

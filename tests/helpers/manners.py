@@ -64,7 +64,7 @@ class Manner:
         }
         return {
             "fault_tolerance": {"policy": self.policy},
-            "schedule": schedule | ({"shadow_memory": "16MiB"} if redundant else {}),
+            "schedule": schedule | ({"redundant_memory": "16MiB"} if redundant else {}),
             "optimizer": {"clip_norm": 0.0} if hasty else {},
             "resources": memory,
             "checkpoint": {"every": 3 if saving else 0},

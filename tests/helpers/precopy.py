@@ -56,13 +56,13 @@ class PreCopyRig:
     def __post_init__(self) -> None:
         deliver, world = self.world.deliver, self.world
 
-        def rig(source: str, peer: str, message: TensorMessage) -> None:
+        def keep(source: str, peer: str, message: TensorMessage) -> None:
             if peer == TARGET:
                 self.sent.append(message)
             else:
                 deliver(source, peer, message)
 
-        world.deliver = rig  # type: ignore[method-assign]
+        world.deliver = keep  # type: ignore[method-assign]
         self.executor = world.nodes[self.source].executor
         self.buckets = tuple(self.executor.store.buckets)
         self.messenger = LocalMessenger(TARGET, world)

@@ -69,11 +69,8 @@ EXEMPT = {
     "worker/processes/watchdog.py": {"letter"},
     # Names in files, messages and answers, which stay.
     "docs/api.md": {"beat", "blast", "shadow"},
-    "docs/goodput.md": {"shadow"},
-    "docs/job-toml.md": {"shadow"},
-    "docs/mechanisms/redundant-layers.md": {"shadow"},
     "docs/observability.md": {"beat"},
-    "docs/troubleshooting.md": {"beat", "shadow"},
+    "docs/troubleshooting.md": {"beat"},
     "oobleckd/daemon/debugapi.py": {"beat"},
     "oobleckd/daemon/http.py": {"beat"},
     "oobleckd/daemon/metrics.py": {"beat"},
@@ -87,7 +84,6 @@ EXEMPT = {
     "oobleckd/simulator/costs.py": {"beforehand"},
     "planner/plan.py": {"shadow"},
     "planner/profile.py": {"shadow"},
-    "planner/templates/redundant.py": {"shadow"},
     "CHANGELOG.md": {"beat", "beforehand", "blast", "letter", "road", "shadow"},
 }
 """Files in which a word may stand nevertheless."""

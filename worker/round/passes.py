@@ -25,7 +25,7 @@ from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 
 class Passes:
-    """The round ``given``. With ``forward_only`` it goes no further than its forward passes.
+    """The round of ``spec``. With ``forward_only`` it goes no further than its forward passes.
 
     ``pieces``: what was done in it, and when; ``repaired``: attempts in it make up for a loss.
     """
