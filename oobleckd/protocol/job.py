@@ -227,9 +227,7 @@ class Schedule(_Table, frozen=True):
             "which it runs while it would wait (beside a GPU: of the host's memory), so that after a loss only backward passes "
             "are left to do; 0: none is run."
         ),
-    ] = msgspec.field(
-        default="1GiB", name="shadow_memory"
-    )  # its first name: it stays in journals, manifests and the API
+    ] = msgspec.field(default="1GiB", name="shadow_memory")  # its first name, see ``_RENAMED``
 
     @property
     def apart(self) -> bool:
