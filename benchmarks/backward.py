@@ -32,7 +32,7 @@ from oobleckd.worker.device.measure import measure
 from oobleckd.worker.models import Layer, gradients, input_gradients, load_spec
 from oobleckd.worker.state.store import Store
 
-MOST_TIME, MOST_HELD = 1.05, 0.8
+MAX_TIME, MAX_HELD = 1.05, 0.8
 WIDTH, HEADS, SEQUENCE, MICRO_BATCH = 256, 8, 256, 2
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 1, "n_embd": WIDTH, "n_head": HEADS, "n_positions": SEQUENCE, "vocab_size": 256,
@@ -145,9 +145,9 @@ def main() -> int:
     ]
     print(table(["block", "time, decoupled : fused", "I : W", "held between I and W"], cells))
     slow = statistics.fmean(row.time_ratio for row in rows)
-    met = all(row.time_ratio <= MOST_TIME and row.held_ratio <= MOST_HELD for row in rows)
+    met = all(row.time_ratio <= MAX_TIME and row.held_ratio <= MAX_HELD for row in rows)
     print(
-        f"goals: time at most {MOST_TIME}, held at most {MOST_HELD}: {'met' if met else 'MISSED'} (mean {slow:.3f})"
+        f"goals: time at most {MAX_TIME}, held at most {MAX_HELD}: {'met' if met else 'MISSED'} (mean {slow:.3f})"
     )
     print(json.dumps({"rows": [asdict(row) for row in rows], "met": met, "load1": os.getloadavg()[0]}))
     return 0 if met else 1

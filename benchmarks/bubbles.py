@@ -42,13 +42,13 @@ OURS: dict[str, dict[str, Any]] = {
     "two chunks": {"backward": "decoupled", "chunks": 2},
     "two chunks, staggered": {"backward": "decoupled", "chunks": 2, "update": "staggered"},
 }
-LEAST_S = 3 * shape.ASLEEP_S * shape.NUM_LAYERS * (shape.GLOBAL_BATCH // shape.MICRO_BATCH) / STAGES
+MIN_S = 3 * shape.ASLEEP_S * shape.NUM_LAYERS * (shape.GLOBAL_BATCH // shape.MICRO_BATCH) / STAGES
 """What a device sleeps in a step."""
 
 
 def efficiency(samples_per_s: float) -> float:
     """The share of a step in which a device works."""
-    return LEAST_S * samples_per_s / shape.GLOBAL_BATCH
+    return MIN_S * samples_per_s / shape.GLOBAL_BATCH
 
 
 def our_window(cluster: Cluster, name: str) -> Window:

@@ -76,8 +76,8 @@ class Summary:
     worst_stall_s: float
     median_whole_s: float
     median_cost_s: float
-    most_missing: float
-    most_copied_bytes: int
+    max_missing: float
+    max_copied_bytes: int
     steps_redone: int
     attempts_discarded: int
     samples_lost: int
@@ -100,8 +100,8 @@ def summarise(costs: Sequence[Cost]) -> Summary:
         worst_stall_s=max(cost.stall_s for cost in costs),
         median_whole_s=statistics.median(cost.whole_s for cost in costs),
         median_cost_s=statistics.median(cost.cost_s for cost in costs),
-        most_missing=max(cost.missing for cost in costs),
-        most_copied_bytes=max(cost.copied_bytes for cost in costs),
+        max_missing=max(cost.missing for cost in costs),
+        max_copied_bytes=max(cost.copied_bytes for cost in costs),
         steps_redone=sum(cost.steps_redone for cost in costs),
         attempts_discarded=sum(cost.attempts_discarded for cost in costs),
         samples_lost=sum(cost.samples_lost for cost in costs),

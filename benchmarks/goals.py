@@ -36,7 +36,7 @@ def goals_of(summaries: Mapping[str, Summary]) -> list[Goal]:
         Goal("steps redone", ours.steps_redone, 0),
         Goal("attempts discarded", ours.attempts_discarded, 0),
         Goal("samples lost", ours.samples_lost, 0),
-        Goal("share of the devices that is missing after a kill", ours.most_missing, 0.25),
+        Goal("share of the devices that is missing after a kill", ours.max_missing, 0.25),
         *_of_other_faults(summaries),
     ]
     torchft = [summaries[name].median_stall_s for name in ("torchft", "torchft-2x2") if name in summaries]

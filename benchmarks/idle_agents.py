@@ -30,7 +30,7 @@ from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.worker.agent import daemon_link
 
 _JOINING = 50  # at a time: a handshake is some milliseconds of the daemon's
-_LIFE = "idle.1"
+_INCARNATION = "idle.1"
 _LISTEN_MS = 100
 _ANSWER_S = 10.0
 _BUFFER_BYTES = 4 * 2**20
@@ -65,7 +65,7 @@ class Agents:
         self._udp = udp.socket(udp.AF_INET, udp.SOCK_DGRAM)
         self._udp.setblocking(False)
         self._udp.setsockopt(udp.SOL_SOCKET, udp.SO_RCVBUF, _BUFFER_BYTES)
-        self._data = codec.encode(Heartbeat(_LIFE))
+        self._data = codec.encode(Heartbeat(_INCARNATION))
 
     def join(self) -> None:
         """Until the daemon has welcomed everybody."""
@@ -111,7 +111,9 @@ class Agents:
     def _hello(self, socket: zmq.Socket[bytes]) -> None:
         node = self._sockets[socket]
         device = DeviceInfo(f"{node}/0", "cpu", "idle", 2**30, "127.0.0.1:1", "", 1)
-        socket.send(codec.encode(Hello(PROTOCOL, node, _LIFE, "host", ready=self._ready, devices=(device,))))
+        socket.send(
+            codec.encode(Hello(PROTOCOL, node, _INCARNATION, "host", ready=self._ready, devices=(device,)))
+        )
         self._asked.pop(socket, None)
         self._asked[socket] = time.monotonic()
         self._poller.register(socket, zmq.POLLIN)

@@ -21,9 +21,9 @@ EARLIER = (("I", "F"), ("W", "F"), ("W", "I"))
 
 
 class Verdict(NamedTuple):
-    """``least_s``: nothing is shorter. ``found_s``: the shortest found; both equal where that is proven."""
+    """``min_s``: nothing is shorter. ``found_s``: the shortest found; both equal where that is proven."""
 
-    least_s: float
+    min_s: float
     found_s: float
 
 

@@ -40,10 +40,10 @@ COSTS = (AS_PUBLISHED, "ours")
 JOBS = SHAPES[:2]  # the third takes an hour
 MTBFS = {"90 s": 90.0, "10 min": 600.0, "1 h": 3600.0}
 REPAIR_S = 600.0
-LOSSES, LEAST_S = 6, 1800.0  # a run has about so many, and is no shorter
+LOSSES, MIN_S = 6, 1800.0  # a run has about so many, and is no shorter
 NEAR = 0.05
 DIALLED = SHAPES[0]
-MOST_TURNS, HALVINGS = 8, 4
+MAX_TURNS, HALVINGS = 8, 4
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -116,7 +116,7 @@ def questions(shape: Shape, costs: str, trace: Trace) -> list[Question]:
 
 
 def setting_of(shape: Shape, costs: str, mtbf: str, num_jobs: int) -> Setting:
-    duration_s = max(LEAST_S, LOSSES * MTBFS[mtbf])
+    duration_s = max(MIN_S, LOSSES * MTBFS[mtbf])
     trace = memoryless(NUM_NODES, MTBFS[mtbf], REPAIR_S, duration_s, 0)
     *answers, quiet = run_all(questions(shape, costs, trace), num_jobs)
     assert isinstance(quiet, Outcome), "the job fits these nodes"
@@ -144,7 +144,7 @@ def settings(num_jobs: int) -> Iterator[Setting]:
 
 def dialled(place: int, claim: Claim, mtbf: str) -> Dialled:
     """The least seconds with which the claim comes out, or the most that were tried."""
-    duration_s = max(LEAST_S, LOSSES * MTBFS[mtbf])
+    duration_s = max(MIN_S, LOSSES * MTBFS[mtbf])
     trace = memoryless(NUM_NODES, MTBFS[mtbf], REPAIR_S, duration_s, 0)
     asked = {each.policy: each for each in questions(DIALLED, AS_PUBLISHED, trace)[:-1]}
     above, below = asked[claim.above], asked[claim.below]
@@ -161,7 +161,7 @@ def dialled(place: int, claim: Claim, mtbf: str) -> Dialled:
         )
 
     low, high = 0.0, tried(assumed_s)
-    for _ in range(MOST_TURNS):
+    for _ in range(MAX_TURNS):
         if high.ratio >= claim.ratio:
             break
         low, high = high.value_s, tried(2 * high.value_s)

@@ -37,7 +37,7 @@ from oobleckd.planner.templates.template import templates_for
 OWN_REFERENCE = Path(__file__).parent / "planner_reference.json"
 OWN_ROWS = 24
 GPUS = 8
-MOST_IN_CATALOGUE = 1024
+MAX_IN_CATALOGUE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +148,9 @@ def time_instantiation(made: Sequence[Template]) -> list[Timed]:
         reduced = cpu_s(lambda nodes=nodes, r=reduce_s: instantiate(made, nodes, 1, 4 * nodes, r))
         rows.append(Timed(f"sizes and shares, N = {nodes:,}, with all-reduce", reduced, 1.0))
     catalogue = Catalogue(n0)
-    numbers = range(n0, MOST_IN_CATALOGUE + 1)
-    fill_s = cpu_s(lambda: catalogue.add(entries(made, numbers, 1, 4 * MOST_IN_CATALOGUE)))
-    rows.append(Timed(f"catalogue, all N up to {MOST_IN_CATALOGUE:,}", fill_s, 5.0))
+    numbers = range(n0, MAX_IN_CATALOGUE + 1)
+    fill_s = cpu_s(lambda: catalogue.add(entries(made, numbers, 1, 4 * MAX_IN_CATALOGUE)))
+    rows.append(Timed(f"catalogue, all N up to {MAX_IN_CATALOGUE:,}", fill_s, 5.0))
     look_up_s = cpu_s(lambda: [catalogue.look_up(number) for number in numbers], 20) / len(numbers)
     rows.append(Timed("look-up, mean", look_up_s, 50e-6))
     return rows

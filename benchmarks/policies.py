@@ -78,7 +78,7 @@ class Run:
 
 def through_the_script(cluster: Cluster, policy: str, steps: int) -> Run:
     """Submit, fail, mend; one phase an event."""
-    memory, planned = _most_bytes(cluster, policy)
+    memory, planned = _max_bytes(cluster, policy)
     job = cluster.submit(job_of(policy))
     view = cluster.in_state(job, "running")
     shape = [len(pipeline.nodes) for pipeline in view.pipelines]
@@ -179,7 +179,7 @@ def _held_bytes(cluster: Cluster) -> dict[str, int]:
     return {node.name: sum(map(_anonymous, node.pids)) for node in cluster.client.nodes() if node.pids}
 
 
-def _most_bytes(cluster: Cluster, policy: str) -> tuple[int, int]:
+def _max_bytes(cluster: Cluster, policy: str) -> tuple[int, int]:
     """The most that a device process of a job holds beyond what it held before, of many looks in some steps; and as it was planned."""
     idle = _held_bytes(cluster)
     job = cluster.submit(job_of(policy, width=WIDE, checkpoint_every=0))

@@ -120,8 +120,8 @@ def row_of(name: str, summary: Summary) -> list[str]:
         f"{summary.median_in_steps:.2f}", f"{summary.worst_in_steps:.2f}", f"{summary.median_stall_s:.2f} s",
         str(summary.steps_redone), str(summary.attempts_discarded), str(summary.samples_lost),
         str(summary.samples_short), f"{summary.median_whole_s:.1f} s",
-        f"{summary.most_missing:.0%}", f"{summary.median_cost_s:.2f} s",
-        f"{summary.most_copied_bytes / 2**20:.0f} MiB" if summary.most_copied_bytes else "",
+        f"{summary.max_missing:.0%}", f"{summary.median_cost_s:.2f} s",
+        f"{summary.max_copied_bytes / 2**20:.0f} MiB" if summary.max_copied_bytes else "",
     ]  # fmt: skip
 
 

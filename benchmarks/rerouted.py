@@ -38,7 +38,7 @@ from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.planner.reroute.reroute import layout_of
 from oobleckd.planner.schedules.jobshop import shop_of
-from oobleckd.planner.schedules.routed import crossing, least_s, ready_first_s
+from oobleckd.planner.schedules.routed import crossing, min_s, ready_first_s
 
 LOST, WITHIN, LIVE_WITHIN = 0.01, 0.03, 0.05
 KINDS = {"fused": (False, False), "decoupled": (True, False), "staggered": (True, True)}
@@ -155,7 +155,7 @@ def modelled(case: Case, limit_s: float) -> Row:
         crossing(whole, staggered=staggered).step_s,
         ready_first_s(shop, staggered=staggered),
         found.step_s,
-        least_s(shop, staggered=staggered),
+        min_s(shop, staggered=staggered),
         busiest_s,
         took_s,
         suffice(case, plain_s, found.step_s, busiest_s, limit_s),
@@ -260,10 +260,10 @@ def small(num_cases: int, limit_s: float, seed: int) -> list[Goal]:
             setup = case.setup()
             shop = shop_of(layout_of(case.plan(), 1, stages), setup)
             ours_s = crossing(shop, staggered=setup.staggered).step_s
-            bound_s = least_s(shop, staggered=setup.staggered)
+            bound_s = min_s(shop, staggered=setup.staggered)
             if ours_s > bound_s * (1 + 1e-6):
                 search = shortest_period if setup.staggered else shortest_step
-                bound_s = max(bound_s, search(shop, 1.01 * ours_s, limit_s).least_s)
+                bound_s = max(bound_s, search(shop, 1.01 * ours_s, limit_s).min_s)
             gaps.append(ours_s / bound_s - 1)
             proven += gaps[-1] < 1e-4
         rows.append([kind, str(num_cases), str(proven), f"{statistics.mean(gaps):.2%}", f"{max(gaps):.2%}"])

@@ -33,7 +33,7 @@ from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.planner.schedule import Op, one_f_one_b
 from oobleckd.planner.schedules.decoupled import decoupled
-from oobleckd.planner.schedules.orders import least_makespan_s
+from oobleckd.planner.schedules.orders import min_makespan_s
 from oobleckd.planner.schedules.pipe import Pipe
 from oobleckd.planner.schedules.timeline import Timeline, dry_run_works
 from oobleckd.planner.schedules.validator import validate
@@ -42,7 +42,7 @@ from oobleckd.planner.templates.template import templates, templates_for
 
 WITHIN = 0.02
 """How far a decoupled schedule may be from the optimum."""
-MODEL_P99, MODEL_MOST = 0.02, 0.03
+MODEL_P99, MAX_MODEL = 0.02, 0.03
 """How far the modelled time of a template, and its run, may be from the best run of all splits."""
 TOUCHED_MS = 5.0
 """Placement and copies over the touched nodes, of 1,024."""
@@ -84,11 +84,11 @@ def optimality(num_cases: int, limit_s: float, seed: int) -> dict[str, object]:
         works = random_works(dice, num_stages, num)
         ops = decoupled(works, range(num))
         validate(ops, range(num), works)
-        ours_s, bound_s = timed(ops, works).makespan_s, least_makespan_s(Pipe.of(works), num)
+        ours_s, bound_s = timed(ops, works).makespan_s, min_makespan_s(Pipe.of(works), num)
         if ours_s > bound_s:
             milps += 1
             verdict = shortest(works, num, ours_s, limit_s)
-            bound_s = max(bound_s, verdict.least_s)
+            bound_s = max(bound_s, verdict.min_s)
         gaps.append(ours_s / bound_s - 1)
         proven += gaps[-1] < 1e-6
     shares = f"{statistics.mean(gaps):.2%}", f"{max(gaps):.2%}", f"<= {WITHIN:.0%}"
@@ -140,7 +140,7 @@ def bubbles(num_stages: int = 8) -> list[dict[str, object]]:
             began_s = time.process_time()
             ours = timed(decoupled(works, range(num)), works)
             took_s = max(took_s, time.process_time() - began_s)
-            over = ours.makespan_s / least_makespan_s(Pipe.of(works), num) - 1
+            over = ours.makespan_s / min_makespan_s(Pipe.of(works), num) - 1
             shares.append(statistics.mean(ours.bubble.values()))
         shares.insert(0, statistics.mean(theirs.bubble.values()))
         shares.append(two_chunks(plain, num_stages, num))
@@ -202,11 +202,11 @@ def modelling() -> list[dict[str, object]]:
     for name, some in {**errors, "all": np.concatenate([*errors.values()])}.items():
         p99, most = np.quantile(some, 0.99, axis=0), some.max(axis=0)
         rows.append([str(name), str(len(some)), *(f"{p99[i]:.1%} {most[i]:.1%}" for i in range(4))])
-        met = bool(p99[2:].max() <= MODEL_P99 and most[2:].max() <= MODEL_MOST)
+        met = bool(p99[2:].max() <= MODEL_P99 and most[2:].max() <= MAX_MODEL)
         found.append({"per_stage": name, "cases": len(some), "p99": [*p99], "max": [*most], "met": met})
     header = ["micro-batches a stage", "cases", "fill+periods", "its split", "template", "its split"]
     print(
-        f"off the simulated optimum: p99 and max (goals for templates: {MODEL_P99:.0%} and {MODEL_MOST:.0%})"
+        f"off the simulated optimum: p99 and max (goals for templates: {MODEL_P99:.0%} and {MAX_MODEL:.0%})"
     )
     print(table(header, rows), end="\n\n")
     return found

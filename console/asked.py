@@ -32,7 +32,7 @@ TOUCHES: dict[str, frozenset[str]] = {
 }
 # Nodes come and go in bursts, and for an answer about what would follow the daemon has to plan: not again within so many seconds. What is
 # about another plan is asked at once.
-LEAST_S = {"layers": 1.0, "goodput": 1.0, "impact": 3.0}
+MIN_S = {"layers": 1.0, "goodput": 1.0, "impact": 3.0}
 AT_ONCE = frozenset({"plan", "gap"})
 # A daemon that refused one of these, or took too long over it, is asked again, but not at the usual pace.
 REFUSED_S = 15.0
@@ -79,7 +79,7 @@ class ConsoleQueries:
         touched = TOUCHES.get(kind, frozenset())
         with self._lock:
             for name in touched:
-                wait_s = 0.0 if kind in AT_ONCE else LEAST_S.get(name, 0.0) * self.stretch
+                wait_s = 0.0 if kind in AT_ONCE else MIN_S.get(name, 0.0) * self.stretch
                 self._due[name] = min(self._due[name], self._asked_at[name] + wait_s)
             if "impact" in touched:
                 self._impacts.clear()

@@ -49,7 +49,7 @@ NODES_AT_FULL_RATE = 250
 # Of a large cluster this is not fetched again within so many seconds of one at full rate, whatever happens in it: among two hundred changes
 # a second there is always one that touches it.
 LARGE = ALL - {"incidents"}
-LEAST_S = 0.5
+MIN_S = 0.5
 SETTLE_S = 0.2  # Events come in bursts: one fetch for all of them.
 OPEN_INCIDENT_S = 0.25  # The phases of an open incident grow while one looks.
 # Changes that come one by one would wake a thread for each; so they are read for a moment, and then gather for a while that nobody sees.
@@ -165,9 +165,7 @@ class Feed:
     def _hasten(self, names: Iterable[str], *, at_once: bool = False) -> None:
         with self._lock:
             for name in names:
-                wait_s = (
-                    LEAST_S * self._stretch if name in LARGE and self._stretch > 1 and not at_once else 0.0
-                )
+                wait_s = MIN_S * self._stretch if name in LARGE and self._stretch > 1 and not at_once else 0.0
                 self._due[name] = min(self._due[name], self._fetched_at[name] + wait_s)
         self._kick.set()
 

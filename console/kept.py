@@ -10,7 +10,7 @@ from collections import Counter
 from oobleckd.protocol.changes import Change
 
 EVENTS_KEPT = 4000
-LEAST_OF_LEVEL = 1000
+MIN_OF_LEVEL = 1000
 # So many more are there before they are thinned: to look through all of them at every change would take longer than the rest.
 SLACK = 400
 
@@ -33,5 +33,5 @@ def _thinned(events: tuple[Change, ...]) -> tuple[Change, ...]:
     for index in reversed(range(len(events))):
         level = events[index].level
         seen[level] += 1
-        (own if seen[level] <= LEAST_OF_LEVEL else rest).append(index)
+        (own if seen[level] <= MIN_OF_LEVEL else rest).append(index)
     return tuple(events[index] for index in sorted((*own, *rest[: EVENTS_KEPT - len(own)])))

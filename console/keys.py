@@ -34,7 +34,7 @@ LISTS: frozenset[ScreenName] = frozenset({"nodes", "pipelines", "templates", "in
 # Screens with rows that a filter leaves out.
 FILTERED: frozenset[ScreenName] = LISTS - {"pipelines"}
 WITH_FILTER = ", ".join(TITLES[name] for name in SCREENS if name in FILTERED)
-MOST_IN_FOOTER = 9
+MAX_IN_FOOTER = 9
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -321,6 +321,6 @@ def bound(keys: Iterable[Key]) -> Iterator[tuple[str, str, str]]:
 
 
 def footer(screen: ScreenName) -> tuple[Key, ...]:
-    """What the footer shows, most useful first, at most ``MOST_IN_FOOTER``."""
+    """What the footer shows, most useful first, at most ``MAX_IN_FOOTER``."""
     ranked = sorted((key for key in on(screen) if key.rank), key=lambda key: key.rank)
-    return tuple(ranked[:MOST_IN_FOOTER])
+    return tuple(ranked[:MAX_IN_FOOTER])

@@ -13,7 +13,7 @@ from oobleckd.console.widgets import events, nodes, pipelines, recovery, templat
 from oobleckd.draw.lines import framed, plain
 
 _ROWS = {"events": 20, "training": 6, "recovery": 20}
-_MOST_ROWS = 60
+_MAX_ROWS = 60
 _SECTIONS = (
     ("nodes", nodes.paint),
     ("pipelines", pipelines.paint),
@@ -45,7 +45,7 @@ def render(view: View, now: float, width: int) -> str:
     """``view`` in lines of ``width`` cells."""
     lines = [plain(line) for line in verdict.paint(view, now, width)]
     for title, paint in _SECTIONS:
-        rows = _ROWS.get(title, _MOST_ROWS)
+        rows = _ROWS.get(title, _MAX_ROWS)
         painted = framed(paint(view, now, width - 2, rows), width - 2, rows)
         lines += ["", title.upper(), *("  " + plain(line) for line in painted)]
     return "\n".join(line.rstrip() for line in lines)

@@ -61,7 +61,7 @@ TIMEOUT_S = 10.0
 # The daemon sends a comment every ten seconds; three missed ones are a dead stream.
 STREAM_TIMEOUT_S = 30.0
 _RETRY_FIRST_S = 0.1
-_RETRY_MOST_S = 2.0
+_MAX_RETRY_S = 2.0
 
 
 def state_dir() -> Path:
@@ -346,7 +346,7 @@ class Events(Iterator[Change]):
                     raise
             self._tell(up=False)
             self._closed.wait(retry_s)
-            retry_s = min(2 * retry_s, _RETRY_MOST_S)
+            retry_s = min(2 * retry_s, _MAX_RETRY_S)
 
     def _open_now(self) -> tuple[UnixConnection, http.client.HTTPResponse] | None:
         try:

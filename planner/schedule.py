@@ -73,14 +73,14 @@ def format_ops(ops: Iterable[Op]) -> str:
 
 
 def one_f_one_b(
-    num_stages: int, stage: int, micro_batches: Sequence[int], most: int | None = None
+    num_stages: int, stage: int, micro_batches: Sequence[int], max_in_flight: int | None = None
 ) -> tuple[Op, ...]:
     """1F1B (PipeDream-flush) for one stage: at most ``num_stages - stage`` micro-batches in flight.
 
-    ``most`` bounds them further where memory is short (``work.most_in_flight``). Without micro-batches
+    ``max_in_flight`` bounds them further where memory is short (``work.max_in_flight``). Without micro-batches
     only the reduce and the update are left.
     """
-    in_flight_cap = num_stages - stage if most is None else min(most, num_stages - stage)
+    in_flight_cap = num_stages - stage if max_in_flight is None else min(max_in_flight, num_stages - stage)
     ahead = min(in_flight_cap - 1, len(micro_batches))
     ops: list[Op] = []
     for micro_batch in micro_batches[:ahead]:

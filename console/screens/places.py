@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 Arrangement = Literal["wide", "medium", "small", "tiny"]
 VERDICT_ROWS = 3
 FOOTER_ROWS = 1
-LEAST_ROWS = 3
+MIN_ROWS = 3
 
 
 class PagePlace(NamedTuple):
@@ -56,7 +56,7 @@ def above(area: PagePlace, *parts: tuple[str, int]) -> Places:
     From the last one on, parts go as long as that one would have less than it needs.
     """
     fixed = [part for part in parts if part[1]]
-    while fixed and area.height - sum(rows for _, rows in fixed) < LEAST_ROWS:
+    while fixed and area.height - sum(rows for _, rows in fixed) < MIN_ROWS:
         fixed.pop()
     left = area.height - sum(rows for _, rows in fixed)
     found: Places = {}

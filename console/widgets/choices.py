@@ -14,11 +14,11 @@ def lines(incident: IncidentView, width: int, height: int) -> list[Line]:
     found = flow(_work(incident), width)
     found += [((text, ""),) for text in wrapped(f"chosen: {incident.reason or 'nothing yet'}", width, 3)]
     others = sorted(incident.rejected, key=lambda each: each.cost_s)
-    most_s = max([incident.cost_s, *(each.cost_s for each in others)], default=0.0)
+    max_s = max([incident.cost_s, *(each.cost_s for each in others)], default=0.0)
     if incident.cost_s or others:
         until = "  modelled seconds until the next loss is expected"
-        found += [((until, "dim"),), _way("✓ the chosen one", incident.cost_s, "", most_s, width)]
-    found += [_way(f"✗ {each.what}", each.cost_s, each.why, most_s, width) for each in others]
+        found += [((until, "dim"),), _way("✓ the chosen one", incident.cost_s, "", max_s, width)]
+    found += [_way(f"✗ {each.what}", each.cost_s, each.why, max_s, width) for each in others]
     if not others:
         found.append((("there was no other way that a policy proposed", "dim"),))
     return [clipped(line, width) for line in found][:height]
@@ -43,9 +43,9 @@ def _work(incident: IncidentView) -> list[Line]:
     return work
 
 
-def _way(name: str, cost_s: float, why: str, most_s: float, width: int) -> Line:
+def _way(name: str, cost_s: float, why: str, max_s: float, width: int) -> Line:
     room = max(6, min(30, width // 4))
-    drawn = bar(0.0, cost_s / most_s, room).ljust(room) if most_s > 0 and cost_s > 0 else " " * room
+    drawn = bar(0.0, cost_s / max_s, room).ljust(room) if max_s > 0 and cost_s > 0 else " " * room
     return clipped(
         (("  ", ""), (f"{seconds(cost_s):>{_COST}} ", "strong"), (drawn, "bar"), (f" {name}", ""),
          (f": {why}" if why else "", "dim")), width,

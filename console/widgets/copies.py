@@ -34,9 +34,9 @@ def _counted(view: View, f: int) -> Line:
     return tuple(spans)
 
 
-def _strip(found: tuple[LayerView, ...], f: int, width: int, most: int) -> list[Line]:
+def _strip(found: tuple[LayerView, ...], f: int, width: int, max_rows: int) -> list[Line]:
     """Where not all have a cell, one stands for several and shows the fewest."""
-    per_cell = math.ceil(len(found) / (max(1, width) * most))
+    per_cell = math.ceil(len(found) / (max(1, width) * max_rows))
     fewest = [
         min(layer.copies for layer in found[first : first + per_cell])
         for first in range(0, len(found), per_cell)

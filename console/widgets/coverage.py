@@ -29,9 +29,9 @@ class Coverage(msgspec.Struct, frozen=True):
             number -= size
         return tuple(reversed(found))
 
-    def gaps(self, least: int, most: int) -> list[int]:
+    def gaps(self, min_nodes: int, max_nodes: int) -> list[int]:
         """Numbers that are not covered."""
-        return [number for number in range(least, most + 1) if not self.last[number]]
+        return [number for number in range(min_nodes, max_nodes + 1) if not self.last[number]]
 
 
 def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
@@ -40,24 +40,24 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
         return nothing((("no templates yet", "dim"),), height)
     here = sum(node.state in {"active", "standby"} for node in view.nodes)
     sizes = sorted({template.num_nodes for template in view.templates})
-    least, most = sizes[0], max(here, sizes[-1])
-    found = covers(tuple(sizes), math.ceil((most + 1) / _AHEAD) * _AHEAD)
-    gaps = found.gaps(least, most)
+    min_nodes, max_nodes = sizes[0], max(here, sizes[-1])
+    found = covers(tuple(sizes), math.ceil((max_nodes + 1) / _AHEAD) * _AHEAD)
+    gaps = found.gaps(min_nodes, max_nodes)
     said = (
-        f"every number from {least} to {most} nodes"
+        f"every number from {min_nodes} to {max_nodes} nodes"
         if not gaps
-        else f"all but {_listed(gaps)} of {least} to {most}"
+        else f"all but {_listed(gaps)} of {min_nodes} to {max_nodes}"
     )
     lines: list[Line] = [clipped((("covered: ", "dim"), (said, "good" if not gaps else "warn")), width)]
-    seen = window(here - 1, most, height - 1)
+    seen = window(here - 1, max_nodes, height - 1)
     return lines + [_row(index + 1, here, found.way(index + 1), width) for index in seen]
 
 
 @lru_cache(maxsize=4)
-def covers(sizes: tuple[int, ...], most: int) -> Coverage:
-    """Dynamic programming over numbers up to ``most``. Kept: sizes are those of a job."""
+def covers(sizes: tuple[int, ...], max_nodes: int) -> Coverage:
+    """Dynamic programming over numbers up to ``max_nodes``. Kept: sizes are those of a job."""
     count, last = [0], [0]
-    for number in range(1, most + 1):
+    for number in range(1, max_nodes + 1):
         before = [
             (count[number - size], -size) for size in sizes if size <= number and count[number - size] >= 0
         ]

@@ -105,7 +105,7 @@ class _Columns(NamedTuple):
         text = self._text(
             node.name, node.state, heartbeat, node.zone, kinds, self.places.get(node.name, ""), held
         )
-        least = fewest_copies(node, self.copies)
+        least = min_copies(node, self.copies)
         # Why a node is lost is worth more than what it had.
         wide = self.width >= _WIDE and not node.reason
         more = _more(node.host, _spare(node), _held(node.redundant), kept=self.kept) if wide else ""
@@ -137,7 +137,7 @@ def _more(host: str, spare: str, redundant: str, *, kept: bool) -> str:
     return f"{cut(host, 14):<14} {more}"
 
 
-def fewest_copies(node: NodeView, copies: Mapping[int, int]) -> int | None:
+def min_copies(node: NodeView, copies: Mapping[int, int]) -> int | None:
     """Live copies of that layer of a node that has the fewest; None where that is not known."""
     known = [
         copies[layer] for held in node.layers for layer in range(held.start, held.stop) if layer in copies

@@ -45,7 +45,7 @@ from oobleckd.core.entries import (
     noted,
 )
 from oobleckd.core.state import (
-    LEAST_KEPT,
+    MIN_KEPT,
     RECENT_DEATHS,
     RECENT_STEPS,
     Expected,
@@ -156,9 +156,11 @@ def _incident(state: State, entry: IncidentOpened | IncidentClosed) -> None:
 
 
 def _lost(job: JobRecord, entry: EpochRaised) -> None:
-    """Who was given up may be back in the same life: it reads for the job no more all the same."""
+    """Who was given up may be back in the same incarnation: it reads for the job no more all the same."""
     job.dead = entry.dead
-    job.readers = {device: life for device, life in job.readers.items() if device not in entry.dead}
+    job.readers = {
+        device: incarnation for device, incarnation in job.readers.items() if device not in entry.dead
+    }
     if job.layout is not None:
         job.book.devices(entry.at, len(job.survivors()))
 
@@ -193,7 +195,12 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
 def _train(job: JobRecord, entry: _OfTraining) -> None:
     match entry:
         case LayoutDeployed():
-            job.layout, job.plan, job.lives, job.readers = entry.layout, entry.plan, entry.lives, entry.lives
+            job.layout, job.plan, job.incarnations, job.readers = (
+                entry.layout,
+                entry.plan,
+                entry.incarnations,
+                entry.incarnations,
+            )
             job.dead, job.settled, job.detours = (), (), None
             job.offered, job.counters = entry.offered, entry.counters
             job.deployed_at = entry.at if job.deployed_at is None else job.deployed_at
@@ -224,7 +231,7 @@ def _train(job: JobRecord, entry: _OfTraining) -> None:
 
 def _keep(job: JobRecord, new: KeptCheckpoint) -> None:
     """The newest are on the disk, and the newest of which it is known that its text was right; that from which the job goes on is known."""
-    older, kept = job.kept, [*job.kept, new][-max(LEAST_KEPT, job.spec.checkpoint.keep) :]
+    older, kept = job.kept, [*job.kept, new][-max(MIN_KEPT, job.spec.checkpoint.keep) :]
     checked = [each for each in older if each.checked][-1:]
     base = [each for each in older if each.directory == job.source and not each.checked]
     job.kept = [*(each for each in (*checked, *base) if each not in kept), *kept]

@@ -20,11 +20,11 @@ from oobleckd.core.state import RECENT_STEPS, JobRecord, Step, Written
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.api import CadenceView
 
-LEAST_S = 10.0
+MIN_S = 10.0
 """No sooner than that, and twice what writing takes: the disk is others', too."""
-MOST_S = 1800.0
+MAX_S = 1800.0
 """At least so often, whatever the estimates say: what somebody may lose who has never seen a failure."""
-LEAST_COST_S = 0.05
+MIN_COST_S = 0.05
 """Closer than that step times do not tell what a checkpoint costs."""
 _GUESS_S, _GUESS_BYTES_PER_S = 0.5, 1e9  # what one costs, until one has been measured
 _LOOKS_BACK = 5  # checkpoints
@@ -38,9 +38,9 @@ def cadence(job: JobRecord) -> CadenceView | None:
     write_s = max((written.took_s for written in job.written[-_LOOKS_BACK:]), default=0.0)
     measured = _measured_s(job)
     num_devices = max(1, len(job.survivors()))
-    cost_s = max(LEAST_COST_S, _modelled_s(job.setup.profile, num_devices) if measured is None else measured)
+    cost_s = max(MIN_COST_S, _modelled_s(job.setup.profile, num_devices) if measured is None else measured)
     mtbf_s = _mtbf_s(job)
-    interval_s = max(min(math.sqrt(2 * cost_s * mtbf_s), MOST_S), LEAST_S, 2 * write_s)
+    interval_s = max(min(math.sqrt(2 * cost_s * mtbf_s), MAX_S), MIN_S, 2 * write_s)
     num_steps = max(1, round(interval_s / max(statistics.median(job.step_s), 1e-6)))
     return CadenceView(num_steps, interval_s, cost_s, mtbf_s, write_s, measured is not None)
 

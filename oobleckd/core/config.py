@@ -6,9 +6,9 @@ import msgspec
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Fixed for a life of the daemon.
+    """Fixed for an incarnation of the daemon.
 
-    ``daemon``: this life's incarnation. ``lease_s``: the longest silence of a node that is borne; what its
+    ``daemon``: its name. ``lease_s``: the longest silence of a node that is borne; what its
     heartbeats teach is shorter (``lease``). ``grace_s``: time after a restart in which nobody is declared dead.
     ``link_grace_s``: how long a link between two live devices may stay down before one end is evicted.
     ``batch_s``: how long to wait for more nodes after one has joined. ``secret``: hex key from which the

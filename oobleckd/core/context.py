@@ -119,15 +119,15 @@ class Core:
         those in other zones than the neighbours that they would get. None that has notice of its end, and, where
         state is to be copied, none that has yet to drop what it holds; none that is kept out for what it would read.
         """
-        least = job.setup.devices_per_node if job.setup is not None else 0
+        min_devices = job.setup.devices_per_node if job.setup is not None else 0
         kept_out = self.run.kept_out if self.run is not None and self.run.job is job else ()
         out = (*self.state.drained, *kept_out, *without)
         empty = job.layout is not None
-        most = job.spec.resources.max_nodes
+        max_nodes = job.spec.resources.max_nodes
         rings: tuple[tuple[str, ...], ...] = ()
-        if most and job.plan is not None and job.plan.redundant:
+        if max_nodes and job.plan is not None and job.plan.redundant:
             rings = tuple(pipeline.nodes for pipeline in job.plan.pipelines)
-        return self.usable.under(Terms(least, most, job.survivors(), out, empty, rings))
+        return self.usable.under(Terms(min_devices, max_nodes, job.survivors(), out, empty, rings))
 
     def needs(self, name: str) -> bool:
         """Whether a device of the node holds state that counts, or is about to: of the layout in force, or of the one being deployed."""

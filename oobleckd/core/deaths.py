@@ -23,7 +23,7 @@ FORGIVEN_AFTER = 100
 """Steps that a job commits after a death before it counts no more: what lets it train so long is no property of the job."""
 
 
-MOST_HUNGRY = 3
+MAX_HUNGRY = 3
 """Deaths for want of memory, whatever the phases."""
 
 
@@ -86,7 +86,7 @@ def _before(job: JobRecord, death: Death) -> Died | None:
         for each in kind
         if each.death.phase == death.phase and (hungry or each.death.epoch < death.epoch)
     ]
-    if not same and hungry and len(kind) >= MOST_HUNGRY - 1:
+    if not same and hungry and len(kind) >= MAX_HUNGRY - 1:
         same = kind
     return same[-1] if same else None
 

@@ -58,8 +58,10 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
         )
         for device in devices
     }
-    lives = {device: info.life for device in devices if (info := core.members.device(device)) is not None}
-    run.candidate = Candidate(epoch, layout, proposal.plan, situation.nodes, lives, deploys)
+    incarnations = {
+        device: info.incarnation for device in devices if (info := core.members.device(device)) is not None
+    }
+    run.candidate = Candidate(epoch, layout, proposal.plan, situation.nodes, incarnations, deploys)
     run.phase, run.weighed_steps = "deploy", situation.horizon_steps
     run.proposal = None
     if job.state != "deploying":
@@ -100,14 +102,14 @@ def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
     job = run.job
     copied = sum(ready.copied_bytes for ready in candidate.ready.values())
     staged = sum(ready.staged_bytes for ready in candidate.ready.values())
-    lives = {device: candidate.lives[device] for device in candidate.layout.holdings}
+    incarnations = {device: candidate.incarnations[device] for device in candidate.layout.holdings}
     core.record(
         LayoutDeployed(
             job.id,
             candidate.layout,
             candidate.plan,
             job.counters,
-            lives,
+            incarnations,
             candidate.offered,
             core.now,
         )

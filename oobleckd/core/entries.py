@@ -111,7 +111,7 @@ class Restarted(Entry, frozen=True):
 
 
 class LayoutDeployed(Entry, frozen=True):
-    """All devices are ready: ``layout`` is in force. ``lives``: device -> the life that holds its layers.
+    """All devices are ready: ``layout`` is in force. ``incarnations``: device -> the incarnation that holds its layers.
 
     ``offered``: the nodes that the plan was made for (some may be idle in it).
     """
@@ -120,7 +120,7 @@ class LayoutDeployed(Entry, frozen=True):
     layout: Layout
     plan: Plan
     counters: Counters
-    lives: dict[str, str]
+    incarnations: dict[str, str] = msgspec.field(name="lives")
     offered: tuple[str, ...]
     at: float
 
@@ -227,7 +227,7 @@ class NodeDrained(Entry, frozen=True):
 
 
 class NodeJoined(Entry, frozen=True):
-    """A node is here, for the first time, anew after its life was over, or elsewhere than before: it is expected from now on."""
+    """A node is here, for the first time, anew after its incarnation was over, or elsewhere than before: it is expected from now on."""
 
     node: str
     host: str
@@ -236,7 +236,7 @@ class NodeJoined(Entry, frozen=True):
 
 
 class NodeOver(Entry, frozen=True):
-    """The node's life is over: ``cause``. One that ``left`` in order, or had notice of its end, is not expected back."""
+    """The node's incarnation is over: ``cause``. One that ``left`` in order, or had notice of its end, is not expected back."""
 
     node: str
     cause: str

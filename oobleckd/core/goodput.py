@@ -65,7 +65,7 @@ class Book:
     stretches: list[Stretch] = field(default_factory=list)
 
     def until(self, at: float) -> None:
-        """Time has passed; clocks of two lives of a daemon may differ, and it never runs backwards here."""
+        """Time has passed; clocks of two incarnations of a daemon may differ, and it never runs backwards here."""
         passed_s = max(0.0, at - self.now) if self.num_devices else 0.0
         self.now = max(at, self.now)
         devices_s = passed_s * self.num_devices

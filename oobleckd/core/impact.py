@@ -129,7 +129,7 @@ def _follows(
     took_s = copy_s(transfers, setup.profile)
     stall_s = question.notice_s
     if back:
-        stall_s += DEPLOY_S + _most_bytes(plan, setup) / READ_BYTES_PER_S
+        stall_s += DEPLOY_S + _max_bytes(plan, setup) / READ_BYTES_PER_S
     else:
         stays = question.policy in REROUTING and plan.pipelines == question.plan.pipelines
         stall_s += _redone_s(question, setup) + (0.0 if stays and not transfers else DEPLOY_S + took_s)
@@ -160,7 +160,7 @@ def _redone_s(question: LossQuestion, setup: Setup) -> float:
     return 0.5 * lost_s / left if left else 0.0
 
 
-def _most_bytes(plan: Plan, setup: Setup) -> int:
+def _max_bytes(plan: Plan, setup: Setup) -> int:
     """State of the device that has most to read."""
     layers = setup.profile.layers
     return max(

@@ -58,7 +58,7 @@ def let_in(core: Core, run: Run, device: str) -> None:
 
 
 def begin_anew(core: Core, name: str) -> None:
-    """The node is in a new life: what it reads now is another question."""
+    """The node is in a new incarnation: what it reads now is another question."""
     if core.run is not None:
         core.run.kept_out.pop(name, None)
 
@@ -135,10 +135,10 @@ def _all_same(one: Inputs, other: Inputs) -> bool:
 # ---------------------------------------------------------------------- up to where it was right
 
 
-def took_part(run: Run, lives: dict[str, str], at: Counters) -> None:
+def took_part(run: Run, incarnations: dict[str, str], at: Counters) -> None:
     """A layout is in force from ``at`` on: its devices read from now on."""
-    for life in lives.values():
-        run.reads_since.setdefault(life, at.round)
+    for incarnation in incarnations.values():
+        run.reads_since.setdefault(incarnation, at.round)
 
 
 def note_checks(core: Core, run: Run) -> None:
@@ -146,17 +146,22 @@ def note_checks(core: Core, run: Run) -> None:
     job = run.job
     if not job.inputs or not all(each.whole for each in job.inputs):
         return
-    alive = {d: life for d, life in job.readers.items() if core.members.living(d, life)}
-    told = {life: run.checked[life] for life in alive.values() if life in run.checked}
+    alive = {d: incarnation for d, incarnation in job.readers.items() if core.members.living(d, incarnation)}
+    told = {
+        incarnation: run.checked[incarnation] for incarnation in alive.values() if incarnation in run.checked
+    }
     if not told:
         return
     base = doubtful_base(job)
     if base is not None and not any(
-        run.reads_since.get(life, -1) < base.counters.round <= upto for life, upto in told.items()
+        run.reads_since.get(incarnation, -1) < base.counters.round <= upto
+        for incarnation, upto in told.items()
     ):
         return  # who has come since can vouch for nothing that was made from it
     # Who has come since has read nothing of what was before.
-    upto = min(max(told.get(life, -1), run.reads_since.get(life, 0)) for life in alive.values())
+    upto = min(
+        max(told.get(incarnation, -1), run.reads_since.get(incarnation, 0)) for incarnation in alive.values()
+    )
     upto = min(upto, max(told.values()))
     new = [kept for kept in job.kept if not kept.checked and kept.counters.round <= upto]
     if new:
@@ -177,8 +182,12 @@ def doubtful_base(job: JobRecord) -> KeptCheckpoint | None:
 
 def witnessed(core: Core, run: Run, kept: KeptCheckpoint) -> bool:
     """Whether somebody lives who has read for ``kept``, and will say whether that was right."""
-    alive = (life for device, life in sorted(run.job.readers.items()) if core.members.living(device, life))
-    return any(run.reads_since.get(life, -1) < kept.counters.round for life in alive)
+    alive = (
+        incarnation
+        for device, incarnation in sorted(run.job.readers.items())
+        if core.members.living(device, incarnation)
+    )
+    return any(run.reads_since.get(incarnation, -1) < kept.counters.round for incarnation in alive)
 
 
 def vouches(core: Core, name: str) -> bool:
@@ -187,8 +196,8 @@ def vouches(core: Core, name: str) -> bool:
     base = doubtful_base(job) if job is not None else None
     if core.run is None or job is None or base is None:
         return False
-    own = [life for device, life in job.readers.items() if node_of(device) == name]
-    return any(core.run.checked.get(life, -1) < base.counters.round for life in own)
+    own = [incarnation for device, incarnation in job.readers.items() if node_of(device) == name]
+    return any(core.run.checked.get(incarnation, -1) < base.counters.round for incarnation in own)
 
 
 def trusted(job: JobRecord) -> KeptCheckpoint:

@@ -1,6 +1,6 @@
 """What must hold between any two events: asserted by the simulated worlds after every one of them.
 
-``check`` looks at one moment, ``PastState`` at what may only grow in a life of the daemon.
+``check`` looks at one moment, ``PastState`` at what may only grow in an incarnation of the daemon.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _job(core: Core, job: JobRecord) -> None:
     if job.layout is not None:
         assert set(job.dead) <= set(job.layout.holdings)
         assert set(job.settled) <= set(job.dead)
-        assert job.lives.keys() == job.layout.holdings.keys()
+        assert job.incarnations.keys() == job.layout.holdings.keys()
         assert job.layout.epoch <= job.epoch
         for device, redundant in job.layout.redundant.items():
             assert set(redundant.layers()) <= set(job.layout.holdings[device].layers())
@@ -75,14 +75,19 @@ def _run(core: Core, run: Run) -> None:
         assert candidate.epoch == job.epoch
         assert candidate.ready.keys() < candidate.deploys.keys()
         assert all(ready.epoch == candidate.epoch for ready in candidate.ready.values())
-        assert all(core.members.living(device, life) for device, life in candidate.lives.items())
+        assert all(
+            core.members.living(device, incarnation) for device, incarnation in candidate.incarnations.items()
+        )
         if job.layout is not None:
             assert not [device for device in candidate.deploys if core.members.owes(device)], (
                 "copies to a device that is about to drop what it holds"
             )
     if run.pre_copy is not None:
         assert run.phase == "run", f"pre-copies while in phase {run.phase}"
-        assert all(core.members.living(device, life) for device, life in run.pre_copy.lives.items())
+        assert all(
+            core.members.living(device, incarnation)
+            for device, incarnation in run.pre_copy.incarnations.items()
+        )
     if job.layout is not None and run.phase != "adrift":
         assert min(job.layout.copies(job.dead)) > 0, "a lost layer without a rollback"
 
@@ -110,7 +115,7 @@ def check_plan(plan: Plan, layout: Layout, num_micro_batches: int) -> None:
 
 @dataclass(slots=True)
 class PastState:
-    """What was so after the event before. A restarted daemon may have lost what nobody was told: each life has its own."""
+    """What was so after the event before. A restarted daemon may have lost what nobody was told: each incarnation has its own."""
 
     now: float = float("-inf")
     epoch: int = 0

@@ -14,7 +14,7 @@ from oobleckd.core import incidents, room
 from oobleckd.core.context import Core
 from oobleckd.core.entries import JobStateChanged, ProfileMeasured, TemplatesMade
 from oobleckd.core.events import Discard
-from oobleckd.core.memory import held_besides, least_device_bytes
+from oobleckd.core.memory import held_besides, min_device_bytes
 from oobleckd.core.run import PlannerRequest, Run
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import Template, node_of
@@ -104,7 +104,7 @@ def prepare(core: Core, run: Run) -> None:
             profile=profile,
             num_micro_batches=run.job.spec.num_micro_batches,
             f=run.job.spec.fault_tolerance.f,
-            device_memory_bytes=least_device_bytes(nodes, members, cap_bytes),
+            device_memory_bytes=min_device_bytes(nodes, members, cap_bytes),
             devices_per_node=min(len(node.devices) for node in nodes),
             max_nodes=run.job.spec.resources.max_nodes,
             min_nodes=run.job.spec.resources.min_pipeline_nodes,

@@ -5,7 +5,7 @@ such a node that has not come back after a restart of this daemon. Where others 
 as ever: that costs nothing. Where an end is certain (a process that exited, a link that closed and that a peer lost, too) nobody waits.
 
 The rollback costs the steps since the last checkpoint and a deployment. Whoever waits for as long as that, and in vain, has paid twice at most, and
-never more than ``MOST_S``.
+never more than ``MAX_S``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from oobleckd.protocol.api import ReasonView
 from oobleckd.protocol.changes import LastCopyAwaited, NodeSaid
 from oobleckd.protocol.messages import DeviceAwake, DeviceStopped, EndStopped, Wake
 
-MOST_S = 60.0
+MAX_S = 60.0
 DEPLOY_S = 5.0
 """A rollback besides the steps, until this job has had one: plan, processes, weights."""
 RESTART_S = 10.0
 """More, where the plan needs the node itself, whose devices are to start anew first."""
-_LEAST_S = 2.0  # for SIGCONT to take, however long it has been stopped by now
+_MIN_S = 2.0  # for SIGCONT to take, however long it has been stopped by now
 _LOOK_S = 0.1
 ENDS = frozenset({"sigkill", "sigterm", "agent-only", "device", "host"})
 """Of ``kill-node``: what ends a wait."""
@@ -43,11 +43,15 @@ def on_stopped(core: Core, node: str, message: DeviceStopped) -> None:
     member = core.members.nodes.get(node)
     if member is None or member.incarnation != message.incarnation or not member.alive:
         return
-    if run is None or device not in run.job.survivors() or run.job.lives[device] != message.life:
-        core.tell(node, EndStopped(device, message.life))
+    if (
+        run is None
+        or device not in run.job.survivors()
+        or run.job.incarnations[device] != message.device_incarnation
+    ):
+        core.tell(node, EndStopped(device, message.device_incarnation))
         return
     wait = run.waits.get(device)
-    if wait is None and run.ending.get(device) != message.life:
+    if wait is None and run.ending.get(device) != message.device_incarnation:
         layers = _lost_with(core, run, [device])
         if not (layers or run.job.spec.fault_tolerance.policy in ROLLING_BACK):
             _end(core, run, device)
@@ -55,13 +59,13 @@ def on_stopped(core: Core, node: str, message: DeviceStopped) -> None:
         since = core.now - message.stopped_s
         member.suspect_at = since if member.suspect_at is None else min(since, member.suspect_at)
         budget_s = _rollback_s(core, run, [node], ended=False)
-        left_s = max(_LEAST_S, budget_s - max(0.0, message.stopped_s - 1.0))
-        wait = Wait(layers, since, core.members.waking(core.now) + left_s, 0.0, message.life)
+        left_s = max(_MIN_S, budget_s - max(0.0, message.stopped_s - 1.0))
+        wait = Wait(layers, since, core.members.waking(core.now) + left_s, 0.0, message.device_incarnation)
         _begin(core, run, device, wait, f"is stopped ({message.evidence})", "sent SIGCONT, ", left_s)
     if wait is None or core.members.waking(core.now) >= wait.until:
         _end(core, run, device)
     else:
-        core.tell(node, Wake(device, message.life))
+        core.tell(node, Wake(device, message.device_incarnation))
 
 
 def on_awake(core: Core, node: str, message: DeviceAwake) -> None:
@@ -72,17 +76,17 @@ def on_awake(core: Core, node: str, message: DeviceAwake) -> None:
     if run is None:
         return
     wait = run.waits.get(message.device)
-    if wait is not None and wait.life == message.life:
+    if wait is not None and wait.incarnation == message.device_incarnation:
         _goes_on(core, run, message.device, message.stopped_s)
-    if run.ending.get(message.device) == message.life:
+    if run.ending.get(message.device) == message.device_incarnation:
         del run.ending[message.device]  # it went on before its agent was told
 
 
 def _end(core: Core, run: Run, device: str) -> None:
     """Its agent is to end it; what follows then is a loss like any other."""
-    life = run.job.lives[device]
-    run.ending[device] = life
-    core.tell(device, EndStopped(device, life))
+    incarnation = run.job.incarnations[device]
+    run.ending[device] = incarnation
+    core.tell(device, EndStopped(device, incarnation))
     if device in run.waits:
         _in_vain(core, run, device)
 
@@ -134,11 +138,15 @@ def _still(core: Core, run: Run, name: str) -> bool:
 
 def look(core: Core, run: Run) -> None:
     """Who is heard again is waited for no longer, nor is whoever has died meanwhile."""
-    run.ending = {name: life for name, life in run.ending.items() if core.members.living(name, life)}
+    run.ending = {
+        name: incarnation
+        for name, incarnation in run.ending.items()
+        if core.members.living(name, incarnation)
+    }
     for name, wait in sorted(run.waits.items()):
         node = core.members.nodes.get(node_of(name) or name)
-        if wait.life:
-            if not core.members.living(name, wait.life):
+        if wait.incarnation:
+            if not core.members.living(name, wait.incarnation):
                 del run.waits[name]
             elif core.members.waking(core.now) >= wait.until:
                 _end(core, run, name)
@@ -151,7 +159,7 @@ def look(core: Core, run: Run) -> None:
 def _lives_on(core: Core, run: Run, node: str) -> bool:
     """Whether the node still has the devices that hold what it is waited for."""
     held = [device for device in run.job.survivors() if node_of(device) == node]
-    return any(core.members.living(device, run.job.lives[device]) for device in held)
+    return any(core.members.living(device, run.job.incarnations[device]) for device in held)
 
 
 def deadline(core: Core, run: Run) -> float | None:
@@ -165,7 +173,7 @@ def end_wait(core: Core, node: str) -> bool:
     names = [name for name in run.waits if node in {name, node_of(name)}] if run is not None else []
     for name in names:
         assert run is not None
-        if run.waits[name].life:
+        if run.waits[name].incarnation:
             _end(core, run, name)
         elif node in core.members.nodes:
             del run.waits[name]
@@ -225,7 +233,9 @@ def _lost_with(core: Core, run: Run, devices: Collection[str]) -> tuple[int, ...
     job = run.job
     if job.layout is None or not devices:
         return ()
-    unknown = [device for device in job.survivors() if not core.members.living(device, job.lives[device])]
+    unknown = [
+        device for device in job.survivors() if not core.members.living(device, job.incarnations[device])
+    ]
     copies = job.layout.copies({*job.dead, *run.ending, *unknown, *devices})
     return tuple(layer for layer, count in enumerate(copies) if not count)
 
@@ -236,17 +246,17 @@ def _steps_back(job: JobRecord) -> int:
 
 
 def _rollback_s(core: Core, run: Run, nodes: Collection[str], *, ended: bool) -> float:
-    """Seconds that the rollback is modelled to cost, ``MOST_S`` at most. ``ended``: the nodes are given up, so if too few others are left there is
+    """Seconds that the rollback is modelled to cost, ``MAX_S`` at most. ``ended``: the nodes are given up, so if too few others are left there is
     nothing better to do than to wait.
     """
     job = run.job
     few = len(core.candidates(job, nodes)) < job.n0
     if few and ended:
-        return MOST_S
+        return MAX_S
     took = [view.total_s for view in core.state.incidents.values() if view.job == job.id and view.steps_lost]
     deploy_s = statistics.median(took) if took else DEPLOY_S
     redo_s = _steps_back(job) * failures.step_s(job)
-    return min(MOST_S, redo_s + deploy_s + (RESTART_S if few and not took else 0.0))
+    return min(MAX_S, redo_s + deploy_s + (RESTART_S if few and not took else 0.0))
 
 
 def _what(wait: Wait) -> str:

@@ -1,4 +1,4 @@
-"""How long the silence of one node may last before its life counts as over: learned from its own heartbeats.
+"""How long the silence of one node may last before its incarnation counts as over: learned from its own heartbeats.
 
 Owns the arithmetic of one lease. Pure; its times are those of the daemon's *waking* clock (``membership``),
 which stands still while the daemon itself was asleep. Nobody has to choose the length, so there is one that fits
@@ -20,14 +20,14 @@ _GAIN, _FADE = 1 / 8, 1 / 1024
 
 @dataclass(slots=True)
 class Lease:
-    """The lease of one life. ``heard``: its last word. ``witnessed``: the last proof of its life by others.
+    """The lease of one incarnation. ``heard``: its last word. ``witnessed``: the last proof by others that it is alive.
 
-    ``most_s`` bounds every silence: of an agent whose devices are proven to be alive as well. ``heartbeat_s`` is the distance
+    ``max_s`` bounds every silence: of an agent whose devices are proven to be alive as well. ``heartbeat_s`` is the distance
     that agents are told to keep: heartbeats that come closer have waited for each other, on their way or for a daemon that
     slept, and say nothing of it.
     """
 
-    most_s: float
+    max_s: float
     heard: float
     heartbeat_s: float = 0.0
     witnessed: float = float("-inf")
@@ -55,17 +55,17 @@ class Lease:
     def length_s(self) -> float:
         """The silence that is forgiven: a few heartbeats, and more where heartbeats were late before."""
         if self.num_gaps < _ENOUGH:
-            return self.most_s
+            return self.max_s
         usual_s = max(self.heartbeat_s, self.mean_s)
         length_s = SHORTEST * usual_s
         if self.worst_s > self.mean_s:
             length_s += _EXCESS * (self.worst_s - self.mean_s)
-        return min(self.most_s, length_s)
+        return min(self.max_s, length_s)
 
     def ends(self) -> float:
         """When it runs out, unless something is heard before."""
         last = max(self.witnessed, self.heard)
-        ends, most = last + self.length_s, self.heard + self.most_s
+        ends, most = last + self.length_s, self.heard + self.max_s
         return min(most, ends)
 
     def late(self, at: float) -> bool:

@@ -369,9 +369,9 @@ class Machine:
         was_counted = before is not None and known and (before.ready or before.mending)
         had_spare = before is not None and known and before.spare is not None and before.spare.ready
         change = core.members.hello(message, core.now)
-        config, lives = core.config, tuple(info.life for info in message.devices)
+        config, incarnations = core.config, tuple(info.incarnation for info in message.devices)
         heartbeat_s = max(config.heartbeat_s, len(core.members.nodes) * _HEARTBEAT_OF_NODE_S)
-        core.tell(message.node, Welcome(protocol, config.daemon, heartbeat_s, config.lease_s, lives))
+        core.tell(message.node, Welcome(protocol, config.daemon, heartbeat_s, config.lease_s, incarnations))
         if message.ready and not was_counted:
             core.joined_at = core.now
         self._expect(message.node)
@@ -421,7 +421,7 @@ class Machine:
             core.announce(f"the link to {name} closed", NodeSaid(name), (f"node:{name}",), level="warn")
 
     def _link_down(self, message: LinkDown) -> None:
-        """Believed only of links between two lives that are in the layout, or in the one being deployed."""
+        """Believed only of links between two incarnations that are in the layout, or in the one being deployed."""
         core, run = self.core, self.core.run
         if run is None:
             return
@@ -430,9 +430,9 @@ class Machine:
             return
         job, survivors = run.job, run.job.survivors()
         ends = (message.device, message.peer)
-        if all(end in survivors and core.members.living(end, job.lives[end]) for end in ends):
+        if all(end in survivors and core.members.living(end, job.incarnations[end]) for end in ends):
             core.members.link_down(message, core.now)
-        elif run.candidate is not None and all(end in run.candidate.lives for end in ends):
+        elif run.candidate is not None and all(end in run.candidate.incarnations for end in ends):
             # What was on its way is lost, and nobody would miss it: its target waits.
             self._stumble(run, next(end for end in ends if end not in survivors), message)
 
@@ -463,7 +463,7 @@ class Machine:
             jobs.fail(core, job, f"{message.device}: {message.error}", message.hint, message.cause)
 
     def _revived(self, name: str) -> None:
-        """A life that was declared over is heard again: it joins as a fresh one, unless nobody has acted on its end yet."""
+        """An incarnation that was declared over is heard again: it joins as a fresh one, unless nobody has acted on its end yet."""
         core = self.core
         core.joined_at = core.now
         self._expect(name)
@@ -475,7 +475,7 @@ class Machine:
         self._drop_state(name)
 
     def _drop_state(self, name: str) -> None:
-        """What the devices of a life that was declared over hold is of no use any more."""
+        """What the devices of an incarnation that was declared over hold is of no use any more."""
         core = self.core
         if core.run is not None:
             for device in core.members.nodes[name].devices:

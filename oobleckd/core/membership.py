@@ -1,10 +1,10 @@
-"""Who is there: nodes, their lives (incarnations), leases, and the evidence that a life is over.
+"""Who is there: nodes, their incarnations, leases, and the evidence that an incarnation is over.
 
-Owns the judgement whether a node's present life goes on, and within it the life of each device. Does not own what
-a loss means for a job (``recovery``), nor how long a lease is (``lease``). A node's life is over at: the agent's
+Owns the judgement whether a node's present incarnation goes on, and within it the incarnation of each device. Does not own what
+a loss means for a job (``recovery``), nor how long a lease is (``lease``). A node's incarnation is over at: the agent's
 word that a device exited or hangs and no spare takes its place, a closed link that a peer's broken link confirms,
-a missed lease, a goodbye, a newer life. A closed link alone is no death, and silence is none while it may be
-ours (docs/mechanisms/detection.md). A device's life ends with its node's, and at the agent's word that it exited,
+a missed lease, a goodbye, a newer incarnation. A closed link alone is no death, and silence is none while it may be
+ours (docs/mechanisms/detection.md). A device's incarnation ends with its node's, and at the agent's word that it exited,
 its place being taken by the node's spare: such a node is *mending* until the spare is up.
 """
 
@@ -30,7 +30,7 @@ ROUNDING_S = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """The end of a device's life in a node that lives on. ``at``: the first evidence."""
+    """The end of a device's incarnation in a node that lives on. ``at``: the first evidence."""
 
     cause: str
     at: float
@@ -38,11 +38,11 @@ class Fall:
 
 @dataclass(slots=True)
 class Node:
-    """A node. ``devices`` with their last known lives, of which those in ``fallen`` (by name) are over.
+    """A node. ``devices`` with their last known incarnations, of which those in ``fallen`` (by name) are over.
 
     ``accused``: (accuser, accused device) -> when their link broke (waking clock); ``suspect_at``: the first evidence. ``exited``: it
     is over at the agent's word that a device process ended. ``notice``: why it is about to be ended by
-    others, at ``ends_at``; ``dismissed``: it was told that it may leave. ``forgotten``: nobody is to see it, until it is back. ``releasing``: device -> its life and the last order to drop what it
+    others, at ``ends_at``; ``dismissed``: it was told that it may leave. ``forgotten``: nobody is to see it, until it is back. ``releasing``: device -> its incarnation and the last order to drop what it
     holds, which it has not answered.
     """
 
@@ -86,10 +86,10 @@ class Node:
 
 @dataclass(slots=True)
 class Membership:
-    """All nodes ever seen in this life of the daemon. ``obituaries``: lives that ended, not yet announced.
+    """All nodes ever seen in this incarnation of the daemon. ``obituaries``: incarnations that ended, not yet announced.
 
     ``lease_s``: the longest lease. ``heartbeat_s``: the least distance of heartbeats. ``asleep_s``: how long this daemon did not run although it was due; leases
-    do not run meanwhile. ``touched``: nodes on which a plan may count more, or less, since somebody cleared it, and ``turns`` how often there was one: while it stands no life
+    do not run meanwhile. ``touched``: nodes on which a plan may count more, or less, since somebody cleared it, and ``turns`` how often there was one: while it stands no incarnation
     began or ended. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused. ``leaving``: nobody else has a notice.
     ``owing``: nobody else has yet to drop what it was told to drop. ``traits``: those that devices ever said.
     """
@@ -115,7 +115,7 @@ class Membership:
         return slept_s
 
     def hello(self, message: Hello, now: float) -> Change:
-        """An agent introduced itself: a new life, one that is back on a new connection, or news of it."""
+        """An agent introduced itself: a new incarnation, one that is back on a new connection, or news of it."""
         node = self.nodes.get(message.node)
         if node is None or not node.alive or node.incarnation != message.incarnation:
             change: Change = "new"
@@ -141,7 +141,7 @@ class Membership:
         return change
 
     def goes_on(self, name: str, incarnation: str, now: float) -> bool:
-        """Take in a heartbeat of a life that is known and connected; False, and nothing is taken in, if it is of any other."""
+        """Take in a heartbeat of an incarnation that is known and connected; False, and nothing is taken in, if it is of any other."""
         node = self.nodes.get(name)
         if node is None or not (node.alive and node.connected) or node.incarnation != incarnation:
             return False
@@ -149,7 +149,7 @@ class Membership:
         return True
 
     def heartbeat(self, name: str, incarnation: str, now: float) -> bool:
-        """A sign of life; True if it comes from a life that was declared over (it is a fresh one now)."""
+        """A sign of life; True if it comes from an incarnation that was declared over (it is a fresh one now)."""
         node = self.nodes.get(name)
         if node is None or node.incarnation != incarnation:
             return False
@@ -212,7 +212,7 @@ class Membership:
             node.accused = {ends: at for ends, at in node.accused.items() if ends[0] != device}
 
     def device_lost(self, name: str, message: DeviceLost, now: float) -> bool:
-        """The agent saw a device of its own exit; whether only that device's life is over by it."""
+        """The agent saw a device of its own exit; whether only that device's incarnation is over by it."""
         if not self.living_node(name, message.incarnation):
             return False
         node = self.nodes[name]
@@ -237,11 +237,11 @@ class Membership:
             self._touch(node)
 
     def evict(self, name: str, cause: str, now: float) -> None:
-        """End a node's life by decision; its next sign of life makes it a fresh node."""
+        """End a node's incarnation by decision; its next sign of life makes it a fresh node."""
         self._over(self.nodes[name], cause, now)
 
     def expire(self, now: float, spared: Callable[[str], bool] = lambda _: False) -> None:
-        """Lives whose lease has run out are over, but not while it may be us who hear nobody, nor those of ``spared`` nodes, which are waited for."""
+        """Incarnations whose lease has run out are over, but not while it may be us who hear nobody, nor those of ``spared`` nodes, which are waited for."""
         awake = self.waking(now) + ROUNDING_S
         if awake < self.look_at:
             return
@@ -296,15 +296,15 @@ class Membership:
         ]
         return min(due, default=None)
 
-    def living(self, device: str, life: str) -> bool:
-        """Whether the life ``life`` of a device goes on."""
+    def living(self, device: str, incarnation: str) -> bool:
+        """Whether the incarnation ``incarnation`` of a device goes on."""
         node = self.nodes.get(node_of(device))
         if node is None or not node.alive or device in node.fallen:
             return False
-        return any(info.device == device and info.life == life for info in node.devices)
+        return any(info.device == device and info.incarnation == incarnation for info in node.devices)
 
     def living_node(self, name: str, incarnation: str) -> bool:
-        """Whether this life of a node goes on."""
+        """Whether this incarnation of a node goes on."""
         node = self.nodes.get(name)
         return node is not None and node.alive and node.incarnation == incarnation
 
@@ -322,7 +322,7 @@ class Membership:
         """A device is told to drop what it holds."""
         node, info = self.nodes.get(node_of(device)), self.device(device)
         if node is not None and info is not None and node.alive:
-            node.releasing[device] = (info.life, order)
+            node.releasing[device] = (info.incarnation, order)
             self.owing.add(node.name)
             self._touch(node)
 
@@ -359,17 +359,21 @@ class Membership:
         return node.lease.ends() if node.connected else node.lease.heard + self.lease_s
 
     def _forgive_ended(self, message: Hello, change: Change) -> None:
-        """Lives that this Hello shows to be over: of its node, or of devices of it."""
-        lives = {info.device: info.life for info in message.devices}
+        """Incarnations that this Hello shows to be over: of its node, or of devices of it."""
+        incarnations = {info.device: info.incarnation for info in message.devices}
         known = self.nodes[message.node].devices
-        over = [info.device for info in known if lives.get(info.device, info.life) != info.life]
+        over = [
+            info.device
+            for info in known
+            if incarnations.get(info.device, info.incarnation) != info.incarnation
+        ]
         if change == "new":
             ends = {end for name in sorted(self.at_odds) for ends in self.nodes[name].accused for end in ends}
             over = [end for end in ends if node_of(end) == message.node]
         self._forgive(over)
 
     def _forgive(self, devices: Collection[str]) -> None:
-        """The lives of ``devices`` are over: broken links to or from a dead process accuse nobody who lives."""
+        """The incarnations of ``devices`` are over: broken links to or from a dead process accuse nobody who lives."""
         if devices:
             for name in sorted(self.at_odds):  # nobody else is accused
                 node = self.nodes[name]
@@ -402,8 +406,10 @@ class Membership:
         node.devices = (*map(self._sharing, message.devices), *absent)
         unseen = Fall("its process ended", now)
         node.fallen = {info.device: node.fallen.get(info.device, unseen) for info in absent}
-        lives = {(info.device, info.life) for info in message.devices}
-        self._let_off(node, {name: told for name, told in node.releasing.items() if (name, told[0]) in lives})
+        incarnations = {(info.device, info.incarnation) for info in message.devices}
+        self._let_off(
+            node, {name: told for name, told in node.releasing.items() if (name, told[0]) in incarnations}
+        )
 
     def _sharing(self, info: DeviceInfo) -> DeviceInfo:
         """``info`` with the traits of those before that have the same: thousands of devices say them, and one dict is kept."""

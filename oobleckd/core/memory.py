@@ -17,7 +17,7 @@ from oobleckd.protocol.parts import DeviceInfo
 SPARE_BYTES = 400 * 2**20  # a spare that is still starting: Python, torch and transformers
 
 
-def least_device_bytes(nodes: Collection[Node], members: Collection[Node], cap_bytes: int) -> int:
+def min_device_bytes(nodes: Collection[Node], members: Collection[Node], cap_bytes: int) -> int:
     """The memory that every device of ``nodes`` has for training, in bytes; 0: nobody knows of a limit.
 
     ``members``: all nodes that live, which may share a host with ``nodes``. ``cap_bytes`` (0: none).

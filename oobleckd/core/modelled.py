@@ -19,7 +19,7 @@ from oobleckd.planner.reroute.reroute import detour
 from oobleckd.planner.schedule import Op, schedules
 from oobleckd.planner.schedules.dispatch import READY_FIRST, dispatch
 from oobleckd.planner.schedules.jobshop import cost_of, step_ops
-from oobleckd.planner.schedules.routed import MOST_HOPS, layout_crossing
+from oobleckd.planner.schedules.routed import MAX_HOPS, layout_crossing
 from oobleckd.planner.schedules.timeline import Timeline, dry_run
 from oobleckd.protocol.parts import OpTime
 from oobleckd.protocol.watch import ScheduleView
@@ -31,9 +31,9 @@ def modelled_view(question: StepQuestion) -> ScheduleView:
     """The answer. Raises PlanError where nobody can say: a layer without a holder, or too large a plan."""
     plan = question.plan
     hops = sum(len(p.micro_batches) * len(p.segments) for p in plan.pipelines)
-    if hops > MOST_HOPS:
+    if hops > MAX_HOPS:
         raise PlanError(
-            f"a step of {hops:,} hops is too long to be simulated (at most {MOST_HOPS:,})",
+            f"a step of {hops:,} hops is too long to be simulated (at most {MAX_HOPS:,})",
             "look at a measured one",
         )
     run, routes = _crossing(question) if plan.vacant or question.dead else _whole(question)

@@ -20,7 +20,7 @@ from oobleckd.protocol.messages import PreCopied, PreCopy
 
 PATIENCE = 4.0
 """Times what is modelled that copies are waited for: a link that others use as well, or a target that is always busy, takes so much longer or never ends."""
-LEAST_S, LEAST_STEPS = 10.0, 8
+MIN_S, MIN_STEPS = 10.0, 8
 """So many seconds, and steps, are waited at least, as whoever joins has a model to open first. Training goes on, so a wait in vain costs little."""
 LAST_ROUNDS = 8
 """For so many rounds sources go on after that: the boundary at which all hold is a round or two away, more where rounds are repeated."""
@@ -32,38 +32,38 @@ def over(core: Core, run: Run, proposal: Proposal) -> bool:
         return True
     waits, found = proposal.precopy_s > 0, run.pre_copy
     if found is None or found.transfers != proposal.transfers:
-        lives = _lives(core, proposal)
-        if lives is not None:
-            _begin(core, run, proposal, lives)
+        incarnations = _incarnations(core, proposal)
+        if incarnations is not None:
+            _begin(core, run, proposal, incarnations)
         return not waits
     return not waits or found.complete or run.job.counters.step >= found.until_step
 
 
-def _lives(core: Core, proposal: Proposal) -> dict[str, str] | None:
-    """Sources and targets with their lives; None while a spare is still taking the place of one of them."""
-    lives = {}
+def _incarnations(core: Core, proposal: Proposal) -> dict[str, str] | None:
+    """Sources and targets with their incarnations; None while a spare is still taking the place of one of them."""
+    incarnations = {}
     for device in sorted({end for copy in proposal.transfers for end in (copy.source, copy.target)}):
         info = core.members.device(device)
-        if info is None or not core.members.living(device, info.life):
+        if info is None or not core.members.living(device, info.incarnation):
             return None
-        lives[device] = info.life
-    return lives
+        incarnations[device] = info.incarnation
+    return incarnations
 
 
-def _begin(core: Core, run: Run, proposal: Proposal, lives: dict[str, str]) -> None:
-    job, devices = run.job, list(lives)
+def _begin(core: Core, run: Run, proposal: Proposal, incarnations: dict[str, str]) -> None:
+    job, devices = run.job, list(incarnations)
     assert job.layout is not None
     forget(core, run, besides=devices)
     step_s = failures.step_s(job) or proposal.plan.step_s
-    wait_s = max(LEAST_S, PATIENCE * proposal.precopy_s)
-    steps = max(LEAST_STEPS, math.ceil(wait_s / step_s)) if step_s > 0 else LEAST_STEPS
+    wait_s = max(MIN_S, PATIENCE * proposal.precopy_s)
+    steps = max(MIN_STEPS, math.ceil(wait_s / step_s)) if step_s > 0 else MIN_STEPS
     num_bytes = sum(copy.num_bytes for copy in proposal.transfers)
     text = f"{job.id}: {size_of(num_bytes)} are pre-copied, training goes on: {proposal.reason}"
     core.announce(text, CopiesBegun(job.id, num_bytes), (f"job:{job.id}",))
     targets = frozenset(copy.target for copy in proposal.transfers)
     # Of all that was ever announced the number is known to the journal, so no daemon uses it twice.
     run.pre_copy = PreCopyUnderWay(
-        core.state.seq, proposal.transfers, lives, targets, job.counters.step + steps
+        core.state.seq, proposal.transfers, incarnations, targets, job.counters.step + steps
     )
     run.guests |= set(devices)
     # Each of these looks at every device, so once for all of them: of 10,000 the daemon would stand still for minutes.
@@ -98,9 +98,9 @@ def is_complete(run: Run) -> bool:
 
 
 def check_lives(core: Core, run: Run) -> None:
-    """A source or target whose life is over takes the pre-copy with it."""
+    """A source or target whose incarnation is over takes the pre-copy with it."""
     found = run.pre_copy
-    if found is not None and any(not core.members.living(*who) for who in sorted(found.lives.items())):
+    if found is not None and any(not core.members.living(*who) for who in sorted(found.incarnations.items())):
         forget(core, run)
 
 
@@ -110,7 +110,7 @@ def forget(core: Core, run: Run, *, besides: Collection[str] = ()) -> None:
     if found is None:
         return
     spec = core.spec_of(run.job)
-    for device, life in sorted(found.lives.items()):
-        if device not in besides and core.members.living(device, life):
+    for device, incarnation in sorted(found.incarnations.items()):
+        if device not in besides and core.members.living(device, incarnation):
             none = PreCopy(device, found.number, run.job.id, spec, (), 0, {}, "")
             core.tell(device, none)

@@ -100,8 +100,8 @@ def on_ready(core: Core, message: Ready) -> None:
         return
     deploy.on_ready(core, message)
     if last and run.job.layout is not None:
-        lives = {device: run.job.lives[device] for device in run.job.survivors()}
-        inputs.took_part(run, lives, run.job.counters)
+        incarnations = {device: run.job.incarnations[device] for device in run.job.survivors()}
+        inputs.took_part(run, incarnations, run.job.counters)
 
 
 def _fix_first(core: Core, run: Run, said: dict[str, Inputs]) -> bool:
@@ -187,12 +187,12 @@ def on_checked(core: Core, message: InputsChecked) -> None:
     info = core.members.device(message.device)
     if info is None:
         return
-    run.checked[info.life] = max(message.counters.round, run.checked.get(info.life, -1))
+    run.checked[info.incarnation] = max(message.counters.round, run.checked.get(info.incarnation, -1))
     if not all(each.whole for each in job.inputs):
         run.wholes[message.device] = message.inputs
         _fix_wholes(core, run)
     elif why := inputs.wrong(job, message.inputs):
-        _differs(core, run, message.device, info.life, why)
+        _differs(core, run, message.device, info.incarnation, why)
         return
     inputs.note_checks(core, run)
 
@@ -218,9 +218,9 @@ def _fix_wholes(core: Core, run: Run) -> None:
         _fail_undecided(core, run, found[0], found[1])
 
 
-def _differs(core: Core, run: Run, device: str, life: str, why: str) -> None:
+def _differs(core: Core, run: Run, device: str, incarnation: str, why: str) -> None:
     """All of what ``device`` has open is known by now, and it is not the job's."""
-    if device in run.job.survivors() or life in run.reads_since:
+    if device in run.job.survivors() or incarnation in run.reads_since:
         _give_back(core, run, device, why)
     else:
         _refuse(core, run, device, why)

@@ -27,18 +27,18 @@ from oobleckd.protocol.messages import Corrupted, Decide, DeviceFailed, Progress
 
 
 def check_lives(core: Core, run: Run) -> None:
-    """Act on every device of the layout, or of the one being deployed, whose life is over.
+    """Act on every device of the layout, or of the one being deployed, whose incarnation is over.
 
     This comes after every step, so where nothing that it looks at has changed nobody looks at thousands of devices.
     """
     if run.phase == "adrift":
         return
-    seen = (core.members.turns, run.job.survivors(), run.job.lives, run.candidate, run.pre_copy)
+    seen = (core.members.turns, run.job.survivors(), run.job.incarnations, run.candidate, run.pre_copy)
     if run.seen_alive == seen:
         return
     precopy.check_lives(core, run)
-    lost = _ended(core, {device: run.job.lives[device] for device in run.job.survivors()})
-    joining = run.candidate.lives if run.candidate is not None else {}
+    lost = _ended(core, {device: run.job.incarnations[device] for device in run.job.survivors()})
+    joining = run.candidate.incarnations if run.candidate is not None else {}
     failed = [device for device in _ended(core, joining) if device not in lost]
     if lost:
         lose(core, run, lost, failed)
@@ -48,8 +48,12 @@ def check_lives(core: Core, run: Run) -> None:
         run.seen_alive = seen
 
 
-def _ended(core: Core, lives: Mapping[str, str]) -> list[str]:
-    return [device for device, life in sorted(lives.items()) if not core.members.living(device, life)]
+def _ended(core: Core, incarnations: Mapping[str, str]) -> list[str]:
+    return [
+        device
+        for device, incarnation in sorted(incarnations.items())
+        if not core.members.living(device, incarnation)
+    ]
 
 
 def lose(core: Core, run: Run, lost: Sequence[str], failed: Sequence[str] = ()) -> None:
@@ -96,7 +100,7 @@ def _raise(core: Core, run: Run, dead: tuple[str, ...], devices: Collection[str]
 
 
 def _whole(core: Core, devices: Collection[str]) -> list[str]:
-    """What to call a loss: a node where it is lost as one, a device where only its own life is over."""
+    """What to call a loss: a node where it is lost as one, a device where only its own incarnation is over."""
     fallen = {device for node in core.members.nodes.values() for device in node.fallen}
     return list(dict.fromkeys(device if device in fallen else node_of(device) for device in devices))
 
@@ -118,7 +122,7 @@ def _cause(core: Core, name: str) -> str:
         return "did not come back after the daemon's restart"
     if name in node.fallen:
         return f"{node.fallen[name].cause}; the node's spare takes its place"
-    return node.cause or "a device of it began a new life"
+    return node.cause or "a device of it began a new incarnation"
 
 
 def _evidence_at(core: Core, name: str) -> float:
@@ -282,8 +286,10 @@ def on_damaged(core: Core, message: DeviceFailed) -> None:
     run, device = core.run, message.device
     if run is None or run.candidate is None or device not in run.candidate.deploys:
         return
-    told, life = run.candidate.deploys[device], run.candidate.lives[device]
-    if (told.job, told.source) != (message.job, message.damaged) or not core.members.living(device, life):
+    told, incarnation = run.candidate.deploys[device], run.candidate.incarnations[device]
+    if (told.job, told.source) != (message.job, message.damaged) or not core.members.living(
+        device, incarnation
+    ):
         return
     job = run.job
     older = checkpoints.damaged(core, job, message)
@@ -337,7 +343,7 @@ def look_again(core: Core, run: Run) -> None:
     job = run.job
     assert job.layout is not None
     run.phase = "run"
-    lost = _ended(core, {device: job.lives[device] for device in job.survivors()})
+    lost = _ended(core, {device: job.incarnations[device] for device in job.survivors()})
     if lost:
         lose(core, run, lost)
         return
@@ -360,7 +366,7 @@ def remind(core: Core, run: Run, device: str, *, back: bool) -> None:
     assert info is not None
     if back and run.measuring == device:
         run.measuring = ""  # the question or its answer may be lost: ask again
-    inside = device in run.job.survivors() and run.job.lives[device] == info.life
+    inside = device in run.job.survivors() and run.job.incarnations[device] == info.incarnation
     coming = run.candidate if run.candidate is not None and device in run.candidate.deploys else None
     waited_for = coming is not None and device not in coming.ready
     # One that never had a place holds nothing. Copies of a deployment to come may be on their way to it already: a Release

@@ -35,26 +35,26 @@ Phase = Literal["off", "adrift", "report", "run", "deploy"]
 
 @dataclass(slots=True)
 class Candidate:
-    """A layout that is being deployed. ``lives``: device -> the life that takes part."""
+    """A layout that is being deployed. ``incarnations``: device -> the incarnation that takes part."""
 
     epoch: int
     layout: Layout
     plan: Plan
     offered: tuple[str, ...]
-    lives: dict[str, str]
+    incarnations: dict[str, str]
     deploys: dict[str, Deploy]
     ready: dict[str, Ready] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class PreCopyUnderWay:
-    """What is pre-copied: ``transfers``, by the ``lives`` of their sources and targets, waited for until ``until_step``. ``precopied``: targets
+    """What is pre-copied: ``transfers``, by the ``incarnations`` of their sources and targets, waited for until ``until_step``. ``precopied``: targets
     that have said so.
     """
 
     number: int
     transfers: tuple[Transfer, ...]
-    lives: dict[str, str]
+    incarnations: dict[str, str]
     targets: frozenset[str]
     until_step: int
     precopied: set[str] = field(default_factory=set)
@@ -77,14 +77,14 @@ class PlannerRequest:
 @dataclass(slots=True)
 class Wait:
     """For a device (or node) that holds the last copy of ``layers`` and does not run: since ``since``, its word of then at ``heard`` and for as long
-    as ``until`` (both of the waking clock). ``life``: of the device, "" for a node. ``incident``: the one that was opened for it.
+    as ``until`` (both of the waking clock). ``incarnation``: of the device, "" for a node. ``incident``: the one that was opened for it.
     """
 
     layers: tuple[int, ...]
     since: float
     until: float
     heard: float
-    life: str = ""
+    incarnation: str = ""
     incident: str = ""
 
 
@@ -145,9 +145,9 @@ class Run:
     was last put into the votes. ``stumbled``: joining devices a link of which broke in the
     deployment before this one. ``guests``: devices that were ever told to prepare. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps the policy
     made the plan that is in force, or left it as it is. ``forgotten``: the journal has lost its end, so nothing that devices hold is known.
-    ``told_of``: in what its devices differ, as people were told. ``seen_alive``: by what of the members, and of those who take part, all lives were last seen to go on. ``trouble``: with the disk of its checkpoints.
-    ``waits``: device or node -> what is waited for (``lastcopy``); ``ending``: stopped devices whose agents were told to end them, with their lives.
-    ``restarted``: it was active when another daemon stopped. ``kept_out``: nodes with another text. Life -> the first round that it read for
+    ``told_of``: in what its devices differ, as people were told. ``seen_alive``: by what of the members, and of those who take part, all incarnations were last seen to go on. ``trouble``: with the disk of its checkpoints.
+    ``waits``: device or node -> what is waited for (``lastcopy``); ``ending``: stopped devices whose agents were told to end them, with their incarnations.
+    ``restarted``: it was active when another daemon stopped. ``kept_out``: nodes with another text. Incarnation -> the first round that it read for
     (``reads_since``), and the last one before which it is known to have read the right text (``checked``). ``wholes``: device -> what it said
     when it had read all of it, until all agree. ``moved``: path -> what people were last told of it. ``unread``: the first word that a device cannot use the text;
     ``lacking_since``: too few nodes have it.

@@ -14,27 +14,27 @@ from oobleckd.planner.plan import Detours, Layout, Plan
 from oobleckd.protocol.messages import OpTimes
 from oobleckd.protocol.parts import Counters
 
-MOST_STEPS = 64
+MAX_STEPS = 64
 """Of a job."""
-MOST_BYTES = 32 * 2**20
+MAX_BYTES = 32 * 2**20
 """Of all jobs."""
 MESSAGE_BYTES = 400
 """Of a message, besides its ops."""
-LEAST_S = 1.0
-"""Steps are told so far apart, but at least every ``MOST_APART``-th."""
+MIN_S = 1.0
+"""Steps are told so far apart, but at least every ``MAX_APART``-th."""
 MESSAGES_PER_S = 2000
 """Further apart where there are more devices: each tells by itself."""
-MOST_APART = 10
+MAX_APART = 10
 
 
 def every(job: JobRecord, plan: Plan) -> int:
     """Of how many rounds of ``plan`` one is told: as its steps take lately, else as they are modelled."""
     ordered = sorted(job.step_s)
     step_s = ordered[len(ordered) // 2] if ordered else plan.step_s
-    least_s = max(LEAST_S, len(plan.holdings()) / MESSAGES_PER_S)
-    if step_s * MOST_APART <= least_s:
-        return MOST_APART
-    return max(1, math.ceil(least_s / step_s))
+    min_s = max(MIN_S, len(plan.holdings()) / MESSAGES_PER_S)
+    if step_s * MAX_APART <= min_s:
+        return MAX_APART
+    return max(1, math.ceil(min_s / step_s))
 
 
 @dataclass(slots=True)
@@ -90,9 +90,9 @@ class Samples:
         self.num_bytes += _bytes(message) - (_bytes(before) if before is not None else 0)
         sample.told[message.device] = message
         sample.repaired = sample.repaired or message.repaired
-        while len(rounds) > MOST_STEPS:
+        while len(rounds) > MAX_STEPS:
             self._drop(message.job)
-        while self.num_bytes > MOST_BYTES and len(self.by_job) + len(rounds) > 2:
+        while self.num_bytes > MAX_BYTES and len(self.by_job) + len(rounds) > 2:
             self._drop(next(iter(self.by_job)))
 
     def _drop(self, job: str) -> None:

@@ -26,7 +26,7 @@ from oobleckd.protocol.parts import Counters, FailureCause
 HISTORY = 5000
 RECENT_STEPS = 20
 RECENT_DEATHS = 20
-LEAST_KEPT = 2
+MIN_KEPT = 2
 """Complete checkpoints that are on the disk whatever ``checkpoint.keep`` says: the newest, and the one that was it before."""
 
 
@@ -102,7 +102,7 @@ class JobRecord:
     """A job. ``counters``: the first round and step not known to be committed; ``start``: where it began.
 
     ``source``: where the state comes from when no device holds it. ``dead``: lost devices of ``layout``,
-    ``lives``: device -> the life of it that is in ``layout``.
+    ``incarnations``: device -> the incarnation of it that is in ``layout``.
     ``detours`` stand beside the routes of ``layout``; ``settled``: the dead whom they, or nothing more, take care of.
     ``losses``: round -> loss, of every round ever committed, for the check of late and double reports.
     ``fence``: rounds told under an epoch up to it are of a history that was given up.
@@ -113,7 +113,7 @@ class JobRecord:
     be said of its model's folder. ``num_skipped``: steps that were skipped, also those that a rollback took. ``folder``: the name of that
     which its checkpoints go into ("": its id, in a folder that may have no mark yet). ``kinds``: the traits of
     all devices that ever trained it, those that are alike once. ``deaths``: the newest of devices that knew what they died of, oldest first. ``inputs``: the identity of
-    what it reads, from its first deployment on, or from the checkpoint that it was resumed from. ``readers``: device -> its life, of the last layout
+    what it reads, from its first deployment on, or from the checkpoint that it was resumed from. ``readers``: device -> its incarnation, of the last layout
     that was in force.
     """
 
@@ -136,7 +136,7 @@ class JobRecord:
     templates: tuple[Template, ...] = ()
     plan: Plan | None = None
     layout: Layout | None = None
-    lives: dict[str, str] = field(default_factory=dict)
+    incarnations: dict[str, str] = field(default_factory=dict)
     offered: tuple[str, ...] = ()
     steps: list[Step] = field(default_factory=list)
     losses: dict[int, float] = field(default_factory=dict)
@@ -202,7 +202,7 @@ class JobRecord:
 
     def undeploy(self, source: str) -> None:
         """No device holds the job any more; its state is in ``source``."""
-        self.layout, self.plan, self.lives, self.offered = None, None, {}, ()
+        self.layout, self.plan, self.incarnations, self.offered = None, None, {}, ()
         self.dead, self.settled, self.detours = (), (), None
         self.source = source
 

@@ -117,7 +117,7 @@ def _record(core: Core, job: JobRecord, message: StepDone) -> None:
 
 
 def change_of(entry: StepEntry) -> Change:
-    """What announces a committed round, now or in a later life of the daemon."""
+    """What announces a committed round, now or in a later incarnation of the daemon."""
     step = entry.counters.step + 1
     loss = entry.loss if math.isfinite(entry.loss) else None
     data = StepCommitted(entry.job, step, loss, entry.outcome, entry.epoch)

@@ -16,13 +16,13 @@ from oobleckd.planner.plan import node_of
 
 
 class Terms(NamedTuple):
-    """What a plan asks of nodes: at least so many devices (``least``), at most so many of them (``most``, 0 for any). ``holders``: devices whose
-    nodes stay through a short disconnection, and that ``most`` prefers. ``out``: nodes that are not wanted. ``empty``: others must hold nothing.
+    """What a plan asks of nodes: at least so many devices (``min_devices``), at most so many of them (``max_nodes``, 0 for any). ``holders``: devices whose
+    nodes stay through a short disconnection, and that ``max_nodes`` prefers. ``out``: nodes that are not wanted. ``empty``: others must hold nothing.
     ``rings``: the pipelines at work, with names for vacant places too, where neighbours are to be in different zones.
     """
 
-    least: int
-    most: int
+    min_devices: int
+    max_nodes: int
     holders: tuple[str, ...]
     out: tuple[str, ...]
     empty: bool
@@ -66,11 +66,11 @@ class Usable:
 
     def _preferred(self) -> list[str]:
         assert self.terms is not None
-        if not self.terms.most or len(self.fit) <= self.terms.most:
+        if not self.terms.max_nodes or len(self.fit) <= self.terms.max_nodes:
             return self.fit
-        staying = [name for name in self.fit if name in self._inside][: self.terms.most]
+        staying = [name for name in self.fit if name in self._inside][: self.terms.max_nodes]
         others = [name for name in self.fit if name not in self._inside]
-        return sorted([*staying, *self._first(others, self.terms.most - len(staying), staying)])
+        return sorted([*staying, *self._first(others, self.terms.max_nodes - len(staying), staying)])
 
     def _first(self, others: list[str], count: int, staying: Iterable[str]) -> list[str]:
         """``count`` of the ``others``: for each vacant place one with the fewest neighbours in its own zone, the rest in name order."""
@@ -90,7 +90,7 @@ class Usable:
 
     def _fits(self, node: Node) -> bool:
         assert self.terms is not None
-        if len(node.devices) < self.terms.least or node.name in self._out:
+        if len(node.devices) < self.terms.min_devices or node.name in self._out:
             return False
         if not node.alive or node.notice:
             return False

@@ -46,7 +46,7 @@ def digest(spec: Job) -> str:
 
 
 def in_layout(core: Core, name: str) -> bool:
-    """Whether a live life of the node holds layers of the active job."""
+    """Whether a live incarnation of the node holds layers of the active job."""
     return core.run is not None and name in core.run.job.surviving_nodes()
 
 
@@ -54,7 +54,7 @@ def in_layout(core: Core, name: str) -> bool:
 
 
 def node_state(core: Core, node: Node, *, inside: bool) -> NodeState:
-    """The one word for a node. ``inside``: a live life of it holds layers of the active job."""
+    """The one word for a node. ``inside``: a live incarnation of it holds layers of the active job."""
     if node.left:
         return "left"
     if not node.alive:
@@ -86,7 +86,7 @@ _UNHEARD = "not heard since the daemon's restart"
 
 
 def _missing_view(core: Core, name: str, *, inside: bool) -> NodeView:
-    """A node that has not said Hello in this life of the daemon. It may yet, for a while after the restart, and as long as its place is kept."""
+    """A node that has not said Hello in this incarnation of the daemon. It may yet, for a while after the restart, and as long as its place is kept."""
     known = core.state.nodes.get(name, Expected("", "", core.now))
     waiting = inside or (not known.lost and core.now < core.started_at + core.config.grace_s)
     return NodeView(
@@ -357,10 +357,10 @@ def step_views(job: JobRecord, since: int = 0) -> list[StepView]:
     return [_step_view(step) for step in job.steps if step.step + 1 >= since]
 
 
-def steps_by(job: JobRecord, at: float, most: int) -> list[StepView]:
-    """The newest ``most`` steps that were committed by ``at``, in POSIX seconds; what a rollback took is not among them."""
+def steps_by(job: JobRecord, at: float, max_steps: int) -> list[StepView]:
+    """The newest ``max_steps`` steps that were committed by ``at``, in POSIX seconds; what a rollback took is not among them."""
     end = bisect_right(job.steps, at, key=lambda step: step.at)
-    return [_step_view(step) for step in job.steps[max(0, end - most) : end]]
+    return [_step_view(step) for step in job.steps[max(0, end - max_steps) : end]]
 
 
 def _step_view(s: Step) -> StepView:

@@ -28,10 +28,10 @@ from oobleckd.protocol.unreadable import UNREADABLE
 Level = Literal["ok", "warn", "fail"]
 
 _OURS = "oobleckd"
-_LEAST_FILES = 4096
-_LEAST_SHM_BYTES = 64 << 20
+_MIN_FILES = 4096
+_MIN_SHM_BYTES = 64 << 20
 _LOW_DISK_BYTES, _FULL_DISK_BYTES = 10 << 30, 1 << 30
-_SOCKET_PATH_MOST = 107
+_MAX_SOCKET_PATH = 107
 _STA_UNSYNC = 0x40
 _TIMEX_BYTES = 512  # struct timex, with room to spare
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -114,13 +114,15 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def open_files(hard: int | None = None) -> CheckupItem:
     """The limit of open files that a daemon started from here would have."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if hard is None else hard
-    if most == resource.RLIM_INFINITY or most >= _LEAST_FILES:
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if hard is None else hard
+    if max_files == resource.RLIM_INFINITY or max_files >= _MIN_FILES:
         return CheckupItem(
-            "open files", "ok", "no limit" if most == resource.RLIM_INFINITY else f"{most} allowed"
+            "open files", "ok", "no limit" if max_files == resource.RLIM_INFINITY else f"{max_files} allowed"
         )
     hint = "raise it: LimitNOFILE= of the unit, or `ulimit -Hn` as root"
-    return CheckupItem("open files", "warn", f"{most} allowed; the daemon needs one for each agent", hint)
+    return CheckupItem(
+        "open files", "warn", f"{max_files} allowed; the daemon needs one for each agent", hint
+    )
 
 
 def clock(
@@ -154,7 +156,7 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> CheckupItem:  # noqa: S108
             "shared memory", "fail", f"{folder} cannot be written to", f"mount a tmpfs at {folder}"
         )
     free = shutil.disk_usage(folder).free
-    if free < _LEAST_SHM_BYTES:
+    if free < _MIN_SHM_BYTES:
         return CheckupItem(
             "shared memory", "warn", f"{size(free)} free in {folder}", "enlarge it (containers: --shm-size)"
         )
@@ -163,8 +165,8 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> CheckupItem:  # noqa: S108
 
 def socket_folder(socket: Path) -> CheckupItem:
     """Whether a socket can be where the daemon's is looked for."""
-    if len(str(socket)) > _SOCKET_PATH_MOST:
-        text = f"{socket} is longer than the {_SOCKET_PATH_MOST} characters of a socket's path"
+    if len(str(socket)) > _MAX_SOCKET_PATH:
+        text = f"{socket} is longer than the {_MAX_SOCKET_PATH} characters of a socket's path"
         return CheckupItem("socket", "fail", text, "choose a shorter one with --socket or OOBLECK_SOCKET")
     return CheckupItem("socket", "ok", str(socket))
 

@@ -282,7 +282,7 @@ def _nodes(client: Client) -> tuple[NodeView, ...]:
 
 
 def _is_back(client: Client, node: str, before: str) -> bool:
-    """Joined, and in another life than ``before``: the daemon may not have noticed the end of that one yet."""
+    """Joined, and in another incarnation than ``before``: the daemon may not have noticed the end of that one yet."""
     return node in _joined(client) and any(
         view.name == node and view.incarnation != before for view in _nodes(client)
     )

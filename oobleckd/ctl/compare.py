@@ -23,7 +23,7 @@ from oobleckd.protocol.unreadable import UNREADABLE
 
 _CHUNK = 1 << 20
 _WEIGHT = "param/"
-_MOST_FINDINGS = 10
+_MAX_FINDINGS = 10
 
 
 class CompareError(ValueError):
@@ -127,7 +127,7 @@ def compare(run: RunEvidence, reference: RunEvidence) -> Verdict:
         num_weights=num_weights,
         samples=samples,
         ledger=ledger_of(run.steps),
-        findings=tuple(findings[:_MOST_FINDINGS]),
+        findings=tuple(findings[:_MAX_FINDINGS]),
     )
 
 

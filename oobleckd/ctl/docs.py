@@ -78,7 +78,7 @@ def _table(
     for field in fields:
         type_name, bounds, meaning = explain(hints[field.name])
         said = " ".join(filter(None, [meaning, f"({bounds})" if bounds else ""]))
-        lines.append(f"| `{field.encode_name}` | {type_name} | {default(field)} | {_cell(said)} |")
+        lines.append(f"| `{field.name}` | {type_name} | {default(field)} | {_cell(said)} |")
     return "\n".join([*lines, ""])
 
 

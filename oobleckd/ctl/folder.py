@@ -13,7 +13,7 @@ import msgspec
 
 from oobleckd.ctl.output import USAGE, Failure, note
 from oobleckd.ctl.programs import run_worker
-from oobleckd.protocol.job import Job
+from oobleckd.protocol.job import Job, table_of
 from oobleckd.protocol.modelnotes import FolderNote
 
 _NEEDED = ("torch", "transformers")
@@ -33,7 +33,7 @@ def notes_on(job: Job, source: Path) -> tuple[FolderNote, ...]:
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.toml"
-        file.write_text(to_toml(msgspec.to_builtins(job)), encoding="utf-8")
+        file.write_text(to_toml(table_of(job)), encoding="utf-8")
         try:
             told = run_worker("oobleckd.worker.tools.look", "--job", str(file))
         except Failure as failure:

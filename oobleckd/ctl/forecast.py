@@ -43,7 +43,7 @@ from oobleckd.protocol.job import Job
 PIPELINES_LISTED = 64
 EVERY_NODE = 16  # in a plan of so many nodes the loss of each is looked at, else one of each kind of pipeline
 DRAWN_A_STAGE = 2  # micro-batches: enough to see how a pipeline fills, runs and drains
-MOST_DRAWN = 16
+MAX_DRAWN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ def _schedule(world: PlannedWorld, plan: Plan) -> ScheduleForecast:
     """1F1B of the deepest pipeline, or what is in its place, of the first micro-batches."""
     deepest, setup = max(plan.pipelines, key=lambda pipeline: len(pipeline.devices)), world.setup
     names, share = deepest.devices, len(deepest.micro_batches)
-    drawn = min(share, max(2, DRAWN_A_STAGE * len(names)), MOST_DRAWN)
+    drawn = min(share, max(2, DRAWN_A_STAGE * len(names)), MAX_DRAWN)
     first = Plan((msgspec.structs.replace(deepest, micro_batches=tuple(range(drawn))),))
     redundant = bool(plan.redundant)
     ops = decoupled_within(setup, first, redundant=redundant) if setup.decoupled else schedules(first)

@@ -24,7 +24,7 @@ from oobleckd.protocol.unreadable import UNREADABLE
 
 DAEMON = "oobleckd"
 _END_S = 5.0
-_SOCKET_PATH_MOST = 100  # the kernel's limit is 108, with the terminating zero
+_MAX_SOCKET_PATH = 100  # the kernel's limit is 108, with the terminating zero
 _PROCESS_BYTES = 400 * 2**20  # a device process without layers: Python, torch and transformers, measured
 _FORK_BYTES = 40 * 2**20  # one that shares them with the base, and its share of agent and forker
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
@@ -78,7 +78,7 @@ class Home:
 
     def check(self) -> None:
         """Whether a cluster can live here. Ends the command if not."""
-        if len(str(self.socket)) > _SOCKET_PATH_MOST:
+        if len(str(self.socket)) > _MAX_SOCKET_PATH:
             fail(f"{self.socket} is too long for a socket", "choose a shorter --state folder", USAGE)
         try:
             self.run.mkdir(parents=True, exist_ok=True)

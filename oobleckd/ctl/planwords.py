@@ -28,7 +28,7 @@ from oobleckd.protocol.forecast import (
 _TEMPLATES_SHOWN = 8
 _STAGES_SHOWN = 8
 _WIDTH = (60, 140)
-_MOST_ROWS = 24
+_MAX_ROWS = 24
 _NONE = "-"
 
 
@@ -223,7 +223,7 @@ def _draw(schedule: ScheduleForecast) -> None:
         for number, ops in enumerate(schedule.stages)
     ]
     width = min(max(shutil.get_terminal_size((100, 24)).columns, _WIDTH[0]), _WIDTH[1])
-    for line in (*draw(rows, width, _MOST_ROWS), LEGEND):
+    for line in (*draw(rows, width, _MAX_ROWS), LEGEND):
         click.echo(plain(line))
 
 

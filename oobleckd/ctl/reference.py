@@ -32,7 +32,7 @@ from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import until_final
 from oobleckd.host.durable import write_whole
 from oobleckd.protocol.api import JobView, StepView
-from oobleckd.protocol.job import Job
+from oobleckd.protocol.job import Job, table_of
 from oobleckd.protocol.traits import KIND
 from oobleckd.protocol.unreadable import UNREADABLE
 
@@ -188,7 +188,7 @@ def run_single(job: Job, out: Path) -> ReferenceRun:
     note("running the same job in a single process")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.toml"
-        file.write_text(to_toml(msgspec.to_builtins(job)), encoding="utf-8")
+        file.write_text(to_toml(table_of(job)), encoding="utf-8")
         run_worker("oobleckd.worker.tools.reference", "--job", str(file), "--out", str(out))
     checkpoints = sorted(out.glob("step-*/manifest.json"))
     bits, steps = (out / "bits").read_text(encoding="utf-8"), read_steps(out / "steps.jsonl")

@@ -238,7 +238,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "finished": "" if job.finished_at is None else clock(job.finished_at, digits=3),
         "incidents": f"{job.incidents}, {job.steps_lost} steps lost",
         "schedule": _schedule(job),
-        "boundaries": f"at most {job.boundary_bytes / 1e6:,.1f} MB kept on a device" if job.boundary_bytes else "not kept",
+        "boundary cache": f"at most {job.boundary_bytes / 1e6:,.1f} MB on a device" if job.boundary_bytes else "none",
         "gradient sums": f"copied to a peer {job.sum_copies} times a step" if job.sum_copies else "",
         "checkpoint": f"{job.checkpoint} (step {job.checkpoint_step})" if job.checkpoint else "",
         "no checkpoint": job.checkpoint_trouble.text if job.checkpoint_trouble is not None else "",

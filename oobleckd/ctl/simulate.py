@@ -146,7 +146,7 @@ def simulate(
         job=job.name,
         device=first.profile.device,
         measured=profile is not None,
-        num_nodes=max(each.most_nodes for each in traces),
+        num_nodes=max(each.max_nodes for each in traces),
         devices_per_node=devices_per_node,
         failures=_failures(trace, mtbf, repair),
         duration_s=first.trace.duration_s,

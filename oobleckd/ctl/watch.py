@@ -35,7 +35,7 @@ from oobleckd.protocol.api import PipelineView
 from oobleckd.protocol.watch import ImpactView, LaneView, OpView, ScheduleView
 
 _WIDTH = (60, 140)
-_MOST_ROWS = 40
+_MAX_ROWS = 40
 _DRAWN = frozenset({"F", "B", "I", "W"})
 
 
@@ -91,7 +91,7 @@ def describe_schedule(client: Client, job: str, step: int, *, modelled: bool) ->
     shown = [lane for lane in found.lanes if lane.ops]
     rows = [Row(_label(lane), [_mark(op) for op in lane.ops if op.kind in _DRAWN]) for lane in shown]
     width = min(max(shutil.get_terminal_size((100, 24)).columns, _WIDTH[0]), _WIDTH[1])
-    for line in (*draw(rows, width, _MOST_ROWS), LEGEND):
+    for line in (*draw(rows, width, _MAX_ROWS), LEGEND):
         click.echo(plain(line))
 
 

@@ -17,7 +17,7 @@ from oobleckd.planner.policies import adapt, prepare
 from oobleckd.planner.policy import ROLLING_BACK, Setup, Situation
 from oobleckd.planner.profile import Profile
 from oobleckd.planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few
-from oobleckd.planner.templates.guarantee import lost_layers, most_pipelines
+from oobleckd.planner.templates.guarantee import lost_layers, max_pipelines
 from oobleckd.protocol.job import Job
 
 NODES_AT_ONCE = 1024  # a change is planned over all nodes as long as there are so many at most
@@ -118,7 +118,7 @@ class PlannedWorld:
         taken = frozenset(node for pipeline in staying for node in pipeline.nodes)
         proposal = adapt(
             self._policy,
-            self._setup_for(touched, most_pipelines(len(alive), self.n0, self.setup.f) - len(staying)),
+            self._setup_for(touched, max_pipelines(len(alive), self.n0, self.setup.f) - len(staying)),
             self.templates,
             Situation(
                 nodes=tuple(node for node in alive if node not in taken),
@@ -180,10 +180,12 @@ class PlannedWorld:
                 room[size] -= not hit
         return touched
 
-    def _setup_for(self, touched: Sequence[Pipeline], fewest: int) -> Setup:
-        """The setup of the part of the job that ``touched`` run, which is to keep ``fewest`` pipelines."""
+    def _setup_for(self, touched: Sequence[Pipeline], min_pipelines: int) -> Setup:
+        """The setup of the part of the job that ``touched`` run, which is to keep ``min_pipelines`` pipelines."""
         share = sum(len(pipeline.micro_batches) for pipeline in touched)
-        return msgspec.structs.replace(self.setup, num_micro_batches=max(1, share), f=max(0, fewest - 1))
+        return msgspec.structs.replace(
+            self.setup, num_micro_batches=max(1, share), f=max(0, min_pipelines - 1)
+        )
 
     def _plan(self, placed: Sequence[tuple[str, ...]], idle: Sequence[str]) -> Plan:
         members = [self.by_size[len(nodes)] for nodes in placed]

@@ -16,7 +16,7 @@ from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.service import Service
 from oobleckd.protocol.api import API_VERSION, Items
 
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 
 
 def one(answer: msgspec.Struct) -> web.Response:
@@ -47,7 +47,7 @@ def number(request: web.Request, name: str) -> int | None:
 
 def is_number(text: str) -> bool:
     """Whether ``text`` is a whole number of 18 digits at most, and nothing else that somebody may call a digit."""
-    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
 
 
 def seconds(request: web.Request, name: str, default: float) -> float:

@@ -1,4 +1,4 @@
-"""The ``oobleckd`` command: configuration in, one life of the daemon, an exit code out.
+"""The ``oobleckd`` command: configuration in, one incarnation of the daemon, an exit code out.
 
 Owns the command line, logging, signals and what systemd hears. Exit codes: 0 ended in order, 1 failed, 2 usage
 or configuration, 5 refused because another daemon is there, or may be. It runs in the foreground; SIGTERM and SIGINT
@@ -139,7 +139,7 @@ def _raise_file_limit() -> None:
 
 
 async def _serve(config: Config, load: Callable[[], LoadedSettings[Config]], *, adopt: bool) -> None:
-    """One life."""
+    """One incarnation."""
     service = open_service(config, adopt=adopt)
     runners: list[web.AppRunner] = []
     try:
@@ -235,7 +235,7 @@ async def _open_metrics(service: Service) -> web.AppRunner:
 
 
 async def _close_apis(service: Service, runners: Sequence[web.AppRunner]) -> None:
-    """Nobody new; who has connected already is heard and answered. systemd's socket stays, and has the next life's callers wait."""
+    """Nobody new; who has connected already is heard and answered. systemd's socket stays, and has the next incarnation's callers wait."""
     for runner in runners:
         for site in runner.sites:
             await site.stop()

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from oobleckd.protocol.messages import FromWorker, Hello
 
-MOST_EARLY = 256
+MAX_EARLY = 256
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -62,7 +62,7 @@ class Connections(Generic[Peer]):
     def heard(self, connection: Peer, message: FromWorker) -> None:
         """Anything but a Hello."""
         if not connection.node:
-            del connection.early[: max(0, len(connection.early) + 1 - MOST_EARLY)]
+            del connection.early[: max(0, len(connection.early) + 1 - MAX_EARLY)]
             connection.early.append(message)
         elif not connection.replaced:
             self._on_heard(connection.node, message)

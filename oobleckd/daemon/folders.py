@@ -1,4 +1,4 @@
-"""The folders that jobs of this daemon write checkpoints into: made for each, with the mark of its journal, and looked at when a life begins.
+"""The folders that jobs of this daemon write checkpoints into: made for each, with the mark of its journal, and looked at when an incarnation begins.
 
 Owns which name a folder gets: that of the job with the next number that nobody has in its ``checkpoint.dir``. The mark is ``host.folder``'s. Everything
 here reads or writes a disk that may be slow or away, so it runs in threads.
@@ -53,7 +53,7 @@ class Folders:
         return mark is None or mark.journal == self.names[0]
 
     def look(self, job: JobFolder, number: int) -> FolderFound | None:
-        """Where the checkpoints of a job go that another life began, or an older version; None where that cannot be known now. Raises OSError."""
+        """Where the checkpoints of a job go that another incarnation began, or an older version; None where that cannot be known now. Raises OSError."""
         path = job.root / (job.folder or job.job)
         mark = mark_of(path)
         if mark is None and not path.exists():

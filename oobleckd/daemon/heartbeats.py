@@ -32,10 +32,10 @@ from oobleckd.protocol.parts import DATAGRAM_KEY_BYTES, DATAGRAM_SESSION_BYTES, 
 
 # What comes while the loop is busy waits in the kernel, which gives less than this where it is configured so.
 _BUFFER_BYTES = 4 * 2**20
-_MOST_PER_TURN = 64  # each is checked and answered, which takes longer than reading a message
+_MAX_PER_TURN = 64  # each is checked and answered, which takes longer than reading a message
 _MISSING = 2  # heartbeats, half of the shortest lease; the other half is for questions and answers, some of which are lost, too
 _ASK_EVERY = 0.4  # heartbeats
-_ASK_MOST_S = tcp.UNANSWERED_S
+_MAX_ASK_S = tcp.UNANSWERED_S
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +55,7 @@ Peer = TypeVar("Peer", bound=Connection)
 
 @dataclass(slots=True, eq=False)
 class _Session(Generic[Peer]):
-    """What one Welcome opened, for the life that its Hello told of, whose ``heartbeat`` it is. ``address``: where its newest datagram came from.
+    """What one Welcome opened, for the incarnation that its Hello told of, whose ``heartbeat`` it is. ``address``: where its newest datagram came from.
     ``answered_at``: when its last answer came.
     """
 
@@ -94,7 +94,7 @@ class Heartbeats(Generic[Peer]):
         self._socket = _bound(endpoint, any_port=any_port)
         if self._socket is not None:
             self.port = int(self._socket.getsockname()[1])
-            self._ready = Readiness(self._socket, self._take_one, self._is_calm, _MOST_PER_TURN)
+            self._ready = Readiness(self._socket, self._take_one, self._is_calm, _MAX_PER_TURN)
 
     def start(self) -> None:
         """Begin to listen, on the running event loop."""
@@ -194,7 +194,7 @@ class Heartbeats(Generic[Peer]):
             return
         for connection, heard_at in list(self._silent_since(now - _MISSING * self._heartbeat_s)):
             session = self._sessions[self._of[connection]]
-            if now - heard_at > _ASK_MOST_S:
+            if now - heard_at > _MAX_ASK_S:
                 del self._heard[connection]
             elif session.address is not None and now - session.answered_at >= self._heartbeat_s:
                 self._send(session.receiver.ask(), session.address)

@@ -34,7 +34,7 @@ class History:
         self.listeners: list[Listener] = []
 
     def restore(self, changes: Iterable[Change], last: int) -> None:
-        """Begin with changes of an earlier life, whose newest number was ``last``."""
+        """Begin with changes of an earlier incarnation, whose newest number was ``last``."""
         for change in changes:
             self._push(change)
         self.last = max(self.last, last)

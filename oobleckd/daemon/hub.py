@@ -38,7 +38,7 @@ _MAX_MESSAGE_BYTES = 64 * 2**20
 _BACKLOG = 4096
 _LINGER_MS = 200
 _ZERO_COPY_RECV = 10  # of zmq_ctx_set; pyzmq has no name for it
-_MOST_BAD = 64
+_MAX_BAD = 64
 _log = logging.getLogger(__name__)
 
 
@@ -210,7 +210,7 @@ class Hub:
             return
         peer.told = False
         self.heartbeats.heard(peer)
-        if peer.num_bad >= _MOST_BAD:
+        if peer.num_bad >= _MAX_BAD:
             self.counters.damaged += (
                 1  # it was said often enough: nothing of this connection is looked at any more
             )
@@ -256,7 +256,7 @@ class Hub:
         """A datagram of ``peer``; whether to answer it. Without an answer its node sends heartbeats over ZeroMQ, which it shall do once after everything that
         it was told: that a connection carries nothing any more is noticed by what is missing on it.
         """
-        if peer.replaced or peer.num_bad >= _MOST_BAD:
+        if peer.replaced or peer.num_bad >= _MAX_BAD:
             return False
         if self._curve and self._allowed.get(peer.key) != peer.node:
             return False  # it hears why when it sends heartbeats over ZeroMQ

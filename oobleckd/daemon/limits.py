@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-_MOST_KNOWN = 4096
+_MAX_KNOWN = 4096
 
 
 @dataclass(slots=True)
@@ -27,6 +27,6 @@ class Limit:
             left - allowed,
             now,
         )  # put last: the one that was quiet for longest is forgotten first
-        while len(self._left) > _MOST_KNOWN:
+        while len(self._left) > _MAX_KNOWN:
             del self._left[next(iter(self._left))]
         return 0.0 if allowed else (1.0 - left) / self.per_s

@@ -148,7 +148,7 @@ class Loop:
             self._news.set()
         self._arm()
 
-    # ------------------------------------------------------------------- life
+    # ------------------------------------------------------------------- lifecycle
 
     async def run(self) -> None:
         """Perform until ``stop``. Raises what the core raised."""

@@ -45,7 +45,7 @@ SEALED = frozenset({4, 5})
 """Formats whose records have seals."""
 NAMED = 5
 """The first format of which every journal has a name."""
-_TRACES = ("identity", "transport.secret")  # of an earlier life of a daemon in the state folder
+_TRACES = ("identity", "transport.secret")  # of an earlier incarnation of a daemon in the state folder
 INSERT = {
     "entries": "INSERT INTO entries VALUES (?, ?, ?, ?)",
     "steps": "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

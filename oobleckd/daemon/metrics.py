@@ -172,7 +172,7 @@ def _of_incidents(incidents: list[IncidentView]) -> Iterator[Metric]:
 def _of_shell(service: Service) -> Iterator[Metric]:
     hub, datagrams, loop = service.hub.counters, service.hub.heartbeats.counters, service.loop
     up_s = service.clock.now() - service.started_at
-    yield _gauge("oobleck_up_seconds", "Age of this life of the daemon.", {(): up_s})
+    yield _gauge("oobleck_up_seconds", "Age of this incarnation of the daemon.", {(): up_s})
     failing = float(bool(service.journal.trouble))
     yield _gauge("oobleck_journal_failing", "1 while the journal cannot be written.", {(): failing})
     for name, text, number in (

@@ -13,7 +13,7 @@ import msgspec
 
 from oobleckd import __version__
 from oobleckd.daemon.bodies import DrainBody, KillBody, SubmitBody
-from oobleckd.daemon.watchapi import MOST_SPAN_S
+from oobleckd.daemon.watchapi import MAX_SPAN_S
 from oobleckd.protocol import api, changes, watch
 from oobleckd.protocol.api import API_VERSION, Problem
 from oobleckd.protocol.job import Job
@@ -21,7 +21,7 @@ from oobleckd.protocol.job import Job
 Struct = type[msgspec.Struct]
 _NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
 _TIME = {"type": "number"}
-_SPAN = {"type": "number", "minimum": 0, "maximum": MOST_SPAN_S}
+_SPAN = {"type": "number", "minimum": 0, "maximum": MAX_SPAN_S}
 _FLAG = {"type": "string", "enum": ["0", "1"]}
 _TEXT = {"type": "string"}
 _SOME_TEXT = {"type": "string", "minLength": 1}

@@ -32,7 +32,7 @@ from oobleckd.protocol.watch import Past, ScheduleView, Snapshot
 FORMAT = 1
 FILE = "past.sqlite"
 DAMAGED = "past.sqlite.damaged"
-MOST_CHANGES = 20_000
+MAX_CHANGES = 20_000
 """In one answer: what follows them is asked for next."""
 _LEVEL = 1  # of compression: a tenth of the bytes at 100 MB/s
 _PRUNED = 0.9  # of the bound are left where it was reached, so that not every batch prunes
@@ -83,15 +83,15 @@ class _Row:
 
 @dataclass(slots=True)
 class PastStore:
-    """The file in ``folder``, of at most ``most_bytes`` and ``most_s`` seconds back.
+    """The file in ``folder``, of at most ``max_bytes`` and ``max_s`` seconds back.
 
     ``on_trouble`` is called from the writer thread with a sentence when writing starts to fail, and with "" when it works again.
     ``trouble`` is that sentence. Never raises, but ``read``.
     """
 
     folder: Path
-    most_bytes: int
-    most_s: float
+    max_bytes: int
+    max_s: float
     on_trouble: Callable[[str], None]
     trouble: str = ""
     num_errors: int = 0
@@ -200,12 +200,12 @@ class PastStore:
 
     def _prune(self, database: sqlite3.Connection, now: float) -> None:
         """Rows that are too old, and the oldest of too many. Pages that they leave are used again, so the file stays as it is."""
-        if self._num_bytes <= self.most_bytes and abs(now - self._pruned_at) < _PRUNE_EVERY_S:
+        if self._num_bytes <= self.max_bytes and abs(now - self._pruned_at) < _PRUNE_EVERY_S:
             return
         self._pruned_at = now
-        (cut,) = database.execute("SELECT max(id) FROM rows WHERE last < ?", (now - self.most_s,)).fetchone()
-        over = self._num_bytes - _PRUNED * self.most_bytes
-        if self._num_bytes > self.most_bytes:
+        (cut,) = database.execute("SELECT max(id) FROM rows WHERE last < ?", (now - self.max_s,)).fetchone()
+        over = self._num_bytes - _PRUNED * self.max_bytes
+        if self._num_bytes > self.max_bytes:
             for row, size in database.execute("SELECT id, bytes FROM rows ORDER BY id"):
                 cut, over = max(row, cut or 0), over - size
                 if over <= 0:
@@ -341,7 +341,7 @@ def _read(database: sqlite3.Connection, at: float, until: float) -> Past:
     (written,) = database.execute("SELECT max(last) FROM rows").fetchone()
     until = min(max(until, snapshot.at), max(written, newest))
     changes = _changes(database, snapshot, until)
-    if len(changes) == MOST_CHANGES:
+    if len(changes) == MAX_CHANGES:
         until = changes[-1].at
     return Past(begins, until, snapshot, changes, _schedules(database, snapshot.at, until))
 
@@ -355,7 +355,7 @@ def _changes(database: sqlite3.Connection, snapshot: Snapshot, until: float) -> 
     ):
         for change in _changes_of(zlib.decompress(data)):
             follows = change.at >= snapshot.at if change.kind == "daemon" else change.seq > snapshot.seq
-            if follows and change.at <= until and len(found) < MOST_CHANGES:
+            if follows and change.at <= until and len(found) < MAX_CHANGES:
                 found.append(change)
     return tuple(found)
 

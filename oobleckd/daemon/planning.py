@@ -32,7 +32,7 @@ from oobleckd.planner.policy import ROLLING_BACK, PlanError, Setup
 from oobleckd.planner.sizing.catalogue import Catalogue
 from oobleckd.protocol.watch import ImpactView, ScheduleView
 
-_MOST_PREPARED = 16
+_MAX_PREPARED = 16
 _AHEAD = 32  # numbers of nodes a call: some 0.1 s
 _URGENT_S = (
     0.05  # most plans take 1 to 5 ms; one that is searched for longer leaves the processor to training again
@@ -204,7 +204,7 @@ class Planning:
             asked = poolwork.pack(setup)
             packed = await self._patient.run(poolwork.prepare, policy, asked)
             templates = poolwork.templates_of(packed)
-            while len(self._prepared) >= _MOST_PREPARED:
+            while len(self._prepared) >= _MAX_PREPARED:
                 self._prepared.pop(next(iter(self._prepared)))
             n0 = min(template.num_nodes for template in templates)
             self._prepared[key] = _Prepared(asked, packed, templates, Catalogue(n0))

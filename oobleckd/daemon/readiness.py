@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-MOST_PER_TURN = 256
+MAX_PER_TURN = 256
 
 
 REST_S = 0.002
@@ -33,7 +33,7 @@ def never(_resting: bool) -> bool:
 
 
 class Readiness:
-    """Calls ``take_one`` while it returns True, at most ``most`` times a turn of the running loop.
+    """Calls ``take_one`` while it returns True, at most ``max_per_turn`` times a turn of the running loop.
 
     ``calm`` is asked once a turn when nothing is left: whether what comes next may wait for ``REST_S``. Its argument: whether this turn was after such a rest.
     """
@@ -43,12 +43,12 @@ class Readiness:
         socket: WatchedTask,
         take_one: Callable[[], bool],
         calm: Callable[[bool], bool] = never,
-        most: int = MOST_PER_TURN,
+        max_per_turn: int = MAX_PER_TURN,
     ) -> None:
         self._socket = socket
         self._take_one = take_one
         self._calm = calm
-        self._most = most
+        self._max_per_turn = max_per_turn
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fd = -1
         self._scheduled = False
@@ -88,7 +88,7 @@ class Readiness:
             loop.add_reader(self._fd, self._turn)  # what has come meanwhile shows at once
 
     def _turn(self, *, rested: bool = False) -> None:
-        for _ in range(self._most):
+        for _ in range(self._max_per_turn):
             if self._loop is None:
                 return
             if not self._take_one():

@@ -27,7 +27,7 @@ SOON_S = 2.0
 NODES_A_S = 100
 """Later where there are more nodes than that many for each second: their snapshots are large."""
 _SAID_IN_FULL = frozenset({"step", "daemon"})
-_MOST_REPAIRED = 4  # repaired rounds, of those between two flushes
+_MAX_REPAIRED = 4  # repaired rounds, of those between two flushes
 _FEW_CHANGES = 2000  # more are written at once
 _log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Recorder:
             for sample in self._core.samples.of(job)
             if sample.repaired and sample.complete and sample.counters.round > self._shown.get(job, -1)
         ]
-        return [self._written(sample) for sample in found[-_MOST_REPAIRED:]]
+        return [self._written(sample) for sample in found[-_MAX_REPAIRED:]]
 
     def _newest(self) -> list[ScheduleView]:
         """The newest step of each job that trains, unless it is written already."""

@@ -1,7 +1,7 @@
 """The daemon's parts put together: journal, core, hub, planner, history, loop, in the order in which they live.
 
 Owns start, stop and reload. Stopping tells nobody anything: workers go on training, keep what they have
-to say, and say it to the next life of the daemon.
+to say, and say it to the next incarnation of the daemon.
 
 Errors: JournalError, CopiedState, KeyFileError, TokenError, HubError, TracesMissing, each with ``hint``.
 """
@@ -45,13 +45,13 @@ from oobleckd.protocol.api import Status
 SERVER_KEY = "oobleck.server.key_secret"
 """The credential that holds the daemon's key pair, where systemd keeps it."""
 _LAST_WRITES_S = 2.0
-_STEPS_AGAIN = 2000  # the newest of an earlier life, for who listened to it
+_STEPS_AGAIN = 2000  # the newest of an earlier incarnation, for who listened to it
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Service:
-    """One life of the daemon. Made by ``open_service``, on the event loop that it will live on.
+    """One incarnation of the daemon. Made by ``open_service``, on the event loop that it will live on.
 
     ``recorder``: of what is kept for replay, None where that is switched off. ``traces``: where a collector is named.
     """
@@ -88,7 +88,7 @@ class Service:
         return self.running
 
     def reload(self, config: Config) -> None:
-        """Take over what may change in a life: allow-list, tokens and log level. Raises KeyFileError, TokenError."""
+        """Take over what may change in an incarnation: allow-list, tokens and log level. Raises KeyFileError, TokenError."""
         self.callers.tokens = _tokens(config)
         if config.curve:
             self.hub.allow(keys.load_authorized(config.keys_path))
@@ -141,7 +141,7 @@ class Service:
 
 
 def open_service(config: Config, *, adopt: bool = False) -> Service:
-    """Lock and read the journal, bind the endpoint, and stand where the last life ended. ``adopt``: also where the state folder is a copy."""
+    """Lock and read the journal, bind the endpoint, and stand where the last incarnation ended. ``adopt``: also where the state folder is a copy."""
     traces = open_traces(config.traces) if config.traces else None
     clock = Clock()
     history = History(config.history)

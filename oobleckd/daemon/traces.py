@@ -34,7 +34,7 @@ class TracesMissing(Exception):
 
 
 class Traces:
-    """Of one life of the daemon. ``listen`` is for the history's changes."""
+    """Of one incarnation of the daemon. ``listen`` is for the history's changes."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider

@@ -32,7 +32,7 @@ AROUND_S = 10.0
 STEPS_BEFORE, CHANGES_BEFORE = 600, 200
 """Of what came before a moment of the past: as many as a console shows."""
 SPAN_S = 60.0
-MOST_SPAN_S = 600.0
+MAX_SPAN_S = 600.0
 _DEPLOYED = "`oobleckctl get jobs` shows whether it runs"
 _KEPT = 8
 _FAULTS: tuple[type[Exception], ...] = (PlanError, ScheduleError, *LOST)
@@ -150,9 +150,9 @@ class WatchApi:
         """The state at ``at`` (POSIX seconds; without it now) and what came within ``span`` seconds after it."""
         at = answers.seconds(request, "at", self._service.clock.now())
         span_s = answers.seconds(request, "span", SPAN_S)
-        if not 0 <= span_s <= MOST_SPAN_S:
+        if not 0 <= span_s <= MAX_SPAN_S:
             raise Refusal(
-                422, "invalid", f"span = {span_s:g} is too long", f"ask for 0 to {MOST_SPAN_S:g} s at once"
+                422, "invalid", f"span = {span_s:g} is too long", f"ask for 0 to {MAX_SPAN_S:g} s at once"
             )
         return answers.whole(await self._read(at, span_s))
 
@@ -210,7 +210,7 @@ class WatchApi:
 
 def _around(incident: IncidentView) -> tuple[float, float]:
     """From when on, and for how many seconds."""
-    return incident.at - AROUND_S, min(MOST_SPAN_S, incident.total_s + 2 * AROUND_S)
+    return incident.at - AROUND_S, min(MAX_SPAN_S, incident.total_s + 2 * AROUND_S)
 
 
 def _detoured_at(question: StepQuestion) -> int:

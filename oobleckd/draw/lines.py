@@ -56,12 +56,12 @@ def cut(text: str, width: int) -> str:
     return text[: width - 1] + "…" if width > 0 else ""
 
 
-def wrapped(text: str, width: int, most: int) -> list[str]:
-    """``text`` in at most ``most`` lines of ``width`` cells, broken between words."""
+def wrapped(text: str, width: int, max_lines: int) -> list[str]:
+    """``text`` in at most ``max_lines`` lines of ``width`` cells, broken between words."""
     lines: list[str] = []
     rest = clean(text).strip()
-    while rest and len(lines) < most and width > 0:
-        if len(lines) == most - 1 or len(rest) <= width:
+    while rest and len(lines) < max_lines and width > 0:
+        if len(lines) == max_lines - 1 or len(rest) <= width:
             lines.append(cut(rest, width))
             break
         at = rest.rfind(" ", 0, width + 1)

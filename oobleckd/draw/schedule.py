@@ -34,16 +34,16 @@ class Row(NamedTuple):
     marks: Sequence[ScheduleMark]
 
 
-def draw(rows: Sequence[Row], width: int, most: int) -> list[Line]:
-    """``rows`` in lines of at most ``width`` cells; of more than ``most`` the first and the last ones."""
+def draw(rows: Sequence[Row], width: int, max_lines: int) -> list[Line]:
+    """``rows`` in lines of at most ``width`` cells; of more than ``max_lines`` the first and the last ones."""
     label = max((len(row.label) for row in rows), default=0) + 2
     until_s = max((mark.stop_s for row in rows for mark in row.marks), default=0.0) or 1.0
     lines = [
         ((row.label.ljust(label), ""), *_cells(row.marks, until_s, max(1, width - label))) for row in rows
     ]
-    if len(lines) <= most:
+    if len(lines) <= max_lines:
         return lines
-    head, tail = most // 2, most - most // 2 - 1
+    head, tail = max_lines // 2, max_lines - max_lines // 2 - 1
     return [*lines[:head], more("stages", len(lines) - head - tail), *lines[len(lines) - tail :]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from oobleckd.protocol.job import Job, JobError, parse_job
+from oobleckd.protocol.job import Job, JobError, parse_job, reject_old_names
 
 
 def load_job(path: Path) -> Job:
@@ -18,4 +18,5 @@ def load_job(path: Path) -> Job:
         raise JobError("", f"{path}: cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise JobError("", f"{path}: not TOML: {error}", "see docs/job-toml.md") from error
+    reject_old_names(raw)
     return parse_job(raw)

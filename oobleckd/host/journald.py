@@ -17,7 +17,7 @@ SOCKET = Path("/run/systemd/journal/socket")
 FIELDS = "journal"
 """The attribute of a log record that holds its own fields, as pairs: ``extra={FIELDS: …}``."""
 _PREFIX = "OOBLECK_"
-_MOST_BYTES = 64 * 1024  # a datagram of this size always passes
+_MAX_BYTES = 64 * 1024  # a datagram of this size always passes
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 
 Pairs = Iterable[tuple[str, str]]
@@ -74,7 +74,7 @@ class JournalHandler(logging.Handler):
         super().close()
 
     def _standard(self, record: logging.LogRecord) -> Pairs:
-        message = self.format(record).encode()[:_MOST_BYTES].decode(errors="ignore")
+        message = self.format(record).encode()[:_MAX_BYTES].decode(errors="ignore")
         priority = next((number for level, number in _PRIORITIES if record.levelno >= level), 7)
         return (
             ("MESSAGE", message),

@@ -287,7 +287,7 @@ class JobView(Numbered, frozen=True):
     ``step`` is the number of committed steps. ``tolerance``: nodes that can still be lost at once
     without going back to a checkpoint (-1 when not deployed), of ``f`` asked for. ``step_s`` is the median of the
     last steps. Of the devices' updates since the daemon's start ``updates_early`` were made before all votes were in (with a
-    staggered update), ``updates_taken_back`` of those in vain. ``boundary_bytes``: what a device keeps at most of what it sent;
+    staggered update), ``updates_taken_back`` of those in vain. ``boundary_bytes``: what a device has at most in its boundary cache;
     ``sum_copies``: how often in a step a peer gets a copy of its gradient sums.
     ``cadence``: of its checkpoints, where that is not fixed; ``checkpoint_step``: the steps in the last one.
     ``cause``: of a failed job, where a program should know it. ``notes``: what is to be said of the folder that its model starts from.

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 InputKind = Literal["data", "tokenizer", "model", "code"]
-MOST_LISTED = 64
+MAX_LISTED = 64
 """Files of which each is named: where there are more, only their number and the bytes of all can be told."""
 _NAMED = 3
 

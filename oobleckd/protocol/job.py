@@ -20,13 +20,15 @@ from oobleckd.protocol.units import parse_rate, parse_size
 
 PolicyName = Literal["adaptive", "oobleck", "slipstream", "bamboo", "varuna"]
 Positive = Annotated[int, Meta(ge=1)]
-MOST_SKIPPED = 3
+MAX_SKIPPED = 3
 """Steps in a row, with ``train.on_nan = "stop"``. A bad batch or two pass; what comes a third time comes for ever."""
-MOST_MICRO_BATCHES = 2**16
+MAX_MICRO_BATCHES = 2**16
 """In a step: each has a route of its own in every plan."""
 
+_RENAMED = {"shadow_memory": "redundant_memory"}
+"""Keys of ``[schedule]`` by their first names, which stay in journals, manifests and the API, and what a job.toml calls them."""
 _LARGEST = 2**63 - 1
-_LEAST_LINK = 1000.0  # bytes a second: whoever says less forgot the unit
+_MIN_LINK = 1000.0  # bytes a second: whoever says less forgot the unit
 
 
 class JobError(ValueError):
@@ -204,7 +206,7 @@ class Schedule(_Table, frozen=True):
     boundary_memory: Annotated[
         str | int,
         Meta(
-            description="Bytes that a device may use to keep what it sent to its neighbours until the step is committed "
+            description="Bytes of a device's boundary cache, which keeps what it sent to its neighbours until the step is committed "
             "(beside a GPU: of the host's memory), so that only a lost device's own work is done again; 0: none."
         ),
     ] = "1GiB"
@@ -218,14 +220,14 @@ class Schedule(_Table, frozen=True):
             "gradients, and the host memory of its sums three times (sent, arriving, kept).",
         ),
     ] = 0
-    shadow_memory: Annotated[
+    redundant_memory: Annotated[
         str | int,
         Meta(
             description="Bytes that a device may use, where it also holds layers for another, to keep that one's forward passes, "
             "which it runs while it would wait (beside a GPU: of the host's memory), so that after a loss only backward passes "
             "are left to do; 0: none is run."
         ),
-    ] = "1GiB"
+    ] = msgspec.field(default="1GiB", name="shadow_memory")  # its first name, see ``_RENAMED``
 
     @property
     def apart(self) -> bool:
@@ -244,8 +246,8 @@ class Schedule(_Table, frozen=True):
 
     @property
     def redundant_bytes(self) -> int:
-        """``shadow_memory`` in bytes."""
-        return parse_size(self.shadow_memory)
+        """``redundant_memory`` in bytes."""
+        return parse_size(self.redundant_memory)
 
 
 class Resources(_Table, frozen=True):
@@ -322,7 +324,7 @@ class Job(_Table, frozen=True):
 
     def stopped_by(self, skipped_in_row: int) -> bool:
         """Whether no step follows so many skipped ones."""
-        return self.train.on_nan == "stop" and skipped_in_row >= MOST_SKIPPED
+        return self.train.on_nan == "stop" and skipped_in_row >= MAX_SKIPPED
 
     @property
     def costs_depend_on(self) -> tuple[object, ...]:
@@ -337,9 +339,24 @@ def same_data(one: Data, other: Data) -> bool:
     return (one.source, one.path) == (other.source, other.path)
 
 
+def reject_old_names(raw: dict[str, Any]) -> None:
+    """Of a file that somebody submits. Raises JobError for a key that has another name now."""
+    for old, new in _RENAMED.items():
+        if old in _schedule_of(raw):
+            raise JobError(f"schedule.{old}", "this key has a new name", f"write schedule.{new} instead")
+
+
+def table_of(job: Job) -> dict[str, Any]:
+    """What a job.toml has for ``job``; the inverse of ``parse_job``."""
+    table: dict[str, Any] = msgspec.to_builtins(job)
+    schedule = {_RENAMED.get(key, key): value for key, value in table["schedule"].items()}
+    return table | {"schedule": schedule}
+
+
 def parse_job(raw: dict[str, Any]) -> Job:
-    """The job of a decoded TOML table. Raises JobError."""
+    """The job of a decoded TOML table, or of what the API says of a job, where some keys have their first names. Raises JobError."""
     _reject_huge(raw, "")
+    raw = _by_first_names(raw)
     _reject_unknown(raw, Job, "")
     model = raw.get("model")
     if isinstance(model, dict) and isinstance(model.get("config"), dict):
@@ -351,7 +368,7 @@ def parse_job(raw: dict[str, Any]) -> Job:
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$")
         raise JobError(
-            where.strip(".`"), problem[:1].lower() + problem[1:], "see docs/job-toml.md"
+            _path_of(where.strip(".`")), problem[:1].lower() + problem[1:], "see docs/job-toml.md"
         ) from error
     check_job(job)
     return job
@@ -367,16 +384,16 @@ def check_job(job: Job) -> None:
             f"{job.train.micro_batch} does not divide train.global_batch = {job.train.global_batch}",
             f"the nearest divisor is {best}",
         )
-    if job.num_micro_batches > MOST_MICRO_BATCHES:
+    if job.num_micro_batches > MAX_MICRO_BATCHES:
         raise JobError(
             "train.micro_batch",
             f"{job.num_micro_batches:,} micro-batches in a step are too many",
-            f"make it {math.ceil(job.train.global_batch / MOST_MICRO_BATCHES)} or larger: {MOST_MICRO_BATCHES:,} are the most",
+            f"make it {math.ceil(job.train.global_batch / MAX_MICRO_BATCHES)} or larger: {MAX_MICRO_BATCHES:,} are the most",
         )
     for path, size in (
         ("resources.device_memory", job.resources.device_memory),
         ("schedule.boundary_memory", job.schedule.boundary_memory),
-        ("schedule.shadow_memory", job.schedule.shadow_memory),
+        ("schedule.redundant_memory", job.schedule.redundant_memory),
     ):
         try:
             parse_size(size)
@@ -432,7 +449,7 @@ def _check_link(resources: Resources) -> None:
         rate = resources.link_bytes_per_s
     except ValueError as error:
         raise JobError("resources.link", str(error), hint) from error
-    if resources.link != 0 and rate < _LEAST_LINK:
+    if resources.link != 0 and rate < _MIN_LINK:
         raise JobError("resources.link", f"{resources.link!r} is less than a kilobyte a second", hint)
 
 
@@ -455,13 +472,38 @@ def _check_chunks(job: Job) -> None:
         )
 
 
+def _schedule_of(raw: dict[str, Any]) -> dict[str, Any]:
+    schedule = raw.get("schedule")
+    return schedule if isinstance(schedule, dict) else {}
+
+
+def _by_first_names(raw: dict[str, Any]) -> dict[str, Any]:
+    """``raw`` as it is stored and sent. Raises JobError where a key is there by both of its names."""
+    schedule = dict(_schedule_of(raw))
+    for old, new in _RENAMED.items():
+        if old in schedule and new in schedule:
+            raise JobError(
+                f"schedule.{old}", f"schedule.{new} is the same key and is set, too", f"leave {old} out"
+            )
+        if new in schedule:
+            schedule[old] = schedule.pop(new)
+    return raw | {"schedule": schedule} if schedule else raw
+
+
+def _path_of(stored: str) -> str:
+    """A key that is wrong, as a job.toml calls it."""
+    table, _, key = stored.partition(".")
+    return f"{table}.{_RENAMED.get(key, key)}" if table == "schedule" and key else stored
+
+
 def _reject_unknown(raw: dict[str, Any], table: type[msgspec.Struct], path: str) -> None:
     fields = {field.encode_name: field for field in msgspec.structs.fields(table)}
     for key, value in raw.items():
         where = f"{path}.{key}" if path else key
         if key not in fields:
-            close = difflib.get_close_matches(key, fields, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(fields)}"
+            names = [field.name for field in fields.values()]
+            close = difflib.get_close_matches(key, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(names)}"
             raise JobError(where, "unknown key", hint)
         kind = fields[key].type
         if isinstance(kind, type) and issubclass(kind, _Table) and isinstance(value, dict):

@@ -54,10 +54,10 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(Message, frozen=True):
-    """First message of an agent on every connection, and whenever its devices' lives change.
+    """First message of an agent on every connection, and whenever its devices' incarnations change.
 
-    ``incarnation`` is new whenever the node's devices were started anew: all lives before it are over. A
-    device whose place the spare has taken shows by its ``life`` alone. Devices still starting are not
+    ``incarnation`` is new whenever the node's devices were started anew: all incarnations before it are over. A
+    device whose place the spare has taken shows by its ``incarnation`` alone. Devices still starting are not
     listed; a node is usable when ``ready``. ``zone``: what the node fails together with, where its user said so.
     ``notice``: it is about to be ended, and wants to be out of the plan before; said again in every Hello from then on. The agent speaks
     protocols ``oldest`` (0: no other) to ``protocol``.
@@ -121,13 +121,13 @@ class TakePlace(Message, frozen=True):
 
 
 class DeviceStopped(Message, frozen=True):
-    """The agent sees that its device process in ``life`` does not run for ``stopped_s`` seconds (a signal, a frozen cgroup: ``evidence``); said again every
+    """The agent sees that its device process ``device_incarnation`` does not run for ``stopped_s`` seconds (a signal, a frozen cgroup: ``evidence``); said again every
     second until it goes on or is ended. The daemon knows whether it can be spared, so it says what follows: ``EndStopped`` or ``Wake``.
     """
 
     incarnation: str
     device: str
-    life: str
+    device_incarnation: str = msgspec.field(name="life")
     evidence: str
     stopped_s: float
 
@@ -137,7 +137,7 @@ class DeviceAwake(Message, frozen=True):
 
     incarnation: str
     device: str
-    life: str
+    device_incarnation: str = msgspec.field(name="life")
     stopped_s: float
 
 
@@ -180,7 +180,7 @@ class PreCopied(Message, frozen=True, tag="Prepared"):
 
 
 class Emptied(Message, frozen=True):
-    """Answer to ``Release``, by its ``order``: the device holds nothing of a job, and drops no letter any more that is for the next."""
+    """Answer to ``Release``, by its ``order``: the device holds nothing of a job, and drops no tensor message any more that is for the next."""
 
     device: str
     order: str
@@ -192,7 +192,7 @@ class Progress(Message, frozen=True):
     ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reduced``:
     buckets whose sum over all replicas is here. ``vote`` is set once *all* its buckets are reduced
     (REDUCED) and is then the union of all votes it has heard for the round. ``last`` is the vote
-    union of the round before (which it has committed), if it committed one in this life. ``hops``: its part of
+    union of the round before (which it has committed), if it committed one in this incarnation. ``hops``: its part of
     the routes that the dead broke.
     """
 
@@ -418,8 +418,8 @@ FromWorker = (
 class Welcome(Message, frozen=True):
     """Accepted: ``protocol`` is spoken from now on. ``daemon`` is the incarnation of the daemon.
 
-    ``lives``: the device lives of the Hello that this answers. Until a life is among them, what comes for
-    its device is meant for the life before it, and the agent drops it. ``datagrams``: how the node may send heartbeats while it is idle, until the
+    ``incarnations``: the device incarnations of the Hello that this answers. Until an incarnation is among them, what comes for
+    its device is meant for the incarnation before it, and the agent drops it. ``datagrams``: how the node may send heartbeats while it is idle, until the
     next Welcome or the end of the connection; None: over the connection alone.
     """
 
@@ -427,7 +427,7 @@ class Welcome(Message, frozen=True):
     daemon: str
     heartbeat_s: float = msgspec.field(name="beat_s")
     lease_s: float
-    lives: tuple[str, ...] = ()
+    incarnations: tuple[str, ...] = msgspec.field(default=(), name="lives")
     datagrams: DatagramSession | None = None
 
 
@@ -443,17 +443,17 @@ class Dismiss(Message, frozen=True):
 
 
 class EndStopped(Message, frozen=True):
-    """To an agent: end the stopped process of ``device``, if ``life`` is still its life."""
+    """To an agent: end the stopped process of ``device``, if ``incarnation`` is still its incarnation."""
 
     device: str
-    life: str
+    incarnation: str = msgspec.field(name="life")
 
 
 class Wake(Message, frozen=True):
     """To an agent: send SIGCONT to the stopped process of ``device``: it is waited for, as nobody else has what it holds."""
 
     device: str
-    life: str
+    incarnation: str = msgspec.field(name="life")
 
 
 class Measure(Message, frozen=True):

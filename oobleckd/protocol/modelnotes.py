@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-_MOST_NAMES = 4
+_MAX_NAMES = 4
 
 
 class FolderNote(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class FolderNote(msgspec.Struct, frozen=True):
 
 def note_of(kind: Literal["unread", "fresh", "apart"], names: Sequence[str]) -> FolderNote:
     """A note about all of ``names``."""
-    return FolderNote(kind, len(names), tuple(names[:_MOST_NAMES]))
+    return FolderNote(kind, len(names), tuple(names[:_MAX_NAMES]))
 
 
 def words(note: FolderNote) -> str:

@@ -32,7 +32,7 @@ AT_A_POINT: tuple[How, ...] = ("device", "hang")
 class DeviceInfo(msgspec.Struct, frozen=True):
     """One device process as its agent sees it.
 
-    ``life`` names this process among all that ever had the place: state is held by a life, not by a name.
+    ``incarnation`` names this process among all that ever had the place: state is held by an incarnation, not by a name.
     ``memory_bytes``: of the device; for a CPU that of the host, which all its CPU devices share.
     ``address`` is "host:port" of its transport's TCP listener, ``local`` the path of its Unix-socket
     listener (peers on the same host use it). ``layout`` is the epoch of the layout it holds (0: none),
@@ -54,7 +54,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     step: int = 0
     round: int = 0
     holding: bool = False
-    life: str = ""
+    incarnation: str = msgspec.field(default="", name="life")
     arithmetic: str = ""
     traits: dict[str, str] = {}
 

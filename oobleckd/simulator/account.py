@@ -102,8 +102,8 @@ class Account:
             ("plan", took.get("plan", 0)),
             ("redone", over_ns),
         )
-        for cause, most_ns in limits:
-            extra[cause] = min(over_ns - sum(extra.values()), most_ns)
+        for cause, max_ns in limits:
+            extra[cause] = min(over_ns - sum(extra.values()), max_ns)
         for cause, part_ns in extra.items():
             share_ns = min(
                 left_ns, part_ns * self.num_devices

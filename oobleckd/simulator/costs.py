@@ -47,7 +47,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     while training waits; ``write_bytes_per_s`` how fast a node writes it, while training goes on. ``manifest_s``: to complete a checkpoint.
     ``keeps``: what a loss leaves of the step under way: everything but the dead devices' own work, or nothing. ``every``: steps between
     checkpoints (0: as the job has it). ``longer``: the share by which every step is longer than the timeline says; ``commit_s``: by which time, whatever the plan
-    (letters, votes, the way to the next step); ``sums_bytes_per_s``: how fast a device sends its gradient sums to all other holders of its layers, while
+    (tensor messages, votes, the way to the next step); ``sums_bytes_per_s``: how fast a device sends its gradient sums to all other holders of its layers, while
     it waits. ``begin_s``: of a deployment where the process of a device has just started, and nothing was pre-copied to it: its model and data are
     opened, links are made. ``precopy``: copies are made while training goes on, where that pays.
     """

@@ -1,6 +1,6 @@
 """The nodes of a simulated cluster: who comes, goes and dies, and how the daemon gets to know.
 
-Owns the lives of nodes and the evidence of their ends, which is what a real cluster would have: the agent's link closes and a peer in the layout has lost its
+Owns the incarnations of nodes and the evidence of their ends, which is what a real cluster would have: the agent's link closes and a peer in the layout has lost its
 link too; where there is none only silence tells, after longer. Heartbeats are not sent, since nobody is silent who lives.
 """
 
@@ -41,7 +41,7 @@ class NodesShell(Protocol):
 
 @dataclass(slots=True)
 class SimulatedNodes:
-    """All nodes ever seen: name -> number of its life. ``alive``: now; ``known``: of those, who has said Hello. ``zones``: node -> its zone, if it has one."""
+    """All nodes ever seen: name -> number of its incarnation. ``alive``: now; ``known``: of those, who has said Hello. ``zones``: node -> its zone, if it has one."""
 
     world: NodesShell
     training: Training
@@ -50,22 +50,22 @@ class SimulatedNodes:
     device_name: str
     memory_bytes: int
     zones: Mapping[str, str] = field(default_factory=dict)
-    lives: dict[str, int] = field(default_factory=dict)
+    incarnations: dict[str, int] = field(default_factory=dict)
     alive: set[str] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
 
     def join(self, name: str, *, start_s: float) -> None:
         """A node comes, or comes back; its devices can be used after ``start_s``."""
-        self.lives[name] = self.lives.get(name, 0) + 1
+        self.incarnations[name] = self.incarnations.get(name, 0) + 1
         self.alive.add(name)
         self._count()
-        self.world.clock.after(start_s, partial(self._hello, name, self.lives[name]))
+        self.world.clock.after(start_s, partial(self._hello, name, self.incarnations[name]))
 
     def fail(self, names: Sequence[str]) -> None:
         """Nodes die at once, without a word."""
         dead = [name for name in names if name in self.alive]
         self._die(dead)
-        said = [(name, self.lives[name]) for name in dead if name in self.known]
+        said = [(name, self.incarnations[name]) for name in dead if name in self.known]
         self.known.difference_update(dead)
         self.world.clock.after(self.costs.detect_s, partial(self._closed, said))
 
@@ -73,17 +73,17 @@ class SimulatedNodes:
         """A node goes in order: after a notice, in which it is taken out of the plan. It is paid for until then."""
         if notice_s > 0.0 and name in self.known:
             self.world.feed(Heard(name, self._introduction(name, Notice("announced", notice_s))))
-        self.world.clock.after(notice_s, partial(self._goodbye, name, self.lives[name]))
+        self.world.clock.after(notice_s, partial(self._goodbye, name, self.incarnations[name]))
 
     # ------------------------------------------------------------------ what the daemon hears
 
-    def _hello(self, name: str, life: int) -> None:
-        if name not in self.alive or self.lives[name] != life:
+    def _hello(self, name: str, number: int) -> None:
+        if name not in self.alive or self.incarnations[name] != number:
             return
         self.known.add(name)
         self.training.born(self._devices(name))
         self.world.feed(Heard(name, self._introduction(name)))
-        if name in self.world.machine.core.state.drained:  # its life before was evicted
+        if name in self.world.machine.core.state.drained:  # its incarnation before was evicted
             self.world.feed(Asked(TICKET, Drain(name, undo=True)))
 
     def _introduction(self, name: str, notice: Notice | None = None) -> Hello:
@@ -96,7 +96,7 @@ class SimulatedNodes:
                 "",
                 "",
                 0,
-                life=f"{self._incarnation(name)}/{index}",
+                incarnation=f"{self._incarnation(name)}/{index}",
             )
             for index, device in enumerate(self._devices(name))
         )
@@ -106,15 +106,15 @@ class SimulatedNodes:
     def _closed(self, dead: Sequence[tuple[str, int]]) -> None:
         """Links of the dead have closed: those of their agents, and of their devices to peers."""
         silent = []
-        for name, life in dead:
-            if self.lives[name] != life and name in self.known:
-                continue  # its next life has told already
+        for name, number in dead:
+            if self.incarnations[name] != number and name in self.known:
+                continue  # its next incarnation has told already
             self.world.feed(LinkLost(name))
             victim, peer = self._victim(name), next(iter(self.training.survivors()), "")
             if victim and peer:
                 self.world.feed(Heard(node_of(peer), LinkDown(peer, victim, "closed")))
             if self.world.machine.core.members.nodes[name].alive:
-                silent.append((name, life))
+                silent.append((name, number))
         if silent:
             self.world.clock.after(
                 max(0.0, self.costs.silence_s - self.costs.detect_s), partial(self._silent, silent)
@@ -122,13 +122,13 @@ class SimulatedNodes:
 
     def _silent(self, dead: Sequence[tuple[str, int]]) -> None:
         """Nobody but the agent could have told: in the core's words its devices ended, here that is what the lease says."""
-        for name, life in dead:
-            if self.lives[name] == life:
+        for name, number in dead:
+            if self.incarnations[name] == number:
                 incarnation = self._incarnation(name)
                 self.world.feed(Heard(name, DeviceLost(incarnation, device_name(name, 0), "silent")))
 
-    def _goodbye(self, name: str, life: int) -> None:
-        if name not in self.alive or self.lives[name] != life:
+    def _goodbye(self, name: str, number: int) -> None:
+        if name not in self.alive or self.incarnations[name] != number:
             return
         self._die([name])
         if name in self.known:
@@ -157,4 +157,4 @@ class SimulatedNodes:
         return tuple(device_name(name, index) for index in range(self.devices_per_node))
 
     def _incarnation(self, name: str) -> str:
-        return f"{name}.{self.lives[name]}"
+        return f"{name}.{self.incarnations[name]}"

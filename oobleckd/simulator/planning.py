@@ -73,12 +73,12 @@ class Oracle:
 
     def step_s(self, num_nodes: int) -> float:
         """Seconds of a step on ``num_nodes`` nodes, of which it may leave some idle; inf where the model does not fit them."""
-        most = min(num_nodes, self.setup.max_nodes or num_nodes)
+        max_nodes = min(num_nodes, self.setup.max_nodes or num_nodes)
         n0 = min(template.num_nodes for template in self.templates)
-        if most not in self._best:
-            used = range(max(n0, most - n0), most + 1)
-            self._best[most] = min(map(self._of_all, used), default=float("inf"))
-        return self._best[most]
+        if max_nodes not in self._best:
+            used = range(max(n0, max_nodes - n0), max_nodes + 1)
+            self._best[max_nodes] = min(map(self._of_all, used), default=float("inf"))
+        return self._best[max_nodes]
 
     def _of_all(self, num_nodes: int) -> float:
         if num_nodes not in self._steps:

@@ -17,7 +17,7 @@ from oobleckd.planner.plan import BACKWARD, FORWARD, Detours, Layers, Layout, Pl
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
 from oobleckd.planner.schedules.jobshop import shop_of
-from oobleckd.planner.schedules.routed import MOST_HOPS, device_s, ready_first_s
+from oobleckd.planner.schedules.routed import MAX_HOPS, device_s, ready_first_s
 from oobleckd.protocol.job import Job
 from oobleckd.simulator.sums import sums_bytes
 
@@ -43,7 +43,7 @@ class Steps:
         routes = standing_routes(layout, detours, detours.round)
         holdings = {d: layers for d, layers in layout.holdings.items() if d not in dead}
         standing = msgspec.structs.replace(layout, holdings=holdings, routes=routes)
-        if sum(len(route.segments) for route in routes) > MOST_HOPS:
+        if sum(len(route.segments) for route in routes) > MAX_HOPS:
             return self.planned_s(plan) * _slower(layout.routes, routes, setup.profile)
         shape = _shape(routes)
         if shape not in self._known:

@@ -54,13 +54,13 @@ class Trace(msgspec.Struct, frozen=True):
     seed: int = 0
 
     @property
-    def most_nodes(self) -> int:
+    def max_nodes(self) -> int:
         """As many are there at once at most."""
-        count = most = len(self.nodes)
+        count = highest = len(self.nodes)
         for event in self.events:
             count += 1 if event.kind == "join" else -1
-            most = max(most, count)
-        return most
+            highest = max(highest, count)
+        return highest
 
 
 def node_names(num_nodes: int) -> tuple[str, ...]:

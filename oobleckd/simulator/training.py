@@ -182,7 +182,7 @@ class Training:
         return min(1.0, max(0.0, (self.world.clock.now - self.begun_at - self.late_s) / took_s))
 
     def born(self, devices: Collection[str]) -> None:
-        """Names are borne by new lives, which hold nothing: in the layout in force they are dead, and the core knows or is about to."""
+        """Names are borne by new incarnations, which hold nothing: in the layout in force they are dead, and the core knows or is about to."""
         self.gone.difference_update(devices)
         self.new.update(devices)
 

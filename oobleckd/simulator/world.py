@@ -79,7 +79,7 @@ LOOK_S = 30.0
 LOOK_NODE_S = 0.06
 """The core hears of undisturbed steps so often at least, so that what it decides by the time it decides in time; less often on more nodes, where hearing of one takes longer."""
 ENDLESS = 2**50
-MOST_POINTS = 2000
+MAX_POINTS = 2000
 _TURNS = 512  # between two words about how far it is
 
 Progress = Callable[[float], None]
@@ -368,7 +368,7 @@ class World:
     def _point(self) -> None:
         points, samples = self.written.points, self.training.counters.step * self._batch
         points.append(Point(self.clock.now, samples, len(self.nodes.alive)))
-        if len(points) > 2 * MOST_POINTS:
+        if len(points) > 2 * MAX_POINTS:
             del points[1::2]
 
     @property
@@ -408,12 +408,12 @@ class World:
 
     def _bounds(self) -> tuple[float, float]:
         """Samples that the live devices would commit in an ideal world, and with the oracle's plans."""
-        most = self.question.trace.most_nodes
-        whole_s = self.oracle.step_s(most)
+        max_nodes = self.question.trace.max_nodes
+        whole_s = self.oracle.step_s(max_nodes)
         ends = [at for at, _ in self.written.alive[1:]] + [self.question.trace.duration_s]
         ideal = oracle = 0.0
         for (at, count), end in zip(self.written.alive, ends, strict=True):
-            ideal += (end - at) * self._batch / whole_s * count / most
+            ideal += (end - at) * self._batch / whole_s * count / max_nodes
             oracle += (end - at) * self._batch / self.oracle.step_s(count)
         return ideal, oracle
 

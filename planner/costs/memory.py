@@ -7,7 +7,7 @@ import numpy as np
 from oobleckd.planner.costs.model import Floats, StageCosts
 
 
-def least_memory(costs: StageCosts, num_micro_batches: int) -> Floats:
+def min_memory(costs: StageCosts, num_micro_batches: int) -> Floats:
     """Entry s: the smallest device memory that some split into s stages fits, in bytes (inf for 0)."""
     reach = _nothing_follows(costs)
     need = [np.inf]

@@ -81,10 +81,10 @@ def stage_costs(profile: Profile, num_devices: int = 1, held: HeldBesides = NOTH
     )
 
 
-def device_counts(profile: Profile, devices_per_node: int, most: int) -> tuple[int, ...]:
+def device_counts(profile: Profile, devices_per_node: int, max_count: int) -> tuple[int, ...]:
     """How many devices of a node of ``devices_per_node`` may share a stage, ascending.
 
-    The largest divisor up to ``most`` that every layer can be shared by, and the divisors of that: so
+    The largest divisor up to ``max_count`` that every layer can be shared by, and the divisors of that: so
     one stage on all devices of several never needs more memory on a device than they do.
     """
 
@@ -92,7 +92,7 @@ def device_counts(profile: Profile, devices_per_node: int, most: int) -> tuple[i
         return num_devices == 1 or all(num_devices in dict(c.allreduce_s) for c in profile.layers)
 
     divisors = [g for g in range(1, devices_per_node + 1) if devices_per_node % g == 0 and shared(g)]
-    largest = max(g for g in divisors if g <= max(1, most))
+    largest = max(g for g in divisors if g <= max(1, max_count))
     return tuple(g for g in divisors if largest % g == 0)
 
 

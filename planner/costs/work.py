@@ -164,18 +164,18 @@ def check_room(works: Sequence[StageWork], chunks: int = 1) -> None:
     """Raises ScheduleError where a device has no room for a single micro-batch in each of its stages: no order helps there."""
     for first in range(len(works) // chunks):
         stages = [first, len(works) - 1 - first][:chunks]
-        least, limit = (
+        min_bytes, limit = (
             sum(works[s].peak_bytes("F") for s in stages),
             max(works[s].limit_bytes for s in stages),
         )
-        if 0 < limit < least:
+        if 0 < limit < min_bytes:
             raise ScheduleError(
-                f"stage {' and '.join(map(str, stages))} needs {least:,} bytes for one micro-batch in flight and the device "
+                f"stage {' and '.join(map(str, stages))} needs {min_bytes:,} bytes for one micro-batch in flight and the device "
                 f"has {limit:,}: raise resources.device_memory, or lower train.micro_batch"
             )
 
 
-def most_in_flight(works: Sequence[StageWork]) -> tuple[int, ...]:
+def max_in_flight(works: Sequence[StageWork]) -> tuple[int, ...]:
     """Stage -> the micro-batches in flight with which 1F1B fits; never more than it wants.
 
     A stage cannot hold more than the one before it has sent, hence the running minimum. Raises

@@ -20,10 +20,10 @@ from oobleckd.planner.policy import Setup, Situation
 from oobleckd.planner.profile import Profile
 from oobleckd.planner.schedules.jobshop import base_bytes
 
-MOST_STEPS = 2.0
+MAX_STEPS = 2.0
 """Copies that take more steps are made in the stop. With three the gradients alone would fill the link, and no target would ever catch up; with
 two it takes three times as long as the copies alone."""
-LEAST_STEPS, LEAST_S = 0.5, 0.1
+MIN_STEPS, MIN_S = 0.5, 0.1
 """Copies that take less than so many steps, and less than so many seconds, are made in the stop as well: it takes about as long without them, and the old plan
 would be in force for longer."""
 LAST_UPDATE = 1 / STATE_COPIES
@@ -66,12 +66,12 @@ def lost_s(wait_s: float, now_s: float, new_s: float) -> float:
 
 def counts(copies_s: float, step_s: float) -> bool:
     """Whether copies of that length are worth to be begun before the stop, with steps of ``step_s``."""
-    return copies_s >= min(LEAST_S, LEAST_STEPS * step_s)
+    return copies_s >= min(MIN_S, MIN_STEPS * step_s)
 
 
 def pays(copies_s: float, step_s: float) -> bool:
     """Whether they are waited for."""
-    return counts(copies_s, step_s) and copies_s <= MOST_STEPS * step_s
+    return counts(copies_s, step_s) and copies_s <= MAX_STEPS * step_s
 
 
 def has_room(
@@ -91,13 +91,13 @@ def has_room(
         more[copy.target] = more.get(copy.target, 0.0) + copy.num_bytes * (1 + LAST_UPDATE)
         more[copy.source] = more.get(copy.source, 0.0) + copy.num_bytes
     return all(
-        extra + needed.get(device, _most_bytes(setup, situation.holdings[device])) <= limit
+        extra + needed.get(device, _max_bytes(setup, situation.holdings[device])) <= limit
         for device, extra in more.items()
         if device in situation.holdings
     )
 
 
-def _most_bytes(setup: Setup, held: Layers) -> int:
+def _max_bytes(setup: Setup, held: Layers) -> int:
     """What a device that holds ``held`` needs at most: all micro-batches in flight."""
     activations = sum(setup.profile.layers[layer].activation_bytes for layer in held.layers())
     flying = setup.num_micro_batches * activations + setup.held.redundant_bytes

@@ -81,7 +81,7 @@ class _Links:
         link is busier than every sender's.
         """
         busiest = int(self.sent.argmax()) if len(self.sent) else 0
-        if not self.chosen or self.sent[busiest] <= self._most_received():
+        if not self.chosen or self.sent[busiest] <= self._max_received():
             return False
         peak = self.sent[busiest]
         came: dict[int, tuple[int, int]] = {}  # node -> the copy that it would take, and from whom
@@ -126,7 +126,7 @@ class _Links:
             self._choose(c, taker)
             taker = giver
 
-    def _most_received(self) -> int:
+    def _max_received(self) -> int:
         received: dict[str, int] = {}
         for c in self.chosen:
             node = node_of(self.copies[c].target)

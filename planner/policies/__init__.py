@@ -17,7 +17,7 @@ from oobleckd.planner.policy import PlanError, Policy, Proposal, Setup, Situatio
 from oobleckd.planner.reroute.reroute import layout_of
 from oobleckd.planner.schedule import Op, format_ops
 from oobleckd.planner.schedules.jobshop import orders_of, shop_of, step_ops
-from oobleckd.planner.schedules.routed import MOST_HOPS, better
+from oobleckd.planner.schedules.routed import MAX_HOPS, better
 from oobleckd.planner.templates.redundant import decoupled_within
 
 _POLICIES: dict[str, Policy] = {
@@ -95,7 +95,7 @@ def schedules_of(setup: Setup, plan: Plan) -> dict[str, tuple[Op, ...]]:
     if not setup.decoupled:
         return {}
     ops = decoupled_within(setup, plan, redundant=bool(plan.redundant))
-    if not setup.staggered or sum(len(p.micro_batches) * len(p.segments) for p in plan.pipelines) > MOST_HOPS:
+    if not setup.staggered or sum(len(p.micro_batches) * len(p.segments) for p in plan.pipelines) > MAX_HOPS:
         return ops
     shop = shop_of(layout_of(plan, 1, len(setup.profile.layers)), setup)
     return step_ops(shop, better(shop, orders_of(shop, ops)))

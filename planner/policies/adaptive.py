@@ -93,13 +93,13 @@ def _staying(situation: Situation, grid: Grid, now: Grid) -> Iterator[tuple[str,
 
 def _is_dearer(chosen: Grid, again: _Way, f: int) -> bool:
     """Whether ``again`` is better whatever the order in which ``chosen`` would be run, so that none need be sought."""
-    return _least_cost_s(chosen) > again.cost_s and min(chosen.tolerance, f) <= min(again.tolerance, f)
+    return _min_cost_s(chosen) > again.cost_s and min(chosen.tolerance, f) <= min(again.tolerance, f)
 
 
-def _least_cost_s(chosen: Grid) -> float:
+def _min_cost_s(chosen: Grid) -> float:
     """What ``chosen`` costs at least: pre-copies that are made as far as can be, and the steps."""
     copies_s = copy_s(chosen.transfers, chosen.setup.profile)
-    return still_share(chosen.setup.profile) * copies_s + chosen.horizon_steps * chosen.least_s
+    return still_share(chosen.setup.profile) * copies_s + chosen.horizon_steps * chosen.min_s
 
 
 def _begun(way: _Way, now: Grid, situation: Situation) -> _Way:
@@ -126,7 +126,7 @@ def _precopied(way: _Way, now: Grid, situation: Situation) -> _Way | None:
     copies_s = copy_s(copies, profile)
     saved_s = (1 - still_share(profile)) * copies_s
     saved_s -= hidden_s(profile, copies_s, new_s) if way.proposal.at_once else 0.0
-    if lost_s(copies_s, now.least_s, new_s) >= saved_s:
+    if lost_s(copies_s, now.min_s, new_s) >= saved_s:
         return None  # and they take longer than on an idle link, in steps that may be longer
     step_s = now.step_s
     wait_s = precopy_s(now.setup, lambda: now.needed_bytes, situation, copies, step_s)
@@ -183,10 +183,12 @@ def _proposal(chosen: _Way, situation: Situation, rejected: list[Rejected]) -> P
 
 
 def _rejected_by_bound(what: str, chosen: Grid, again: _Way) -> Rejected:
-    least_s, over = _least_cost_s(chosen), f"{chosen.horizon_steps:.3g} steps"
+    min_s, over = _min_cost_s(chosen), f"{chosen.horizon_steps:.3g} steps"
     copies = f"copies {size_of(chosen.transfers)}, " if chosen.transfers else ""
-    why = f"{least_s - again.cost_s:.3g} s more over {over} at least; {copies}step {chosen.least_s:.3g} s or longer"
-    return Rejected(what, least_s, why)
+    why = (
+        f"{min_s - again.cost_s:.3g} s more over {over} at least; {copies}step {chosen.min_s:.3g} s or longer"
+    )
+    return Rejected(what, min_s, why)
 
 
 def _rejected(way: _Way, chosen: _Way, situation: Situation, f: int) -> Rejected:

@@ -67,7 +67,7 @@ def _least(options: Iterable[Grid], limit_s: float = inf) -> Grid | None:
     Routes are nearly all of the work here, so none are chosen where a bound from below says enough: the lowest bounds go first.
     """
     numbered = list(enumerate(options))
-    whole = sorted((option.least_busy_s, number) for number, option in numbered if option.whole)
+    whole = sorted((option.min_busy_s, number) for number, option in numbered if option.whole)
     best: Grid | None = None
     least: tuple[bool, float, int, int] | None = None
     for bound_s, number in whole:

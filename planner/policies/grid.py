@@ -26,11 +26,11 @@ from oobleckd.planner.schedule import Op
 from oobleckd.planner.schedules.jobshop import Shop, base_bytes, shop_of, step_ops
 from oobleckd.planner.schedules.routed import (
     EFFORT_AT_ONCE,
-    MOST_HOPS,
+    MAX_HOPS,
     Crossing,
     busiest_s,
     layout_crossing,
-    least_s,
+    min_s,
 )
 from oobleckd.planner.sizing.instantiate import slowest_s, split_micro_batches
 from oobleckd.planner.templates.guarantee import losses_survived
@@ -208,11 +208,11 @@ class Grid:
         return self._crossing[0].step_s
 
     @cached_property
-    def least_s(self) -> float:
+    def min_s(self) -> float:
         """A bound of ``step_s`` from below, for which no order is sought."""
         if not self.vacant or self._many_hops:
             return self.step_s
-        return least_s(shop_of(self.layout, self.setup), staggered=self.setup.staggered)
+        return min_s(shop_of(self.layout, self.setup), staggered=self.setup.staggered)
 
     @property
     def _whole_s(self) -> float:
@@ -221,7 +221,7 @@ class Grid:
 
     @property
     def _many_hops(self) -> bool:
-        return sum(len(route.segments) for route in self.routes) > MOST_HOPS
+        return sum(len(route.segments) for route in self.routes) > MAX_HOPS
 
     @cached_property
     def busiest_s(self) -> float:
@@ -229,7 +229,7 @@ class Grid:
         return busiest_s(self.routes, self.setup.profile)
 
     @cached_property
-    def least_busy_s(self) -> float:
+    def min_busy_s(self) -> float:
         """A bound of ``busiest_s`` from below, for which no route is chosen. Whatever layers follow each other: who holds none of them has no part in
         their work, so the busiest of the others has at least its share. Where all pipelines are split alike it is nearly tight.
         """

@@ -20,7 +20,7 @@ from oobleckd.planner.policies.cases import Nodes, name_cases
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
 from oobleckd.planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few, why_idle
 from oobleckd.planner.templates.fold import folded
-from oobleckd.planner.templates.guarantee import losses_survived, most_pipelines
+from oobleckd.planner.templates.guarantee import losses_survived, max_pipelines
 from oobleckd.planner.templates.refine import refined
 from oobleckd.planner.templates.template import expected_share
 from oobleckd.planner.templates.template import templates as make_templates
@@ -91,7 +91,7 @@ class _Moment:
         self.n0 = min(by_size)
         if len(self.nodes) < self.n0:
             raise too_few(len(self.nodes), self.n0)
-        self.fewest = most_pipelines(len(self.nodes), self.n0, setup.f)
+        self.min_pipelines = max_pipelines(len(self.nodes), self.n0, setup.f)
         usable = frozenset(self.nodes)
         self.intact = tuple(
             nodes for nodes in situation.running if usable.issuperset(nodes) and self._fits_a_template(nodes)
@@ -138,8 +138,8 @@ class _Moment:
         sizes: Sequence[int] = ()
         if num_free >= self.n0:
             share = round(self.setup.num_micro_batches * num_free / len(self.nodes))
-            sizes = self._instantiate(num_free, max(0, self.fewest - len(kept) - 1), max(1, share))
-        promised = len(kept) + len(sizes) >= self.fewest
+            sizes = self._instantiate(num_free, max(0, self.min_pipelines - len(kept) - 1), max(1, share))
+        promised = len(kept) + len(sizes) >= self.min_pipelines
         all_used = num_free - sum(sizes) <= len(whole.plan.idle)
         if not (promised and all_used):
             return None

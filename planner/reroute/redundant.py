@@ -54,7 +54,7 @@ def pass_bytes(profile: Profile, layer: int) -> int:
     return cost.activation_bytes if on_host(profile) else cost.output_bytes
 
 
-def most_bytes(setup: Setup) -> float:
+def max_bytes(setup: Setup) -> float:
     """The most that all of them may hold there: the job's bound is on what is saved."""
     return setup.held.redundant_bytes if on_host(setup.profile) or not setup.held.redundant_bytes else inf
 
@@ -67,8 +67,8 @@ def graphs_of(layout: Layout, setup: Setup) -> dict[str, int]:
             for position in ahead(route, device, layout.redundant[device]):
                 layers = route.segments[position].layers.layers()
                 held[device] += sum(pass_bytes(setup.profile, layer) for layer in layers)
-    most = most_bytes(setup)
-    return {device: int(min(most, num_bytes)) for device, num_bytes in held.items()}
+    limit = max_bytes(setup)
+    return {device: int(min(limit, num_bytes)) for device, num_bytes in held.items()}
 
 
 def on_host(profile: Profile) -> bool:

@@ -16,11 +16,11 @@ from itertools import product
 from math import inf
 from typing import NamedTuple
 
-from oobleckd.planner.costs.work import StageWork, check_room, most_in_flight, stage_works
+from oobleckd.planner.costs.work import StageWork, check_room, max_in_flight, stage_works
 from oobleckd.planner.plan import Plan, Range
 from oobleckd.planner.profile import Profile
 from oobleckd.planner.schedule import Op, backward_ops, forward_ops, one_f_one_b
-from oobleckd.planner.schedules.orders import ROUNDING, Orders, improve, least_makespan_s, run
+from oobleckd.planner.schedules.orders import ROUNDING, Orders, improve, min_makespan_s, run
 from oobleckd.planner.schedules.pipe import CHUNKS, Pipe
 
 EFFORT = 1_000_000  # ops run in trials of the search, together about a second
@@ -116,7 +116,7 @@ def best_orders(
 ) -> Orders:
     """The order of F, I and W on every device; see ``decoupled``. ``rules``: none but these. Raises ScheduleError."""
     check_room(pipe.works, pipe.chunks)
-    bound_s = least_makespan_s(pipe, num_micro_batches)
+    bound_s = min_makespan_s(pipe, num_micro_batches)
     rules = rules or (RULES if pipe.chunks == 1 else RULES_V)
     made = [_dispatch(pipe, num_micro_batches, rule) for rule in rules]
     if pipe.chunks == 1:
@@ -139,9 +139,9 @@ def _coupled(pipe: Pipe, num_micro_batches: int) -> Orders:
     return tuple(
         "".join(
             letters.get(op.kind, "")
-            for op in one_f_one_b(len(pipe.works), stage, range(num_micro_batches), most)
+            for op in one_f_one_b(len(pipe.works), stage, range(num_micro_batches), limit)
         )
-        for stage, most in enumerate(most_in_flight(pipe.works))
+        for stage, limit in enumerate(max_in_flight(pipe.works))
     )
 
 
@@ -233,8 +233,8 @@ class _Device:
         if self.pipe.chunks > 1:
             flying += self.done["f"] - self.done["i"]
             own = sum(changes[kind] * self.done[kind] for kind in CHUNKS[0])
-            least = self.pipe.base_bytes[self.number] + own + changes["F"] + changes["f"]
-            if not self.pipe.fits(self.number, least):
+            min_bytes = self.pipe.base_bytes[self.number] + own + changes["F"] + changes["f"]
+            if not self.pipe.fits(self.number, min_bytes):
                 return False
         return flying < self.pipe.cap(self.number, 0) + self.rule.ahead
 

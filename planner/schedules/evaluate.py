@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from oobleckd.planner.schedules.jobshop import NOBODY, Order, Shop
 
-MOST_ROUNDS = 12  # after which a period is taken from the last few
+MAX_ROUNDS = 12  # after which a period is taken from the last few
 KEPT = 3  # of them, to see what a period is made of
 ROUNDING = 1e-9
 
@@ -101,7 +101,7 @@ def period(shop: Shop, orders: Sequence[Order]) -> Period | None:
     before: list[float] = []
     last: list[list[float]] = []
     reduced: list[list[float]] = []
-    while len(votes) <= MOST_ROUNDS:
+    while len(votes) <= MAX_ROUNDS:
         found = run(shop, orders, starts, votes[-1])
         if found is None:
             return None
@@ -113,5 +113,5 @@ def period(shop: Shop, orders: Sequence[Order]) -> Period | None:
         if before and all(abs(a - b) <= ROUNDING * took_s for a, b in zip(ahead, before, strict=True)):
             return Period(took_s, last, reduced)
         before = ahead
-    half = MOST_ROUNDS // 2
+    half = MAX_ROUNDS // 2
     return Period((votes[-1] - votes[-1 - half]) / half, last, reduced)

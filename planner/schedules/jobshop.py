@@ -263,7 +263,7 @@ def _room(
         )
     ways = {tuple(dict.fromkeys(segment.device for segment in route.segments)) for route in routes}
     cross = sum(map(len, ways)) > len({name for way in ways for name in way})
-    most_flying = (2 if cross else 1) * max(map(len, ways), default=1)
+    max_flying = (2 if cross else 1) * max(map(len, ways), default=1)
     computed: dict[str, set[Range]] = {name: set() for name in names}
     levels: dict[str, dict[int, int]] = {name: {} for name in names}
     for route in routes:
@@ -274,7 +274,7 @@ def _room(
             left = len(route.segments) - position
             most[left] = max(most.get(left, 0), held)
     return tuple(
-        max(most_flying * _covered(computed[name], setup.profile), sum(levels[name].values()))
+        max(max_flying * _covered(computed[name], setup.profile), sum(levels[name].values()))
         for name in names
     )
 

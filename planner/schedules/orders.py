@@ -23,7 +23,7 @@ Op = tuple[str, int]  # letter, how many of it came before
 TENURE = 12  # rounds in which the search does not go back to an order it has left
 PATIENCE = 60  # rounds without a better makespan after which the search ends
 ROUNDING = 1e-9
-MOST_A_ROUND = 150_000
+MAX_PER_ROUND = 150_000
 """Ops run in trials of one round beyond what the search has left, about a sixth of a second. Where all changes of a round would take more, the likeliest are tried."""
 
 
@@ -51,7 +51,7 @@ class OrderRun(NamedTuple):
     ends: Ends
 
 
-def least_makespan_s(pipe: Pipe, num_micro_batches: int) -> float:
+def min_makespan_s(pipe: Pipe, num_micro_batches: int) -> float:
     """A bound from below: a device cannot begin before the first activations are there, has all its ops
     to do, and after its last I (of its first stage: what is nearer to the end comes before) the stages before it have theirs.
     """
@@ -118,7 +118,7 @@ def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> F
 
     Tabu search of job shops (Nowicki and Smutnicki 1996): only a change on the critical path can help.
     Every round takes the best change of one order, even for the worse, but not back to one just left. Ends
-    at ``good_enough_s``, or after ``num_ops`` ops were run in trials; a round that is begun is ended, within ``MOST_A_ROUND``.
+    at ``good_enough_s``, or after ``num_ops`` ops were run in trials; a round that is begun is ended, within ``MAX_PER_ROUND``.
     """
     size = sum(map(len, orders))
     now = run(pipe, orders)
@@ -129,7 +129,7 @@ def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> F
     while num_ops > 0 and number - since < PATIENCE and best_s > good_enough_s * (1 + ROUNDING):
         number += 1
         options: list[tuple[float, int, str, OrderRun]] = []
-        for device, order, _, _ in _likeliest(pipe, orders, now, max(num_ops, MOST_A_ROUND) // size):
+        for device, order, _, _ in _likeliest(pipe, orders, now, max(num_ops, MAX_PER_ROUND) // size):
             num_ops -= size
             tried = run(pipe, (*orders[:device], order, *orders[device + 1 :]))
             if tried is None:
@@ -147,13 +147,15 @@ def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> F
     return FoundOrders(best_s, best, num_ops)
 
 
-def _likeliest(pipe: Pipe, orders: Orders, now: OrderRun, most: int) -> Iterator[OrderChange]:
-    """All changes that are allowed; where there are more than ``most``, so many of those that are expected to be best."""
+def _likeliest(pipe: Pipe, orders: Orders, now: OrderRun, max_changes: int) -> Iterator[OrderChange]:
+    """All changes that are allowed; where there are more than ``max_changes``, so many of those that are expected to be best."""
     changes = list(_changes(pipe, orders, now))
-    if len(changes) > most:
+    if len(changes) > max_changes:
         tails = _tails(pipe, orders, now)
         changes.sort(key=lambda change: (_expected(pipe, now, tails, change), change))
-    yield from islice((each for each in changes if allowed(pipe, each.device, each.order)), max(1, most))
+    yield from islice(
+        (each for each in changes if allowed(pipe, each.device, each.order)), max(1, max_changes)
+    )
 
 
 def _changes(pipe: Pipe, orders: Orders, now: OrderRun) -> Iterator[OrderChange]:

@@ -30,7 +30,7 @@ from oobleckd.planner.schedules.evaluate import ROUNDING, makespan_s, period, ru
 from oobleckd.planner.schedules.jobshop import Hops, Orders, Shop, shop_of
 from oobleckd.planner.schedules.tabu import improve
 
-MOST_HOPS = 20_000
+MAX_HOPS = 20_000
 """Of a step that is run to see how long it takes: some tenths of a second. Beyond it whoever asks must estimate."""
 EFFORT_AT_ONCE = 300_000  # ops run in search of orders while training waits for them or goes on ready-first: about half a second
 DISPATCHED = 10  # an op that a rule places costs as much as so many that are run
@@ -48,7 +48,7 @@ class Crossing(NamedTuple):
 
 
 def crossing(shop: Shop, effort: int = EFFORT_AT_ONCE, *, staggered: bool = False) -> Crossing:
-    """How the step of ``shop`` is best run. ``effort``: how many ops may be run in search of it. For up to ``MOST_HOPS``."""
+    """How the step of ``shop`` is best run. ``effort``: how many ops may be run in search of it. For up to ``MAX_HOPS``."""
     ready_s = ready_first_s(shop, staggered=staggered)
     if least_s(shop, staggered=staggered) >= ready_s * (1 - WORTH):
         return Crossing(ready_s, None)  # no order can be worth it
@@ -74,7 +74,7 @@ def ready_first_s(shop: Shop, *, staggered: bool = False) -> float:
     return votes[0] + max(shop.update_s, default=0.0)
 
 
-def least_s(shop: Shop, *, staggered: bool = False) -> float:
+def min_s(shop: Shop, *, staggered: bool = False) -> float:
     """A bound from below. Whatever the order, the busiest device has its work to do; in a flushed step it cannot begin before
     something has come to it, and after its last backward those before it have theirs.
     """
@@ -127,7 +127,7 @@ def _best(
     shop: Shop, effort: int, begun: Sequence[Orders], *, staggered: bool
 ) -> tuple[float, Orders | None]:
     """The best orders that rules and a search find, also from those ``begun``."""
-    least = least_s(shop, staggered=staggered)
+    least = min_s(shop, staggered=staggered)
     found: dict[Orders, float] = {}
     for orders in (*begun, *_dispatched(shop, effort // 2, staggered=staggered)):
         if orders not in found and all(shop.fits(device, order) for device, order in enumerate(orders)):

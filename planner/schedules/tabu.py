@@ -108,8 +108,8 @@ class _Flushed:
         A move whose bound is worse than what the best of the others is expected to take is not estimated.
         """
         queue = [
-            (least_s, False, device, at, to)
-            for least_s, device, at, to in self._bounded(orders, self._blocks(orders))
+            (min_s, False, device, at, to)
+            for min_s, device, at, to in self._bounded(orders, self._blocks(orders))
         ]
         heapq.heapify(queue)
         while queue:
@@ -140,13 +140,13 @@ class _Flushed:
                 op, behind_s = order[at], self._behind_s(order, max(at, to))
                 if at < to:
                     early_s = starts_s - free_s if at == first else 0.0
-                    least_s = ends[order[to]] - early_s + max(behind_s, self._fed_s(op))
+                    min_s = ends[order[to]] - early_s + max(behind_s, self._fed_s(op))
                 else:
                     source = self.shop.source[op]
                     released_s = ends[source] if source != NOBODY else 0.0
                     later_s = max(free_s, released_s) + seconds[op] - starts_s
-                    least_s = max(longest_s[at - 1 - first], ends[order[at - 1]] + behind_s) + later_s
-                yield least_s * (1 - ROUNDING), device, at, to
+                    min_s = max(longest_s[at - 1 - first], ends[order[at - 1]] + behind_s) + later_s
+                yield min_s * (1 - ROUNDING), device, at, to
 
     def _behind_s(self, order: Sequence[int], at: int) -> float:
         """From the end of what is at that position to that of the step, by way of its device."""

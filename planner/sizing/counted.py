@@ -32,10 +32,10 @@ class Points:
     caps: Counts
     corners: tuple[int, ...]
 
-    def bound(self, total: int, fewest: int, most: int) -> float:
-        """No ``fewest`` to ``most`` members with sum ``total`` take more than this; -inf: there are none."""
+    def bound(self, total: int, min_members: int, max_members: int) -> float:
+        """No ``min_members`` to ``max_members`` members with sum ``total`` take more than this; -inf: there are none."""
         sizes, caps = self.sizes[list(self.corners)], self.caps[list(self.corners)]
-        least, greatest = max(fewest, total / sizes[-1]), min(most, total / sizes[0])
+        least, greatest = max(min_members, total / sizes[-1]), min(max_members, total / sizes[0])
         if least > greatest:
             return -np.inf
         # Members times the hull at their mean size is concave in their number, highest at the densest.
@@ -49,7 +49,7 @@ class Points:
         if not self.sizes[0] * members <= total <= self.sizes[-1] * members:
             return NEVER, {}
         low, high = self._edge(total / members)
-        others = self._least_loss(low, high, total - members * int(self.sizes[low]))
+        others = self._min_loss(low, high, total - members * int(self.sizes[low]))
         if others is None:
             return NEVER, {}
         first, second = int(self.sizes[low]), int(self.sizes[high])
@@ -70,7 +70,7 @@ class Points:
                 return corner, corner
         return next((a, b) for a, b in pairwise(self.corners) if self.sizes[a] < mean < self.sizes[b])
 
-    def _least_loss(self, low: int, high: int, offset: int) -> list[int] | None:
+    def _min_loss(self, low: int, high: int, offset: int) -> list[int] | None:
         """Indices of other members that lose least and leave ``offset`` minus their deviations from the
         size at ``low`` a multiple of the distance to ``high``; None if there are none.
         """

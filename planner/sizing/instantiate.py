@@ -17,7 +17,7 @@ import numpy as np
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import PlanError
 from oobleckd.planner.sizing.sizes import best_sizes, best_sizes_with, task_of
-from oobleckd.planner.templates.guarantee import most_pipelines, most_usable
+from oobleckd.planner.templates.guarantee import max_pipelines, max_usable
 
 
 class Instantiation(msgspec.Struct, frozen=True):
@@ -57,8 +57,8 @@ def instantiate(
     n0, largest = min(by_size), max(by_size)
     if num_nodes < n0:
         raise too_few(num_nodes, n0)
-    used = most_usable(num_nodes, n0, largest)
-    task = task_of(by_size, used, most_pipelines(num_nodes, n0, f), num_micro_batches)
+    used = max_usable(num_nodes, n0, largest)
+    task = task_of(by_size, used, max_pipelines(num_nodes, n0, f), num_micro_batches)
     sizes = best_sizes(task) if reduce_s is None else best_sizes_with(task, np.asarray(reduce_s))
     members = [by_size[size] for size in sizes]
     shares = split_micro_batches(members, num_micro_batches)

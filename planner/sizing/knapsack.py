@@ -18,10 +18,10 @@ NEVER = int(np.iinfo(np.int64).min // 4)
 
 @dataclass(slots=True)
 class Knapsack:
-    """The most micro-batches over multisets of sizes with sum ``total`` and r to ``at_most`` members.
+    """The most micro-batches over multisets of sizes with sum ``total`` and r to ``max_members`` members.
 
     ``caps[k]``: what a member of size ``n0 + k`` takes (NEVER: may not be used). A table over (members,
-    nodes); the row of members is exact where ``at_most`` binds and else capped at r. Where neither
+    nodes); the row of members is exact where ``max_members`` binds and else capped at r. Where neither
     binds, all but a few members are of the densest size (exchange argument: among as many others as
     its size, some sum up to a multiple of it), so the table does not grow with ``total``.
     """
@@ -30,14 +30,14 @@ class Knapsack:
     caps: Counts
     total: int
     r: int
-    at_most: int
+    max_members: int
     filler: int = field(init=False, default=0)
     absorbs: bool = field(init=False)
     table: Counts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.absorbs = self.at_most >= self.total // self.n0
-        rows = self.r if self.absorbs else self.at_most
+        self.absorbs = self.max_members >= self.total // self.n0
+        rows = self.r if self.absorbs else self.max_members
         if self.absorbs and self.total > (self.r - 1) * self._largest:
             self._reduce()
             rows = 0

@@ -39,18 +39,18 @@ class SizingTask:
     busy: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "busy", self.fewest <= self.num_micro_batches)
+        object.__setattr__(self, "busy", self.min_pipelines <= self.num_micro_batches)
 
     @property
-    def fewest(self) -> int:
+    def min_pipelines(self) -> int:
         """The fewest pipelines that there can be."""
         return max(self.r, -(-self.total // (self.n0 + len(self.fills_s) - 1)))
 
     @property
-    def most(self) -> int:
+    def max_pipelines(self) -> int:
         """The most pipelines that there may be."""
-        most = self.total // self.n0
-        return min(most, self.num_micro_batches) if self.busy else most
+        max_pipelines = self.total // self.n0
+        return min(max_pipelines, self.num_micro_batches) if self.busy else max_pipelines
 
     def caps(self, time_s: float) -> Counts:
         """What a pipeline of each size takes within ``time_s``; NEVER where it may not be used."""
@@ -58,7 +58,7 @@ class SizingTask:
         caps = np.clip(steps, 0, self.num_micro_batches).astype(np.int64)
         return np.where(caps > 0, caps, NEVER) if self.busy else caps
 
-    def least_time_s(self, enough: Callable[[Counts], bool], low_s: float = 0.0) -> float:
+    def min_time_s(self, enough: Callable[[Counts], bool], low_s: float = 0.0) -> float:
         """The least time, ``low_s`` at least, whose caps are ``enough``; those of the longest time are.
 
         In growing steps, since ``low_s`` is often close, then bisection; both jump to the times at which
@@ -102,18 +102,18 @@ def best_sizes(task: SizingTask) -> list[int]:
 
     Raises no error: sizes that sum up to the total exist.
     """
-    most = task.num_micro_batches if task.busy else task.total
-    if most < task.total // task.n0 and task.total * most > LARGEST_TABLE:
-        return best_sizes_with(task, np.zeros(task.most + 1))
+    max_pipelines = task.num_micro_batches if task.busy else task.total
+    if max_pipelines < task.total // task.n0 and task.total * max_pipelines > LARGEST_TABLE:
+        return best_sizes_with(task, np.zeros(task.max_pipelines + 1))
     # No multiset takes more than all nodes in pipelines of one size, so one size takes its part by then.
     sizes = np.arange(task.n0, task.n0 + len(task.fills_s))
     parts = np.ceil(task.num_micro_batches * sizes / task.total - ROUNDING)
     low_s = float((task.fills_s + (parts - 1) * task.periods_s).min())
 
     def knapsack(caps: Counts) -> Knapsack:
-        return Knapsack(task.n0, caps, task.total, task.r, most)
+        return Knapsack(task.n0, caps, task.total, task.r, max_pipelines)
 
-    time_s = task.least_time_s(lambda caps: knapsack(caps).most() >= task.num_micro_batches, low_s)
+    time_s = task.min_time_s(lambda caps: knapsack(caps).most() >= task.num_micro_batches, low_s)
     return knapsack(task.caps(time_s)).sizes()
 
 
@@ -124,23 +124,23 @@ def best_sizes_with(task: SizingTask, reduce_s: Floats) -> list[int]:
     Branch and bound over intervals of the number of pipelines, the most promising first.
     """
     best_s, best = np.inf, dict[int, int]()
-    queue = [_bounded(task, reduce_s, task.fewest, task.most, 0.0)]
+    queue = [_bounded(task, reduce_s, task.min_pipelines, task.max_pipelines, 0.0)]
     while queue:
-        bound_s, time_s, fewest, most = heapq.heappop(queue)
+        bound_s, time_s, min_pipelines, max_pipelines = heapq.heappop(queue)
         if bound_s >= best_s:
             break
-        if fewest < most:
-            middle = (fewest + most) // 2
-            for low, high in ((middle + 1, most), (fewest, middle)):
+        if min_pipelines < max_pipelines:
+            middle = (min_pipelines + max_pipelines) // 2
+            for low, high in ((middle + 1, max_pipelines), (min_pipelines, middle)):
                 heapq.heappush(queue, _bounded(task, reduce_s, low, high, time_s))
             continue
-        counted = _Counted(task, fewest)
-        if np.isfinite(best_s) and not counted.enough(task.caps(best_s - float(reduce_s[fewest]))):
+        counted = _Counted(task, min_pipelines)
+        if np.isfinite(best_s) and not counted.enough(task.caps(best_s - float(reduce_s[min_pipelines]))):
             continue
-        time_s = task.least_time_s(counted.enough, time_s)
-        if counted.enough(task.caps(time_s)) and time_s + float(reduce_s[fewest]) < best_s:
-            best_s = time_s + float(reduce_s[fewest])
-            best = counted.points.most_of(task.total, fewest)[1]
+        time_s = task.min_time_s(counted.enough, time_s)
+        if counted.enough(task.caps(time_s)) and time_s + float(reduce_s[min_pipelines]) < best_s:
+            best_s = time_s + float(reduce_s[min_pipelines])
+            best = counted.points.most_of(task.total, min_pipelines)[1]
     return [size for size, count in sorted(best.items()) for _ in range(count)]
 
 
@@ -165,15 +165,20 @@ class _Counted:
 
 
 def _bounded(
-    task: SizingTask, reduce_s: Floats, fewest: int, most: int, low_s: float
+    task: SizingTask, reduce_s: Floats, min_pipelines: int, max_pipelines: int, low_s: float
 ) -> tuple[float, float, int, int]:
     """(least time with the all-reduce, least time without, fewest, most): bounds for that interval."""
 
     def enough(caps: Counts) -> bool:
         if (caps == NEVER).all():
             return False
-        bound = points_of(task.n0, caps).bound(task.total, fewest, most)
+        bound = points_of(task.n0, caps).bound(task.total, min_pipelines, max_pipelines)
         return bound >= task.num_micro_batches * (1 - ROUNDING)
 
-    time_s = task.least_time_s(enough, low_s)
-    return time_s + float(reduce_s[fewest : most + 1].min()), time_s, fewest, most
+    time_s = task.min_time_s(enough, low_s)
+    return (
+        time_s + float(reduce_s[min_pipelines : max_pipelines + 1].min()),
+        time_s,
+        min_pipelines,
+        max_pipelines,
+    )

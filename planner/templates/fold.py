@@ -23,7 +23,7 @@ from oobleckd.planner.schedules.decoupled import EFFORT_AT_ONCE, RULES_QUICK, be
 from oobleckd.planner.schedules.orders import run
 from oobleckd.planner.schedules.pipe import Pipe
 
-MOST_OPS = 3_000
+MAX_OPS = 3_000
 """Ops to run in the search for one template's chunks, counted once for all rules: a tenth of a second or two."""
 _STEADY = 2  # micro-batches a device after which every further one takes as long as the busiest device
 _SHORTER = 1 - 1e-9  # sums of the same times are rounded each for itself
@@ -83,7 +83,7 @@ class _Search:
 
     def as_it_will_be(self, found: _Timed) -> _Timed:
         """``found`` with the schedule that a plan gets at once; of large ones about as it will be is enough."""
-        if 3 * self._num_run * len(found.layers) > MOST_OPS:
+        if 3 * self._num_run * len(found.layers) > MAX_OPS:
             return found
         return self.timed(found.layers, found.chunks, EFFORT_AT_ONCE)
 
@@ -118,7 +118,7 @@ class _Search:
         while moved:
             moved = False
             for changed in self._neighbours(bounds):
-                if self.num_ops > MOST_OPS:
+                if self.num_ops > MAX_OPS:
                     return best
                 if self._over(changed):
                     continue

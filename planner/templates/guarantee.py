@@ -33,7 +33,7 @@ def largest_useful(n0: int, f: int, num_nodes: int) -> int:
 
 def n_max_down_to_n0(n0: int, num_nodes: int) -> int:
     """Statement 3: the smallest n_max with which all of n0 .. ``num_nodes`` nodes are usable, with as
-    many pipelines as ``most_pipelines`` says.
+    many pipelines as ``max_pipelines`` says.
     """
     return min(num_nodes, 2 * n0 - 1)
 
@@ -46,12 +46,12 @@ def n_max(n0: int, f: int, num_nodes: int, num_layers: int) -> int:
     return min(wanted, num_layers)
 
 
-def most_pipelines(num_nodes: int, n0: int, f: int) -> int:
+def max_pipelines(num_nodes: int, n0: int, f: int) -> int:
     """How many pipelines a plan on ``num_nodes`` nodes promises: f + 1, or what n0 leaves of it."""
     return min(f + 1, num_nodes // n0)
 
 
-def most_usable(num_nodes: int, n0: int, n_max: int) -> int:
+def max_usable(num_nodes: int, n0: int, n_max: int) -> int:
     """Statement 4: how many of ``num_nodes`` nodes can be used; fewer than all only where layers bound
     n_max below 2*n0 - 1. 0 below n0.
     """
@@ -108,7 +108,7 @@ class Guarantee(msgspec.Struct, frozen=True):
 
 def guarantee(num_nodes: int, n0: int, n_max: int, f: int) -> Guarantee:
     """The guarantee for ``num_nodes`` >= n0 nodes and templates of n0 .. n_max nodes."""
-    pipelines = most_pipelines(num_nodes, n0, f)
+    pipelines = max_pipelines(num_nodes, n0, f)
     return Guarantee(
         num_pipelines=pipelines,
         can_lose=losses_survived(pipelines),

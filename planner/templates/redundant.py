@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from oobleckd.planner.costs.model import Floats, StageCosts, stage_costs
 from oobleckd.planner.plan import Plan, Range, Stage, Template
 from oobleckd.planner.policy import PlanError, Setup
-from oobleckd.planner.reroute.redundant import most_bytes, pass_bytes
+from oobleckd.planner.reroute.redundant import max_bytes, pass_bytes
 from oobleckd.planner.schedule import Op
 from oobleckd.planner.schedules.decoupled import EFFORT_AT_ONCE, decoupled_plan
 from oobleckd.planner.templates.fold import folded
@@ -64,8 +64,8 @@ def _template(room: Room, num_nodes: int) -> Template:
         start = msgspec.structs.replace(fastest, stages=tuple(Stage(layers, 1, 0.0, 0) for layers in split))
     found = refined(free, start, share, room.holds)
     if start is not fastest:
-        least_s = refined(free, fastest, share).time_s(share)
-        found = msgspec.structs.replace(found, gap=max(0.0, 1 - least_s / found.time_s(share)))
+        min_s = refined(free, fastest, share).time_s(share)
+        found = msgspec.structs.replace(found, gap=max(0.0, 1 - min_s / found.time_s(share)))
     stages = [stage.layers for stage in found.stages]
     limited = msgspec.structs.replace(free, device_memory_bytes=setup.device_memory_bytes)
     found = folded(limited, found, share, room.besides(stages))
@@ -103,7 +103,7 @@ class Room:
         count, profile = self.costs.num_layers, self.setup.profile
         passed = [self.setup.num_micro_batches * pass_bytes(profile, layer) for layer in range(count)]
         before = np.concatenate(([0.0], np.cumsum(passed)))
-        self.ahead = np.minimum(most_bytes(self.setup), before[None, :] - before[:, None])
+        self.ahead = np.minimum(max_bytes(self.setup), before[None, :] - before[:, None])
         first = np.full((count + 1, count + 1), NEVER)
         first[:count, count] = self.limit_bytes - self.own(1)[:count, count]
         self.reached = [np.where(first < 0, NEVER, first)]
@@ -214,7 +214,7 @@ def _nothing_fits(setup: Setup) -> PlanError:
     return PlanError(
         "with every device holding its successor's layers too the model fits no number of nodes: on "
         f"{nodes}, which need least, a device needs {high:,} bytes and the limit is {setup.device_memory_bytes:,}",
-        f"{memory}, lower schedule.shadow_memory, train.micro_batch or train.sequence, or choose another fault_tolerance.policy",
+        f"{memory}, lower schedule.redundant_memory, train.micro_batch or train.sequence, or choose another fault_tolerance.policy",
         memory,
     )
 

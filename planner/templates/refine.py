@@ -20,7 +20,7 @@ from oobleckd.planner.costs.work import StageWork, stage_works
 from oobleckd.planner.plan import Range, Stage, Template
 from oobleckd.planner.policy import Setup
 
-MOST_OPS = 20_000
+MAX_OPS = 20_000
 """Forwards and backwards to run in the search for one template: some hundredths of a second."""
 _SHORTER = 1 - 1e-9  # sums of the same times are rounded each for itself
 
@@ -79,7 +79,7 @@ class _Search:
         while moved:
             moved = False
             for bounds in self._neighbours(best):
-                if self.num_ops > MOST_OPS:
+                if self.num_ops > MAX_OPS:
                     return best_s, best
                 taken_s = self.run_s(bounds)
                 if taken_s < best_s * _SHORTER:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from oobleckd.planner.costs.model import Floats, StageCosts
-from oobleckd.planner.templates.suffix import Cuts, Menu, Suffixes, exact_split, least_periods_s
+from oobleckd.planner.templates.suffix import Cuts, Menu, Suffixes, exact_split, min_periods_s
 
 BATCH = 8  # bounds a table: more fill the cache, fewer leave the time with the interpreter
 GROWTH = 1.1  # of the bound, in the search for a feasible one
@@ -53,7 +53,7 @@ def fastest_splits(
     _evaluate(menu, [(search, search.low) for search in searches])
     going = [search for search in searches if search.best is not None]
     for search in going:
-        search.begin(_least_cost_s(costs))
+        search.begin(_min_cost_s(costs))
     _evaluate(menu, [(search, search.high) for search in going if search.high > search.low])
     while steps := [(search, index) for search in going if (index := search.next()) is not None]:
         _evaluate(menu, steps)
@@ -92,9 +92,9 @@ class _Search:
         if self.would_win(cost_s, index):
             self.best_s, self.best_index, self.best = self.time_s(cost_s, index), index, cuts
 
-    def begin(self, least_cost_s: float) -> None:
+    def begin(self, min_cost_s: float) -> None:
         """Open the interval from ``low``, the first feasible one, to the last that could be better."""
-        times_s = least_cost_s + (self.wanted.share - 1) * self.periods
+        times_s = min_cost_s + (self.wanted.share - 1) * self.periods
         self.high = max(self.low, int(np.searchsorted(times_s, self.best_s, side="right")) - 1)
         self.open = [(self.low, self.high)]
 
@@ -133,9 +133,9 @@ def _find_feasible(menu: Menu, searches: Sequence[_Search]) -> None:
     """
     periods = searches[0].periods
     last = len(periods) - 1
-    least_s = least_periods_s(menu, max(search.wanted.num_devices for search in searches))
+    min_s = min_periods_s(menu, max(search.wanted.num_devices for search in searches))
     for search in searches:
-        search.low = min(int(np.searchsorted(periods, least_s[search.wanted.num_devices])), last)
+        search.low = min(int(np.searchsorted(periods, min_s[search.wanted.num_devices])), last)
         search.high = search.low
     rising = list(searches)
     while rising:
@@ -169,7 +169,7 @@ def _evaluate(menu: Menu, steps: Sequence[Step]) -> None:
     for position, table, bound in _tables(menu, steps):
         search, index = steps[position]
         num_devices = search.wanted.num_devices
-        cost_s = table.least_cost_s(num_devices, bound)
+        cost_s = table.min_cost_s(num_devices, bound)
         if search.would_win(cost_s, index):
             cuts = table.split(num_devices, bound)
             if not table.menu.holds(cuts):
@@ -191,7 +191,7 @@ def _tables(menu: Menu, steps: Sequence[Step]) -> Iterator[tuple[int, Suffixes, 
             yield position, table, bound
 
 
-def _least_cost_s(costs: Sequence[StageCosts]) -> float:
+def _min_cost_s(costs: Sequence[StageCosts]) -> float:
     """A relative cost that no split undercuts: every layer shared as suits it best, and no cut."""
     alone_s = _layers_s(costs[0])
     saved_s = np.sum(np.min([_layers_s(c) - alone_s for c in costs], axis=0))

@@ -181,7 +181,7 @@ class Suffixes:
         """Whether some split on ``num_devices`` fits the memory under the bound."""
         return bool(self.stages[num_devices, 0, bound] < NONE)
 
-    def least_cost_s(self, num_devices: int, bound: int) -> float:
+    def min_cost_s(self, num_devices: int, bound: int) -> float:
         """Least cost of all layers on ``num_devices`` under the bound; inf where nothing fits."""
         feasible = self.feasible(num_devices, bound)
         return float(self.cost_s[num_devices, 0, bound]) if feasible else np.inf
@@ -199,7 +199,7 @@ class Suffixes:
         return self.menu.walk(num_devices, best_row)
 
 
-def least_periods_s(menu: Menu, num_devices: int) -> Floats:
+def min_periods_s(menu: Menu, num_devices: int) -> Floats:
     """Entry u: a period that no split on exactly u devices undercuts, for all u up to ``num_devices``
     (inf: there is no split). It is the least one, memory aside.
     """

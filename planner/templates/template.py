@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from oobleckd.planner.costs.memory import least_memory, smallest_memory_split
+from oobleckd.planner.costs.memory import min_memory, smallest_memory_split
 from oobleckd.planner.costs.model import StageCosts, device_counts, stage_costs
 from oobleckd.planner.plan import Stage, Template
 from oobleckd.planner.policy import PlanError, Setup
@@ -87,7 +87,7 @@ class _Model:
 
     def __post_init__(self) -> None:
         # One stage on all devices of several needs no more memory than they do: the largest decide.
-        need = least_memory(self.costs[-1], self.setup.num_micro_batches).tolist()
+        need = min_memory(self.costs[-1], self.setup.num_micro_batches).tolist()
         object.__setattr__(self, "need_bytes", need)
 
     @property
@@ -99,13 +99,13 @@ class _Model:
         devices = num_nodes * self.setup.devices_per_node
         return devices if self.costs[-1].num_devices > 1 else min(devices, self.costs[0].num_layers)
 
-    def fewest_stages(self, num_nodes: int) -> int:
+    def min_stages(self, num_nodes: int) -> int:
         """Stages of a template for ``num_nodes`` nodes that has as large ones as may be."""
         return self.num_devices(num_nodes) // self.costs[-1].num_devices
 
     def fits(self, num_nodes: int) -> bool:
         """Whether some split for ``num_nodes`` nodes fits layers and memory."""
-        stages = self.fewest_stages(num_nodes)
+        stages = self.min_stages(num_nodes)
         return stages < len(self.need_bytes) and self.need_bytes[stages] <= self.limit_bytes
 
     def templates(self, wanted: Sequence[tuple[int, int]]) -> tuple[Template, ...]:
@@ -156,7 +156,7 @@ class _Model:
 
     def does_not_fit(self, num_nodes: int) -> PlanError:
         """The error for a model that ``num_nodes`` nodes do not hold."""
-        stages, num_layers = self.fewest_stages(num_nodes), self.costs[0].num_layers
+        stages, num_layers = self.min_stages(num_nodes), self.costs[0].num_layers
         nodes = "one node" if num_nodes == 1 else f"{num_nodes} nodes"
         if stages > num_layers:
             return PlanError(

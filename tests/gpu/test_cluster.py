@@ -1,4 +1,4 @@
-"""Several device processes on one GPU, letters staged through pinned memory, and a real kill in a step."""
+"""Several device processes on one GPU, messages staged through pinned memory, and a real kill in a step."""
 
 from __future__ import annotations
 

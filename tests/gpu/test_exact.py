@@ -18,7 +18,7 @@ from oobleckd.worker.device.context import DeviceContext, torch_device
 from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.models import Batch, load_spec, seed_layer
 from oobleckd.worker.round.gather import Intake
-from oobleckd.worker.round.messenger import TransportPost
+from oobleckd.worker.round.messenger import TransportMessenger
 from oobleckd.worker.runtime.timing import timer_of
 from oobleckd.worker.transport.mailbox import Mailbox
 from oobleckd.worker.transport.transport import Transport
@@ -168,12 +168,12 @@ def step(job: Job, device: torch.device) -> list[Tensor]:
     return [x.detach(), *torch.autograd.grad(x, list(params.values()))]
 
 
-def test_staged_letters_come_back_with_the_same_bits(device: torch.device, tmp_path: Path) -> None:
+def test_staged_messages_come_back_with_the_same_bits(device: torch.device, tmp_path: Path) -> None:
     arrived = threading.Event()
 
     class Inbox(Mailbox):
-        def put(self, letter: object) -> None:
-            super().put(letter)  # type: ignore[arg-type]
+        def put(self, message: object) -> None:
+            super().put(message)  # type: ignore[arg-type]
             arrived.set()
 
     boxes = {"a/0": Mailbox(), "b/0": Inbox()}
@@ -183,8 +183,8 @@ def test_staged_letters_come_back_with_the_same_bits(device: torch.device, tmp_p
     }
     for name, end in ends.items():
         end.configure({n: other.peer for n, other in ends.items() if n != name}, bytes(32))
-    posts = {
-        name: TransportPost(
+    messengers = {
+        name: TransportMessenger(
             end, GroupManager(name, boxes[name], None, end.send), Intake(boxes[name]), boxes[name], device
         )
         for name, end in ends.items()
@@ -195,11 +195,13 @@ def test_staged_letters_come_back_with_the_same_bits(device: torch.device, tmp_p
         torch.randn(2, 3, 5, device=device).to(torch.bfloat16),
         torch.tensor(3.5, device=device),
     ]
-    posts["a/0"].send("b/0", ("k", 1), tensors, b"meta")
+    messengers["a/0"].send("b/0", ("k", 1), tensors, b"meta")
     assert arrived.wait(TIMEOUT_S)
-    letter = posts["b/0"].take(("k", 1))
-    assert letter is not None
-    assert all(tensor.device == device for tensor in letter.tensors)
-    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(tensors, letter.tensors, strict=True))
+    message = messengers["b/0"].take(("k", 1))
+    assert message is not None
+    assert all(tensor.device == device for tensor in message.tensors)
+    assert all(
+        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(tensors, message.tensors, strict=True)
+    )
     for end in ends.values():
         end.close()

@@ -26,7 +26,7 @@ NAMES = ("a/0", "b/0")
 
 
 class Two:
-    """Two processes with channels both ways, whose letters are all large enough for NCCL."""
+    """Two processes with channels both ways, whose messages are all large enough for NCCL."""
 
     def __init__(self, directory: Path) -> None:
         if problem := gpu.channel_problem():
@@ -39,7 +39,7 @@ class Two:
             self.start(name)
 
     def start(self, name: str) -> None:
-        """A process for ``name``: a new life if there was one."""
+        """A process for ``name``: a new incarnation if there was one."""
         self.members[name] = Member(name, self.directory, self.places[name], gpu.BACKEND)
         self.peers[name] = self.members[name].hear(Peer)
 
@@ -52,7 +52,7 @@ class Two:
             assert self.members[name].ask("open", epoch=epoch, names=(other,))
 
     def exchange(self, epoch: int) -> None:
-        """Letters both ways at once, each once and with the right bits."""
+        """Tensor messages both ways at once, each once and with the right bits."""
         sizes = [MIB + 1000 * epoch + index for index in range(8)]
         for size in sizes:
             for name, other in (NAMES, NAMES[::-1]):
@@ -72,7 +72,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
         member.close()
 
 
-def test_letters_by_channels_a_kill_abort_and_a_new_group(two: Two) -> None:
+def test_messages_by_channels_a_kill_abort_and_a_new_group(two: Two) -> None:
     a, b = two.members.values()
     two.enter(1)
     two.exchange(1)

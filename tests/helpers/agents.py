@@ -21,7 +21,7 @@ from oobleckd.protocol.parts import DeviceInfo
 WAIT_MS = 120_000
 
 
-def hello(node: str, *, protocol: int = PROTOCOL, incarnation: str = "life.1") -> Hello:
+def hello(node: str, *, protocol: int = PROTOCOL, incarnation: str = "incarnation.1") -> Hello:
     """The Hello of a node with one device."""
     device = DeviceInfo(f"{node}/0", "cpu", "test", 2**30, "127.0.0.1:1", "", 1)
     return Hello(protocol, node, incarnation, "host", ready=True, devices=(device,))

@@ -73,7 +73,7 @@ class YardChannel:
 
 
 class YardBackend:
-    """Carries every letter with a payload."""
+    """Carries every message with a payload."""
 
     name = "yard"
 

@@ -1,6 +1,6 @@
 """Several engines in one process, stepped in a seeded order: every interleaving repeats from its seed.
 
-Real executors, stores, models and the real ``decide``; only processes and sockets are left out. Letters
+Real executors, stores, models and the real ``decide``; only processes and sockets are left out. Tensor messages
 arrive at once or late, devices advance in any order, and a device can die between any two pieces of its
 work or at a named fault point.
 """
@@ -38,7 +38,7 @@ from oobleckd.worker.round.gather import Gathering
 from oobleckd.worker.round.tasks import Order, order_of
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.store import Store
-from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 Cuts = Sequence[tuple[int, ...]]
 """(first layer, the one behind the last) of each hop of a pipeline, and the number of its device where that is not the hop's."""
@@ -56,44 +56,44 @@ class RaisingFaults(Faults):
 
 
 @dataclass
-class LocalPost:
-    """The post of ``device``: letters lie in a dict until they are taken."""
+class LocalMessenger:
+    """The messenger of ``device``: messages lie in a dict until they are taken."""
 
     device: str
     world: World
-    letters: dict[Key, Letter] = field(default_factory=dict)
+    messages: dict[Key, TensorMessage] = field(default_factory=dict)
     gathering: Gathering | None = None
 
-    def put(self, letter: Letter) -> None:
-        self.letters[letter.key] = self.gathering.without_sums(letter) if self.gathering else letter
+    def put(self, message: TensorMessage) -> None:
+        self.messages[message.key] = self.gathering.without_sums(message) if self.gathering else message
 
     def gather(self, gathering: Gathering | None) -> None:
         self.gathering = gathering
 
     def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> None:
-        self.world.deliver(self.device, peer, Letter(key, self.device, meta, list(tensors)))
+        self.world.deliver(self.device, peer, TensorMessage(key, self.device, meta, list(tensors)))
 
     def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
         return self.world.recall(self.device, peer, unwanted)
 
-    def take(self, key: Key) -> Letter | None:
-        return self.letters.pop(key, None)
+    def take(self, key: Key) -> TensorMessage | None:
+        return self.messages.pop(key, None)
 
     def has(self, key: Key) -> bool:
-        return key in self.letters
+        return key in self.messages
 
     def waiting(self) -> list[Key]:
-        return list(self.letters)
+        return list(self.messages)
 
     def purge(self, unwanted: Callable[[Key], bool]) -> None:
-        self.letters = {key: letter for key, letter in self.letters.items() if not unwanted(key)}
+        self.messages = {key: message for key, message in self.messages.items() if not unwanted(key)}
 
 
 @dataclass
 class Node:
     """One device of the world."""
 
-    post: LocalPost
+    messenger: LocalMessenger
     executor: Executor
     faults: RaisingFaults
     told: list[FromWorker] = field(default_factory=list)
@@ -122,7 +122,7 @@ class World:
         self.dead: set[str] = set()
         self.gone: set[str] = set()
         self.epoch = 1
-        self.late: list[tuple[str, Letter]] = []
+        self.late: list[tuple[str, TensorMessage]] = []
         self.fired: list[tuple[str, str]] = []
         self.losses: dict[int, float] = {}
         self.ledgers: dict[int, str] = {}
@@ -159,19 +159,19 @@ class World:
         return Layout(self.epoch, self.spec.num_layers, held, routes, redundant)
 
     def _add(self, device: str) -> None:
-        post, faults = LocalPost(device, self), RaisingFaults(device, self.run_dir)
+        messenger, faults = LocalMessenger(device, self), RaisingFaults(device, self.run_dir)
         store = Store(self.spec, torch.device("cpu"))
         told: list[FromWorker] = []
         executor = Executor(
-            device, "job", self.job, store, self.corpus, post, faults, told.append,
-            aside=lambda: self._aside(device),
+            device, "job", self.job, store, self.corpus, messenger, faults, told.append,
+            released=lambda: self._released(device),
         )  # fmt: skip
         deploy = Deploy(device, 1, "job", self.job, self.layout, Counters(), "init", (), {}, "", "")
-        deployment = Deployment(deploy, store, post, faults)
+        deployment = Deployment(deploy, store, messenger, faults)
         deployment.start()
         store.adopt(deployment.layers, deployment.incoming)
         executor.adopt(self.layout, Counters(), self._order(device))
-        self.nodes[device] = Node(post, executor, faults, told)
+        self.nodes[device] = Node(messenger, executor, faults, told)
 
     def _order(self, device: str) -> Order:
         """As the planner has it, for equal layers, where the backward is decoupled."""
@@ -186,29 +186,29 @@ class World:
 
     # ------------------------------------------------------------------ messages
 
-    def deliver(self, _source: str, peer: str, letter: Letter) -> None:
+    def deliver(self, _source: str, peer: str, message: TensorMessage) -> None:
         if peer in self.dead | self.gone:
             return
         if self.random.random() < 0.3:
-            self.late.append((peer, letter))
+            self.late.append((peer, message))
         else:
-            self.nodes[peer].post.put(letter)
+            self.nodes[peer].messenger.put(message)
 
     def deliver_late(self) -> None:
         if self.late:
-            peer, letter = self.late.pop(self.random.randrange(len(self.late)))
+            peer, message = self.late.pop(self.random.randrange(len(self.late)))
             if peer in self.live():
-                self.nodes[peer].post.put(letter)
+                self.nodes[peer].messenger.put(message)
 
     def recall(self, _source: str, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
-        """Letters that have not been delivered may not have left either."""
+        """Tensor messages that have not been delivered may not have left either."""
         taken = [
             each
             for each in self.late
             if each[0] == peer and unwanted(each[1].key) and self.random.random() < 0.5
         ]
         self.late = [each for each in self.late if all(each is not other for other in taken)]
-        return [letter.key for _, letter in taken]
+        return [message.key for _, message in taken]
 
     # ------------------------------------------------------------------ running
 
@@ -298,7 +298,7 @@ class World:
             return True
 
     @contextmanager
-    def _aside(self, device: str) -> Iterator[None]:
+    def _released(self, device: str) -> Iterator[None]:
         """``device`` computes a layer; a report may reach it meanwhile, as the real one's link answers (``oobleckd.worker.device.device``)."""
         yield
         executor = self.nodes[device].executor

@@ -57,11 +57,11 @@ def survivable(world: World, dead: set[str]) -> bool:
     return min(world.layout.copies(dead)) > 0
 
 
-def random_deaths(world: World, most: int = 2) -> None:
-    """Arm up to ``most`` deaths, at any points and rounds, that leave a copy of every layer."""
+def random_deaths(world: World, max_deaths: int = 2) -> None:
+    """Arm up to ``max_deaths`` deaths, at any points and rounds, that leave a copy of every layer."""
     points = [p for p in POINTS if p not in {"deploy", "copy", "ready"}]
     dead: set[str] = set()
-    for _ in range(most):
+    for _ in range(max_deaths):
         able = [d for d in world.live() if d not in dead and survivable(world, dead | {d})]
         if able:
             victim = world.random.choice(able)
@@ -69,9 +69,9 @@ def random_deaths(world: World, most: int = 2) -> None:
             world.nodes[victim].faults.arm(world.random.choice(points), world.random.randrange(GOAL))
 
 
-def stays_re_routed(world: World, most: int = 2) -> None:
+def stays_re_routed(world: World, max_deaths: int = 2) -> None:
     """The layout of the start is in force to the end, and nobody waits at a boundary for another."""
-    random_deaths(world, most)
+    random_deaths(world, max_deaths)
     world.run()
     assert world.layout.epoch == 1
     assert not world.dead or world.settled == world.dead

@@ -69,8 +69,8 @@ def worker_frames(node: str) -> list[bytes]:
     layer = LayerCost("layer", 0.01, 0.02, 1, 1, 1, 1)
     messages: list[msgspec.Struct] = [
         hello(node),
-        Heartbeat("life.1"),
-        DeviceLost("life.1", device, "signal 9", spare=True),
+        Heartbeat("incarnation.1"),
+        DeviceLost("incarnation.1", device, "signal 9", spare=True),
         LinkDown(device, "node-9/0", "closed"),
         Measured(device, "job-1", Profile("p", "cpu", (layer,) * 3)),
         Ready(device, 1, 10, 20, (FolderNote("fresh", 9, ("w",)),)),
@@ -83,7 +83,7 @@ def worker_frames(node: str) -> list[bytes]:
         CheckpointPart(device, "job-1", now, "/tmp/x.partial", 0, 2, "bucket", 9, "00", {"w": "00"}),
         DeviceFailed(device, "job-1", "no text", "write some"),
         Corrupted(device, "job-1", 1, now, own="sums"),
-        Goodbye("life.1", "SIGTERM"),
+        Goodbye("incarnation.1", "SIGTERM"),
     ]
     return [codec.encode(message) for message in messages]
 

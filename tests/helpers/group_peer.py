@@ -1,6 +1,6 @@
 """A real process with a transport and groups, led line by line, for tests that kill and stop it.
 
-Prints its ``Peer``; then reads commands as JSON, one a line, and answers each with one line of JSON. What a letter
+Prints its ``Peer``; then reads commands as JSON, one a line, and answers each with one line of JSON. What a message
 holds is a function of its key, so the receiver knows whether it has the right bits.
 """
 
@@ -25,7 +25,7 @@ from oobleckd.protocol.parts import Peer
 from oobleckd.worker.groups.choose import choose
 from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.round.gather import Intake
-from oobleckd.worker.round.messenger import TransportPost
+from oobleckd.worker.round.messenger import TransportMessenger
 from oobleckd.worker.transport.mailbox import Key, Mailbox
 from oobleckd.worker.transport.transport import Transport
 
@@ -47,7 +47,7 @@ class Command(msgspec.Struct, omit_defaults=True):
 
 
 def tensors_of(key: Key) -> list[Tensor]:
-    """What the letter ``key`` holds: up to three tensors of odd shapes and several dtypes, or one large one."""
+    """What the message ``key`` holds: up to three tensors of odd shapes and several dtypes, or one large one."""
     draw = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
     if key[0] == "large":
         return [torch.randint(0, 256, (int(key[3]),), generator=draw, dtype=torch.uint8)]
@@ -73,15 +73,15 @@ class GroupPeer:
         self.transport = Transport(
             device, "here", intake, local_dir=directory, on_peer_lost=lambda *lost: None
         )
-        self.post = TransportPost(self.transport, self.groups, intake, self.mailbox, place)
+        self.messenger = TransportMessenger(self.transport, self.groups, intake, self.mailbox, place)
         self.got: Counter[str] = Counter()
         self.wrong: list[Key] = []
 
     def _send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes) -> bool:
         return self.transport.send(peer, key, tensors, meta)
 
-    def _post(self, name: str, key: Key) -> None:
-        self.post.send(name, key, [tensor.to(self.place) for tensor in tensors_of(key)], b"meta")
+    def _put(self, name: str, key: Key) -> None:
+        self.messenger.send(name, key, [tensor.to(self.place) for tensor in tensors_of(key)], b"meta")
 
     def clear(self, _command: Command) -> Any:
         """Forget what has been received."""
@@ -95,24 +95,26 @@ class GroupPeer:
         return None
 
     def send(self, command: Command) -> Any:
-        """Letters ``first`` to ``first + count`` to each of ``names``, in a random order."""
-        letters = [(n, i) for n in command.names for i in range(command.first, command.first + command.count)]
-        random.Random(self.device).shuffle(letters)
-        for name, index in letters:
-            key = ("letter", self.device, index, name)
-            self._post(name, key)
-        return self.groups.num_letters
+        """Tensor messages ``first`` to ``first + count`` to each of ``names``, in a random order."""
+        messages = [
+            (n, i) for n in command.names for i in range(command.first, command.first + command.count)
+        ]
+        random.Random(self.device).shuffle(messages)
+        for name, index in messages:
+            key = ("message", self.device, index, name)
+            self._put(name, key)
+        return self.groups.num_messages
 
     def send_large(self, command: Command) -> Any:
-        """One letter of ``num_bytes`` to each of ``names``; returns whether it went to a channel."""
-        before = self.groups.num_letters
+        """One message of ``num_bytes`` to each of ``names``; returns whether it went to a channel."""
+        before = self.groups.num_messages
         for name in command.names:
             key = ("large", self.device, name, command.num_bytes)
-            self._post(name, key)
-        return self.groups.num_letters - before == len(command.names)
+            self._put(name, key)
+        return self.groups.num_messages - before == len(command.names)
 
     def open(self, command: Command) -> Any:
-        """Wait until the channels to ``names`` are open; a first letter must have been sent."""
+        """Wait until the channels to ``names`` are open; a first message must have been sent."""
         group, changed = self.groups._groups[command.epoch], self.groups._changed
 
         def is_open() -> bool:
@@ -133,7 +135,7 @@ class GroupPeer:
         return time.monotonic() - began if ended else None
 
     def receive(self, command: Command) -> Any:
-        """Take letters until there are ``count`` of each of ``names``; how often each key came, what was wrong."""
+        """Take messages until there are ``count`` of each of ``names``; how often each key came, what was wrong."""
         deadline = time.monotonic() + TIMEOUT_S
         self._take()
         while any(self._from(name) < command.count for name in command.names):
@@ -153,14 +155,14 @@ class GroupPeer:
 
     def _take(self) -> None:
         for key in self.mailbox.keys():  # noqa: SIM118 - a mailbox is no dict
-            while (letter := self.post.take(key)) is not None:
+            while (message := self.messenger.take(key)) is not None:
                 self.got[repr(key)] += 1
                 wanted = [tensor.to(self.place) for tensor in tensors_of(key)]
-                same = len(wanted) == len(letter.tensors) and all(
+                same = len(wanted) == len(message.tensors) and all(
                     a.dtype == b.dtype and torch.equal(a, b)
-                    for a, b in zip(wanted, letter.tensors, strict=True)
+                    for a, b in zip(wanted, message.tensors, strict=True)
                 )
-                if not same or letter.meta != b"meta" or letter.source != key[1]:
+                if not same or message.meta != b"meta" or message.source != key[1]:
                     self.wrong.append(key)
 
 

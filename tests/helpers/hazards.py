@@ -242,7 +242,7 @@ class Hazards:
         return self._restart(None)
 
     def jump(self) -> bool:
-        """The same, and its next life has another clock."""
+        """The same, and its next incarnation has another clock."""
         return self._restart(self.dice.choice([-1, 1]) * self.dice.choice([2.0, 3600.0, 400 * _DAY_S]))
 
     def stall(self) -> bool:
@@ -380,9 +380,9 @@ class Hazards:
         nodes = [self.world.nodes[name] for name in self._names() if fits(self.world.nodes[name])]
         return self.dice.choice(nodes) if nodes else None
 
-    def _last(self, least_s: float, most_s: float) -> float:
+    def _last(self, min_s: float, max_s: float) -> float:
         """A time that something lasts."""
-        seconds = self.dice.uniform(least_s, most_s)
+        seconds = self.dice.uniform(min_s, max_s)
         self._lasts(seconds)
         return seconds
 

@@ -31,7 +31,7 @@ class Manner:
     def name(self) -> str:
         return f"{self.policy}-{self.form}-{self.update}{'-copies' if self.sum_copies else ''}"
 
-    def fewest_nodes(self, num_devices: int, f: int) -> int:
+    def min_nodes(self, num_devices: int, f: int) -> int:
         """That a job ``simulated`` so can begin on: f + 1 pipelines of two devices, or of two nodes where devices hold the layers of others."""
         return (f + 1) * (1 if num_devices > 1 and self.policy not in WITH_REDUNDANT_LAYERS else 2)
 
@@ -64,7 +64,7 @@ class Manner:
         }
         return {
             "fault_tolerance": {"policy": self.policy},
-            "schedule": schedule | ({"shadow_memory": "16MiB"} if redundant else {}),
+            "schedule": schedule | ({"redundant_memory": "16MiB"} if redundant else {}),
             "optimizer": {"clip_norm": 0.0} if hasty else {},
             "resources": memory,
             "checkpoint": {"every": 3 if saving else 0},
@@ -102,7 +102,7 @@ def forms_of(policy: PolicyName) -> tuple[tuple[Literal["fused", "decoupled"], L
 
 UPDATES: tuple[Literal["flushed", "staggered"], ...] = ("flushed", "staggered")
 KEPT = (0, 5, "1GiB")
-"""Bytes for what a device sent: none, too few (of a letter in the simulation one), enough."""
+"""Bytes for what a device sent: none, too few (of a message in the simulation one), enough."""
 SUM_COPIES = (0, 3)
 MANNERS = tuple(
     Manner(policy, *form, update, SUM_COPIES[(turn + at + late) % 2])

@@ -12,8 +12,8 @@ from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget
 from oobleckd.worker.state.host_copy import Hosted, States, Then
 from oobleckd.worker.state.store import BucketState, Store
-from oobleckd.worker.transport.mailbox import Letter
-from tests.helpers.engine import LocalPost, World
+from oobleckd.worker.transport.mailbox import TensorMessage
+from tests.helpers.engine import LocalMessenger, World
 
 TARGET = "t/0"
 NUMBER = 7
@@ -46,43 +46,43 @@ class Late(Hosted):
 
 
 @dataclass
-class Aside:
-    """Letters to ``TARGET`` in the order in which they were sent, and the target's side of the pre-copy."""
+class PreCopyRig:
+    """Tensor messages to ``TARGET`` in the order in which they were sent, and the target's side of the pre-copy."""
 
     world: World
     source: str
-    sent: list[Letter] = field(default_factory=list)
+    sent: list[TensorMessage] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         deliver, world = self.world.deliver, self.world
 
-        def aside(source: str, peer: str, letter: Letter) -> None:
+        def keep(source: str, peer: str, message: TensorMessage) -> None:
             if peer == TARGET:
-                self.sent.append(letter)
+                self.sent.append(message)
             else:
-                deliver(source, peer, letter)
+                deliver(source, peer, message)
 
-        world.deliver = aside  # type: ignore[method-assign]
+        world.deliver = keep  # type: ignore[method-assign]
         self.executor = world.nodes[self.source].executor
         self.buckets = tuple(self.executor.store.buckets)
-        self.post = LocalPost(TARGET, world)
+        self.messenger = LocalMessenger(TARGET, world)
         store = Store(world.spec, torch.device("cpu"))
         self.precopy_target = PreCopyTarget(
-            NUMBER, world.job, store, self.post, dict.fromkeys(self.buckets, self.source)
+            NUMBER, world.job, store, self.messenger, dict.fromkeys(self.buckets, self.source)
         )
 
     def begin(self, rounds: int = 100) -> PreCopySource:
         """From now on."""
         precopy_source = PreCopySource(
-            NUMBER, self.source, self.executor.post, {TARGET: list(self.buckets)}, rounds
+            NUMBER, self.source, self.executor.messenger, {TARGET: list(self.buckets)}, rounds
         )
         self.executor.begin_precopy(precopy_source)
         return precopy_source
 
-    def arrive(self, letters: Sequence[Letter]) -> None:
-        """Letters are in the mailbox of the target."""
-        for letter in letters:
-            self.post.letters[letter.key] = letter
+    def arrive(self, messages: Sequence[TensorMessage]) -> None:
+        """Tensor messages are in the mailbox of the target."""
+        for message in messages:
+            self.messenger.messages[message.key] = message
 
     def replay(self) -> int:
         """All that is to be done; how many pieces it was."""

@@ -54,7 +54,7 @@ class Sleeper:
 
 @dataclass
 class SimNode:
-    """An agent and its devices. A new life is a new object.
+    """An agent and its devices. A new incarnation is a new object.
 
     ``connected``: the agent takes its connection for open. ``agent`` and ``host`` can be stopped: the agent, and the
     device processes. ``slow``: how many times longer its tasks and what it says take. ``notice``: why it is about to end, at
@@ -63,7 +63,7 @@ class SimNode:
 
     world: World
     name: str
-    life: int
+    number: int
     devices: dict[str, SimDevice] = field(default_factory=dict)
     alive: bool = True
     connected: bool = False
@@ -75,13 +75,13 @@ class SimNode:
     outbox: Outbox = field(default_factory=Outbox)
     connection: Wire | None = None
     welcomed: bool = False  # on this connection
-    lives: tuple[str, ...] = ()  # those of the last Welcome: what comes for others is dropped
+    incarnations: tuple[str, ...] = ()  # those of the last Welcome: what comes for others is dropped
     notice: str = ""
     ends_at: float = 0.0
 
     @property
     def incarnation(self) -> str:
-        return f"{self.name}.{self.life}"
+        return f"{self.name}.{self.number}"
 
     def start(self, num_devices: int) -> None:
         for index in range(num_devices):
@@ -100,7 +100,7 @@ class SimNode:
             self.world.after(self.world.random.uniform(*_RETRY_S), self.connect)
             return
         self.connection = self.world.network.open(self)
-        self.connected, self.welcomed, self.lives = True, False, ()
+        self.connected, self.welcomed, self.incarnations = True, False, ()
         self.hello()
         self.world.after(_HELLO_AGAIN_S, self.agent.call, self._hello_again, self.connection)
 
@@ -174,7 +174,7 @@ class SimNode:
             self._pass_on(message)
 
     def _welcome(self, message: Welcome) -> None:
-        self.lives = message.lives
+        self.incarnations = message.incarnations
         if not self.welcomed:
             self.welcomed = True
             for kept in self.outbox.pending():
@@ -182,7 +182,7 @@ class SimNode:
 
     def _pass_on(self, message: Any) -> None:
         device = self.devices.get(message.device)
-        if device is not None and device.alive and device.life in self.lives:
+        if device is not None and device.alive and device.incarnation in self.incarnations:
             self.outbox.told(_head(message))
             self.host.call(device.control, message)
 

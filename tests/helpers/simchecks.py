@@ -34,7 +34,7 @@ class Checks:
 
     ``excuses``: node -> until when it may be given up although it lives, as something was wrong with it or its links.
     ``said``: (kind, epoch) -> what all were told under it; ``told_epoch``: device -> the highest that it was told of.
-    ``answered``, ``decided``: life of a device -> the highest epoch that it answered, and that it had a decision of.
+    ``answered``, ``decided``: incarnation of a device -> the highest epoch that it answered, and that it had a decision of.
     ``rounds_on_disk``: job -> the first round that is not there; ``layouts``: job -> the layout that is, and its dead.
     ``given_up``: how many live devices were taken for dead, with an excuse. ``corruptions``: how often bits were found wrong, ``distrusted``: and
     nobody has gone back for it yet.
@@ -69,7 +69,7 @@ class Checks:
         """Every device commits a round with the same outcome, counters, weights after it and layout; and none that has
         answered a report before it has the decision.
         """
-        answered, decided = self.answered.get(device.life, 0), self.decided.get(device.life, 0)
+        answered, decided = self.answered.get(device.incarnation, 0), self.decided.get(device.incarnation, 0)
         assert answered <= decided, f"{device.name} answered {answered} and committed without its decision"
         here = (counters, outcome, weights, device.layout.epoch)
         history = max(epoch for epoch in self.histories if epoch <= device.layout.epoch)
@@ -79,14 +79,14 @@ class Checks:
     def heard(self, device: SimDevice, message: Any) -> None:
         """``device`` is about to take in a message of the daemon."""
         if isinstance(message, Decide | Resume):
-            self.decided[device.life] = max(message.epoch, self.decided.get(device.life, 0))
+            self.decided[device.incarnation] = max(message.epoch, self.decided.get(device.incarnation, 0))
 
     def says(self, device: SimDevice, message: Any) -> None:
         """``device`` told its agent something."""
         if isinstance(message, Progress):
-            before = self.answered.get(device.life, -1)
+            before = self.answered.get(device.incarnation, -1)
             assert message.epoch > before, f"{device.name} answered {message.epoch} after {before}"
-            self.answered[device.life] = message.epoch
+            self.answered[device.incarnation] = message.epoch
         elif isinstance(message, LinkDown):
             peer = self.world.device(message.peer)
             if peer is not None and peer.alive:
@@ -185,7 +185,7 @@ class Checks:
         """Who is taken for dead is, or something was wrong with it."""
         for device in sorted(set(dead) - set(self.dead.get(job, ()))):
             here = self.world.device(device)
-            if here is not None and here.alive and here.life == self.layouts[job].lives[device]:
+            if here is not None and here.alive and here.incarnation == self.layouts[job].incarnations[device]:
                 self.given_up += 1
                 excused = not here.node.connected or self.world.now <= self.excuses.get(here.node.name, -1.0)
                 assert excused, f"{device} lives and was given up: {self._cause(here.node.name)}"

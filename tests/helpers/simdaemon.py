@@ -1,7 +1,7 @@
 """The daemon of a simulated world: the real machine and policies, and what its loop does with their commands.
 
-Owns the daemon's lives, its clock and ticks, and the answers of its planner. Its clock is one that `daemon.clock` makes: it
-never goes back in a life, but may be off by any time, and by another one in the next life. Where the process is stopped,
+Owns the daemon's incarnations, its clock and ticks, and the answers of its planner. Its clock is one that `daemon.clock` makes: it
+never goes back in an incarnation, but may be off by any time, and by another one in the next incarnation. Where the process is stopped,
 or gets no processor, all that it should have heard comes at once and late. The machine's invariants are asserted after
 every event. When a command may be performed is the disk's, how it gets to an agent the network's.
 """
@@ -50,13 +50,13 @@ _first_plans: dict[bytes, Proposal] = {}  # of jobs that nobody holds anything o
 class Daemon:
     """One daemon after the other; ``machine`` is None while there is none.
 
-    ``plan_s``: how long its planner thinks. ``process`` can be stopped. ``skew_s``: by how much the clock is off in this life.
+    ``plan_s``: how long its planner thinks. ``process`` can be stopped. ``skew_s``: by how much the clock is off in this incarnation.
     """
 
     def __init__(self, world: World, config: CoreConfig) -> None:
         self.world, self.config = world, config
         self.machine: Machine | None = Machine(config)
-        self.life, self.skew_s = 0, 0.0
+        self.incarnation, self.skew_s = 0, 0.0
         self.process, self.past = Sleeper(), PastState()
         self.disk = Disk(world, self._perform)
         self.plan_s = (0.002, 0.03)
@@ -75,16 +75,16 @@ class Daemon:
         """What its clock shows."""
         return self.world.now + self.skew_s
 
-    def feed(self, life: int, event: Event) -> None:
-        """Something happened to the daemon of ``life``."""
-        self.process.call(self._handle, life, event)
+    def feed(self, incarnation: int, event: Event) -> None:
+        """Something happened to the daemon of ``incarnation``."""
+        self.process.call(self._handle, incarnation, event)
 
     def feed_now(self, event: Event) -> None:
         """The same, from inside its process."""
-        self._handle(self.life, event)
+        self._handle(self.incarnation, event)
 
-    def _handle(self, life: int, event: Event) -> None:
-        if self.machine is None or life != self.life:
+    def _handle(self, incarnation: int, event: Event) -> None:
+        if self.machine is None or incarnation != self.incarnation:
             return
         commands = self.machine.handle(event, self.now)
         self._check()
@@ -96,12 +96,12 @@ class Daemon:
         due = self.machine.next_deadline()
         if due is not None and (self._tick_at is None or due < self._tick_at):
             self._tick_at = max(due, self.now + 1e-6)
-            self.world.at(self._tick_at - self.skew_s, self._tick, self.life, self._tick_at)
+            self.world.at(self._tick_at - self.skew_s, self._tick, self.incarnation, self._tick_at)
 
-    def _tick(self, life: int, due: float) -> None:
+    def _tick(self, incarnation: int, due: float) -> None:
         if self._tick_at == due:
             self._tick_at = None
-        self.feed(life, Tick())
+        self.feed(incarnation, Tick())
 
     def _check(self) -> None:
         assert self.machine is not None
@@ -122,7 +122,9 @@ class Daemon:
                 self.last_seq = command.change.seq
                 self.changes.append(command.change)
             case MakePlan():
-                self.world.after(self.world.random.uniform(*self.plan_s), self.plan, self.life, command)
+                self.world.after(
+                    self.world.random.uniform(*self.plan_s), self.plan, self.incarnation, command
+                )
             case WriteManifest():
                 self._write_manifest(command)
             case SetAside():
@@ -133,19 +135,19 @@ class Daemon:
                 free = 0 if self.world.disk_full else 2**40
                 seen = RoomSeen(command.job, free, free)
                 self.world.after(
-                    self.plan_s[0], self.feed, self.life, seen
+                    self.plan_s[0], self.feed, self.incarnation, seen
                 )  # without a dice: seeds stay what they are
 
     def _write_manifest(self, command: WriteManifest) -> None:
         if self.world.disk_full:
             full = ManifestWritten(command.directory, "No space left on device", again=True, errno="ENOSPC")
             self.feed_now(full)
-            self.world.after(1.0, self._again, self.life, command)
+            self.world.after(1.0, self._again, self.incarnation, command)
             return
         states = self.world.partial.get(command.directory)
         if states is None:  # thrown away meanwhile
             gone = ManifestWritten(command.directory, "it has no manifest")
-            self.world.after(self.plan_s[0], self.feed, self.life, gone)
+            self.world.after(self.plan_s[0], self.feed, self.incarnation, gone)
             return
         mixed = {state[::2] for state in states.values()}
         assert len(mixed) == 1, f"a checkpoint of mixed states: {mixed}"
@@ -155,10 +157,10 @@ class Daemon:
         del self.world.partial[command.directory]
         self.world.damaged.pop(final, None)
         done = ManifestWritten(command.directory)
-        self.world.after(self.world.random.uniform(*self.plan_s), self.feed, self.life, done)
+        self.world.after(self.world.random.uniform(*self.plan_s), self.feed, self.incarnation, done)
 
-    def _again(self, life: int, command: WriteManifest) -> None:
-        if life == self.life and command.directory in self.world.partial:
+    def _again(self, incarnation: int, command: WriteManifest) -> None:
+        if incarnation == self.incarnation and command.directory in self.world.partial:
             self.process.call(self._write_manifest, command)
 
     def _set_aside(self, directory: str) -> None:
@@ -166,7 +168,7 @@ class Daemon:
         self.world.complete.pop(directory, None)
         self.world.checks.distrusted = True
 
-    def plan(self, life: int, command: MakePlan) -> None:
+    def plan(self, incarnation: int, command: MakePlan) -> None:
         """The planner's answer."""
         try:
             if command.situation is None:
@@ -175,7 +177,7 @@ class Daemon:
                 found = Planned(command.ticket, proposal=self._proposal(command, command.situation))
         except PlanError as error:
             found = Planned(command.ticket, error=error.problem, hint=error.hint)
-        self.feed(life, found)
+        self.feed(incarnation, found)
 
     def _proposal(self, command: MakePlan, situation: Situation) -> Proposal:
         """First plans are the same in many worlds, and take as long as any."""
@@ -194,18 +196,18 @@ class Daemon:
             _prepared[key] = policies.prepare(command.policy, command.setup)
         return _prepared[key]
 
-    # ------------------------------------------------------------------ lives
+    # ------------------------------------------------------------------ incarnations
 
     def stop(self) -> None:
         """kill -9: nothing is said; the journal is what is left."""
         self.disk.crash()
         self.machine, self.process, self._tick_at = None, Sleeper(), None
-        self.life += 1
+        self.incarnation += 1
         self.world.network.hang_up()
 
     def start(self, *, forgotten: bool = False) -> None:
-        """The next life, from the journal, whose end may be ``forgotten``; agents come back one by one."""
-        self.config = msgspec.structs.replace(self.config, daemon=f"d{self.life}")
+        """The next incarnation, from the journal, whose end may be ``forgotten``; agents come back one by one."""
+        self.config = msgspec.structs.replace(self.config, daemon=f"d{self.incarnation}")
         entries = self.disk.entries()
         self.machine = Machine.restore(entries, self.now, self.config, forgotten=forgotten)
         self.past = PastState()

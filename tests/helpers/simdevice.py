@@ -35,15 +35,15 @@ from oobleckd.worker.device.device import DeviceProcess
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.round.commit import Commit, ReplicasDisagree
 from oobleckd.worker.round.gather import Intake
-from oobleckd.worker.round.messenger import TransportPost
+from oobleckd.worker.round.messenger import TransportMessenger
 from oobleckd.worker.round.passes import Passes
-from oobleckd.worker.round.round import Given
+from oobleckd.worker.round.round import RoundSpec
 from oobleckd.worker.round.tasks import Order, Step
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import DeviceTimer
 from oobleckd.worker.sums.guard import SumsChanged
-from oobleckd.worker.transport.mailbox import Letter, Mailbox
+from oobleckd.worker.transport.mailbox import Mailbox, TensorMessage
 from tests.helpers.simpasses import SimPasses
 from tests.helpers.simstore import CPU, SimReducer, SimStore, updated
 from tests.helpers.simtext import SimReading
@@ -91,11 +91,11 @@ class SimActivity(ActivityPage):
 
 
 class SimDevice(DeviceProcess):
-    """One life of one device."""
+    """One incarnation of one device."""
 
     def __init__(self, world: World, node: SimNode, name: str) -> None:
         self.world, self.node, self.name = world, node, name
-        self.life = f"life-{next(world.lives)}"
+        self.incarnation = f"incarnation-{next(world.numbers)}"
         self.alive, self.busy, self.busy_s = True, False, 0.0
         self.followed = 0  # tasks of the planner's order
         self.ahead = 0  # layers of forward passes that were run for another device
@@ -104,7 +104,9 @@ class SimDevice(DeviceProcess):
         self.torch_device = CPU
         self.transport: Any = SimTransport(self)
         self.groups: Any = SimGroupManager()
-        self.post = TransportPost(self.transport, self.groups, Intake(self.mailbox), self.mailbox, CPU)
+        self.messenger = TransportMessenger(
+            self.transport, self.groups, Intake(self.mailbox), self.mailbox, CPU
+        )
         self.executor: SimExecutor | None = None
         self.flips: list[Any] = []
         self.deployment = None
@@ -167,14 +169,14 @@ class SimDevice(DeviceProcess):
     def control(self, message: ToWorker) -> None:
         """The agent hands on a message."""
         self.world.checks.heard(self, message)
-        self.mailbox.post(message)
+        self.mailbox.put_control(message)
         if self.busy:
             self._alive(self._answer)
         self.poke()
 
-    def letter(self, link: Link, letter: Letter) -> None:
+    def tensor_message(self, link: Link, message: TensorMessage) -> None:
         """Something arrived from a peer."""
-        self.transport.arrive(link, letter)
+        self.transport.arrive(link, message)
         self.poke()
 
     def asked_again(self) -> None:
@@ -204,7 +206,7 @@ class SimDevice(DeviceProcess):
         self.after(seconds, self._worked, act, args)
 
     def after(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
-        """In so many seconds, if this life goes on; later where the process is stopped by then."""
+        """In so many seconds, if this incarnation goes on; later where the process is stopped by then."""
         self.world.after(seconds, self.node.host.call, self._living, act, args)
 
     def _living(self, act: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -253,7 +255,7 @@ class SimDevice(DeviceProcess):
     def _tell_up(self) -> None:
         self.known = DeviceInfo(
             self.name, "cpu", "cpu", 0, self.transport.address, "", 1, self.job_id, self.layout.epoch,
-            self.commit.answered, self.counters.step, self.counters.round, self.holding or (self.executor is not None and self.executor.misread), self.life,
+            self.commit.answered, self.counters.step, self.counters.round, self.holding or (self.executor is not None and self.executor.misread), self.incarnation,
             self.world.rounds_apart.get(self.name, ""),
         )  # fmt: skip
 
@@ -278,12 +280,12 @@ class SimDevice(DeviceProcess):
             self.executor.saving.writer.abandon()
         self.executor, self.deployment, self.precopy_target, self.job_id = None, None, None, ""
         self.reading.rest()
-        self.post.purge(lambda _: True)
+        self.messenger.purge(lambda _: True)
         self._forget(self.transport.peers())
 
 
 class SimWriter:
-    """In place of ``oobleckd.worker.checkpointing.writer.Beside``: writes beside training, each bucket in a while of virtual time, ``slow`` times as long."""
+    """In place of ``oobleckd.worker.checkpointing.writer.BackgroundWriter``: writes beside training, each bucket in a while of virtual time, ``slow`` times as long."""
 
     slow = 1.0
 
@@ -325,7 +327,7 @@ class SimWriter:
         self._next()
 
     def _refused(self, share: Share, left: Sequence[int]) -> None:
-        """As ``Beside``: said once; the last one is tried again, any other given up."""
+        """As ``BackgroundWriter``: said once; the last one is tried again, any other given up."""
         directory = str(share.directory)
         if (directory, share.counters.round) != self.refused:
             self.refused = directory, share.counters.round
@@ -367,19 +369,19 @@ class SimExecutor(Executor):
         self.sim = sim
         store: Any = SimStore(sim.world)
         super().__init__(
-            sim.name, job_id, job, store, corpus, sim.post, sim.faults, sim.tell, sim.activity,
+            sim.name, job_id, job, store, corpus, sim.messenger, sim.faults, sim.tell, sim.activity,
             writer=SimWriter(sim), check_inputs=sim.reading.check,
         )  # fmt: skip
-        self.means = replace(self.means, timer=DeviceTimer(lambda: sim.world.now))
-        self.reducer = SimReducer(sim.name, store, sim.post, job.num_micro_batches, job.train.exact)
+        self.context = replace(self.context, timer=DeviceTimer(lambda: sim.world.now))
+        self.reducer = SimReducer(sim.name, store, sim.messenger, job.num_micro_batches, job.train.exact)
         self.reducer.world, self.reducer.step = sim.world, lambda: self.counters.step
 
     def adopt(self, layout: Layout, counters: Counters, order: Order = ()) -> None:
         super().adopt(layout, counters, order)
         assert self.store.weights()[0] == counters.applied, "stale state"
 
-    def _passes(self, given: Given, *, forward_only: bool = False) -> Passes:
-        return SimPasses(self.sim, self.means, given, self.reducer, forward_only=forward_only)
+    def _passes(self, spec: RoundSpec, *, forward_only: bool = False) -> Passes:
+        return SimPasses(self.sim, self.context, spec, self.reducer, forward_only=forward_only)
 
     def _apply(self, scale: float) -> None:
         assert self.reducer.complete, "an update of what is not reduced"

@@ -24,7 +24,7 @@ from oobleckd.core.events import Heard, LinkLost, Tell
 from oobleckd.daemon.connections import Connection, Connections
 from oobleckd.protocol.codec import decode_from_worker, decode_to_worker, encode
 from oobleckd.protocol.messages import Hello, OpTimes
-from oobleckd.worker.transport.mailbox import Letter
+from oobleckd.worker.transport.mailbox import TensorMessage
 from tests.helpers.simagent import SimNode
 from tests.helpers.simtransport import Link, Waiting
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DAEMON = ""
 _DEVICES_S, _AGENTS_S = (0.0002, 0.003), (0.0001, 0.002)
-_LATER_S = (0.0, 0.03)  # until a letter leaves that can wait
+_LATER_S = (0.0, 0.03)  # until a message leaves that can wait
 _END_S, _CLOSED_S = (
     (0.001, 0.03),
     (0.001, 0.1),
@@ -44,13 +44,13 @@ _LATEST_S = 3.0  # after a cut until TCP sends again, at most
 
 @dataclass(eq=False, kw_only=True)
 class Wire(Connection):
-    """A connection of ``agent`` to one life of the daemon. Each end learns of its end for itself.
+    """A connection of ``agent`` to one incarnation of the daemon. Each end learns of its end for itself.
 
     ``broken``: what is on its way is gone. ``up``, ``down``: when the newest message in that direction arrives.
     """
 
     agent: SimNode
-    daemon_life: int
+    daemon_incarnation: int
     agent_open: bool = True
     daemon_open: bool = True
     broken: bool = False
@@ -59,7 +59,7 @@ class Wire(Connection):
 
 
 class Network:
-    """``connections``: those that the daemon in its present life has heard of. ``cuts``: (from, to) -> until when nothing
+    """``connections``: those that the daemon in its present incarnation has heard of. ``cuts``: (from, to) -> until when nothing
     gets there; ``lags``: (from, to) -> (seconds more on the way, until when). Ends are nodes, or ``DAEMON``.
 
     ``codec``: messages of agents and daemon are encoded and decoded on their way.
@@ -126,33 +126,33 @@ class Network:
 
     # ------------------------------------------------------------------ between devices
 
-    def carry(self, link: Link, letter: Letter) -> None:
-        """Lost with the link, or with either life unless it was on its way already."""
+    def carry(self, link: Link, message: TensorMessage) -> None:
+        """Lost with the link, or with either incarnation unless it was on its way already."""
         source, target = link.source.sim.node.name, link.target.sim.node.name
         link.arrival = max(self._arrival(source, target, _DEVICES_S), link.arrival)
-        self.world.at(link.arrival, link.target.sim.node.host.call, self._arrive, link, letter)
+        self.world.at(link.arrival, link.target.sim.node.host.call, self._arrive, link, message)
 
-    def carry_later(self, link: Link, letter: Letter) -> None:
+    def carry_later(self, link: Link, message: TensorMessage) -> None:
         """The same for one that can wait: others overtake it, and until it leaves it can be taken back."""
         source, target = link.source.sim.node.name, link.target.sim.node.name
         now, last = self.world.now, link.late[-1] if link.late else None
         leaves = max(now + self.world.random.uniform(*_LATER_S), last.leaves if last else 0.0)
         arrival = max(leaves + self._arrival(source, target, _DEVICES_S) - now, last.arrival if last else 0.0)
-        waiting = Waiting(letter, leaves, arrival)
+        waiting = Waiting(message, leaves, arrival)
         link.late = [each for each in link.late if each.arrival > now] + [waiting]
         self.world.at(arrival, link.target.sim.node.host.call, self._arrive_late, link, waiting)
 
     def _arrive_late(self, link: Link, waiting: Waiting) -> None:
         if not waiting.recalled:
-            self._arrive(link, waiting.letter)
+            self._arrive(link, waiting.message)
 
     @staticmethod
-    def _arrive(link: Link, letter: Letter) -> None:
+    def _arrive(link: Link, message: TensorMessage) -> None:
         if link.target.sim.alive:
-            link.target.sim.letter(link, letter)
+            link.target.sim.tensor_message(link, message)
 
     def end(self, link: Link) -> None:
-        """Its sender ends a link in order, behind all letters."""
+        """Its sender ends a link in order, behind all messages."""
         link.ended = True
         source, target = link.source.sim.node.name, link.target.sim.node.name
         late = max((each.arrival for each in link.late), default=0.0)
@@ -175,7 +175,7 @@ class Network:
 
     def open(self, node: SimNode) -> Wire:
         """A new connection of an agent to the daemon that is there."""
-        return Wire(agent=node, daemon_life=self.world.daemon.life)
+        return Wire(agent=node, daemon_incarnation=self.world.daemon.incarnation)
 
     def to_daemon(self, node: SimNode, message: Any) -> None:
         """An agent says something."""
@@ -196,7 +196,7 @@ class Network:
         # What a dead agent had sent still arrives; what was sent over a connection that broke does not.
         if connection.broken or not connection.daemon_open:
             return
-        if connection.daemon_life != self.world.daemon.life:
+        if connection.daemon_incarnation != self.world.daemon.incarnation:
             return
         if not isinstance(message, Hello):
             self.connections.heard(connection, message)
@@ -254,7 +254,7 @@ class Network:
         if not connection.daemon_open:
             return
         connection.daemon_open = False
-        if connection.daemon_life == self.world.daemon.life:
+        if connection.daemon_incarnation == self.world.daemon.incarnation:
             self.connections.closed(connection)
 
     def _agent_silent(self, connection: Wire) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from oobleckd.planner.plan import BACKWARD, FORWARD
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round.reduce import Reducer
-from oobleckd.worker.round.round import Given, Means, Pieces, Work
+from oobleckd.worker.round.round import ComputeContext, Pieces, RoundSpec, Work
 from oobleckd.worker.round.tasks import Task
 from tests.helpers.simstore import CPU, Gradient
 
@@ -55,18 +55,24 @@ class SimPasses(Passes):
     """``advance`` begins a task; it is run when its time is over."""
 
     def __init__(
-        self, sim: SimDevice, means: Means, given: Given, reducer: Reducer, *, forward_only: bool
+        self,
+        sim: SimDevice,
+        context: ComputeContext,
+        spec: RoundSpec,
+        reducer: Reducer,
+        *,
+        forward_only: bool,
     ) -> None:
-        super().__init__(means, given, reducer, forward_only=forward_only)
+        super().__init__(context, spec, reducer, forward_only=forward_only)
         self.sim = sim
 
     def advance(self) -> bool:
-        found = self.board.next(self.given)
+        found = self.board.next(self.has_input)
         if found is None:
             return self._advance_redundant()
         self.sim.followed += bool(self.board.order)
         self.under_way = self.halted.pop(found, None) or self._begun(*found)
-        self.began = self.means.timer.now()
+        self.began = self.context.timer.now()
         self._compute(self.under_way)
         return True
 
@@ -101,7 +107,7 @@ class SimPasses(Passes):
         came = self.redundant_forwards.taken(task)
         assert came == (None if task.first else made)
         reads = task.first or task.last
-        misread = (came is not None and came.misread) or (reads and self.means.corpus.wrong)
+        misread = (came is not None and came.misread) or (reads and self.context.corpus.wrong)
         made = replace(made, misread=misread)
         for _ in task.layers.layers():
             yield
@@ -113,8 +119,8 @@ class SimPasses(Passes):
 
     def _token(self, task: Task) -> Token:
         """What this device makes of the micro-batch now."""
-        weights = self.means.store.weights(task.layers)
-        assert weights[0] == self.counters.applied, f"{self.means.device}: {weights} in {self.counters}"
+        weights = self.context.store.weights(task.layers)
+        assert weights[0] == self.counters.applied, f"{self.context.device}: {weights} in {self.counters}"
         return Token(self.counters.step, task.route.micro_batch, weights)
 
     def _forward(self, work: Work) -> Pieces:
@@ -123,7 +129,7 @@ class SimPasses(Passes):
         came = made if task.first else self._input(task, "F")
         assert came == made
         reads = task.first or task.last
-        made = replace(made, misread=came.misread or (reads and self.means.corpus.wrong))
+        made = replace(made, misread=came.misread or (reads and self.context.corpus.wrong))
         for _ in task.layers.layers():
             yield
             assert self._token(task) == made, "weights changed under a forward"
@@ -169,14 +175,14 @@ class SimPasses(Passes):
         self.board.ran_weights(work.task)
 
     def _note(self, task: Task, layer: int, *, misread: bool) -> None:
-        if layer == self.means.store.spec.num_layers - 1:
+        if layer == self.context.store.spec.num_layers - 1:
             micro_batch = task.route.micro_batch
             self.reducer.losses[micro_batch] = loss_of(self.counters.step, micro_batch) + misread
             job, round_ = self.sim.job_id, self.counters.round
             self.sim.world.texts.note(job, round_, micro_batch, wrong=misread)
 
     def _add(self, task: Task, layer: int, _grads: object) -> None:
-        world, store, step = self.sim.world, self.means.store, self.counters.step
+        world, store, step = self.sim.world, self.context.store, self.counters.step
         micro_batch = task.route.micro_batch
         by_bucket = {
             bucket: [

@@ -1,11 +1,11 @@
 """Links between simulated devices, as ``oobleckd.worker.transport.transport`` has them.
 
-What can happen to a link there, and so here: letters on one link keep their order, whatever their delay, but those that can wait, which keep their
-own; letters on two links overtake each other. A link that breaks takes with it what was on its way, and is not made again in this life of
+What can happen to a link there, and so here: messages on one link keep their order, whatever their delay, but those that can wait, which keep their
+own; messages on two links overtake each other. A link that breaks takes with it what was on its way, and is not made again in this incarnation of
 the peer until both are deployed anew; each end finds out for itself, one perhaps seconds after the other, and tells
-its agent of a peer's life once. Nothing is sent twice, and nothing is lost from a link that holds.
+its agent of a peer's incarnation once. Nothing is sent twice, and nothing is lost from a link that holds.
 
-Owns the ends of links. How long a letter takes is the network's.
+Owns the ends of links. How long a message takes is the network's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from oobleckd.protocol.parts import Peer
-from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 if TYPE_CHECKING:
     from tests.helpers.simdevice import SimDevice
@@ -27,10 +27,10 @@ _DRAIN_S = 1.0  # for which the sender of a broken link goes on reading what com
 
 @dataclass(eq=False)
 class Link:
-    """One way from a device to a life of a peer. It opens once that one has the sender's newest secret and has not forgotten
+    """One way from a device to an incarnation of a peer. It opens once that one has the sender's newest secret and has not forgotten
     the sender, who asks again and again.
 
-    ``closed``: nothing on it arrives any more. ``ended``: its sender has, in order; what waits for it to open is dropped. ``arrival``: when the newest letter on it arrives; ``late`` are those that can wait.
+    ``closed``: nothing on it arrives any more. ``ended``: its sender has, in order; what waits for it to open is dropped. ``arrival``: when the newest message on it arrives; ``late`` are those that can wait.
     """
 
     source: SimTransport
@@ -44,19 +44,19 @@ class Link:
 
 @dataclass(eq=False)
 class Waiting:
-    """A letter that can wait: it leaves and arrives at these times, unless it is taken back before it has left."""
+    """A tensor message that can wait: it leaves and arrives at these times, unless it is taken back before it has left."""
 
-    letter: Letter
+    message: TensorMessage
     leaves: float
     arrival: float
     recalled: bool = False
 
 
 class SimTransport:
-    """Links to peers by address, which tells their lives apart."""
+    """Links to peers by address, which tells their incarnations apart."""
 
     def __init__(self, sim: SimDevice) -> None:
-        self.sim, self.device, self.address = sim, sim.name, f"{sim.name}:{sim.life}"
+        self.sim, self.device, self.address = sim, sim.name, f"{sim.name}:{sim.incarnation}"
         self.known: dict[str, str] = {}
         self.links: dict[str, Link] = {}
         self.lost: set[str] = set()  # known peers whose links broke
@@ -66,7 +66,7 @@ class SimTransport:
         self.numbers: dict[bytes, int] = {}  # of secrets, in the order in which they came
         self.named: dict[str, int] = {}  # address -> the secret with which it was named
         self.incoming: dict[str, list[Link]] = {}
-        self.early: list[tuple[Link, Letter]] = []
+        self.early: list[tuple[Link, TensorMessage]] = []
 
     def peers(self) -> frozenset[str]:
         return frozenset(self.known)
@@ -129,25 +129,25 @@ class SimTransport:
         if peer in self.lost or target.transport.address in self.left:
             return False
         link = self.links.setdefault(peer, Link(self, target.transport))
-        letter = Letter(key, self.device, meta, list(tensors))
+        message = TensorMessage(key, self.device, meta, list(tensors))
         network = self.sim.world.network
-        network.carry_later(link, letter) if later else network.carry(link, letter)
+        network.carry_later(link, message) if later else network.carry(link, message)
         return True
 
     def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
         link = self.links.get(peer)
         now, taken = self.sim.world.now, []
         for waiting in link.late if link is not None else ():
-            if waiting.leaves > now and not waiting.recalled and unwanted(waiting.letter.key):
+            if waiting.leaves > now and not waiting.recalled and unwanted(waiting.message.key):
                 waiting.recalled = True
-                taken.append(waiting.letter.key)
+                taken.append(waiting.message.key)
         return taken
 
-    def arrive(self, link: Link, letter: Letter) -> None:
+    def arrive(self, link: Link, message: TensorMessage) -> None:
         if link.closed:
             return
         if link.is_open:
-            self.sim.mailbox.put(letter)
+            self.sim.mailbox.put(message)
         elif link.ended:
             pass
         elif link.source.secrets[-1] in self.secrets and link.source.address not in self.forgotten:
@@ -155,9 +155,9 @@ class SimTransport:
             if self.numbers[link.source.secrets[-1]] >= self.named.get(link.source.address, 0):
                 self.left.discard(link.source.address)
                 self.incoming.setdefault(link.source.address, []).append(link)
-            self.sim.mailbox.put(letter)
+            self.sim.mailbox.put(message)
         else:
-            self.early.append((link, letter))
+            self.early.append((link, message))
 
     # ------------------------------------------------------------------ links that break
 
@@ -196,9 +196,9 @@ class SimTransport:
 
 
 class SimGroupManager:
-    """No groups: all letters take the transport."""
+    """No groups: all messages take the transport."""
 
-    def offer(self, *_letter: object) -> bool:
+    def offer(self, *_message: object) -> bool:
         return False
 
     def enter(self, epoch: int, devices: object) -> None:

@@ -45,8 +45,8 @@ class StubDaemon:
         self._peer, data = self._socket.recv_multipart()
         message = codec.decode_from_worker(data)
         if isinstance(message, Hello) and self._welcome:
-            lives = tuple(info.life for info in message.devices)
-            self.tell(Welcome(PROTOCOL, self._name, self._heartbeat_s, 1.0, lives))
+            incarnations = tuple(info.incarnation for info in message.devices)
+            self.tell(Welcome(PROTOCOL, self._name, self._heartbeat_s, 1.0, incarnations))
         return message
 
     def expect(self, kind: type[T]) -> T:

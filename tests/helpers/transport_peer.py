@@ -29,7 +29,7 @@ def main() -> None:
     device, host, directory = sys.argv[1:]
     mailbox = Mailbox()
     transport = Transport(
-        device, host, mailbox, local_dir=Path(directory), on_peer_lost=lambda *lost: mailbox.post(lost)
+        device, host, mailbox, local_dir=Path(directory), on_peer_lost=lambda *lost: mailbox.put_control(lost)
     )
     print(msgspec.json.encode(transport.peer).decode(), flush=True)
     setup = msgspec.json.decode(sys.stdin.readline(), type=Setup)
@@ -37,12 +37,12 @@ def main() -> None:
 
     def until_end_of_input() -> None:
         sys.stdin.read()
-        mailbox.post("end")
+        mailbox.put_control("end")
 
     threading.Thread(target=until_end_of_input, daemon=True).start()
     while "end" not in mailbox.controls():
-        for letter in mailbox.take_all("ping"):
-            transport.send(letter.source, ("pong", *letter.key[1:]), letter.tensors, letter.meta)
+        for message in mailbox.take_all("ping"):
+            transport.send(message.source, ("pong", *message.key[1:]), message.tensors, message.meta)
         mailbox.wait()
     transport.close()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.transport import sockets
-from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
+from oobleckd.worker.transport.mailbox import Key, Mailbox, TensorMessage
 from oobleckd.worker.transport.transport import Transport
 
 SECRET = bytes(range(32))
@@ -35,22 +35,22 @@ class Device:
 
     def _on_lost(self, peer: str, why: str) -> None:
         self.lost.append((peer, why))
-        self.mailbox.post("lost")
+        self.mailbox.put_control("lost")
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Wait for letters and losses until ``done``."""
+        """Wait for messages and losses until ``done``."""
         deadline = time.monotonic() + TIMEOUT_S
         while not done():
             assert self.mailbox.wait(deadline - time.monotonic()), "nothing came"
 
-    def receive(self, key: Key) -> Letter:
-        """Wait for the letter of ``key``."""
-        got: list[Letter] = []
+    def receive(self, key: Key) -> TensorMessage:
+        """Wait for the message of ``key``."""
+        got: list[TensorMessage] = []
 
         def done() -> bool:
-            letter = self.mailbox.take(key)
-            if letter is not None:
-                got.append(letter)
+            message = self.mailbox.take(key)
+            if message is not None:
+                got.append(message)
             return bool(got)
 
         self.until(done)

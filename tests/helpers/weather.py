@@ -97,8 +97,8 @@ def forecast(seed: int) -> Weather:
     num_devices = dice.choice([1, 1, 2])
     f = dice.choice([1, 1, 2])
     manner = MANNERS[seed % len(MANNERS)]
-    fewest = manner.fewest_nodes(num_devices, f)
-    num_nodes = dice.randrange(max(3, fewest), fewest + 4)
+    min_nodes = manner.min_nodes(num_devices, f)
+    num_nodes = dice.randrange(max(3, min_nodes), min_nodes + 4)
     when, faults = dice.uniform(0.0, 0.8), []  # training begins after about half a second
     for _ in range(dice.randrange(1, 15)):
         when += dice.uniform(0.0, dice.choice(_GAPS_S))

@@ -72,7 +72,7 @@ class World:
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.order = itertools.count()
         self.nodes: dict[str, SimNode] = {}
-        self.lives = itertools.count(1)
+        self.numbers = itertools.count(1)
         self.partial: dict[str, dict[int, State]] = {}
         self.complete: dict[str, dict[int, State]] = {}
         self.damaged: dict[str, int] = {}  # checkpoint -> the bucket whose file is not what was written
@@ -130,7 +130,7 @@ class World:
 
     def add(self, name: str) -> None:
         """A node starts, or starts again."""
-        node = self.nodes[name] = SimNode(self, name, next(self.lives), zone=self.zones.get(name, ""))
+        node = self.nodes[name] = SimNode(self, name, next(self.numbers), zone=self.zones.get(name, ""))
         node.start(self.num_devices)
 
     def device(self, name: str) -> SimDevice | None:
@@ -186,14 +186,14 @@ class World:
 
     def _renew(self, node: SimNode, victim: str, restart_s: float, death: Death | None) -> None:
         node.to_daemon(DeviceLost(node.incarnation, victim, str(death or "signal 9"), death=death))
-        node.life = next(self.lives)
+        node.number = next(self.numbers)
         for name in node.devices:
             node.outbox.forget(name)
         node.hello()
-        self.after(restart_s, node.agent.call, self._devices_up, node, node.life)
+        self.after(restart_s, node.agent.call, self._devices_up, node, node.number)
 
-    def _devices_up(self, node: SimNode, life: int) -> None:
-        if node.alive and node.life == life:
+    def _devices_up(self, node: SimNode, number: int) -> None:
+        if node.alive and node.number == number:
             node.ready = True
             node.devices = {name: SimDevice(self, node, name) for name in node.devices}
             node.hello()
@@ -210,21 +210,28 @@ class World:
             return
         if node.host.asleep:
             stopped_s = self.now - since
-            node.to_daemon(DeviceStopped(node.incarnation, device.name, device.life, "stopped", stopped_s))
+            node.to_daemon(
+                DeviceStopped(node.incarnation, device.name, device.incarnation, "stopped", stopped_s)
+            )
             self.after(1.0, node.agent.call, self._say_stopped, node, device, since)
         else:
-            node.to_daemon(DeviceAwake(node.incarnation, device.name, device.life, self.now - since))
+            node.to_daemon(DeviceAwake(node.incarnation, device.name, device.incarnation, self.now - since))
 
     def wake_device(self, node: SimNode, message: Wake) -> None:
         """Its agent sends SIGCONT, which takes where nothing holds the process."""
         device = node.devices.get(message.device)
-        if device is not None and device.life == message.life and not self.held:
+        if device is not None and device.incarnation == message.incarnation and not self.held:
             node.host.go_on()
 
     def end_device(self, node: SimNode, message: EndStopped) -> None:
         """Its agent ends it, without a spare."""
         device = node.devices.get(message.device)
-        if device is not None and device.alive and device.life == message.life and node.host.asleep:
+        if (
+            device is not None
+            and device.alive
+            and device.incarnation == message.incarnation
+            and node.host.asleep
+        ):
             node.host = Sleeper()
             self.kill_device(node.name, index=int(device.name.rpartition("/")[2]))
 
@@ -244,10 +251,10 @@ class World:
         if heard:
             node.to_daemon(DeviceLost(node.incarnation, victim, str(death or "signal 9"), True, death))
         node.outbox.forget(victim)
-        self.after(up_s, node.agent.call, self._spare_up, node, node.life, victim)
+        self.after(up_s, node.agent.call, self._spare_up, node, node.number, victim)
 
-    def _spare_up(self, node: SimNode, life: int, name: str) -> None:
-        if node.alive and node.life == life and not node.devices[name].alive:
+    def _spare_up(self, node: SimNode, number: int, name: str) -> None:
+        if node.alive and node.number == number and not node.devices[name].alive:
             node.devices[name] = SimDevice(self, node, name)
             node.hello()
 
@@ -272,7 +279,7 @@ class World:
         """Ask and get the answer (the daemon must be up)."""
         replies = self.daemon.replies
         before = len(replies)
-        self.daemon.feed(self.daemon.life, Asked(1, request))
+        self.daemon.feed(self.daemon.incarnation, Asked(1, request))
         self.daemon.disk.flush()
         assert len(replies) == before + 1
         return replies[-1]

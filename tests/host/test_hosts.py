@@ -174,7 +174,7 @@ def test_a_host_that_is_cut_off_for_a_while(hosts: Hosts, one_way: bool) -> None
     hosts.switch.heal()
     hosts.ends_as_ever(job)
     hosts.cluster.usable(NUM_HOSTS)
-    # Whoever was given up in the meantime came back as a fresh life, and nothing that it did meanwhile counts.
+    # Whoever was given up in the meantime came back as a fresh incarnation, and nothing that it did meanwhile counts.
     told = {change.text for change in hosts.cluster.client.story(f"node:{node(4)}")}
     assert told, "the daemon did not notice"
 

@@ -23,7 +23,7 @@ from tests.host.conftest import NODES
 DAEMON = "oobleckd.service"
 SOCKET = "oobleckd.socket"
 WORKERS = [f"oobleck-worker@{node}.service" for node in NODES]
-MOST_EXPOSED = 2.0
+MAX_EXPOSED = 2.0
 RESTARTS, HANGS = 4, 2
 STEPS = 560
 """For as long as those take, and half as long again. The same for all jobs: one run without failures serves all."""
@@ -42,7 +42,7 @@ def test_units_are_closed(services: UnitCluster, unit: str) -> None:
     said = services.box.run(*command).stdout
     found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said)
     assert found, said
-    assert float(found[1]) <= MOST_EXPOSED, said
+    assert float(found[1]) <= MAX_EXPOSED, said
 
 
 def test_nothing_runs_as_root(services: UnitCluster) -> None:

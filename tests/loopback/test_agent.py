@@ -112,7 +112,7 @@ def test_a_device_that_is_asked_how_far_it_is_is_lent_haste(daemon: StubDaemon, 
     assert os.sched_getparam(other).sched_priority == 0
 
 
-def test_a_killed_device_takes_the_node_s_life_with_it(daemon: StubDaemon, launch: Launch) -> None:
+def test_a_killed_device_takes_the_node_s_incarnation_with_it(daemon: StubDaemon, launch: Launch) -> None:
     launch(daemon.endpoint)
     old = daemon.ready()
     ends = Pids(*device_pids(old))
@@ -145,12 +145,14 @@ def test_the_spare_takes_a_killed_device_s_place(daemon: StubDaemon, launch: Lau
     os.kill(old.devices[1].pid, signal.SIGKILL)
     lost = daemon.expect(DeviceLost)
     assert (lost.device, lost.incarnation, lost.spare) == ("n1/1", old.incarnation, True)
-    daemon.tell(Report("n1/1", 7, 1, ()))  # meant for the dead: the daemon has not heard of the new life
+    daemon.tell(
+        Report("n1/1", 7, 1, ())
+    )  # meant for the dead: the daemon has not heard of the new incarnation
     new = daemon.ready()
     assert new.incarnation == old.incarnation
     assert new.devices[0] == old.devices[0]
     assert (new.devices[1].device, new.devices[1].pid) == ("n1/1", old.spare.pid)
-    assert new.devices[1].life != old.devices[1].life
+    assert new.devices[1].incarnation != old.devices[1].incarnation
     daemon.tell(Report("n1/1", 9, 1, ()))
     while not isinstance(said := daemon.hear(), Progress):
         assert isinstance(said, Heartbeat | Hello)
@@ -179,7 +181,7 @@ def test_a_spare_is_at_hand_again_when_its_heir_dies_at_once(daemon: StubDaemon,
 def test_forked_spares_are_never_used_up(
     daemon: StubDaemon, launch: Launch, devices: int, spare: str
 ) -> None:
-    """All devices at once, and the spare: each place has an heir within the same life of the node."""
+    """All devices at once, and the spare: each place has an heir within the same incarnation of the node."""
     agent = launch(daemon.endpoint, devices=devices, spare=True)
     old = with_spare(daemon)
     assert old.spare is not None
@@ -197,7 +199,7 @@ def test_forked_spares_are_never_used_up(
         assert lost.spare
     new = with_spare(daemon)
     assert new.incarnation == old.incarnation
-    assert not {info.life for info in new.devices} & {info.life for info in old.devices}
+    assert not {info.incarnation for info in new.devices} & {info.incarnation for info in old.devices}
 
 
 def test_two_deaths_in_quick_succession_have_one_spare(daemon: StubDaemon, launch: Launch) -> None:
@@ -217,7 +219,7 @@ def test_two_deaths_in_quick_succession_have_one_spare(daemon: StubDaemon, launc
     assert not {*device_pids(new)} & {*device_pids(old)}
 
 
-def test_a_spare_that_does_not_come_up_in_its_place_ends_the_node_s_life(
+def test_a_spare_that_does_not_come_up_in_its_place_ends_the_node_s_incarnation(
     daemon: StubDaemon, launch: Launch, tmp_path: Path
 ) -> None:
     launch(daemon.endpoint, spare=True, STANDIN_STUCK=str(tmp_path / "stuck"))
@@ -481,11 +483,11 @@ def test_a_device_that_hangs_is_ended_and_said_to_have_hung(
     else:
         os.kill(device_pids(hello)[1], signal.SIGSTOP)
         stopped = daemon.expect(DeviceStopped)
-        assert (stopped.device, stopped.life) == ("n1/1", hello.devices[1].life)
+        assert (stopped.device, stopped.device_incarnation) == ("n1/1", hello.devices[1].incarnation)
         assert stopped.stopped_s >= 1.0
         assert daemon.expect(DeviceStopped).stopped_s >= 2.0, "said again until the daemon says what follows"
-        daemon.tell(EndStopped("n1/1", "another life"))
-        daemon.tell(EndStopped("n1/1", stopped.life))
+        daemon.tell(EndStopped("n1/1", "another incarnation"))
+        daemon.tell(EndStopped("n1/1", stopped.device_incarnation))
     lost = daemon.expect(DeviceLost)
     assert lost.device == "n1/1"
     assert lost.evidence.startswith("hung: " + ("gave no sign" if how == "hang" else "stopped by a signal"))
@@ -498,10 +500,10 @@ def test_a_stopped_device_is_woken_where_the_daemon_wants_it(daemon: StubDaemon,
     hello = daemon.ready()
     os.kill(device_pids(hello)[1], signal.SIGSTOP)
     stopped = daemon.expect(DeviceStopped)
-    daemon.tell(Wake("n1/1", stopped.life))
+    daemon.tell(Wake("n1/1", stopped.device_incarnation))
     awake = daemon.expect(DeviceAwake)
-    assert (awake.device, awake.life) == ("n1/1", stopped.life)
-    daemon.tell(EndStopped("n1/1", stopped.life))  # too late: it goes on
+    assert (awake.device, awake.device_incarnation) == ("n1/1", stopped.device_incarnation)
+    daemon.tell(EndStopped("n1/1", stopped.device_incarnation))  # too late: it goes on
     daemon.tell(Report("n1/1", 4, 1, ()))
     assert daemon.expect(Progress).epoch == 4
 

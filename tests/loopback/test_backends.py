@@ -1,4 +1,4 @@
-"""A training cluster whose letters go by groups: a node dies in the middle of a step, and it shows in no bit."""
+"""A training cluster whose messages go by groups: a node dies in the middle of a step, and it shows in no bit."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def test_a_kill_under_gloo_does_not_show(tmp_path: Path, monkeypatch: pytest.Mon
         assert (done.step, done.steps_lost) == (STEPS, 0)
         cluster.verify(job)
     assert "gloo groups, for a test" in logs.text
-    assert logs.lost & logs.opened, "the loss ended no group that had carried letters"
+    assert logs.lost & logs.opened, "the loss ended no group that had carried messages"
     assert max(logs.opened) > max(logs.lost), "no new group was used after the loss"

@@ -61,7 +61,7 @@ def base_of(cluster: Cluster) -> int:
 
 
 def devices(cluster: Cluster) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The life of each node, and its device processes."""
+    """The incarnation of each node, and its device processes."""
     return {node.name: (node.incarnation, node.pids) for node in cluster.client.nodes()}
 
 
@@ -165,7 +165,7 @@ def test_kills_at_random_end_nobody_else(cluster: Cluster) -> None:
         touched = {node.name} if whom == "agent" or "device" in whom else set()
         assert {name for name in after if after[name] != before[name]} == touched, whom
         if "device" in whom:
-            assert after[node.name][0] == before[node.name][0], "the node's life went on"
+            assert after[node.name][0] == before[node.name][0], "the node's incarnation went on"
         family |= members(cluster.state)
     cluster.ctl("down")
     assert not processes.outlive(family, 10.0)

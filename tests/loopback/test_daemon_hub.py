@@ -54,7 +54,7 @@ class World:
         self.agents.append(agent)
         return agent
 
-    async def welcomed(self, agent: Agent, node: str, incarnation: str = "life.1") -> DatagramSession:
+    async def welcomed(self, agent: Agent, node: str, incarnation: str = "incarnation.1") -> DatagramSession:
         """``agent`` joins as ``node``, and hears how it may send heartbeats."""
         agent.say(hello(node, incarnation=incarnation))
         assert (await self.next())[0] == node
@@ -99,8 +99,8 @@ async def test_a_good_key_is_heard_and_told(world: World) -> None:
     assert await world.next() == ("node-1", hello("node-1"))
     hub.tell("node-1", WELCOME)
     assert plain(await agent.heard()) == WELCOME
-    agent.say(Heartbeat("life.1"))
-    assert await world.next() == ("node-1", Heartbeat("life.1"))
+    agent.say(Heartbeat("incarnation.1"))
+    assert await world.next() == ("node-1", Heartbeat("incarnation.1"))
 
 
 @pytest.mark.asyncio
@@ -127,7 +127,7 @@ async def test_the_key_decides_which_node_a_peer_is(world: World) -> None:
     assert isinstance(answer, Refused)
     assert "key belongs to 'node-2'" in answer.reason
     assert "--node node-2" in answer.hint
-    liar.say(Heartbeat("life.1"))
+    liar.say(Heartbeat("incarnation.1"))
     honest = world.agent("node-1")
     honest.say(hello("node-1"))
     assert await world.next() == ("node-1", hello("node-1")), "nothing of the liar was passed on"
@@ -178,9 +178,9 @@ async def test_unknown_tags_and_damage_are_counted_and_ignored(world: World) -> 
     agent.say(b"\xc1 no msgpack")
     agent.say(msgspec.msgpack.encode({"type": "Beat"}))
     agent.socket.send_multipart([b"two", b"frames"])
-    agent.say(Heartbeat("life.1"))
+    agent.say(Heartbeat("incarnation.1"))
     assert (await world.next())[0] == "node-1"
-    assert await world.next() == ("node-1", Heartbeat("life.1"))
+    assert await world.next() == ("node-1", Heartbeat("incarnation.1"))
     assert (hub.counters.unknown, hub.counters.damaged) == (1, 3)
 
 
@@ -200,15 +200,15 @@ async def test_a_newer_connection_takes_over_and_the_old_one_is_not_heard_any_mo
     old, new = world.agent("node-1"), world.agent("node-1")
     old.say(hello("node-1"))
     await world.next()
-    new.say(hello("node-1", incarnation="life.2"))
+    new.say(hello("node-1", incarnation="incarnation.2"))
     assert await world.next() == ("node-1", None)  # what was on its way on the old one is lost
     await world.next()
-    old.say(Heartbeat("life.1"))
+    old.say(Heartbeat("incarnation.1"))
     hub.tell("node-1", WELCOME)
     assert plain(await new.heard()) == WELCOME
     old.close()
-    new.say(Heartbeat("life.2"))
-    assert await world.next() == ("node-1", Heartbeat("life.2"))
+    new.say(Heartbeat("incarnation.2"))
+    assert await world.next() == ("node-1", Heartbeat("incarnation.2"))
     new.close()
     assert await world.next() == ("node-1", None)
     hub.tell("node-1", WELCOME)
@@ -224,7 +224,7 @@ async def test_a_revoked_key_is_neither_heard_nor_told(world: World) -> None:
     hub.allow({})
     hub.tell("node-1", WELCOME)
     assert hub.counters.undeliverable == 1
-    agent.say(Heartbeat("life.1"))
+    agent.say(Heartbeat("incarnation.1"))
     answer = await agent.heard()
     assert isinstance(answer, Refused)
     assert "allow-list" in answer.reason

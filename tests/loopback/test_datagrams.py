@@ -21,7 +21,7 @@ from oobleckd.protocol.parts import DatagramSession
 from tests.helpers.agents import Agent, hello
 from tests.loopback.test_daemon_hub import WAIT_S, WELCOME, World
 
-HEARD = ("node-1", Heartbeat("life.1"))
+HEARD = ("node-1", Heartbeat("incarnation.1"))
 
 
 class Idle:
@@ -82,8 +82,8 @@ class Idlers(World):
         """One whose next datagram stands for a heartbeat."""
         agent = self.agent(node)
         session = await self.welcomed(agent, node)
-        agent.say(Heartbeat("life.1"))
-        assert await self.next() == (node, Heartbeat("life.1"))
+        agent.say(Heartbeat("incarnation.1"))
+        assert await self.next() == (node, Heartbeat("incarnation.1"))
         idle = self.idle(session)
         assert not idle.heartbeat(), "the first only asks"
         await idle.answered()
@@ -179,7 +179,7 @@ async def test_a_session_of_a_revoked_key_is_refused(world: Idlers) -> None:
     assert (await world.next())[0] == "node-2"
     assert world.passed_on.empty()
     assert idle.unanswered(), "so it sends heartbeats over ZeroMQ, and hears why"
-    agent.say(Heartbeat("life.1"))
+    agent.say(Heartbeat("incarnation.1"))
     assert isinstance(await agent.heard(), Refused)
 
 
@@ -202,7 +202,7 @@ async def test_a_session_ends_where_another_connection_takes_over(world: Idlers)
     _, idle = await world.heartbeating()
     _, other = await world.heartbeating("node-2")
     newer = world.agent("node-1")
-    newer.say(hello("node-1", incarnation="life.2"))
+    newer.say(hello("node-1", incarnation="incarnation.2"))
     assert await world.next() == ("node-1", None)
     assert isinstance((await world.next())[1], FromWorker)
     assert idle.heartbeat()
@@ -214,21 +214,21 @@ async def test_a_session_ends_where_another_connection_takes_over(world: Idlers)
 
 
 @pytest.mark.asyncio
-async def test_a_welcome_opens_a_session_of_the_life_it_answers(world: Idlers) -> None:
+async def test_a_welcome_opens_a_session_of_the_incarnation_it_answers(world: Idlers) -> None:
     hub = world.open()
     agent, idle = await world.heartbeating()
-    session = await world.welcomed(agent, "node-1", "life.2")
+    session = await world.welcomed(agent, "node-1", "incarnation.2")
     assert session.session != idle.sender.session
     assert session.key != idle.sender.key
-    agent.say(Heartbeat("life.2"))
-    assert await world.next() == ("node-1", Heartbeat("life.2"))
+    agent.say(Heartbeat("incarnation.2"))
+    assert await world.next() == ("node-1", Heartbeat("incarnation.2"))
     renewed = world.idle(session)
     idle.heartbeat()
     renewed.heartbeat()
     await until(lambda: hub.heartbeats.counters.datagrams_strange == 1)
     await renewed.answered()
     assert renewed.heartbeat()
-    assert await world.next() == ("node-1", Heartbeat("life.2"))
+    assert await world.next() == ("node-1", Heartbeat("incarnation.2"))
 
 
 @pytest.mark.asyncio
@@ -242,7 +242,7 @@ async def test_who_was_told_something_has_to_say_a_word_over_zeromq(world: Idler
     assert await world.next() == HEARD, "it counts"
     assert idle.unanswered(), "and the next will not"
     assert not idle.heartbeat()
-    agent.say(Heartbeat("life.1"))
+    agent.say(Heartbeat("incarnation.1"))
     assert await world.next() == HEARD
     assert not idle.heartbeat()
     await idle.answered()
@@ -304,7 +304,7 @@ def test_where_there_is_no_address_there_is_no_session(endpoint: str) -> None:
     heartbeats: Heartbeats[Connection] = Heartbeats(lambda _connection, _heartbeat: True)
     heartbeats.bind(endpoint, any_port=True)
     heartbeats.start()
-    assert heartbeats.open_session(Connection(), "life.1") is None
+    assert heartbeats.open_session(Connection(), "incarnation.1") is None
     heartbeats.close()
 
 
@@ -319,13 +319,13 @@ async def test_ipv6() -> None:
     heartbeats: Heartbeats[Connection] = Heartbeats(on_datagram)
     heartbeats.bind("tcp://[::1]:0", any_port=True)
     heartbeats.start()
-    session = heartbeats.open_session(Connection(node="node-1"), "life.1")
+    session = heartbeats.open_session(Connection(node="node-1"), "incarnation.1")
     assert session is not None
     idle = Idle(session, "::1")
     for _ in range(3):
         idle.heartbeat()
         await idle.answered()
-    assert heard == [None, Heartbeat("life.1"), Heartbeat("life.1")]
+    assert heard == [None, Heartbeat("incarnation.1"), Heartbeat("incarnation.1")]
     idle.close()
     heartbeats.close()
 
@@ -342,7 +342,7 @@ class Silent:
         self.heartbeats: Heartbeats[Connection] = Heartbeats(self._on_datagram, HEARTBEAT_S)
         self.heartbeats.bind("tcp://127.0.0.1:0", any_port=True)
         self.heartbeats.start()
-        session = self.heartbeats.open_session(self.connection, "life.1")
+        session = self.heartbeats.open_session(self.connection, "incarnation.1")
         assert session is not None
         self.node = Idle(session)
 
@@ -384,7 +384,7 @@ async def test_who_is_silent_is_asked_and_an_answer_is_a_heartbeat(silent: Calla
         assert len(world.heard) == count - 1
         world.node.send(answer)
         await until(lambda wanted=count: len(world.heard) == wanted)  # type: ignore[misc]
-    assert world.heard == [Heartbeat("life.1")] * 3
+    assert world.heard == [Heartbeat("incarnation.1")] * 3
     assert world.heartbeats.counters.datagram_answers == 3
     assert asyncio.get_running_loop().time() - began >= 4 * HEARTBEAT_S, (
         "two heartbeats, and one between two answers"
@@ -399,7 +399,7 @@ async def test_it_is_asked_until_an_answer_comes(silent: Callable[[], Silent]) -
     answers = [await world.node.asked() for _ in range(4)]
     assert not world.heard
     world.node.send(answers[2])
-    await until(lambda: world.heard == [Heartbeat("life.1")])
+    await until(lambda: world.heard == [Heartbeat("incarnation.1")])
 
 
 @pytest.mark.asyncio
@@ -410,7 +410,7 @@ async def test_an_answer_counts_once(silent: Callable[[], Silent]) -> None:
     for _ in range(3):
         world.node.send(answer)
     await until(lambda: world.heartbeats.counters.datagrams_forged == 2)
-    assert world.heard == [Heartbeat("life.1")]
+    assert world.heard == [Heartbeat("incarnation.1")]
 
 
 @pytest.mark.asyncio
@@ -450,7 +450,7 @@ async def test_who_says_nothing_for_as_long_as_tcp_waits_is_asked_no_more(
     silent: Callable[[], Silent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its agent lives, and its connection will not carry anything again: it shall be missed."""
-    monkeypatch.setattr("oobleckd.daemon.heartbeats._ASK_MOST_S", 4 * HEARTBEAT_S)
+    monkeypatch.setattr("oobleckd.daemon.heartbeats._MAX_ASK_S", 4 * HEARTBEAT_S)
     world = silent()
     await world.known()
     world.node.send(await world.node.asked())

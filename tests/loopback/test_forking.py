@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.probed import FILES
 
-MOST_BYTES, MOST_S = 40 * 2**20, 0.3
+MAX_BYTES, MAX_S = 40 * 2**20, 0.3
 
 
 STRANGER = """
@@ -103,8 +103,8 @@ def test_a_fork_has_its_agent_s_limits_of_now(forked: Told) -> None:
 
 def test_a_fork_is_small_and_soon_there(forked: Told) -> None:
     for device in forked.devices:
-        assert device["own_bytes"] <= MOST_BYTES
-        assert device["used_s"] <= MOST_S
+        assert device["own_bytes"] <= MAX_BYTES
+        assert device["used_s"] <= MAX_S
 
 
 def test_a_fork_is_what_exec_would_have_made_of_it(forked: Told, by_exec: Told) -> None:

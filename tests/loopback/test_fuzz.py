@@ -80,7 +80,7 @@ def datagrams(running: Daemon, count: int, seed: int) -> None:
     welcome = agent.listen()
     assert isinstance(welcome, Welcome)
     assert welcome.datagrams is not None
-    agent.say(Heartbeat("life.1"))
+    agent.say(Heartbeat("incarnation.1"))
     found = welcome.datagrams
     sender, corpus = (Sender(found.session, found.key) for _ in range(2))
     valid = [corpus.heartbeat()[0] for _ in range(20)]

@@ -1,4 +1,4 @@
-"""Groups between real processes: one is killed, another stands still, and no letter of a survivor is lost."""
+"""Groups between real processes: one is killed, another stands still, and no message of a survivor is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Company:
         self.peers = {name: member.hear(Peer) for name, member in self.members.items()}
 
     def enter(self, epoch: int, names: tuple[str, ...]) -> None:
-        """A group of ``names`` with all channels open; letters on the way are staged."""
+        """A group of ``names`` with all channels open; messages on the way are staged."""
         for name in names:
             self.members[name].ask("enter", epoch=epoch, peers={n: self.peers[n] for n in names})
         for name in names:
@@ -70,7 +70,7 @@ def test_survivors_of_a_kill_in_the_middle_of_payloads_lose_nothing_while_one_st
     a.signal(signal.SIGCONT)
     assert a.ask("forget", epoch=1, names=("c/0",)) < TIMEOUT_S / 4
     assert a.ask("send", names=("b/0",), first=MANY, count=MANY) == 2 * MANY, (
-        "a letter took a group that is over"
+        "a message took a group that is over"
     )
 
     company.enter(2, ("a/0", "b/0"))
@@ -83,6 +83,6 @@ def test_survivors_of_a_kill_in_the_middle_of_payloads_lose_nothing_while_one_st
         large = name == "a/0"
         got = company.received(name, (other,), 3 * MANY + 2 + large)
         for index in (*range(3 * MANY), 1000, 2000):
-            assert got[repr(("letter", other, index, name))] == 1
+            assert got[repr(("message", other, index, name))] == 1
     for member in (a, b):
         assert member.ask("end")

@@ -29,7 +29,7 @@ def test_one_pipeline_alone_survives_a_kill(
             f"alone-{place}-{backward}",
             train={"steps": 40},
             fault_tolerance={"policy": "bamboo", "f": 0},
-            schedule={"backward": backward, "shadow_memory": "16MiB"},
+            schedule={"backward": backward, "redundant_memory": "16MiB"},
             resources={"device_memory": 0, "min_pipeline_nodes": 4},
         )
     ).id

@@ -1,4 +1,4 @@
-"""Who may do what: everything in the table of docs/security.md, tried and refused. Keys and messages of workers, the API on both sockets, letters
+"""Who may do what: everything in the table of docs/security.md, tried and refused. Keys and messages of workers, the API on both sockets, messages
 between devices. What the hub alone refuses is in ``test_daemon_hub`` and ``test_datagrams``, what the API alone refuses in ``test_daemon_api``.
 """
 
@@ -133,7 +133,7 @@ async def test_a_key_is_changed_while_all_runs(hub: Hub, tmp_path: Path) -> None
     before.say(Heartbeat("with the old key"))
     assert await asyncio.wait_for(passed.get(), WAIT_S) == "node-1"
     after = agent_of(hub, tmp_path, "node-1")
-    after.say(hello("node-1", incarnation="life.1"))
+    after.say(hello("node-1", incarnation="incarnation.1"))
     assert await asyncio.wait_for(passed.get(), WAIT_S) == "node-1"
     keys.retire_node_key(tmp_path, "node-1")
     hub.allow(keys.load_authorized(tmp_path))
@@ -170,7 +170,7 @@ async def test_a_worker_takes_its_new_key_without_a_restart(hub: Hub, tmp_path: 
     assert await asyncio.wait_for(passed.get(), WAIT_S) == ("node-1", "Hello")
     keys.retire_node_key(tmp_path, "node-1")
     hub.allow(keys.load_authorized(tmp_path))
-    assert uplink.send(codec.encode(Heartbeat("life.1")))
+    assert uplink.send(codec.encode(Heartbeat("incarnation.1")))
     assert await asyncio.wait_for(passed.get(), WAIT_S) == ("node-1", "Heartbeat")
     uplink.close()
 

@@ -27,7 +27,7 @@ class Pair:
         self.mailbox = Mailbox()
         self.transport = Transport(
             "a/0", "here", self.mailbox, local_dir=directory,
-            on_peer_lost=lambda peer, why: self.mailbox.post((peer, why)),
+            on_peer_lost=lambda peer, why: self.mailbox.put_control((peer, why)),
         )  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.helpers.transport_peer", "b/0", host, str(directory)],

@@ -63,7 +63,9 @@ def test_a_cluster_from_up_to_down(cluster: Cluster) -> None:
     assert processes.recall(cluster.home.run)["node-2"] != agent
 
     family = before | members(cluster.home.state)
-    assert len(family) >= 1 + 2 * 3  # the daemon; an agent and its device for three lives of nodes, at least
+    assert (
+        len(family) >= 1 + 2 * 3
+    )  # the daemon; an agent and its device for three incarnations of nodes, at least
     down = cluster.ctl("down")
     assert down.returncode == 0, down.stderr
     assert "node-1, node-2, oobleckd" in down.stderr

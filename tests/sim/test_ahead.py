@@ -108,7 +108,7 @@ def test_random_failures_with_a_slow_disk(seed: int) -> None:
 
 
 def test_nobody_is_asked_ahead_where_the_dead_may_live() -> None:
-    """A whole node that is gone may come back in the same life: the journal has to know first whom others take for dead."""
+    """A whole node that is gone may come back in the same incarnation: the journal has to know first whom others take for dead."""
     world = running(0)
     world.kill("n03", silent=True)
     world.until_state("recovering")

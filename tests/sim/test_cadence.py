@@ -32,7 +32,7 @@ def running(seed: int = 0, num_nodes: int = 4, **spec) -> World:
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interval of a few steps: a step says that it takes 0.1 s, and one checkpoint is taken to cost half a second."""
     monkeypatch.setattr(failures, "PRIOR_S", 0.3)
-    monkeypatch.setattr(cadence, "LEAST_S", 0.1)
+    monkeypatch.setattr(cadence, "MIN_S", 0.1)
 
 
 def test_a_short_job_writes_one_at_its_end_alone():

@@ -264,7 +264,10 @@ def test_of_two_that_hold_both_copies_a_daemon_that_just_starts_keeps_one(down_s
 def test_where_nothing_trains_a_stopped_device_is_ended() -> None:
     world = World(0, 2)
     world.run_for(3.0)
-    life = world.device(device_name("n01", 0)).life
+    incarnation = world.device(device_name("n01", 0)).incarnation
     world.held = True
     world.stop_device("n01")
-    world.run(lambda: (device := world.device("n01/0")) is not None and device.life != life, limit_s=5.0)
+    world.run(
+        lambda: (device := world.device("n01/0")) is not None and device.incarnation != incarnation,
+        limit_s=5.0,
+    )

@@ -93,7 +93,7 @@ def _link(world: World, device: str) -> Link:
 
 
 def test_what_is_due_at_one_time_happens_in_the_order_in_which_it_was_asked_for():
-    """Letters that a cut held back: whenever each was sent, none overtakes another."""
+    """Tensor messages that a cut held back: whenever each was sent, none overtakes another."""
     world, happened, dice = World(1, 0), [], random.Random(1)
     for number, sent_at in enumerate(sorted(dice.uniform(0.0, 4.0) for _ in range(200))):
         world.at(sent_at, world.at, 4.999, happened.append, number)

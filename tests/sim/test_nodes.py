@@ -316,11 +316,11 @@ def test_a_job_that_the_policy_refuses_waits_with_its_reason():
     world.run_for(1.0)
     plan = world.daemon.plan
 
-    def refuse(life, command):
+    def refuse(incarnation, command):
         if command.situation is None or len(command.situation.nodes) > 3:
-            plan(life, command)
+            plan(incarnation, command)
         else:
-            world.daemon.feed(life, Planned(command.ticket, error="no plan for three", hint="add one"))
+            world.daemon.feed(incarnation, Planned(command.ticket, error="no plan for three", hint="add one"))
 
     world.daemon.plan = refuse
     world.submit(steps=8, f=0, memory=350)

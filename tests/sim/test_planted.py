@@ -39,15 +39,15 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 # ---------------------------------------------------------------------- in the worker
 
 
-def old_letters_count(patch: pytest.MonkeyPatch) -> None:
+def old_messages_count(patch: pytest.MonkeyPatch) -> None:
     """The worker's epoch fence: sums and votes of older epochs are taken for those of the present one."""
     hear = Executor._hear
 
     def heard(self: Executor) -> bool:
-        for key in self.post.waiting():
+        for key in self.messenger.waiting():
             if key[0] in {"G", "V"} and key[1] < self.commit.epoch and key[2] == self.counters.round:
-                letter = self.post.take(key)
-                self.post._mailbox.put(replace(letter, key=(key[0], self.commit.epoch, *key[2:])))
+                message = self.messenger.take(key)
+                self.messenger._mailbox.put(replace(message, key=(key[0], self.commit.epoch, *key[2:])))
         return hear(self)
 
     patch.setattr(Executor, "_hear", heard)
@@ -184,10 +184,10 @@ def links_never_break(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Machine, "_link_down", lambda _self, _message: None)
 
 
-def any_life_will_do(patch: pytest.MonkeyPatch) -> None:
-    """A device that began a new life is taken for the one that held the layers."""
+def any_incarnation_will_do(patch: pytest.MonkeyPatch) -> None:
+    """A device that began a new incarnation is taken for the one that held the layers."""
 
-    def living(self: Membership, device: str, _life: str) -> bool:
+    def living(self: Membership, device: str, _incarnation: str) -> bool:
         node = self.nodes.get(node_of(device))
         return node is not None and node.alive and device not in node.fallen
 
@@ -217,7 +217,7 @@ def nothing_waits_for_the_disk(patch: pytest.MonkeyPatch) -> None:
 
 
 BUGS: dict[Plant, int] = {
-    old_letters_count: 3,
+    old_messages_count: 3,
     answered_and_still_updating: 2,
     contributed_one_too_early: 0,
     told_one_too_few: 30,
@@ -231,7 +231,7 @@ BUGS: dict[Plant, int] = {
     a_commit_of_some: 6,
     nobody_is_asked_again: 8,
     links_never_break: 4,
-    any_life_will_do: 15,
+    any_incarnation_will_do: 15,
     leases_run_while_we_sleep: 15,
     no_gap_after_a_restart: 41,
     nothing_waits_for_the_disk: 0,

@@ -178,7 +178,7 @@ def test_rounds_of_all_kinds_come_in_between(seed: int) -> None:
 def test_deaths_while_copies_are_made(who: str, seed: int) -> None:
     world = joining(num_nodes=6, seed=seed)
     dice, found = random.Random(seed), pre_copy(world)
-    sources = {node_of(device) for device in found.lives if device not in found.targets}
+    sources = {node_of(device) for device in found.incarnations if device not in found.targets}
     names = {
         "source": sorted(sources),
         "target": sorted({node_of(device) for device in found.targets}),
@@ -223,7 +223,7 @@ def test_links_break_while_copies_are_made(seed: int) -> None:
 
 def test_what_is_not_wanted_any_more_is_dropped() -> None:
     world = joining()
-    devices = [world.device(name) for name in pre_copy(world).lives]
+    devices = [world.device(name) for name in pre_copy(world).incarnations]
     world.run_for(0.03)
     assert any(device.precopy_target is not None for device in devices)
     world.ask(Drain("n02"))
@@ -249,7 +249,7 @@ def test_a_pause_does_not_wait_for_copies() -> None:
 
 
 def test_a_target_that_never_says_that_it_keeps_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precopy, "LEAST_S", 0.0)
+    monkeypatch.setattr(precopy, "MIN_S", 0.0)
     monkeypatch.setattr("oobleckd.worker.device.device.DeviceProcess._stage", lambda _: False)
     world = joining(steps=200)
     world.run(lambda: "n02" in world.view().nodes)

@@ -32,7 +32,7 @@ def until_full(world, num_incidents):
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_the_node_is_not_lost_and_gets_back_what_the_device_held(seed, num_devices):
     world = running(6, seed, num_devices=num_devices)
-    others = [n.devices[d].life for n in world.nodes.values() for d in n.devices if d != "n02/0"]
+    others = [n.devices[d].incarnation for n in world.nodes.values() for d in n.devices if d != "n02/0"]
     plan = world.view().pipelines
     world.spare_takes_place("n02")
     world.until_state("recovering")
@@ -44,7 +44,9 @@ def test_the_node_is_not_lost_and_gets_back_what_the_device_held(seed, num_devic
     assert incident.steps_lost == 0
     assert 0 < incident.copied_bytes <= 6  # the layers of one device and no more: the sim counts layers
     assert world.view().pipelines == plan  # nobody else had to move, and it was planned once
-    assert others == [n.devices[d].life for n in world.nodes.values() for d in n.devices if d != "n02/0"]
+    assert others == [
+        n.devices[d].incarnation for n in world.nodes.values() for d in n.devices if d != "n02/0"
+    ]
     world.until_state("done")
     world.check_done()
     assert len(world.incidents()) == 1
@@ -91,7 +93,7 @@ def test_a_fall_while_the_daemon_is_away(seed):
     world.spare_takes_place("n03", index=1)
     world.after(0.3, world.daemon.start)
     world.run(lambda: world.machine is not None and bool(world.incidents()))
-    assert world.incidents()[0].cause == "n03: a device of it began a new life"
+    assert world.incidents()[0].cause == "n03: a device of it began a new incarnation"
     until_full(world, 1)
     world.until_state("done")
     world.check_done()

@@ -394,4 +394,4 @@ def test_what_is_checked_is_in_the_journal() -> None:
     world.daemon.stop()
     world.daemon.start()
     assert [kept for kept in world.job().kept if kept.checked] == checked
-    assert {node_of(device) for device in world.job().lives} == world.job().surviving_nodes()
+    assert {node_of(device) for device in world.job().incarnations} == world.job().surviving_nodes()

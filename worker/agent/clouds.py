@@ -20,7 +20,7 @@ import msgspec
 from oobleckd.protocol.unreadable import UNREADABLE
 
 _TIMEOUT_S = 2.0
-_MOST_BYTES = 2**20
+_MAX_BYTES = 2**20
 LINK_LOCAL = "169.254.169.254"
 
 Shape = TypeVar("Shape")
@@ -158,7 +158,7 @@ def _ask(address: str, method: str, path: str, headers: dict[str, str]) -> tuple
     try:
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
-        return response.status, response.read(_MOST_BYTES)
+        return response.status, response.read(_MAX_BYTES)
     finally:
         connection.close()
 

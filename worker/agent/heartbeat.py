@@ -21,8 +21,8 @@ from oobleckd.protocol.messages import Welcome
 from oobleckd.protocol.parts import DatagramSession
 from oobleckd.worker.agent.daemon_link import Uplink
 
-_MOST_ANSWERS = 64  # looked at for one heartbeat: others than the daemon may send here
-_MOST_QUESTIONS = 8  # of a node that trains, where datagrams seem not to get through
+_MAX_ANSWERS = 64  # looked at for one heartbeat: others than the daemon may send here
+_MAX_QUESTIONS = 8  # of a node that trains, where datagrams seem not to get through
 _log = logging.getLogger(__name__)
 
 
@@ -41,7 +41,7 @@ class _Datagrams:
     @property
     def is_known(self) -> bool:
         """Whether the daemon has acknowledged one, or never will."""
-        return self._sender.acked > 0 or self._sender.counter >= _MOST_QUESTIONS
+        return self._sender.acked > 0 or self._sender.counter >= _MAX_QUESTIONS
 
     def send(self) -> bool:
         """Send the next datagram; whether it stands for a heartbeat."""
@@ -51,7 +51,7 @@ class _Datagrams:
     def take(self, *, answers: bool) -> None:
         """Take in what has come; whether questions are answered."""
         try:
-            for _ in range(_MOST_ANSWERS):
+            for _ in range(_MAX_ANSWERS):
                 data = self._socket.recv(ACK_BYTES + 1)
                 self._sender.heard(data)
                 if answers and (answer := self._sender.answer(data)) is not None:

@@ -55,7 +55,7 @@ from oobleckd.worker.agent.notices import NoticeSource, Poller
 from oobleckd.worker.agent.outbox import MessageHead, Outbox, peek
 from oobleckd.worker.agent.spare import SpareKeeper
 from oobleckd.worker.agent.stopped import Stops, wake
-from oobleckd.worker.agent.systemd import Unit
+from oobleckd.worker.agent.systemd import SystemdService
 from oobleckd.worker.fork.forking import Forker, begin
 from oobleckd.worker.processes.children import Burials, Child, ChildSetting, Watch, bury
 from oobleckd.worker.processes.orphans import Orphans
@@ -64,7 +64,7 @@ from oobleckd.worker.processes.watchdog import LOOK_EVERY_S
 EXIT_HOPELESS, EXIT_REFUSED = 1, 5
 _HELLO_AGAIN_S = 2.0  # until the daemon has said Welcome
 _PLACE_S = 10.0  # what a spare gets to be up in its place: it has little to do
-_MOST_HEIRS = 3  # that are killed one after the other
+_MAX_HEIRS = 3  # that are killed one after the other
 _BACKOFF_S = (0.1, 5.0)  # between starts of devices that end before they are up
 _OURS = frozenset({"Welcome", "Refused", "Dismiss", "Ack", "Inject", "EndStopped", "Wake"})
 _log = logging.getLogger(__name__)
@@ -94,13 +94,13 @@ class AgentConfig:
 
 @dataclass(slots=True)
 class _Device:
-    """A device process, in its ``life``. ``info`` is None until it is up; ``verdict``: why the agent ended it; ``said``: its last words. ``heirs``: how
+    """A device process, in its ``incarnation``. ``info`` is None until it is up; ``verdict``: why the agent ended it; ``said``: its last words. ``heirs``: how
     many took the place of one that was up, this one included, and none of them was.
     """
 
     child: Child
     link: AgentSide
-    life: str
+    incarnation: str
     info: DeviceInfo | None = None
     verdict: str = ""
     said: Death | None = None
@@ -116,9 +116,9 @@ class Agent:
         self._names = [f"{config.node}/{index}" for index in range(config.num_devices)]
         self._devices: dict[str, _Device] = {}
         self._outbox = Outbox()
-        self._life = secrets.token_hex(8)
-        self._device_lives = (f"{self._life}-{number}" for number in itertools.count(1))
-        self._known_lives: frozenset[str] = frozenset()  # to the daemon, as its last Welcome says
+        self._identity = secrets.token_hex(8)
+        self._device_incarnations = (f"{self._identity}-{number}" for number in itertools.count(1))
+        self._known_incarnations: frozenset[str] = frozenset()  # to the daemon, as its last Welcome says
         self._num_restarts = 0
         self._failed_starts = 0
         self._renewing: asyncio.Task[None] | None = None
@@ -127,7 +127,7 @@ class Agent:
         self._hello_again: asyncio.TimerHandle | None = None
         self._done: asyncio.Future[int] = self._loop.create_future()
         self._departure = Departure(on_notice=self._noticed, leave=self._leave)
-        self._unit = Unit(self._line)
+        self._service = SystemdService(self._line)
         self._stops = Stops(self._say)
         self._poller = Poller(config.notices, self._notice_in_thread) if config.notices is not None else None
         self._watch = Watch(self._on_exit_in_thread)
@@ -156,8 +156,8 @@ class Agent:
 
     @property
     def incarnation(self) -> str:
-        """Identity of the node's present life."""
-        return f"{self._life}.{self._num_restarts}"
+        """Identity of the node's present incarnation."""
+        return f"{self._identity}.{self._num_restarts}"
 
     async def run(self) -> int:
         """Serve until SIGTERM (and what it leaves, or the next one), SIGINT or a refusal; the exit code."""
@@ -171,7 +171,7 @@ class Agent:
             self._uplink.connect()
             self._in_task(self._start_devices())
             self._look_after_devices()
-            self._unit.start()
+            self._service.start()
             return await self._done
         finally:
             await self._close()
@@ -194,9 +194,9 @@ class Agent:
             self._place(name, starting.result())
 
     def _place(self, name: str, child: Child) -> _Device:
-        """``child`` is device ``name`` from now on, in a life of its own."""
+        """``child`` is device ``name`` from now on, in an incarnation of its own."""
         link = AgentSide(self._loop, child.link, on_frame=partial(self._from_device, name), on_end=child.kill)
-        device = self._devices[name] = _Device(child, link, next(self._device_lives))
+        device = self._devices[name] = _Device(child, link, next(self._device_incarnations))
         return device
 
     def _on_exit_in_thread(self, child: Child, evidence: str) -> None:
@@ -221,7 +221,7 @@ class Agent:
             if spare:
                 self._pass_to(device, heir)
                 return
-        elif death is None and 0 < device.heirs < _MOST_HEIRS and self._spare.promise(child.device):
+        elif death is None and 0 < device.heirs < _MAX_HEIRS and self._spare.promise(child.device):
             self._pass_to(device, None)  # killed before it was up; the daemon knows that somebody is to come
             return
         elif self._endings.hopeless(death, others_up=any(each.info for each in self._devices.values())):
@@ -241,7 +241,7 @@ class Agent:
             verdict = "" if device.verdict else device.child.watchdog.look(now)
             stopped_s = device.child.watchdog.stopped_s
             if device.info is not None and not device.verdict and (stopped_s or not verdict):
-                self._stops.seen(self.incarnation, name, device.life, verdict, stopped_s, now)
+                self._stops.seen(self.incarnation, name, device.incarnation, verdict, stopped_s, now)
             elif verdict:
                 self._end(device, verdict)
         self._loop.call_later(LOOK_EVERY_S, self._look_after_devices)
@@ -254,8 +254,8 @@ class Agent:
     def _stopped(self, message: EndStopped | Wake) -> None:
         """What follows for a device that is stopped. Nothing where it goes on by now."""
         device = self._devices.get(message.device)
-        stop = self._stops.of(message.device, message.life)
-        if device is None or stop is None or device.life != message.life:
+        stop = self._stops.of(message.device, message.incarnation)
+        if device is None or stop is None or device.incarnation != message.incarnation:
             return
         if isinstance(message, Wake):
             wake(device.child)
@@ -264,14 +264,14 @@ class Agent:
 
     def _pass_to(self, device: _Device, heir: Child | None) -> None:
         """The place of ``device``, which has ended, goes to ``heir``, or to the one that is promised."""
-        device.info, device.life = None, ""
+        device.info, device.incarnation = None, ""
         if heir is not None:
             self._replace(device, heir)
 
     def _inherit(self, name: str, heir: Child | None) -> bool:
         """The place ``name`` was promised ``heir``."""
         device = self._devices.get(name)
-        if self._done.done() or self._renewing is not None or device is None or device.life:
+        if self._done.done() or self._renewing is not None or device is None or device.incarnation:
             return False
         if heir is None:
             self._in_task(self._renew())
@@ -302,7 +302,7 @@ class Agent:
             device.child.kill()
 
     async def _renew(self) -> None:
-        """End what is left of this life, start the next."""
+        """End what is left of this incarnation, start the next."""
         await self._end_devices()
         self._num_restarts += 1
         for name in self._names:
@@ -358,7 +358,10 @@ class Agent:
         was_up, device = self._all_up(), self._devices[name]
         if device.info is None:
             self._endings.up(device.child)
-        device.info, device.heirs = msgspec.structs.replace(_device_up.decode(data).info, life=device.life), 0
+        device.info, device.heirs = (
+            msgspec.structs.replace(_device_up.decode(data).info, incarnation=device.incarnation),
+            0,
+        )
         if self._all_up() and not was_up:
             self._endings.all_up()
             if self._config.spare:
@@ -369,7 +372,7 @@ class Agent:
 
     def _connected(self) -> None:
         self._heartbeat_sender.forget()
-        self._daemon, self._known_lives = "", frozenset()
+        self._daemon, self._known_incarnations = "", frozenset()
         self._replay_due = True
         self._hello()
 
@@ -407,8 +410,10 @@ class Agent:
         if device is None:
             _log.warning("ignored %s for %r: no such device is running", head.type, head.device)
             return
-        if device.life not in self._known_lives:
-            _log.info("ignored %s for %s: it is meant for the life before this one", head.type, head.device)
+        if device.incarnation not in self._known_incarnations:
+            _log.info(
+                "ignored %s for %s: it is meant for the incarnation before this one", head.type, head.device
+            )
             return
         self._outbox.told(head)
         if head.type == "Report":
@@ -434,7 +439,7 @@ class Agent:
 
     def _welcome(self, message: Welcome) -> None:
         changed = self._daemon not in {"", message.daemon}
-        self._daemon, self._known_lives = message.daemon, frozenset(message.lives)
+        self._daemon, self._known_incarnations = message.daemon, frozenset(message.incarnations)
         if changed:
             # Another daemon behind the same connection (a proxy): it has heard no Hello of ours.
             self._replay_due = True
@@ -510,7 +515,7 @@ class Agent:
             self._done.set_result(code)
 
     async def _close(self) -> None:
-        self._unit.close()
+        self._service.close()
         self._departure.close()
         if self._poller is not None:
             self._poller.close()

@@ -100,7 +100,7 @@ class Outbox:
             del self._until_ack[key]
 
     def forget(self, device: str) -> None:
-        """``device`` starts a new life: its standing answers mean nothing any more."""
+        """``device`` starts a new incarnation: its standing answers mean nothing any more."""
         for key in [key for key in self._standing if key[0] == device]:
             del self._standing[key]
         self._mend(device)

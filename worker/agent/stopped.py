@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Stop:
-    """A life of a device that is stopped; ``evidence`` and ``stopped_s`` as they were seen last, ``told_at`` when the daemon was told."""
+    """An incarnation of a device that is stopped; ``evidence`` and ``stopped_s`` as they were seen last, ``told_at`` when the daemon was told."""
 
-    life: str
+    incarnation: str
     told_at: float
     evidence: str = ""
     stopped_s: float = 0.0
@@ -37,31 +37,37 @@ class Stops:
         self._stops: dict[str, Stop] = {}
 
     def seen(
-        self, incarnation: str, device: str, life: str, evidence: str, stopped_s: float, now: float
+        self,
+        incarnation: str,
+        device: str,
+        device_incarnation: str,
+        evidence: str,
+        stopped_s: float,
+        now: float,
     ) -> None:
         """A device was looked at; it is stopped if there is ``evidence``."""
         stop = self._stops.get(device)
-        if stop is not None and stop.life != life:
+        if stop is not None and stop.incarnation != device_incarnation:
             del self._stops[device]
             stop = None
         if not evidence:
             if stop is not None:
                 del self._stops[device]
                 _log.info("%s goes on after %.1f s", device, stop.stopped_s)
-                self._say(DeviceAwake(incarnation, device, life, stop.stopped_s))
+                self._say(DeviceAwake(incarnation, device, device_incarnation, stop.stopped_s))
             return
         if stop is None:
             _log.warning("%s: %s; the daemon says what follows", device, evidence)
-            stop = self._stops[device] = Stop(life, float("-inf"))
+            stop = self._stops[device] = Stop(device_incarnation, float("-inf"))
         stop.evidence, stop.stopped_s = evidence, stopped_s
         if now >= stop.told_at + _AGAIN_S:
             stop.told_at = now
-            self._say(DeviceStopped(incarnation, device, life, evidence, stopped_s))
+            self._say(DeviceStopped(incarnation, device, device_incarnation, evidence, stopped_s))
 
-    def of(self, device: str, life: str) -> Stop | None:
-        """The stop of this life of a device; None where it runs."""
+    def of(self, device: str, incarnation: str) -> Stop | None:
+        """The stop of this incarnation of a device; None where it runs."""
         stop = self._stops.get(device)
-        return stop if stop is not None and stop.life == life else None
+        return stop if stop is not None and stop.incarnation == incarnation else None
 
 
 def wake(child: Child) -> None:

@@ -14,7 +14,7 @@ from oobleckd.host import sd
 _STATUS_EVERY_S = 5.0
 
 
-class Unit:
+class SystemdService:
     """Of one agent, in its loop. ``line`` is what ``systemctl status`` shows."""
 
     def __init__(self, line: Callable[[], str]) -> None:

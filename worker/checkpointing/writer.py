@@ -45,7 +45,7 @@ class Writer(Protocol):
         """Nobody wants what is not written yet."""
 
 
-class Inline:
+class InlineWriter:
     """Writes at once, in the caller's thread."""
 
     busy = blocks = False
@@ -65,7 +65,7 @@ class Abandoned(Exception):
     """Raised in the thread that writes: nobody wants it any more."""
 
 
-class Beside:
+class BackgroundWriter:
     """Writes in a thread of lower priority, and calls ``wake`` when a share is done."""
 
     def __init__(self, tell: Tell, faults: Faults, wake: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 HEAD_BYTES = 1 << 20
 """What of the beginning is looked at."""
-_LEAST_TEXT = 32
+_MIN_TEXT = 32
 """Bytes: fewer may be printable by chance."""
 _CONTROL = frozenset(range(32)) - set(b"\t\n\f\r")
 
@@ -53,7 +53,7 @@ def name_of(path: Path) -> str:
         marked
         or _by_more(head, tail, size)
         or _by_structure(head, size)
-        or (_text(head, whole=size <= HEAD_BYTES) if size >= _LEAST_TEXT else "")
+        or (_text(head, whole=size <= HEAD_BYTES) if size >= _MIN_TEXT else "")
     )
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from oobleckd.protocol.inputs import MOST_LISTED, Input, InputKind
+from oobleckd.protocol.inputs import MAX_LISTED, Input, InputKind
 
 SMALL_BYTES = 64 << 20
 """All bytes of so few are read at the start: 0.1 s."""
@@ -174,7 +174,7 @@ def identity(
     """Of files ``named`` so, of ``sizes``; ``read(index, start, count)`` gives bytes of one. Reads 4 MiB and no more, however much there is."""
     blocks = hashlib.blake2b(digest_size=16)
     blocks.update(repr((list(named), list(sizes))).encode())
-    few = len(sizes) <= MOST_LISTED
+    few = len(sizes) <= MAX_LISTED
     of_file = [hashlib.blake2b(digest_size=8) for _ in sizes] if few else []
     for index, start, count in _chosen(sizes):
         data = read(index, start, count)

@@ -43,9 +43,9 @@ _PLAIN: dict[str, np.dtype[Any]] = {
     "uint32": np.dtype("<u4"),
 }
 
-_LEAST_ALIKE = 16
+_MIN_ALIKE = 16
 """Numbers: of fewer it says nothing that every second one is 0."""
-_LEAST_SMALL = 128
+_MIN_SMALL = 128
 _SMALL = 16
 """The upper halves of numbers of 32 bits are below it, as no vocabulary has a million tokens."""
 _LOOKS, _LOOK = 32, 1 << 20
@@ -235,7 +235,7 @@ def _other_width(tokens: Tokens, *, certain: bool) -> tuple[str, str] | None:
     """Problem and hint where numbers of another width, or of the other byte order, were taken for ``tokens``. ``certain``: nobody said
     that the width is right, so likely is enough.
     """
-    if len(tokens) < _LEAST_ALIKE:
+    if len(tokens) < _MIN_ALIKE:
         return None
     wide = tokens.dtype.itemsize > 2
     twice = "64 bits, not of 32" if wide else "32 bits, not of 16"
@@ -246,7 +246,7 @@ def _other_width(tokens: Tokens, *, certain: bool) -> tuple[str, str] | None:
     swapped = (
         f'write it anew in little-endian order: `numpy.asarray(tokens, "{tokens.dtype.str}").tofile(path)`'
     )
-    likely = certain and not wide and len(tokens) >= _LEAST_SMALL
+    likely = certain and not wide and len(tokens) >= _MIN_SMALL
     for holds, problem, hint in (
         (_second_zero, f"has 0 in every second place: it looks like numbers of {twice}", how),
         (_first_zero, f"has 0 in every other place: it looks like big-endian numbers of {twice}", swapped),

@@ -33,7 +33,7 @@ class DeviceLink:
     """Decodes ``ToWorker`` messages into ``mailbox`` (as controls) and sends ``FromWorker`` messages.
 
     ``fd`` is a stream socket inherited from the agent. ``on_closed`` runs when the agent is gone, in
-    whichever thread noticed; ``on_control`` after a message was posted, in the reader thread; ``urgent``: how that thread
+    whichever thread noticed; ``on_control`` after a message was put into the mailbox, in the reader thread; ``urgent``: how that thread
     is to be scheduled.
     """
 
@@ -101,5 +101,5 @@ class DeviceLink:
             self.num_unknown += 1
             _log.warning("ignored a message of the agent: %s", error)
             return
-        self._mailbox.post(control)
+        self._mailbox.put_control(control)
         self._on_control()

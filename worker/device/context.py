@@ -14,7 +14,7 @@ import torch
 from oobleckd.worker.device.traits import traits
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.host_memory import forget_most
-from oobleckd.worker.transport.pages import LETTERS
+from oobleckd.worker.transport.pages import MESSAGE_PAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def give_back_memory() -> None:
     """Return to the system what the C library (``children``), ``pages``, and torch on a GPU, which others may be on, keep for allocations to come.
     What is told of the most memory that was ever used begins anew.
     """
-    LETTERS.clear()
+    MESSAGE_PAGES.clear()
     forget_most()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
@@ -44,9 +44,9 @@ def give_back_memory() -> None:
         trim(0)
 
 
-def torch_device(place: DeviceContext) -> torch.device:
+def torch_device(context: DeviceContext) -> torch.device:
     """The torch device of this process, set up so that its results repeat bit for bit. Raises UserError when there is none of its kind."""
-    if place.kind != "cuda":
+    if context.kind != "cuda":
         return torch.device("cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
     if why := no_cuda(os.environ):
@@ -59,7 +59,7 @@ def torch_device(place: DeviceContext) -> torch.device:
     # It would also fill whatever is made empty, pinned memory of the host too, before it is written: nothing of ours reads it before.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.allow_tf32 = False
-    index = int(place.device.rpartition("/")[2]) % torch.cuda.device_count()
+    index = int(context.device.rpartition("/")[2]) % torch.cuda.device_count()
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

@@ -51,7 +51,7 @@ from oobleckd.protocol.messages import (
     Welcome,
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
-from oobleckd.worker.checkpointing.writer import Beside
+from oobleckd.worker.checkpointing.writer import BackgroundWriter
 from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.context import (
     DeviceContext,
@@ -74,14 +74,14 @@ from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget, is_of
 from oobleckd.worker.round.commit import ReplicasDisagree
 from oobleckd.worker.round.gather import Intake
-from oobleckd.worker.round.messenger import TransportPost
+from oobleckd.worker.round.messenger import TransportMessenger
 from oobleckd.worker.round.tasks import order_of
 from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityPage, phase_of
 from oobleckd.worker.runtime.deaths import death_in_full
 from oobleckd.worker.runtime.errors import UserError, at_the_end, ends_the_process
 from oobleckd.worker.runtime.faults import ANYWHERE, Faults, hang_for_ever
 from oobleckd.worker.runtime.host_memory import most_of
-from oobleckd.worker.runtime.turn import Turn
+from oobleckd.worker.runtime.yielding_lock import YieldingLock
 from oobleckd.worker.state.bucket_files import DamagedCheckpoint
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.sums.guard import SumsChanged
@@ -94,34 +94,36 @@ _log = logging.getLogger(__name__)
 class DeviceProcess:
     """Controls in, training state and answers out."""
 
-    def __init__(self, place: DeviceContext, fd: int, activity: ActivityPage) -> None:
-        self.place, self.activity = place, activity
+    def __init__(self, context: DeviceContext, fd: int, activity: ActivityPage) -> None:
+        self.context, self.activity = context, activity
         self.executor: Executor | None = None
         self.deployment: Deployment | None = None
         self.precopy_target: PreCopyTarget | None = None
         self.job_id = ""
-        self.mailbox, self.turn = Mailbox(), Turn()
+        self.mailbox, self.lock = Mailbox(), YieldingLock()
         self._loop = threading.get_native_id()  # of the thread that makes this, and runs it
-        self.torch_device = torch_device(place)
+        self.torch_device = torch_device(context)
         backend, why = choose(self.torch_device)
-        _log.info("%s: letters take %s", place.device, why)
-        self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once, urgent=place.urgent)
+        _log.info("%s: messages take %s", context.device, why)
+        self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once, urgent=context.urgent)
         at_the_end(self.last_words)
-        self.groups = GroupManager(place.device, self.mailbox, backend, self._send)
+        self.groups = GroupManager(context.device, self.mailbox, backend, self._send)
         intake = Intake(self.groups)
         self.transport = Transport(
-            place.device,
-            place.host,
+            context.device,
+            context.host,
             intake,
-            bind=place.bind,
-            local_dir=place.run_dir,
+            bind=context.bind,
+            local_dir=context.run_dir,
             on_peer_lost=self._peer_lost,
             room=intake.room,
         )
-        self.post = TransportPost(self.transport, self.groups, intake, self.mailbox, self.torch_device)
-        self.faults = Faults(place.device, place.run_dir)
+        self.messenger = TransportMessenger(
+            self.transport, self.groups, intake, self.mailbox, self.torch_device
+        )
+        self.faults = Faults(context.device, context.run_dir)
         self.flips: list[How] = []
-        self.reading = Reading(place.device, self.tell, self.mailbox.wake)
+        self.reading = Reading(context.device, self.tell, self.mailbox.wake)
         self._idle_bytes = 0  # of the host's memory, without a job
 
     def run(self) -> None:
@@ -130,10 +132,10 @@ class DeviceProcess:
         self._idle_bytes = most_of("self")
         self._tell_up()
         while True:
-            with self.turn:
+            with self.lock:
                 worked = self._turn()
             while not worked and not self.mailbox.wait(LOOK_UP_S):
-                with self.turn:
+                with self.lock:
                     self.activity.wait()
 
     def _turn(self) -> bool:
@@ -150,10 +152,10 @@ class DeviceProcess:
 
     def _answer_at_once(self) -> None:
         """Called by the link, in its thread, for every message. For a report the agent lent the loop its haste, so that it soon gives away what this
-        thread waits for: Python's own lock, and the turn.
+        thread waits for: Python's own lock, and ours.
         """
         if isinstance(self.mailbox.next_control(), Report):
-            with ends_the_process("report"), self.turn:
+            with ends_the_process("report"), self.lock:
                 self._answer()
         urgency.take_back(self._loop)
 
@@ -226,7 +228,7 @@ class DeviceProcess:
             self.faults.reach("stage", precopy_target.round)
         if not (worked or precopy_target.told) and precopy_target.caught_up:
             precopy_target.told = True
-            self.tell(PreCopied(self.place.device, precopy_target.number, precopy_target.round))
+            self.tell(PreCopied(self.context.device, precopy_target.number, precopy_target.round))
         return worked
 
     def _guarded(self, control: ToWorker) -> None:
@@ -288,7 +290,7 @@ class DeviceProcess:
         spec = load_spec(message.spec)
         self.reading.corpus(message.job, message.spec)  # a job without text fails before it is planned
         profile = measure(spec, message.spec, self.torch_device)
-        self.tell(Measured(self.place.device, message.job, profile, self.reading.inputs))
+        self.tell(Measured(self.context.device, message.job, profile, self.reading.inputs))
 
     # ------------------------------------------------------------------ layouts
 
@@ -304,7 +306,7 @@ class DeviceProcess:
         self.groups.enter(message.epoch, message.layout.holdings)
         self._drop_before(message.precopied or sys.maxsize)
         self.deployment = Deployment(
-            message, executor.store, self.post, self.faults, executor.precopy_source, self.precopy_target
+            message, executor.store, self.messenger, self.faults, executor.precopy_source, self.precopy_target
         )
         self.deployment.start()
         if not self.deployment.awaited:
@@ -318,19 +320,21 @@ class DeviceProcess:
             self._adopt(0)  # one that was given up, of which a device without a layout hears nothing else
         self._drop_before(message.number if message.transfers else message.number + 1)
         if not message.transfers:
-            return  # the job stays, empty: to begin it once more would drop letters of a deployment that are here already
+            return  # the job stays, empty: to begin it once more would drop tensor messages of a deployment that are here already
         if message.job != self.job_id:
             self._release()
         executor = self.executor or self._begin_job(message.job, message.spec)
         self.transport.configure(message.peers, bytes.fromhex(message.secret), self._strangers(message.peers))
-        store, device = executor.store, self.place.device
+        store, device = executor.store, self.context.device
         targets = outgoing(store, message.transfers, device)
         if targets:
-            executor.begin_precopy(PreCopySource(message.number, device, self.post, targets, message.rounds))
+            executor.begin_precopy(
+                PreCopySource(message.number, device, self.messenger, targets, message.rounds)
+            )
         sources = expected(store, message.transfers, device)
         missing = {bucket: source for bucket, source in sources.items() if bucket not in store.buckets}
         if sources:
-            self.precopy_target = PreCopyTarget(message.number, executor.job, store, self.post, missing)
+            self.precopy_target = PreCopyTarget(message.number, executor.job, store, self.messenger, missing)
 
     def _strangers(self, peers: Collection[str]) -> frozenset[str]:
         """Those of ``peers`` who are not in a layout with this device. Links to them may be left of a plan of which nothing came, and either end may yet
@@ -349,16 +353,16 @@ class DeviceProcess:
             self.executor.end_precopy()
         if self.precopy_target is not None and self.precopy_target.number < number:
             self.precopy_target = None
-        self.post.purge(lambda key: is_of(key, number - 1))
+        self.messenger.purge(lambda key: is_of(key, number - 1))
 
     def _begin_job(self, job_id: str, job: Job) -> Executor:
         self.job_id = job_id
         corpus = self.reading.corpus(job_id, job)
-        self.tell(Identified(self.place.device, job_id, self.reading.inputs))
+        self.tell(Identified(self.context.device, job_id, self.reading.inputs))
         store = Store(load_spec(job), self.torch_device)
         self.executor = Executor(
-            self.place.device, job_id, job, store, corpus, self.post, self.faults, self.tell,
-            self.activity, self.turn.aside, Beside(self.tell, self.faults, self.mailbox.wake), self.reading.check,
+            self.context.device, job_id, job, store, corpus, self.messenger, self.faults, self.tell,
+            self.activity, self.lock.released, BackgroundWriter(self.tell, self.faults, self.mailbox.wake), self.reading.check,
         )  # fmt: skip
         return self.executor
 
@@ -369,7 +373,7 @@ class DeviceProcess:
             give_back_memory()  # what making weights, or reading them, took
         copied_bytes, staged_bytes = self.deployment.copied_bytes, self.deployment.staged_bytes
         notes = self.deployment.store.spec.notes
-        device, inputs = self.place.device, self.reading.inputs
+        device, inputs = self.context.device, self.reading.inputs
         self.tell(Ready(device, message.epoch, copied_bytes, staged_bytes, notes, inputs))
         self.faults.reach("ready", message.counters.round)
 
@@ -379,7 +383,7 @@ class DeviceProcess:
         if deployment is None or self.executor is None:
             return
         self._drop_before(sys.maxsize)
-        self.post.purge(lambda key: key[0] in KINDS and int(key[1]) <= deployment.message.epoch)
+        self.messenger.purge(lambda key: key[0] in KINDS and int(key[1]) <= deployment.message.epoch)
         if deployment.message.epoch != layout_epoch:
             return
         self.executor.store.adopt(deployment.layers, deployment.incoming)
@@ -430,15 +434,15 @@ class DeviceProcess:
             if self.executor is not None:
                 self.reading.leave(self.executor.counters)
             self._release()
-        self.tell(Emptied(self.place.device, message.order))
+        self.tell(Emptied(self.context.device, message.order))
 
     def _release(self, *, abandon: bool = True) -> None:
         if self.executor is not None and abandon:
             self.executor.saving.writer.abandon()
         self.executor, self.deployment, self.precopy_target, self.job_id = None, None, None, ""
         self.reading.rest()
-        self.post.gather(None)
-        self.post.purge(lambda _: True)
+        self.messenger.gather(None)
+        self.messenger.purge(lambda _: True)
         self.groups.leave()
         self._forget(self.transport.peers())
         give_back_memory()
@@ -456,7 +460,7 @@ class DeviceProcess:
     def _fail(self, error: UserError) -> None:
         told = self.deployment.message if self.deployment is not None else None
         damaged = told.source if told is not None and isinstance(error, DamagedCheckpoint) else ""
-        device, unread = self.place.device, isinstance(error, Unread)
+        device, unread = self.context.device, isinstance(error, Unread)
         failed = DeviceFailed(device, self.job_id, error.problem, error.hint, damaged, error.cause)
         self.tell(msgspec.structs.replace(failed, unread=unread))
         self._release()
@@ -479,15 +483,15 @@ class DeviceProcess:
         executor = self.executor
         if executor is not None and executor.precopy_source is not None:
             executor.precopy_source.broken.add(peer)
-        self.tell(LinkDown(self.place.device, peer, why))
+        self.tell(LinkDown(self.context.device, peer, why))
 
     def _tell_up(self) -> None:
         """Where this device stands, for the agent's Hello."""
         executor = self.executor
         counters = executor.counters if executor else Counters()
         info = DeviceInfo(
-            device=self.place.device,
-            kind=self.place.kind,
+            device=self.context.device,
+            kind=self.context.kind,
             name=device_model(self.torch_device),
             memory_bytes=device_memory_bytes(self.torch_device),
             address=self.transport.address,

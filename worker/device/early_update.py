@@ -20,7 +20,7 @@ from oobleckd.worker.state.optimizer import clip_scale
 from oobleckd.worker.state.store import Saved, Store
 
 _LOOKS_BACK = 16  # rounds
-_MOST_IN_VAIN = 0.25  # of them
+_MAX_IN_VAIN = 0.25  # of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class UpdatePredictor:
     def expects_a_commit(self) -> bool:
         """Whether to update before the votes are in."""
         in_vain = self.rounds.count(False)
-        return bool(self.rounds) and self.rounds[-1] and in_vain <= _MOST_IN_VAIN * len(self.rounds)
+        return bool(self.rounds) and self.rounds[-1] and in_vain <= _MAX_IN_VAIN * len(self.rounds)
 
 
 def save(store: Store) -> dict[int, Saved]:

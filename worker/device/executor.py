@@ -2,9 +2,9 @@
 
 Owns one device's training of one job between two deployments. Reads top to bottom: ``advance`` does
 one piece of work (a vote, a contribution, a task, a commit) and says whether there was any; the device's
-loop calls it until there is none and then sleeps until a letter or a control message arrives. Decisions come in
+loop calls it until there is none and then sleeps until a tensor message or a control message arrives. Decisions come in
 through ``decide`` between two pieces of work, never inside one; reports through ``report``, also while a layer
-computes (``turn``).
+computes (``yielding_lock``).
 
 Owns neither processes nor sockets (``device``, ``messenger``), nor what a layer computes (``models``).
 """
@@ -21,7 +21,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, FromWorker, Held, Progress
 from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
 from oobleckd.worker.checkpointing.saving import CheckInputs, Saving, no_check
-from oobleckd.worker.checkpointing.writer import Inline, Writer
+from oobleckd.worker.checkpointing.writer import InlineWriter, Writer
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.device.early_update import (
     SpeculativeUpdate,
@@ -36,11 +36,11 @@ from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.round.commit import Commit, ReplicasDisagree, outcome_of
 from oobleckd.worker.round.gather import KIND as SUMS
 from oobleckd.worker.round.gather import Contribution
-from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.op_times import Round, op_times
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round.reduce import Reducer
-from oobleckd.worker.round.round import Given, Means, RoundClock
+from oobleckd.worker.round.round import ComputeContext, RoundClock, RoundSpec
 from oobleckd.worker.round.sum_copies import KINDS as COPY_KINDS
 from oobleckd.worker.round.sum_copies import Copies
 from oobleckd.worker.round.tasks import NO_LAYERS, Order
@@ -48,11 +48,11 @@ from oobleckd.worker.round.update import apply_update, global_norm
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import timer_of
-from oobleckd.worker.runtime.turn import Aside
+from oobleckd.worker.runtime.yielding_lock import Released
 from oobleckd.worker.state.optimizer import clip_scale, lr_at
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.sums.guard import SumsChanged
-from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 NO_DONORS: Mapping[int, str] = {}
 
@@ -67,18 +67,26 @@ class Executor:
         job: Job,
         store: Store,
         corpus: Corpus,
-        post: Post,
+        messenger: Messenger,
         faults: Faults,
         tell: Callable[[FromWorker], None],
         activity: ActivityPage | None = None,
-        aside: Aside = nullcontext,
+        released: Released = nullcontext,
         writer: Writer | None = None,
         check_inputs: CheckInputs = no_check,
     ) -> None:
         self.device, self.job_id, self.job = device, job_id, job
-        self.store, self.corpus, self.post, self.faults, self.tell = store, corpus, post, faults, tell
+        self.store, self.corpus, self.messenger, self.faults, self.tell = (
+            store,
+            corpus,
+            messenger,
+            faults,
+            tell,
+        )
         self.activity = activity or ActivityPage()
-        self.saving = Saving(device, job_id, job, store, corpus, writer or Inline(tell, faults), check_inputs)
+        self.saving = Saving(
+            device, job_id, job, store, corpus, writer or InlineWriter(tell, faults), check_inputs
+        )
         self.misread = False  # what it reads has changed: nothing more is to come of it
         self.layout = Layout(0, store.spec.num_layers, {}, ())
         self.dead: frozenset[str] = frozenset()
@@ -90,18 +98,32 @@ class Executor:
         self.check = Check(device, job_id, job, store, self.activity)
         guarded = bool(self.check.every)
         self.reducer = Reducer(
-            device, store, post, job.num_micro_batches, job.train.exact, guarded=guarded, aside=aside
+            device,
+            store,
+            messenger,
+            job.num_micro_batches,
+            job.train.exact,
+            guarded=guarded,
+            released=released,
         )
-        self.copies = Copies(device, job.schedule.sum_copies, post, self.reducer)
+        self.copies = Copies(device, job.schedule.sum_copies, messenger, self.reducer)
         self.order: Order = ()
         self.sample_every = 0  # op times are told of rounds whose number it divides
-        self.means = Means(
-            device, job, store, corpus, post, faults, self.activity, aside, timer=timer_of(store.device)
+        self.context = ComputeContext(
+            device,
+            job,
+            store,
+            corpus,
+            messenger,
+            faults,
+            self.activity,
+            released,
+            timer=timer_of(store.device),
         )
         self.late = False
-        self.now = self._passes(self._given(self.counters))
+        self.now = self._passes(self._spec_of(self.counters))
         self.speculative: SpeculativeUpdate | None = None
-        self.returned: dict[Key, Letter] = {}
+        self.returned: dict[Key, TensorMessage] = {}
         self.predictor = UpdatePredictor()
         self.precopy_source: PreCopySource | None = None
 
@@ -144,24 +166,24 @@ class Executor:
 
     def _begin(self, passes: Passes | None = None, donors: Mapping[int, str] = NO_DONORS) -> None:
         """Set up the next round: standing routes that touch no dead device. ``passes``: what was done of it already."""
-        self.now = passes or self._passes(self._given(self.counters))
-        self.post.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.now.tag)
+        self.now = passes or self._passes(self._spec_of(self.counters))
+        self.messenger.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.now.tag)
         self.now.board.forward_only = False
         self.now.contribute, self.now.copy_sums = self._between_layers, self._copy_sums
         self.reducer.begin(self.counters.round, self.now.board)
         self.copies.begin(self.counters.round)
         self._enter(donors)
 
-    def _passes(self, given: Given, *, forward_only: bool = False) -> Passes:
-        return Passes(self.means, given, self.reducer, forward_only=forward_only)
+    def _passes(self, spec: RoundSpec, *, forward_only: bool = False) -> Passes:
+        return Passes(self.context, spec, self.reducer, forward_only=forward_only)
 
-    def _given(self, counters: Counters, returned: dict[Key, Letter] | None = None) -> Given:
+    def _spec_of(self, counters: Counters, returned: dict[Key, TensorMessage] | None = None) -> RoundSpec:
         """A round on the standing routes that touch no dead device."""
         standing = standing_routes(self.layout, self.detours, counters.round)
         routes = tuple(route for route in standing if not route.touches(self.dead))
         order = () if self.dead else self.order
         redundant = self.layout.redundant.get(self.device, NO_LAYERS)
-        return Given(counters, self._tag(counters.round), routes, order, returned or {}, redundant)
+        return RoundSpec(counters, self._tag(counters.round), routes, order, returned or {}, redundant)
 
     def _tag(self, round_: int) -> int:
         """What names ``round_`` in the keys of data.
@@ -221,11 +243,11 @@ class Executor:
         """Take in contributions and votes; whether there were any."""
         heard = False
         here = (self.commit.epoch, self.counters.round)
-        for key in self.post.waiting():
+        for key in self.messenger.waiting():
             if key[0] == "V":
-                letter = self.post.take(key)
-                assert letter is not None
-                vote = msgspec.msgpack.decode(letter.meta, type=Vote)
+                message = self.messenger.take(key)
+                assert message is not None
+                vote = msgspec.msgpack.decode(message.meta, type=Vote)
                 heard |= self.commit.hear(str(key[3]), int(key[1]), int(key[2]), vote)
             elif key[0] in COPY_KINDS:
                 heard |= self.copies.hear(key, self.dead)
@@ -233,11 +255,11 @@ class Executor:
                 at = (int(key[1]), int(key[2]))
                 if at[0] > here[0] or at[1] > here[1]:
                     continue  # from a peer that is ahead
-                letter = self.post.take(key)
-                assert letter is not None
+                message = self.messenger.take(key)
+                assert message is not None
                 if at == here:
-                    what = msgspec.msgpack.decode(letter.meta, type=Contribution)
-                    self.reducer.hear(int(key[3]), str(key[4]), what, letter.tensors)
+                    what = msgspec.msgpack.decode(message.meta, type=Contribution)
+                    self.reducer.hear(int(key[3]), str(key[4]), what, message.tensors)
                     heard = True
         return heard
 
@@ -259,7 +281,7 @@ class Executor:
 
     def _vote(self) -> None:
         vote = self.reducer.vote()
-        self.means.timer.settle()
+        self.context.timer.settle()
         flags = self.flags | Flags(writing=self.saving.writer.busy)
         shared = [bucket for bucket, holders in self.reducer.holders.items() if len(holders) > 1]
         digests = self.check.digests(self.counters.step, shared)
@@ -275,7 +297,7 @@ class Executor:
         meta = msgspec.msgpack.encode(self.commit.own)
         key = ("V", self.commit.epoch, self.counters.round, self.device)
         for peer in sorted(self.commit.live - {self.device}):
-            self.post.send(peer, key, [], meta)
+            self.messenger.send(peer, key, [], meta)
 
     # ------------------------------------------------------------------ staggered update
 
@@ -296,17 +318,17 @@ class Executor:
 
     def _hurry(self) -> None:
         """Update, and begin the next round, as if all votes were in and let the round through."""
-        began = self.means.timer.now()
+        began = self.context.timer.now()
         with self.activity.doing("U", units=max(1, len(self.store.layers))):
             saved = save(self.store)
             self.faults.reach("backup", self.counters.round)
             self._apply(1.0)
         self.now.note("U", None, began, early=True)
         self.now.clock.early = True
-        following = self._given(self.counters.after("applied"))
+        following = self._spec_of(self.counters.after("applied"))
         self.speculative = SpeculativeUpdate(saved, self._passes(following, forward_only=True))
 
-    def _take_back(self) -> dict[Key, Letter]:
+    def _take_back(self) -> dict[Key, TensorMessage]:
         """Be where the device was before its speculative update. Returns what it was sent for the round that it had begun."""
         if self.speculative is None:
             return {}
@@ -327,7 +349,7 @@ class Executor:
         if speculative is not None and self.late:
             self.returned = self._take_back()
         due = self.saving.decide(vote, self.counters)
-        passes, was, began = self.now, self.counters, self.means.timer.now()
+        passes, was, began = self.now, self.counters, self.context.timer.now()
         with self.activity.doing("U", units=max(1, len(self.store.layers))):
             self._update(vote)
         if self.speculative is None:
@@ -359,7 +381,7 @@ class Executor:
             return speculative.next_round
         returned = self.returned if speculative is None else speculative.next_round.taken
         self.returned = {}
-        return self._passes(self._given(self.counters, returned))
+        return self._passes(self._spec_of(self.counters, returned))
 
     def _update(self, vote: Vote) -> Outcome:
         """Update, tell, and count the round."""
@@ -377,7 +399,7 @@ class Executor:
         self.tell(
             step_done(
                 self.device, self.job_id, self.commit.epoch, self.counters, vote, outcome, (norm, lr),
-                self.corpus, self.now.clock, self.means.timer, self.saving.due, taken_back=taken_back,
+                self.corpus, self.now.clock, self.context.timer, self.saving.due, taken_back=taken_back,
                 fingerprints=self.check.told(self.counters.step, vote),
             )
         )  # fmt: skip
@@ -393,7 +415,7 @@ class Executor:
     def _tell_op_times(self, passes: Passes, was: Counters) -> None:
         """Of the round ``was``, if it is one of those that are told."""
         of = Round(self.device, self.job_id, self.commit.epoch, self.layout.epoch, was)
-        message = op_times(of, passes.pieces, self.sample_every, self.means.timer, repaired=passes.repaired)
+        message = op_times(of, passes.pieces, self.sample_every, self.context.timer, repaired=passes.repaired)
         if message is not None:
             self.tell(message)
 
@@ -443,7 +465,7 @@ class Executor:
                 self.commit.heard(),
                 self.commit.last,
                 self.holding,
-                self.now.board.hops(frozen, self.now.given, self.now.kept.has),
+                self.now.board.hops(frozen, self.now.has_input, self.now.boundary_cache.has),
             )
         )
         self.faults.reach("frozen", self.counters.round)

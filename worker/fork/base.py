@@ -33,7 +33,7 @@ from oobleckd.worker.runtime.framing import FrameError, frame, read_exactly
 IDLE_S = 600.0
 _REQUEST_S = 10.0
 _LENGTH = struct.Struct("<I")
-_MOST_BYTES = 16 * 2**20
+_MAX_BYTES = 16 * 2**20
 _BACKLOG = 64
 _PEER = struct.Struct("3i")  # SO_PEERCRED: pid, uid, gid
 
@@ -142,7 +142,7 @@ def _request(asking: socket.socket) -> tuple[Birth, list[int]]:
     if peer[1] != os.geteuid() or len(head) != _LENGTH.size or not outputs:
         raise FrameError("it is not of this user, or has nowhere to write to")
     (length,) = _LENGTH.unpack(head)
-    if length > _MOST_BYTES:
+    if length > _MAX_BYTES:
         raise FrameError(f"{length} bytes are too many")
     data = read_exactly(asking, length)
     if data is None:

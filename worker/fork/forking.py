@@ -35,7 +35,7 @@ from oobleckd.worker.processes.orphans import Orphans
 from oobleckd.worker.processes.title import ROOM
 
 _LOAD_S, _FORK_S = 120.0, 10.0  # what it gets for it at most
-_MOST_AGAIN_S = 60.0  # between starts of forkers that end before they are ready
+_MAX_AGAIN_S = 60.0  # between starts of forkers that end before they are ready
 _PROGRAM = command("oobleckd.worker.fork.forker")
 Live = Callable[[socket.socket, str], NoReturn]
 _log = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ class Forker:
         self._failed = 0 if self.ready else self._failed + 1
         self._drop()
         if self._failed:
-            self._again = self._loop.call_later(min(2.0**self._failed, _MOST_AGAIN_S), self._begin_again)
+            self._again = self._loop.call_later(min(2.0**self._failed, _MAX_AGAIN_S), self._begin_again)
         else:
             self._begin_again()
 

@@ -60,7 +60,7 @@ class Backend(Protocol):
     """The accelerator that this device computes on, named so that no other has the same name."""
 
     def carries(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether a letter with these tensors should go by this backend: it must be able to, and gain by it."""
+        """Whether a message with these tensors should go by this backend: it must be able to, and gain by it."""
 
     def refusal(self, place: str) -> str:
         """Why there can be no channel to a device on ``place``; empty when there can."""

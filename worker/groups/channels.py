@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from oobleckd.worker.groups import payload, words
+from oobleckd.worker.groups import group_messages, payload
 from oobleckd.worker.groups.backend import RECEIVER, SENDER, Backend, Channel
 from oobleckd.worker.groups.ledger import Received, Sent
 from oobleckd.worker.groups.store import ChannelOver, ChannelStore
-from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Outbound:
-    """A letter on its way out. ``computed`` waits until its tensors are there."""
+    """A tensor message on its way out. ``computed`` waits until its tensors are there."""
 
     key: Key
     tensors: Sequence[Tensor]
@@ -37,7 +37,7 @@ class Outbound:
 
     @property
     def changed(self) -> bool:
-        """Whether somebody has written into a tensor since: its round is over, and nobody wants the letter."""
+        """Whether somebody has written into a tensor since: its round is over, and nobody wants the message."""
         return _versions(self.tensors) != self.versions
 
 
@@ -53,8 +53,8 @@ class Surroundings:
     backend: Backend
     changed: threading.Condition
     ready: threading.Event
-    say: Callable[[str, words.Any], object]
-    deliver: Callable[[Letter], None]
+    say: Callable[[str, group_messages.Any], object]
+    deliver: Callable[[TensorMessage], None]
     broke: Callable[[str], None]
     opened: Callable[[str], None]
 
@@ -68,7 +68,7 @@ class ChannelEnd(ABC):
         self.peer = peer
         self.over = False
         self.store = ChannelStore(
-            lambda key, value: around.say(peer, words.Stored(around.epoch, sender, key, value))
+            lambda key, value: around.say(peer, group_messages.Stored(around.epoch, sender, key, value))
         )
         ends = (around.device, peer) if sender else (peer, around.device)
         self.name = f"{ends[0]} > {ends[1]}"
@@ -93,28 +93,28 @@ class ChannelEnd(ABC):
                 self.channel.open()
                 self._work()
         except RuntimeError as error:
-            # Of torch, or LaneOver. Whatever it is, the group ends and its letters go by the transport.
+            # Of torch, or LaneOver. Whatever it is, the group ends and its messages go by the transport.
             if not self.over:
                 around.broke(f"{self.name}: {_first_line(error)}")
 
     @abstractmethod
     def _work(self) -> None:
-        """Move letters until there are none or the channel is over; in the channel's thread."""
+        """Move messages until there are none or the channel is over; in the channel's thread."""
 
 
 class SenderEnd(ChannelEnd):
-    """Our letters to ``peer``."""
+    """Our messages to ``peer``."""
 
     def __init__(self, around: Surroundings, peer: str) -> None:
         super().__init__(around, peer, SENDER)
         self.sent: Sent[Outbound] = Sent()
         self.is_open = False
 
-    def offer(self, letter: Outbound) -> bool:
-        """Take the letter if the channel is open. Under the condition."""
+    def offer(self, message: Outbound) -> bool:
+        """Take the message if the channel is open. Under the condition."""
         if self.over or not self.is_open:
             return False
-        self.sent.add(letter)
+        self.sent.add(message)
         self.around.changed.notify_all()
         return True
 
@@ -127,13 +127,15 @@ class SenderEnd(ChannelEnd):
         while (found := self._next()) is not None:
             self._write(*found)
 
-    def _write(self, number: int, letter: Outbound) -> None:
-        letter.computed()
-        if letter.changed:
+    def _write(self, number: int, message: Outbound) -> None:
+        message.computed()
+        if message.changed:
             return
-        body = payload.pack(letter.tensors)
+        body = payload.pack(message.tensors)
         around = self.around
-        around.say(self.peer, words.header(around.epoch, number, letter.key, letter.meta, letter.tensors))
+        around.say(
+            self.peer, group_messages.header(around.epoch, number, message.key, message.meta, message.tensors)
+        )
         self.channel.send(body)
 
     def _next(self) -> tuple[int, Outbound] | None:
@@ -143,13 +145,13 @@ class SenderEnd(ChannelEnd):
 
 
 class ReceiverEnd(ChannelEnd):
-    """Letters of ``peer`` to us."""
+    """Tensor messages of ``peer`` to us."""
 
     def __init__(self, around: Surroundings, peer: str) -> None:
         super().__init__(around, peer, RECEIVER)
         self.received = Received()
 
-    def announce(self, header: words.Header) -> None:
+    def announce(self, header: group_messages.Header) -> None:
         """A header has come. Under the condition. Raises ValueError out of order."""
         self.received.announce(header)
         self.around.changed.notify_all()
@@ -171,10 +173,10 @@ class ReceiverEnd(ChannelEnd):
             if self.over:
                 raise ChannelOver("aborted")
             header = self.received.arrived()
-            around.deliver(Letter(header.key, self.peer, header.meta, tensors))
-            around.say(self.peer, words.Arrived(around.epoch, header.number))
+            around.deliver(TensorMessage(header.key, self.peer, header.meta, tensors))
+            around.say(self.peer, group_messages.Arrived(around.epoch, header.number))
 
-    def _next(self) -> words.Header | None:
+    def _next(self) -> group_messages.Header | None:
         with self.around.changed:
             self.around.changed.wait_for(lambda: self.over or self.received.announced)
             return None if self.over else self.received.announced[0]

@@ -1,4 +1,4 @@
-"""Which backend a device's letters take, and why: one sentence for its log."""
+"""Which backend a device's tensor messages take, and why: one sentence for its log."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def choose(device: torch.device, environ: Mapping[str, str] = os.environ) -> tup
         return None, f"the transport ({SETTING}=staged)"
     problem = _problem(device)
     if not problem:
-        return NcclBackend(device), f"NCCL groups for letters of {MIN_BYTES >> 10} KiB and more"
+        return NcclBackend(device), f"NCCL groups for messages of {MIN_BYTES >> 10} KiB and more"
     if wanted == "nccl":
-        raise UserError(f"{SETTING}=nccl, but {problem}", "unset it: letters then take the transport")
+        raise UserError(f"{SETTING}=nccl, but {problem}", "unset it: messages then take the transport")
     return None, f"the transport ({problem})"
 
 

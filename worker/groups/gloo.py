@@ -31,7 +31,7 @@ gloo's own thread begins to write to it wakes nobody who waits for that payload,
 
 
 class GlooBackend:
-    """Carries every CPU letter that has a payload: the more, the better the test."""
+    """Carries every CPU message that has a payload: the more, the better the test."""
 
     name = "gloo"
     place = ""

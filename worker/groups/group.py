@@ -1,6 +1,6 @@
 """The group of one epoch: its channels, and how all of them end together.
 
-Channels are opened by the first letter that wants one; until a channel is open, and after the group is over, letters
+Channels are opened by the first tensor message that wants one; until a channel is open, and after the group is over, messages
 are staged. A group ends as a whole, on every member that has channels: freeing one communicator waits for the
 kernels of all others on that GPU, and those wait for peers that may be ending theirs.
 """
@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Collection
 from typing import assert_never
 
-from oobleckd.worker.groups import payload, words
+from oobleckd.worker.groups import group_messages, payload
 from oobleckd.worker.groups.backend import Backend
 from oobleckd.worker.groups.channels import ChannelEnd, Outbound, ReceiverEnd, SenderEnd, Surroundings
-from oobleckd.worker.transport.mailbox import Letter
+from oobleckd.worker.transport.mailbox import TensorMessage
 
 ABORT_S = 20.0  # above NCCL's own limit for an init that is under way
 _AGAIN_S = 0.05
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 class DeviceGroup:
     """``device``'s end of the group of ``epoch`` among ``members``.
 
-    ``say(peer, word)`` and ``deliver(letter)`` as in ``Surroundings``; ``stage(peer, letter)`` sends by the
+    ``say(peer, group message)`` and ``deliver(tensor message)`` as in ``Surroundings``; ``stage(peer, message)`` sends by the
     transport, ``ready`` as there. ``stuck(why)`` is called when the channels did not end within ``abort_s``.
     """
 
@@ -39,8 +39,8 @@ class DeviceGroup:
         changed: threading.Condition,
         ready: threading.Event,
         *,
-        say: Callable[[str, words.Any], object],
-        deliver: Callable[[Letter], None],
+        say: Callable[[str, group_messages.Any], object],
+        deliver: Callable[[TensorMessage], None],
         stage: Callable[[str, Outbound], object],
         stuck: Callable[[str], None],
         abort_s: float = ABORT_S,
@@ -62,50 +62,52 @@ class DeviceGroup:
 
     @property
     def settled(self) -> bool:
-        """Whether it is over and no letter of it can be asked for any more. Under the condition."""
+        """Whether it is over and no message of it can be asked for any more. Under the condition."""
         return bool(self._over) and not any(end.sent.kept for end in self._senders.values())
 
-    def offer(self, peer: str, letter: Callable[[], Outbound]) -> bool:
-        """Send a letter on the channel to ``peer``; False if it must be staged. Under the condition.
+    def offer(self, peer: str, message: Callable[[], Outbound]) -> bool:
+        """Send a message on the channel to ``peer``; False if it must be staged. Under the condition.
 
-        The first letter for a peer begins to open the channel, and is staged itself.
+        The first message for a peer begins to open the channel, and is staged itself.
         """
         if self._over or peer not in self._members or peer in self._refused:
             return False
         end = self._senders.get(peer)
         if end is None:
             self._senders[peer] = end = SenderEnd(self._around, peer)
-            self._around.say(peer, words.Open(self.epoch, self._around.backend.place))
+            self._around.say(peer, group_messages.Open(self.epoch, self._around.backend.place))
             end.start()
-        return end.is_open and end.offer(letter())
+        return end.is_open and end.offer(message())
 
-    def hear(self, source: str, word: words.Any) -> None:
-        """A word of a member. Raises ValueError for what no member would say."""
-        match word:
-            case words.Open():
-                self._open(source, word)
-            case words.Stored():
+    def hear(self, source: str, message: group_messages.Any) -> None:
+        """A group message of a member. Raises ValueError for what no member would say."""
+        match message:
+            case group_messages.Open():
+                self._open(source, message)
+            case group_messages.Stored():
                 with self._changed:
-                    end = (self._receivers if word.ours else self._senders).get(source)
+                    end = (self._receivers if message.ours else self._senders).get(source)
                 if end is not None:
-                    end.store.put(word.key, word.value)
-            case words.Header():
-                payload.num_bytes(word.dtypes, word.shapes)  # a header that makes no sense is refused here
+                    end.store.put(message.key, message.value)
+            case group_messages.Header():
+                payload.num_bytes(
+                    message.dtypes, message.shapes
+                )  # a header that makes no sense is refused here
                 with self._changed:
                     if source in self._receivers and not self._over:
-                        self._receivers[source].announce(word)
-            case words.Arrived():
+                        self._receivers[source].announce(message)
+            case group_messages.Arrived():
                 with self._changed:
                     if source in self._senders:
-                        self._senders[source].sent.arrived(word.number)
-            case words.Over():
-                self.abort(f"{source} has left it ({word.why})")
-            case words.Again():
-                self._again(source, word)
-            case words.ChannelRefused():
-                self._refuse(source, word.why)
+                        self._senders[source].sent.arrived(message.number)
+            case group_messages.Over():
+                self.abort(f"{source} has left it ({message.why})")
+            case group_messages.Again():
+                self._again(source, message)
+            case group_messages.ChannelRefused():
+                self._refuse(source, message.why)
             case _:
-                assert_never(word)
+                assert_never(message)
 
     def forget(self, peers: Collection[str]) -> None:
         """``peers`` are dead or leave: if they are members, the group is over; nothing is kept for them."""
@@ -125,38 +127,38 @@ class DeviceGroup:
             self._over = why
             for peer, sender in self._senders.items():
                 sender.end(why)
-                self._around.say(peer, words.Over(self.epoch, why))
+                self._around.say(peer, group_messages.Over(self.epoch, why))
             for peer, receiver in self._receivers.items():
                 receiver.end(why)
-                self._around.say(peer, words.Again(self.epoch, receiver.received.number, why))
+                self._around.say(peer, group_messages.Again(self.epoch, receiver.received.number, why))
             ends = [*self._senders.values(), *self._receivers.values()]
         _log.info("group of epoch %d is over: %s", self.epoch, why)
         threading.Thread(target=self._end, args=(ends,), name=f"group-{self.epoch}-end", daemon=True).start()
 
-    # ------------------------------------------------------------------ words
+    # ------------------------------------------------------------------ group messages
 
-    def _open(self, source: str, word: words.Open) -> None:
+    def _open(self, source: str, message: group_messages.Open) -> None:
         with self._changed:
-            problem = self._around.backend.refusal(word.place)
+            problem = self._around.backend.refusal(message.place)
             if source not in self._members:
                 problem = f"{source} is no member of epoch {self.epoch}"
             if problem:
-                self._around.say(source, words.ChannelRefused(self.epoch, problem))
+                self._around.say(source, group_messages.ChannelRefused(self.epoch, problem))
             elif self._over:
-                self._around.say(source, words.Again(self.epoch, 0, self._over))
+                self._around.say(source, group_messages.Again(self.epoch, 0, self._over))
             else:
                 assert source not in self._receivers, f"{source} opened its channel twice"
                 self._receivers[source] = end = ReceiverEnd(self._around, source)
                 end.start()
 
-    def _again(self, source: str, word: words.Again) -> None:
-        self.abort(f"{source} has left it ({word.why})")
+    def _again(self, source: str, message: group_messages.Again) -> None:
+        self.abort(f"{source} has left it ({message.why})")
         with self._changed:
             end = self._senders.get(source)
-            rest = end.sent.rest(word.number) if end else []
-        for letter in rest:
-            if not letter.changed:
-                self._stage(source, letter)
+            rest = end.sent.rest(message.number) if end else []
+        for outbound in rest:
+            if not outbound.changed:
+                self._stage(source, outbound)
 
     def _refuse(self, source: str, why: str) -> None:
         with self._changed:
@@ -166,7 +168,7 @@ class DeviceGroup:
                 return
             end.end(why)
         threading.Thread(target=_end_channel, args=(end,), name="channel-end", daemon=True).start()
-        _log.info("letters to %s are staged in epoch %d: %s", source, self.epoch, why)
+        _log.info("messages to %s are staged in epoch %d: %s", source, self.epoch, why)
 
     def _opened(self, channel: str) -> None:
         _log.info("channel %s is open in epoch %d", channel, self.epoch)

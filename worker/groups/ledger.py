@@ -1,7 +1,7 @@
-"""Which letters of a channel are where: numbers at the sender, headers at the receiver. Pure bookkeeping.
+"""Which messages of a channel are where: numbers at the sender, headers at the receiver. Pure bookkeeping.
 
-Together the two ends keep one promise: every letter that was given to a channel arrives once, whenever the channel
-breaks. The sender keeps a letter until the receiver has said that it arrived. The receiver counts an
+Together the two ends keep one promise: every message that was given to a channel arrives once, whenever the channel
+breaks. The sender keeps a message until the receiver has said that it arrived. The receiver counts an
 arrival only while its end is open, and says its last number when it closes: what is above is sent again.
 """
 
@@ -11,38 +11,38 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from oobleckd.worker.groups.words import Header
+from oobleckd.worker.groups.group_messages import Header
 
 L = TypeVar("L")
 
 
 @dataclass(slots=True)
 class Sent(Generic[L]):
-    """The sender's end. Letters are numbered from 1 in the order in which they were given to the channel."""
+    """The sender's end. Tensor messages are numbered from 1 in the order in which they were given to the channel."""
 
     last: int = 0
     unwritten: deque[tuple[int, L]] = field(default_factory=deque)
     kept: deque[tuple[int, L]] = field(default_factory=deque)
 
-    def add(self, letter: L) -> None:
-        """A letter for the channel: to be written, and kept until it has arrived."""
+    def add(self, message: L) -> None:
+        """A tensor message for the channel: to be written, and kept until it has arrived."""
         self.last += 1
-        self.unwritten.append((self.last, letter))
-        self.kept.append((self.last, letter))
+        self.unwritten.append((self.last, message))
+        self.kept.append((self.last, message))
 
     def arrived(self, number: int) -> None:
         """The receiver has everything up to ``number``. Raises ValueError for a number never given."""
         if number > self.last:
-            raise ValueError(f"letter {number} is said to have arrived, and only {self.last} were sent")
+            raise ValueError(f"message {number} is said to have arrived, and only {self.last} were sent")
         while self.kept and self.kept[0][0] <= number:
             self.kept.popleft()
 
     def rest(self, number: int) -> list[L]:
         """The channel is over and the receiver has everything up to ``number``: what must be sent again, in order."""
         self.arrived(number)
-        letters = [letter for _, letter in self.kept]
+        messages = [message for _, message in self.kept]
         self.forget()
-        return letters
+        return messages
 
     def forget(self) -> None:
         """Keep nothing any more: the receiver is gone, or all is settled."""
@@ -61,7 +61,7 @@ class Received:
         """A header; its payload follows those of the headers before it. Raises ValueError out of order."""
         last = self.announced[-1].number if self.announced else self.number
         if header.number <= last:
-            raise ValueError(f"letter {header.number} came after letter {last}")
+            raise ValueError(f"message {header.number} came after message {last}")
         self.announced.append(header)
 
     def arrived(self) -> Header:

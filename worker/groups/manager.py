@@ -1,8 +1,8 @@
-"""A device's groups, one an epoch, between its post and its transport.
+"""A device's groups, one an epoch, between its messenger and its transport.
 
 Owns which group is in force and what is heard about others: about one that is still to come here, it waits; about
-one that is over, it is answered from what is left. Letters come in here from the transport: words are kept, the
-rest goes on to the mailbox. Without a backend every letter takes the transport, and nothing else changes.
+one that is over, it is answered from what is left. Tensor messages come in here from the transport: group messages are taken out, the
+rest goes on to the mailbox. Without a backend every message takes the transport, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor
 
-from oobleckd.worker.groups import words
+from oobleckd.worker.groups import group_messages
 from oobleckd.worker.groups.backend import Backend
 from oobleckd.worker.groups.channels import Outbound
 from oobleckd.worker.groups.group import ABORT_S, DeviceGroup
 from oobleckd.worker.transport import wire
-from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
+from oobleckd.worker.transport.mailbox import Key, Mailbox, TensorMessage
 
 STUCK = 4  # exit code
 Send = Callable[[str, Key, Sequence[Tensor], bytes], bool]
@@ -56,9 +56,9 @@ class GroupManager:
         self._changed = threading.Condition()
         self._epoch = 0
         self._groups: dict[int, DeviceGroup] = {}
-        self._early: list[tuple[str, words.Any]] = []
-        self.num_letters = 0
-        """Letters that were given to a channel."""
+        self._early: list[tuple[str, group_messages.Any]] = []
+        self.num_messages = 0
+        """Tensor messages that were given to a channel."""
 
     def enter(self, epoch: int, members: Collection[str]) -> None:
         """The group of ``epoch``, higher than any before, takes the place of the present one."""
@@ -71,11 +71,11 @@ class GroupManager:
             self._groups[epoch] = self._group(epoch, members, self._backend, ready)
             self._epoch = epoch
             early, self._early = self._early, []
-        for source, word in early:
-            self._hear(source, word)
+        for source, message in early:
+            self._hear(source, message)
 
     def offer(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes) -> bool:
-        """Send a letter by the group in force; False: it must take the transport. Raises WireError.
+        """Send a message by the group in force; False: it must take the transport. Raises WireError.
 
         ``tensors`` must stay as they are until their round is over.
         """
@@ -88,14 +88,14 @@ class GroupManager:
             taken = group is not None and group.offer(
                 peer, lambda: Outbound.of(key, tensors, meta, backend.mark(tensors))
             )
-            self.num_letters += taken
+            self.num_messages += taken
         return taken
 
     def forget(self, peers: Collection[str]) -> None:
         """``peers`` are dead or have left: groups with them are over, and nothing is kept for them."""
         with self._changed:
             groups = list(self._groups.values())
-            self._early = [(source, word) for source, word in self._early if source not in peers]
+            self._early = [(source, message) for source, message in self._early if source not in peers]
         for group in groups:
             group.forget(peers)
 
@@ -103,13 +103,13 @@ class GroupManager:
         """The job is over for this device."""
         self._abort("the job is over here")
 
-    def put(self, letter: Letter) -> None:
-        """A letter from the transport. Raises WireError for a word that makes no sense."""
-        if letter.key != words.KEY:
-            self._mailbox.put(letter)
+    def put(self, message: TensorMessage) -> None:
+        """A tensor message from the transport. Raises WireError for a group message that makes no sense."""
+        if message.key != group_messages.KEY:
+            self._mailbox.put(message)
             return
         try:
-            self._hear(letter.source, words.decode(letter.meta))
+            self._hear(message.source, group_messages.decode(message.meta))
         except ValueError as error:
             raise wire.WireError(str(error)) from error
 
@@ -133,7 +133,7 @@ class GroupManager:
             ready,
             say=self._say,
             deliver=self._mailbox.put,
-            stage=lambda peer, letter: self._send(peer, letter.key, letter.tensors, letter.meta),
+            stage=lambda peer, message: self._send(peer, message.key, message.tensors, message.meta),
             stuck=self._stuck,
             abort_s=self._abort_s,
         )
@@ -144,20 +144,20 @@ class GroupManager:
         if group is not None:
             group.abort(why)
 
-    def _say(self, peer: str, word: words.Any) -> bool:
-        return self._send(peer, words.KEY, (), words.encode(word))
+    def _say(self, peer: str, message: group_messages.Any) -> bool:
+        return self._send(peer, group_messages.KEY, (), group_messages.encode(message))
 
-    def _hear(self, source: str, word: words.Any) -> None:
+    def _hear(self, source: str, message: group_messages.Any) -> None:
         with self._changed:
-            group = self._groups.get(word.epoch)
-            if group is None and self._backend is not None and word.epoch > self._epoch:
-                self._early.append((source, word))
+            group = self._groups.get(message.epoch)
+            if group is None and self._backend is not None and message.epoch > self._epoch:
+                self._early.append((source, message))
                 return
         if group is not None:
-            group.hear(source, word)
-        elif isinstance(word, words.Open):
-            why = f"{self._device} is in no group of epoch {word.epoch}"
-            self._say(source, words.ChannelRefused(word.epoch, why))
+            group.hear(source, message)
+        elif isinstance(message, group_messages.Open):
+            why = f"{self._device} is in no group of epoch {message.epoch}"
+            self._say(source, group_messages.ChannelRefused(message.epoch, why))
 
 
 def _set_event() -> threading.Event:

@@ -1,4 +1,4 @@
-"""A letter's tensors as one run of bytes, so that a letter is one operation of its channel."""
+"""A tensor message's tensors as one run of bytes, so that a message is one operation of its channel."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityReader, ActivityReading
 
 LOOK_EVERY_S = 0.1
-_MOST_CREDIT_S = 2 * LOOK_EVERY_S  # what one look may add: more means that we did not look
+_MAX_CREDIT_S = 2 * LOOK_EVERY_S  # what one look may add: more means that we did not look
 _STOPPED_S = 1.0  # a stopped process does not go on by itself; long enough for a shell's fg
 
 
@@ -78,7 +78,7 @@ class Suspicion:
 
         Without a reading (before the first word, or stopped in the middle of one) the kernel's account is all.
         """
-        credit_s = min(now_s - self.looked_s, _MOST_CREDIT_S) if self.looked_s >= 0 else 0.0
+        credit_s = min(now_s - self.looked_s, _MAX_CREDIT_S) if self.looked_s >= 0 else 0.0
         self.looked_s = now_s
         self.stopped_s = self.stopped_s + credit_s if state == "T" or self.frozen else 0.0
         self.stopped = self.stopped_s >= _STOPPED_S

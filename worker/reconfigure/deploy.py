@@ -2,8 +2,8 @@
 
 Owns the copying between ``Deploy`` and ``Ready``; the present layout stays untouched until ``Resume``,
 so a failure in between costs nothing but the copy. What was pre-copied (``precopy_target``) is taken where it is the state of this
-boundary, and asked for where it is not: a source that has sent ahead says so with a word in place of the state, and the target answers
-with the buckets that it wants all the same. Words are letters like any other, so they are lost with their link and not else.
+boundary, and asked for where it is not: a source that has sent ahead says so in place of the state, and the target answers
+with the buckets that it wants all the same. What says so is a tensor message like any other, so it is lost with its link and not else.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from oobleckd.planner.plan import Layers, Transfer
 from oobleckd.protocol.messages import Deploy
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget
-from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.store import BucketState, Store
 
 STATE, SENT, WANTED = "T", "P", "Q"
-"""Kinds of letters: state; buckets that were pre-copied; those of them that are wanted all the same."""
+"""Kinds of tensor messages: state; buckets that were pre-copied; those of them that are wanted all the same."""
 KINDS = frozenset({STATE, SENT, WANTED})
 
 
@@ -55,7 +55,7 @@ class Deployment:
 
     message: Deploy
     store: Store
-    post: Post
+    messenger: Messenger
     faults: Faults
     precopy_source: PreCopySource | None = None
     precopy_target: PreCopyTarget | None = None
@@ -74,7 +74,7 @@ class Deployment:
 
     @property
     def at_work(self) -> bool:
-        """Whether letters may come that it has to take in."""
+        """Whether tensor messages may come that it has to take in."""
         return bool(self.awaited or self.promised)
 
     def start(self) -> None:
@@ -128,16 +128,16 @@ class Deployment:
     def _send_state(self, target: str, bucket: int) -> None:
         state = self.store.buckets[bucket]
         meta = msgspec.msgpack.encode(state.exponents)
-        self.post.send(target, (STATE, self.message.epoch, bucket), state.tensors(), meta)
+        self.messenger.send(target, (STATE, self.message.epoch, bucket), state.tensors(), meta)
         self.faults.reach("copy", self.message.counters.round)
 
     def _say(self, peer: str, kind: str, buckets: frozenset[int]) -> None:
         meta = msgspec.msgpack.encode(sorted(buckets))
-        self.post.send(peer, (kind, self.message.epoch, self.message.device), [], meta)
+        self.messenger.send(peer, (kind, self.message.epoch, self.message.device), [], meta)
 
     def _heard(self, kind: str, peer: str) -> list[int] | None:
-        letter = self.post.take((kind, self.message.epoch, peer))
-        return None if letter is None else msgspec.msgpack.decode(letter.meta, type=list[int])
+        message = self.messenger.take((kind, self.message.epoch, peer))
+        return None if message is None else msgspec.msgpack.decode(message.meta, type=list[int])
 
     def _answer(self) -> bool:
         """Send what targets want after all."""
@@ -186,12 +186,12 @@ class Deployment:
         """Take in state that was sent."""
         received = False
         for bucket in sorted(self.awaited):
-            letter = self.post.take((STATE, self.message.epoch, bucket))
-            if letter is None:
+            message = self.messenger.take((STATE, self.message.epoch, bucket))
+            if message is None:
                 continue
-            exponents = msgspec.msgpack.decode(letter.meta, type=tuple[int, ...])
-            self.incoming[bucket] = BucketState.received(letter.tensors, exponents)
-            self.copied_bytes += sum(tensor.nbytes for tensor in letter.tensors)
+            exponents = msgspec.msgpack.decode(message.meta, type=tuple[int, ...])
+            self.incoming[bucket] = BucketState.received(message.tensors, exponents)
+            self.copied_bytes += sum(tensor.nbytes for tensor in message.tensors)
             self.awaited.discard(bucket)
             received = True
             self.faults.reach("copy", self.message.counters.round)

@@ -2,7 +2,7 @@
 
 Owns when and what is sent: the state of the boundary before the round under way, at once, and at each commit after it the mean gradients (as they
 went into the optimizer, so after clipping), counters and exponents. With them the target makes the very same update (``precopy_target``). Of a round nothing is
-sent before its commit, so an update that is taken back is not among it: who has made one early sends the state at the commit. A letter that is lost
+sent before its commit, so an update that is taken back is not among it: who has made one early sends the state at the commit. A tensor message that is lost
 costs a copy in the stop and nothing else, so nothing is acknowledged here. What has not left when all hold is taken back, as its update would be sent
 besides: it is copied as it is then.
 """
@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from oobleckd.protocol.parts import Counters
-from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.reduce import Reduced
 from oobleckd.worker.state.host_copy import Hosted
 from oobleckd.worker.state.store import BucketState, Store
 
 STATE, UPDATE = "S", "U"
-"""Kinds of letters, with the keys (kind, number, bucket) and (kind, number, source, round)."""
+"""Kinds of tensor messages, with the keys (kind, number, bucket) and (kind, number, source, round)."""
 KINDS = frozenset({STATE, UPDATE})
 
 
@@ -59,7 +59,7 @@ class PreCopySource:
 
     number: int
     device: str
-    post: Post
+    messenger: Messenger
     buckets: dict[str, list[int]]
     rounds: int
     broken: set[str] = field(default_factory=set)
@@ -99,7 +99,7 @@ class PreCopySource:
             update = Update(before, after, {bucket: store.buckets[bucket].exponents for bucket in buckets})
             grads = [grad for bucket in buckets for grad in reduced[bucket].grads] if update.applied else []
             key = (UPDATE, self.number, self.device, before.round)
-            if self.post.send(target, key, grads, msgspec.msgpack.encode(update)) is False:
+            if self.messenger.send(target, key, grads, msgspec.msgpack.encode(update)) is False:
                 self.broken.add(target)
 
     def stop(self) -> None:
@@ -107,7 +107,7 @@ class PreCopySource:
         with self.lock:
             self.rounds = 0
         for target in self.buckets:
-            self.post.recall(target, lambda key: key[0] in KINDS and key[1] == self.number)
+            self.messenger.recall(target, lambda key: key[0] in KINDS and key[1] == self.number)
 
     def sent_to(self, target: str) -> frozenset[int]:
         """Buckets that ``target`` has, as far as is known here."""
@@ -118,7 +118,7 @@ class PreCopySource:
     def _recall(self) -> None:
         """What is still to leave follows as it is now. Of a bucket whose updates are on their way already it would be missed."""
         for target in self._whole():
-            taken = self.post.recall(target, lambda key: key[:2] == (STATE, self.number))
+            taken = self.messenger.recall(target, lambda key: key[:2] == (STATE, self.number))
             late = {int(key[2]) for key in taken}
             self.buckets[target] = [bucket for bucket in self.buckets[target] if bucket not in late]
 
@@ -135,6 +135,9 @@ class PreCopySource:
                 for bucket in self.buckets[target]:
                     state = states[bucket]
                     meta = msgspec.msgpack.encode(PreCopiedState(counters, state.exponents))
-                    if self.post.send(target, (STATE, self.number, bucket), state.tensors(), meta) is False:
+                    if (
+                        self.messenger.send(target, (STATE, self.number, bucket), state.tensors(), meta)
+                        is False
+                    ):
                         self.broken.add(target)
                         break

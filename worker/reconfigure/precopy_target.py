@@ -19,7 +19,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters
 from oobleckd.worker.checkpointing.snapshot import pinned
 from oobleckd.worker.reconfigure.precopy_source import KINDS, STATE, UPDATE, PreCopiedState, Update
-from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.update import update_bucket
 from oobleckd.worker.state.store import BucketState, Store
 from oobleckd.worker.transport.mailbox import Key
@@ -47,10 +47,12 @@ class _Stream:
 class PreCopyTarget:
     """Preparation ``number`` at one target. ``sources``: bucket -> who sends it; ``store`` knows the model and where tensors are to be."""
 
-    def __init__(self, number: int, job: Job, store: Store, post: Post, sources: Mapping[int, str]) -> None:
+    def __init__(
+        self, number: int, job: Job, store: Store, messenger: Messenger, sources: Mapping[int, str]
+    ) -> None:
         self.number = number
         self.told = False
-        self._job, self._store, self._post = job, store, post
+        self._job, self._store, self._messenger = job, store, messenger
         self._beside = store.device.type != "cpu"
         self._streams = [
             _Stream(source, frozenset(bucket for bucket, sender in sources.items() if sender == source))
@@ -82,17 +84,17 @@ class PreCopyTarget:
         return None
 
     def _has_update(self, stream: _Stream) -> bool:
-        return stream.update is not None or self._post.has(self._next(stream, stream.counters))
+        return stream.update is not None or self._messenger.has(self._next(stream, stream.counters))
 
     def _next(self, stream: _Stream, counters: Counters) -> Key:
         return (UPDATE, self.number, stream.source, counters.round)
 
     def _receive(self, stream: _Stream) -> bool:
         for bucket in sorted(stream.missing):
-            letter = self._post.take((STATE, self.number, bucket))
-            if letter is not None:
-                what = msgspec.msgpack.decode(letter.meta, type=PreCopiedState)
-                tensors = [pinned(tensor) for tensor in letter.tensors] if self._beside else letter.tensors
+            message = self._messenger.take((STATE, self.number, bucket))
+            if message is not None:
+                what = msgspec.msgpack.decode(message.meta, type=PreCopiedState)
+                tensors = [pinned(tensor) for tensor in message.tensors] if self._beside else message.tensors
                 stream.states[bucket] = BucketState.received(tensors, what.exponents)
                 stream.counters = what.counters
                 return True
@@ -126,12 +128,12 @@ class PreCopyTarget:
         """The next round, if what it was made from is here."""
         if not stream.states:
             return False
-        letter = self._post.take(self._next(stream, stream.counters))
-        if letter is None:
+        message = self._messenger.take(self._next(stream, stream.counters))
+        if message is None:
             return False
-        update = msgspec.msgpack.decode(letter.meta, type=Update)
+        update = msgspec.msgpack.decode(message.meta, type=Update)
         assert update.before == stream.counters, f"{update.before} after {stream.counters}"
-        stream.update, tensors = update, list(letter.tensors)
+        stream.update, tensors = update, list(message.tensors)
         for bucket in update.exponents:
             count = len(self._store.spec.buckets[bucket].shapes) if update.applied else 0
             grads, tensors = tensors[:count], tensors[count:]
@@ -143,5 +145,5 @@ class PreCopyTarget:
 
 
 def is_of(key: Key, number: int) -> bool:
-    """Whether a letter with that key belongs to pre-copy ``number`` or to one before it."""
+    """Whether a message with that key belongs to pre-copy ``number`` or to one before it."""
     return key[0] in KINDS and int(key[1]) <= number

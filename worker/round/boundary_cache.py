@@ -1,6 +1,6 @@
-"""What crossed this device's boundaries in a round: kept until the commit, so that a neighbour's work can be done again.
+"""The boundary cache: what a device sent in a round, kept until the commit, so that a neighbour's work can be done again.
 
-When a stage dies, what it had been given is still with those who gave it: the activations that the stage before it
+When a stage dies, its inputs are still with those who sent them: the activations that the stage before it
 sent, the gradients that the stage behind it sent back. With both at hand only the dead stage's own work is lost.
 Owns the memory, which is bounded: what does not fit is not kept, and its micro-batch begins at the embedding again.
 On a GPU the copies lie in pinned memory of the host.

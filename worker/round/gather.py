@@ -1,6 +1,6 @@
 """What the other holders of a bucket send of it: added up as it comes, by the thread that reads it.
 
-Owns the contributions to the exchange that is open, and how many of them may come in at a time: sums are the largest letters that there are, every
+Owns the contributions to the exchange that is open, and how many of them may come in at a time: sums are the largest tensor messages that there are, every
 holder sends them at the end of its backward passes, and if all of them lay here until the executor has a moment for them, they
 would be as much as the training state. Does not own whose contributions are wanted and when all are there (``reduce``).
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from oobleckd.worker import sums
 from oobleckd.worker.runtime.deaths import is_out_of_memory
-from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
 from oobleckd.worker.transport.transport import Inbox
 from oobleckd.worker.transport.wire import WireError
 
@@ -94,20 +94,20 @@ class Gathering:
     round: int
     buckets: Mapping[int, Gathered]
 
-    def without_sums(self, letter: Letter) -> Letter:
-        """The letter, without its tensors if they belong here and were added."""
-        key = letter.key
+    def without_sums(self, message: TensorMessage) -> TensorMessage:
+        """The tensor message, without its tensors if they belong here and were added."""
+        key = message.key
         if len(key) != len(key_of(0, 0, 0, "")) or key[:3] != (KIND, self.epoch, self.round):
-            return letter
+            return message
         gathered = self.buckets.get(int(key[3]))
-        if gathered is None or not letter.tensors:
-            return letter
-        added = gathered.add(str(key[4]), letter.tensors, lent=True)
-        return Letter(key, letter.source, letter.meta, []) if added else letter
+        if gathered is None or not message.tensors:
+            return message
+        added = gathered.add(str(key[4]), message.tensors, lent=True)
+        return TensorMessage(key, message.source, message.meta, []) if added else message
 
 
 def key_of(epoch: int, round_: int, bucket: int, source: str) -> Key:
-    """Of the letter with a contribution."""
+    """Of the message with a contribution."""
     return (KIND, epoch, round_, bucket, source)
 
 
@@ -119,18 +119,18 @@ class Intake:
         self._inbox = inbox
         self._room = threading.BoundedSemaphore(_AT_A_TIME)
 
-    def put(self, letter: Letter) -> None:
-        """A letter that has come. Raises WireError for one that nobody can have meant to send."""
+    def put(self, message: TensorMessage) -> None:
+        """A tensor message that has come. Raises WireError for one that nobody can have meant to send."""
         gathering = self.gathering
         if gathering is not None:
             try:
-                letter = gathering.without_sums(letter)
+                message = gathering.without_sums(message)
             except (ValueError, RuntimeError) as error:
                 if is_out_of_memory(error):
                     raise
                 raise WireError(f"sums that do not fit: {error}") from error
-        self._inbox.put(letter)
+        self._inbox.put(message)
 
     def room(self, key: Key, num_bytes: int) -> AbstractContextManager[object]:
-        """To be held while a letter of this key and size is read and put. Nobody who holds it waits for anything but the sender."""
+        """To be held while a message of this key and size is read and put. Nobody who holds it waits for anything but the sender."""
         return self._room if key[0] == KIND and num_bytes >= _LARGE_BYTES else nullcontext()

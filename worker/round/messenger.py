@@ -1,6 +1,6 @@
-"""What the engine needs of the transport, and nothing more: keyed letters out, keyed letters in.
+"""What the engine needs of the transport, and nothing more: keyed tensor messages out, keyed tensor messages in.
 
-Letters are found by what they are, not by who sent them or in which order. The first part of a key is
+Tensor messages are found by what they are, not by who sent them or in which order. The first part of a key is
 its kind: "F" activations, "B" their gradients, "G" contributions, "C" copies of sums, "K" that one has arrived, "V" votes, "T" training state,
 "P" that it was pre-copied and "Q" that it is wanted all the same, "S" state and "U" updates that are pre-copied.
 """
@@ -15,42 +15,42 @@ from torch import Tensor
 
 from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.round.gather import Gathering, Intake
-from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
+from oobleckd.worker.transport.mailbox import Key, Mailbox, TensorMessage
 from oobleckd.worker.transport.transport import Transport
 
 LATER = frozenset({"S", "U", "P"})
-"""Kinds that leave when no other letter does, as training must not wait for them; in their own order, so that "P" comes behind what it speaks of. They take
+"""Kinds that leave when no other message does, as training must not wait for them; in their own order, so that "P" comes behind what it speaks of. They take
 the transport, and what comes with them stays in the host's memory."""
 _LEFT_ON_THE_HOST = LATER | {"C"}
 
 
-class Post(Protocol):
-    """Implemented by ``TransportPost`` (real) and by the tests' single-process world."""
+class Messenger(Protocol):
+    """Implemented by ``TransportMessenger`` (real) and by the tests' single-process world."""
 
     def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> object:
-        """Send a letter; never blocks. ``tensors`` must stay unchanged until their round is over."""
+        """Send a message; never blocks. ``tensors`` must stay unchanged until their round is over."""
 
     def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> Sequence[Key]:
-        """Take back letters of ``LATER`` kinds that have not begun to leave; their keys."""
+        """Take back messages of ``LATER`` kinds that have not begun to leave; their keys."""
 
-    def take(self, key: Key) -> Letter | None:
-        """The letter with this key, removed; None if it has not arrived."""
+    def take(self, key: Key) -> TensorMessage | None:
+        """The tensor message with this key, removed; None if it has not arrived."""
 
     def has(self, key: Key) -> bool:
-        """Whether the letter with this key has arrived and was not taken."""
+        """Whether the message with this key has arrived and was not taken."""
 
     def waiting(self) -> Sequence[Key]:
-        """Keys of all letters that have arrived and were not taken."""
+        """Keys of all messages that have arrived and were not taken."""
 
     def gather(self, gathering: Gathering | None) -> None:
         """From now on contributions to ``gathering``, and to no other, may be added to it before they are taken: then they have no tensors."""
 
     def purge(self, unwanted: Callable[[Key], bool]) -> None:
-        """Drop letters whose key is unwanted."""
+        """Drop messages whose key is unwanted."""
 
 
-class TransportPost:
-    """The real post: letters go out by a group or by the transport, and come in through the mailbox.
+class TransportMessenger:
+    """The real one: tensor messages go out by a group or by the transport, and come in through the mailbox.
 
     Their tensors are on ``device`` when they are taken, whichever way they came, but for those of copies of sums, which most likely nobody
     will look at, and of what is pre-copied, for which a device that trains has no room. What a device sends to itself, where
@@ -72,32 +72,32 @@ class TransportPost:
         self._device = device
 
     def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> bool:
-        """Hand a letter to a channel or to the peer's writer thread; False if the peer is gone."""
+        """Hand a message to a channel or to the peer's writer thread; False if the peer is gone."""
         if peer == self._transport.device:
-            self._mailbox.put(Letter(key, peer, meta, list(tensors)))
+            self._mailbox.put(TensorMessage(key, peer, meta, list(tensors)))
             return True
         if key[0] in LATER:
             return self._transport.send(peer, key, tensors, meta, later=True)
         return self._groups.offer(peer, key, tensors, meta) or self._transport.send(peer, key, tensors, meta)
 
     def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> Sequence[Key]:
-        """Take letters back that the transport still has."""
+        """Take messages back that the transport still has."""
         return self._transport.recall(peer, unwanted)
 
-    def take(self, key: Key) -> Letter | None:
-        """Take a letter out of the mailbox."""
-        letter = self._mailbox.take(key)
+    def take(self, key: Key) -> TensorMessage | None:
+        """Take a message out of the mailbox."""
+        message = self._mailbox.take(key)
         if (
-            letter is None
+            message is None
             or key[0] in _LEFT_ON_THE_HOST
-            or all(tensor.device == self._device for tensor in letter.tensors)
+            or all(tensor.device == self._device for tensor in message.tensors)
         ):
-            return letter
-        tensors = [tensor.to(self._device) for tensor in letter.tensors]
-        return Letter(letter.key, letter.source, letter.meta, tensors)
+            return message
+        tensors = [tensor.to(self._device) for tensor in message.tensors]
+        return TensorMessage(message.key, message.source, message.meta, tensors)
 
     def has(self, key: Key) -> bool:
-        """Whether the mailbox has the letter."""
+        """Whether the mailbox has the message."""
         return self._mailbox.has(key)
 
     def waiting(self) -> Sequence[Key]:
@@ -105,9 +105,9 @@ class TransportPost:
         return self._mailbox.keys()
 
     def gather(self, gathering: Gathering | None) -> None:
-        """On a CPU, where letters come in as what is added."""
+        """On a CPU, where messages come in as what is added."""
         self._intake.gathering = gathering if self._device.type == "cpu" else None
 
     def purge(self, unwanted: Callable[[Key], bool]) -> None:
-        """Drop letters from the mailbox."""
-        self._mailbox.purge(lambda letter: unwanted(letter.key))
+        """Drop messages from the mailbox."""
+        self._mailbox.purge(lambda message: unwanted(message.key))

@@ -20,7 +20,7 @@ from oobleckd.protocol.parts import Counters, OpTime
 from oobleckd.worker.round.tasks import Task
 from oobleckd.worker.runtime.timing import DeviceTimer, Moment
 
-MOST_OPS = 20_000
+MAX_OPS = 20_000
 """Beyond, a round is not told: half a megabyte, and more than anybody can look at."""
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -55,7 +55,7 @@ def told(of: Round, pieces: Iterable[Piece], timer: DeviceTimer, *, repaired: bo
     """The message. ``timer``: what the marks of ``pieces`` are; None where there are too many of them."""
     at = time.time() - timer.settle()
     ops = tuple(_op(piece, timer) for piece in _joined(pieces))
-    if len(ops) > MOST_OPS:
+    if len(ops) > MAX_OPS:
         return None
     return OpTimes(of.device, of.job, of.epoch, of.layout, of.counters, at, _encode(ops), repaired)
 

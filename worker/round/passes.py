@@ -18,33 +18,35 @@ from oobleckd.worker.round.boundary_cache import BoundaryCache
 from oobleckd.worker.round.op_times import Piece
 from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.round.redundant_forward import RedundantForwards
-from oobleckd.worker.round.round import Debts, Given, Graph, Means, Pieces, RoundClock, Work
+from oobleckd.worker.round.round import ComputeContext, Debts, Graph, Pieces, RoundClock, RoundSpec, Work
 from oobleckd.worker.round.tasks import NO_LAYERS, Board, Kind, Task
 from oobleckd.worker.runtime.timing import Moment
-from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 
 class Passes:
-    """The round ``given``. With ``forward_only`` it goes no further than its forward passes.
+    """The round of ``spec``. With ``forward_only`` it goes no further than its forward passes.
 
     ``pieces``: what was done in it, and when; ``repaired``: attempts in it make up for a loss.
     """
 
-    def __init__(self, means: Means, given: Given, reducer: Reducer, *, forward_only: bool = False) -> None:
-        self.means, self.counters, self.tag, self.reducer = means, given.counters, given.tag, reducer
-        self.board = Board(means.device, means.job.schedule.apart, forward_only=forward_only)
-        limit_bytes = means.job.schedule.redundant_bytes
-        redundant = given.redundant if limit_bytes else NO_LAYERS
-        self.board.begin(sorted(means.store.layers), given.routes, given.order, redundant)
+    def __init__(
+        self, context: ComputeContext, spec: RoundSpec, reducer: Reducer, *, forward_only: bool = False
+    ) -> None:
+        self.context, self.counters, self.tag, self.reducer = context, spec.counters, spec.tag, reducer
+        self.board = Board(context.device, context.job.schedule.apart, forward_only=forward_only)
+        limit_bytes = context.job.schedule.redundant_bytes
+        redundant = spec.redundant if limit_bytes else NO_LAYERS
+        self.board.begin(sorted(context.store.layers), spec.routes, spec.order, redundant)
         self.graphs: dict[Task, Graph] = {}
         self.debts: dict[Task, Debts] = {}
         self.under_way: Work | None = None
         self.halted: dict[tuple[Kind, Task], Work] = {}
-        self.kept = BoundaryCache(means.job.schedule.boundary_bytes)
-        self.redundant_forwards = RedundantForwards(limit_bytes, means.redundant_bytes)
+        self.boundary_cache = BoundaryCache(context.job.schedule.boundary_bytes)
+        self.redundant_forwards = RedundantForwards(limit_bytes, context.redundant_bytes)
         self.redundant_work: Work | None = None
-        self.returned = given.returned
-        self.taken: dict[Key, Letter] = {}
+        self.returned = spec.returned
+        self.taken: dict[Key, TensorMessage] = {}
         self.clock = RoundClock()
         self.pieces: list[Piece] = []
         self.repaired = False
@@ -55,12 +57,12 @@ class Passes:
 
     def advance(self) -> bool:
         """Run one task; False if none is ready."""
-        found = self.board.next(self.given)
+        found = self.board.next(self.has_input)
         if found is None:
             return self._advance_redundant()
         kind, task = found
-        began = self.means.timer.now()
-        with self.means.activity.doing(
+        began = self.context.timer.now()
+        with self.context.activity.doing(
             kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)
         ):
             work = self.halted.pop((kind, task), None)
@@ -70,7 +72,7 @@ class Passes:
 
     def note(self, kind: str, task: Task | None, began: Moment, *, early: bool = False) -> Moment:
         """Work that began at ``began`` is over, or halts. Returns when."""
-        stopped = self.means.timer.now()
+        stopped = self.context.timer.now()
         self.pieces.append(Piece(kind, task, began, stopped, early))
         return stopped
 
@@ -89,11 +91,11 @@ class Passes:
 
     def _computed(self, work: Work) -> bool:
         """A layer of it; whether there are more."""
-        if not self.means.faults.drags:
+        if not self.context.faults.drags:
             return work.compute()
-        began_s = self.means.timer.settle()
+        began_s = self.context.timer.settle()
         more = work.compute()
-        self.means.faults.drag(self.means.timer.settle() - began_s)
+        self.context.faults.drag(self.context.timer.settle() - began_s)
         return more
 
     def _halts(self, work: Work) -> bool:
@@ -117,9 +119,9 @@ class Passes:
     def arrived(self, task: Task, kind: str) -> bool:
         """Whether the message that ``task`` waits for is here."""
         key = task.key(kind, self.tag, task.position)
-        return key in self.returned or self.means.post.has(key)
+        return key in self.returned or self.context.messenger.has(key)
 
-    def given(self, task: Task, kind: str) -> bool:
+    def has_input(self, task: Task, kind: str) -> bool:
         """Whether ``task`` has got the message, be it that it works on it."""
         works = [*self.halted.values(), *([self.under_way] if self.under_way else [])]
         back = {"F": False, "B": True, "I": True}
@@ -128,18 +130,18 @@ class Passes:
 
     def _input(self, task: Task, kind: str) -> Tensor:
         key = task.key(kind, self.tag, task.position)
-        letter = self.returned.pop(key, None) or self.means.post.take(key)
-        assert letter is not None
+        message = self.returned.pop(key, None) or self.context.messenger.take(key)
+        assert message is not None
         if self.board.forward_only:
-            self.taken[key] = letter
-        return letter.tensors[0]
+            self.taken[key] = message
+        return message.tensors[0]
 
     def _reach(self, point: str) -> None:
-        self.means.faults.reach(point, self.counters.round)
+        self.context.faults.reach(point, self.counters.round)
 
     def _forward(self, work: Work) -> Pieces:
         self._reach("forward")
-        task, store, job, step = work.task, self.means.store, self.means.job, self.counters.step
+        task, store, job, step = work.task, self.context.store, self.context.job, self.counters.step
         micro_batch, low = task.route.micro_batch, task.lowest
         x = None if task.first else self._input(task, "F")
         batch = self._batch(task)
@@ -148,7 +150,7 @@ class Passes:
             needed = layer >= low
             into = None if x is None else x.detach().requires_grad_(layer > low)
             owed = None
-            with self.means.aside(), torch.set_grad_enabled(needed):
+            with self.context.released(), torch.set_grad_enabled(needed):
                 seed_layer(job.train.seed, step, micro_batch, layer, store.device)
                 if self.board.apart and task.route.wants(layer):
                     x, owed = store.layers[layer].forward_apart(into, batch)
@@ -174,7 +176,9 @@ class Passes:
         """The micro-batch, where a hop begins or ends the model."""
         if not (task.first or task.last):
             return None
-        return self.means.corpus.batch(self.counters.step, task.route.micro_batch).to(self.means.store.device)
+        return self.context.corpus.batch(self.counters.step, task.route.micro_batch).to(
+            self.context.store.device
+        )
 
     def _backward(self, work: Work) -> Pieces:
         """B, or the I of a decoupled one. Its task may be another when it goes on: the next attempt's."""
@@ -190,7 +194,7 @@ class Passes:
                 assert into is not None
                 inputs.append(into)
             grads: list[Tensor | None]
-            with self.means.aside():
+            with self.context.released():
                 grads = (
                     [*gradients(out, inputs, g)] if owed is None else input_gradients(out, inputs, g, owed)
                 )
@@ -218,7 +222,7 @@ class Passes:
     def _weights(self, work: Work) -> Pieces:
         for layer, found, owed in self.debts.pop(work.task):
             leaves = self._leaves(layer)
-            with self.means.aside():
+            with self.context.released():
                 grads = owed.complete(leaves, found)
             yield
             self._add(work.task, layer, grads)
@@ -243,8 +247,8 @@ class Passes:
         work = self.redundant_work = self.redundant_work or self._begun_redundant()
         if work is None:
             return False
-        began = self.means.timer.now()
-        with self.means.activity.doing("S", f"{work.task.position}S{work.task.route.micro_batch}"):
+        began = self.context.timer.now()
+        with self.context.activity.doing("S", f"{work.task.position}S{work.task.route.micro_batch}"):
             more = work.compute()
         self.note("S", work.task, began)
         if not more:
@@ -273,13 +277,13 @@ class Passes:
 
         The backward would be whole, if it comes to one: what a decoupled one keeps for W would stay on the device.
         """
-        task, store, job, step = work.task, self.means.store, self.means.job, self.counters.step
+        task, store, job, step = work.task, self.context.store, self.context.job, self.counters.step
         x, batch = self.redundant_forwards.taken(task), self._batch(task)
         graph: Graph = []
         for index in task.layers.layers():
             into = None if x is None else x.detach().requires_grad_(index > 0)
             layer = store.layers[index]
-            with self.means.aside(), self.redundant_forwards.saving(task, into, layer.leaves):
+            with self.context.released(), self.redundant_forwards.saving(task, into, layer.leaves):
                 seed_layer(job.train.seed, step, task.route.micro_batch, index, store.device)
                 x = layer(into, batch)
             yield
@@ -301,18 +305,18 @@ class Passes:
         self.redundant_work = None
         self.redundant_forwards.clear()
 
-    # ------------------------------------------------------------------ sums and letters
+    # ------------------------------------------------------------------ sums and messages
 
     def _leaves(self, layer: int) -> list[Tensor]:
-        return self.means.store.layers[layer].leaves
+        return self.context.store.layers[layer].leaves
 
     def _note_loss(self, task: Task, layer: int, out: Tensor) -> None:
-        if layer == self.means.store.spec.num_layers - 1:
+        if layer == self.context.store.spec.num_layers - 1:
             self.reducer.losses[task.route.micro_batch] = out.detach()
 
     def _add(self, task: Task, layer: int, grads: list[Tensor]) -> None:
         """Gradients of all parameters of ``layer`` go into the sums."""
-        store = self.means.store
+        store = self.context.store
         by_bucket: dict[int, list[Tensor]] = {b: [] for b in store.spec.buckets_of(layer)}
         for (bucket, _, _), grad in zip(store.layers[layer].params, grads, strict=True):
             by_bucket[bucket].append(grad)
@@ -322,12 +326,12 @@ class Passes:
     def _pass_on(self, task: Task, kind: str, tensor: Tensor) -> None:
         tensor = tensor.contiguous()
         self._send(task, kind, tensor)
-        self.kept.put(kind, task, tensor)
+        self.boundary_cache.put(kind, task, tensor)
 
     def _send(self, task: Task, kind: str, tensor: Tensor) -> None:
         position = task.position + (1 if kind == "F" else -1)
         peer = task.route.segments[position].device
-        self.means.post.send(peer, task.key(kind, self.tag, position), [tensor])
+        self.context.messenger.send(peer, task.key(kind, self.tag, position), [tensor])
 
     # ------------------------------------------------------------------ failures
 
@@ -357,23 +361,23 @@ class Passes:
     def _readdress(self, task: Task, before: Task) -> None:
         """A gradient that has arrived for ``before`` is ``task``'s: who sent it may have nothing left to do."""
         key, old = (of.key("B", self.tag, of.position) for of in (task, before))
-        letter = self.returned.pop(old, None) or self.means.post.take(old)
-        if letter is not None:
-            self.returned[key] = letter
+        message = self.returned.pop(old, None) or self.context.messenger.take(old)
+        if message is not None:
+            self.returned[key] = message
 
     def _send_again(self, task: Task, before: Task, graph: Graph | None) -> None:
-        """A hop beside this one is in new hands: what it was given it is given once more."""
-        position, reached, device = task.position, task.route.reached, self.means.store.device
+        """A hop beside this one is in new hands: what was sent to it is sent again, from the boundary cache."""
+        position, reached, device = task.position, task.route.reached, self.context.store.device
         if reached[position] >= FORWARD and not task.last and reached[position + 1] == NOTHING:
             self._send(task, "F", self._activations(before, graph))
         waited_for = task.sends_back and reached[position - 1] < BACKWARD
-        if reached[position] >= BACKWARD and waited_for and self.kept.has("B", before):
-            self._send(task, "B", self.kept.get("B", before, device))
+        if reached[position] >= BACKWARD and waited_for and self.boundary_cache.has("B", before):
+            self._send(task, "B", self.boundary_cache.get("B", before, device))
 
     def _activations(self, task: Task, graph: Graph | None) -> Tensor:
         """What came out of ``task``: as it was sent, or, where it was run ahead, as it is in the graph."""
-        if self.kept.has("F", task):
-            return self.kept.get("F", task, self.means.store.device)
+        if self.boundary_cache.has("F", task):
+            return self.boundary_cache.get("F", task, self.context.store.device)
         assert graph is not None, "a decision counts on what was told to be there"
         return self._out(graph)
 

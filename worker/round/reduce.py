@@ -24,9 +24,9 @@ from oobleckd.planner.plan import Layout
 from oobleckd.protocol.parts import Vote
 from oobleckd.worker import sums
 from oobleckd.worker.round.gather import Contribution, Gathered, Gathering, key_of
-from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.tasks import Board
-from oobleckd.worker.runtime.turn import Aside
+from oobleckd.worker.runtime.yielding_lock import Released
 from oobleckd.worker.state.store import Store
 
 
@@ -52,15 +52,15 @@ class Reduced:
 
 @dataclass(slots=True)
 class Reducer:
-    """The reduce side of one device's round. ``aside``: entered where sums are added to or copied, so that a report is answered meanwhile."""
+    """The reduce side of one device's round. ``released``: entered where sums are added to or copied, so that a report is answered meanwhile."""
 
     device: str
     store: Store
-    post: Post
+    messenger: Messenger
     num_micro_batches: int
     exact: bool
     guarded: bool = False
-    aside: Aside = nullcontext
+    released: Released = nullcontext
     parts: dict[tuple[int, int], sums.Sum] = field(default_factory=dict)
     nan: set[int] = field(default_factory=set)  # inherited; of its own, the parts know
     overflow: set[int] = field(default_factory=set)
@@ -109,7 +109,7 @@ class Reducer:
             for bucket in self.store.buckets
         }
         self.heard = {bucket: Gathered(self._sources(bucket), self.exact) for bucket in self.holders}
-        self.post.gather(Gathering(epoch, self.round, self.heard))
+        self.messenger.gather(Gathering(epoch, self.round, self.heard))
 
     def add(self, layer: int, micro_batch: int, grads: Mapping[int, Sequence[Tensor]]) -> None:
         """Weight gradients of (micro-batch, layer), by bucket, go into the ledger and the sums.
@@ -117,7 +117,7 @@ class Reducer:
         The ledger first: who is asked in the middle of it says that they are in, as they will be before anything else is done with the sums.
         """
         self.board.count(layer, micro_batch)
-        with self.aside():
+        with self.released():
             for bucket, tensors in grads.items():
                 part, exponents = self.parts[bucket, layer], self.store.buckets[bucket].exponents
                 part.add(tensors, exponents, self._num_contributions(bucket))
@@ -127,7 +127,7 @@ class Reducer:
         done = {layer: tuple(sorted(self.board.done[layer])) for layer in layers if self.board.done[layer]}
         uses = [(bucket, layer) for layer in done for bucket in self.store.spec.buckets_of(layer)]
         counted = done.get(self.store.spec.num_layers - 1, ())
-        with self.aside():
+        with self.released():
             nan, overflow = self._flags(uses)
             losses = {mb: float(self.losses[mb]) for mb in counted}
             what = SumCopy(done, tuple(sorted(nan)), tuple(sorted(overflow)), losses)
@@ -216,7 +216,7 @@ class Reducer:
         for peer in self.holders[bucket]:
             if peer != self.device:
                 key = key_of(self.epoch, self.round, bucket, self.device)
-                self.post.send(peer, key, tensors, msgspec.msgpack.encode(what))
+                self.messenger.send(peer, key, tensors, msgspec.msgpack.encode(what))
         self._take(bucket, self.device, what, tensors)
 
     def _own(self, bucket: int) -> tuple[Contribution, list[Tensor]]:

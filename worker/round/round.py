@@ -17,14 +17,14 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.models import Owed
-from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.tasks import NO_LAYERS, Kind, Order, Task
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import DeviceTimer, Moment
-from oobleckd.worker.runtime.turn import Aside
+from oobleckd.worker.runtime.yielding_lock import Released
 from oobleckd.worker.state.store import Store
-from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 Graph = list[tuple[Tensor | None, Tensor, Owed | None]]
 Debts = list[tuple[int, list[Tensor | None], Owed]]
@@ -62,24 +62,24 @@ class RoundClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class ComputeContext:
     """What a device has to compute with, the same in every round."""
 
     device: str
     job: Job
     store: Store
     corpus: Corpus
-    post: Post
+    messenger: Messenger
     faults: Faults
     activity: ActivityPage
-    aside: Aside = nullcontext
+    released: Released = nullcontext
     redundant_bytes: dict[Range, int] = field(default_factory=dict)
     timer: DeviceTimer = field(default_factory=DeviceTimer)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A round to be run: ``tag`` names it in the keys of data; ``returned``: letters that were taken for it in vain;
+class RoundSpec:
+    """A round to be run: ``tag`` names it in the keys of data; ``returned``: messages that were taken for it in vain;
     ``redundant``: the layers that this device holds for others.
     """
 
@@ -87,5 +87,5 @@ class Given:
     tag: int
     routes: tuple[Route, ...]
     order: Order = ()
-    returned: dict[Key, Letter] = field(default_factory=dict)
+    returned: dict[Key, TensorMessage] = field(default_factory=dict)
     redundant: Layers = NO_LAYERS

@@ -1,6 +1,6 @@
 """Copies of gradient sums with peers, so that what a device has summed up in a round does not die with it.
 
-What was given to a lost device is kept by its neighbours (``boundary_cache``), what it had added up is not. So a device sends its sums
+What was sent to a lost device is in its neighbours' boundary caches, what it had added up is not. So a device sends its sums
 a few times in a round to the next holder of the same layers. Where it dies, that one adds the last copy to its own and
 says so in its ledger: sums do not depend on their grouping, so no bit shows it (``sums``), and the daemon sees the micro-batches
 as done.
@@ -19,12 +19,12 @@ import msgspec
 from torch import Tensor
 
 from oobleckd.planner.plan import Layout
-from oobleckd.worker.round.messenger import Post
+from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.reduce import Reducer, SumCopy
 from oobleckd.worker.transport.mailbox import Key
 
 KINDS = frozenset({"C", "K"})
-"""Of letters: a copy, and the word that it has arrived."""
+"""Of tensor messages: a copy, and the confirmation that it has arrived."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Copies:
 
     device: str
     per_round: int
-    post: Post
+    messenger: Messenger
     reducer: Reducer
     layout: int = 0
     round: int = 0
@@ -88,33 +88,33 @@ class Copies:
         if what.done:
             self.awaited.add(keeper)
             key = ("C", self.layout, self.round, self.device)
-            self.post.send(keeper, key, tensors, msgspec.msgpack.encode(what))
+            self.messenger.send(keeper, key, tensors, msgspec.msgpack.encode(what))
 
     # ------------------------------------------------------------------ keeping
 
     def hear(self, key: Key, dead: Collection[str]) -> bool:
-        """A letter of ``KINDS``; False: it is from a peer that is ahead, and waits. What the dead sent is told of before they are
+        """A tensor message of ``KINDS``; False: it is from a peer that is ahead, and waits. What the dead sent is told of before they are
         ``dead``, or not at all: the decision counts on what a device has answered.
         """
         here = (self.layout, self.round)
         at, source = (int(key[1]), int(key[2])), str(key[3])
         if at > here and key[0] == "C" and source not in dead:
             return False
-        letter = self.post.take(key)
-        assert letter is not None
+        message = self.messenger.take(key)
+        assert message is not None
         if at[0] != self.layout or source in dead:
             return True
         if key[0] == "K":
             self.awaited.discard(source)
             return True
-        self.post.send(source, ("K", *at, self.device), [])
+        self.messenger.send(source, ("K", *at, self.device), [])
         if at == here:
-            self.held[source] = (msgspec.msgpack.decode(letter.meta, type=SumCopy), letter.tensors)
+            self.held[source] = (msgspec.msgpack.decode(message.meta, type=SumCopy), message.tensors)
         return True
 
     def hear_all(self, dead: Collection[str]) -> None:
         """Whatever has arrived."""
-        for key in self.post.waiting() if self.per_round else ():
+        for key in self.messenger.waiting() if self.per_round else ():
             if key[0] in KINDS:
                 self.hear(key, dead)
 

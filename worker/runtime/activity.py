@@ -19,7 +19,7 @@ LOOK_UP_S = 0.25
 """How often a device that waits shows that it still could work."""
 
 _FACTOR = 10  # times the longest of its kind: far outside of what load and clocks do
-_LEAST_S = 2.0  # shorter work is not judged: a page fault on a busy disk takes as long
+_MIN_S = 2.0  # shorter work is not judged: a page fault on a busy disk takes as long
 _LOOSE_S = 60.0  # the same for work whose size differs from one time to the next
 _UNKNOWN_S = 600.0  # for the first of its kind
 _PAGE = struct.Struct("<Qqqq48s")  # sequence (odd: being written), since, longest, limit (ns), what
@@ -67,7 +67,7 @@ class ActivityPage:
 
     def wait(self) -> None:
         """The device waits for others, and could work if there were something to do."""
-        self._write(time.monotonic_ns(), LOOK_UP_S, max(_LEAST_S, _FACTOR * LOOK_UP_S), b"")
+        self._write(time.monotonic_ns(), LOOK_UP_S, max(_MIN_S, _FACTOR * LOOK_UP_S), b"")
 
     def doing(self, kind: str, what: str = "", units: int = 1) -> _Doing:
         """Work of ``kind``, named ``what`` for people. Its time grows with ``units``; 0: with nothing known here.
@@ -86,8 +86,8 @@ class ActivityPage:
     def _known(self, kind: str, units: int) -> tuple[float, float]:
         """The longest of its kind after the first one, and the limit that follows (s)."""
         longest_s = (self._longest_s.get(kind) or self._first_s.get(kind, 0.0)) * (units or 1)
-        least_s = (_LEAST_S if units else _LOOSE_S) if longest_s else _UNKNOWN_S
-        return longest_s, max(least_s, _FACTOR * longest_s)
+        min_s = (_MIN_S if units else _LOOSE_S) if longest_s else _UNKNOWN_S
+        return longest_s, max(min_s, _FACTOR * longest_s)
 
     def end(self, kind: str, units: int) -> None:
         """The work that began last is over."""

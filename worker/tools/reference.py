@@ -36,7 +36,7 @@ from oobleckd.worker.round.gather import Gathering
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.store import Store
-from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 DEVICE = "reference/0"
 DATA_CHANGED = 7
@@ -45,7 +45,7 @@ PLACE = torch.device("cpu")
 
 
 class LonePost:
-    """A post for a device without peers."""
+    """A messenger for a device without peers."""
 
     def send(self, peer: str, key: Key, _tensors: Sequence[Tensor], _meta: bytes = b"") -> None:
         """There is nobody to send to."""
@@ -55,9 +55,9 @@ class LonePost:
         """There is nobody to whom anything could be on its way."""
         raise AssertionError(f"the reference run has no peer {peer}")
 
-    def take(self, key: Key) -> Letter | None:
+    def take(self, key: Key) -> TensorMessage | None:
         """Nothing ever arrives."""
-        raise AssertionError(f"the reference run has no letter {key}")
+        raise AssertionError(f"the reference run has no message {key}")
 
     def has(self, _key: Key) -> bool:
         """Nothing ever arrives."""

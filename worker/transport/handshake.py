@@ -8,7 +8,7 @@ nodes is trusted to that degree.
 The connecting end speaks first::
 
     connector                                acceptor
-    hello(version, names, life, key, nonce) ->
+    hello(version, names, incarnation, key, nonce) ->
                                          <-  answer(nonce, proof) or answer(refused)
     proof                                ->
                                          <-  accepted
@@ -45,11 +45,11 @@ class NotYet(HandshakeError):
 
 
 class Greeting(msgspec.Struct, frozen=True, array_like=True):
-    """First words: ``source`` in its ``life`` wants to reach ``target``, with the secret called ``key``. It speaks ``oldest`` to ``version``."""
+    """First words: ``source`` in its ``incarnation`` wants to reach ``target``, with the secret called ``key``. It speaks ``oldest`` to ``version``."""
 
     version: int
     source: str
-    life: str
+    incarnation: str
     target: str
     key: bytes
     nonce: bytes
@@ -68,10 +68,10 @@ def key_name(secret: bytes) -> bytes:
     return hashlib.sha256(b"oobleck transport key\0" + secret).digest()[:8]
 
 
-def connect(sock: socket.socket, *, source: str, life: str, target: str, secret: bytes) -> None:
+def connect(sock: socket.socket, *, source: str, incarnation: str, target: str, secret: bytes) -> None:
     """The connecting side. Raises HandshakeError, or OSError when the stream breaks."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    greeting = Greeting(PROTOCOL, source, life, target, key_name(secret), nonce, OLDEST)
+    greeting = Greeting(PROTOCOL, source, incarnation, target, key_name(secret), nonce, OLDEST)
     hello = msgspec.msgpack.encode(greeting)
     write_frame(sock, hello)
     answer = _decode(_read(sock), _Answer)

@@ -1,12 +1,12 @@
-"""The link on which a device sends to one life of a peer.
+"""The link on which a device sends to one incarnation of a peer.
 
-Owns the socket, the queues and the writer thread, which dials at the first letter and then also watches
+Owns the socket, the queues and the writer thread, which dials at the first message and then also watches
 for the peer's goodbye or end. What the socket takes at once is written by the sender's own thread:
-a hand-over to a thread costs more than a small letter. Letters that can wait leave, in their own order, whenever no other is there, and can be
+a hand-over to a thread costs more than a small message. Tensor messages that can wait leave, in their own order, whenever no other is there, and can be
 taken back until then; one that has begun to leave is not interrupted.
 
-The last bytes of every letter are written under the lock, without waiting: whoever got a whole letter hears a goodbye
-when the link is stopped, however late its writer thread hears that the letter is gone.
+The last bytes of every message are written under the lock, without waiting: whoever got a whole message hears a goodbye
+when the link is stopped, however late its writer thread hears that the message is gone.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Outgoing:
             return self._written.wait_for(self._is_idle, max(0.0, deadline - time.monotonic()))
 
     def stop(self) -> None:
-        """Drop what is queued, say goodbye unless a letter is half written, close. ``on_end`` is not called."""
+        """Drop what is queued, say goodbye unless a message is half written, close. ``on_end`` is not called."""
         with self._lock:
             between = not self._writing and not (self._queue and self._queue[0].has_begun)
             self._clear()
@@ -239,7 +239,7 @@ class Outgoing:
             self._unblocked.wait()
             if self._wake in ready:
                 os.eventfd_read(self._wake)
-            if sock.fileno() in ready and wire.LetterReader(sock, "").read() is None:
+            if sock.fileno() in ready and wire.MessageReader(sock, "").read() is None:
                 return
 
     def _begin(self) -> Frame | None:
@@ -265,6 +265,6 @@ class Outgoing:
         if sock is None or not self._open or not select.select([sock], [], [], 0)[0]:
             return False
         try:
-            return wire.LetterReader(sock, "").read() is None
+            return wire.MessageReader(sock, "").read() is None
         except (OSError, EOFError, wire.WireError):
             return False

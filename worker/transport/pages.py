@@ -1,8 +1,8 @@
-"""Memory of its own for every large letter that comes in: whole pages, which the next letter of that size gets when nobody has the last one any more.
+"""Memory of its own for every large tensor message that comes in: whole pages, which the next message of that size gets when nobody has the last one any more.
 
-From the heap, which keeps what is freed (``children``), it would stay: letters come at all times and from many threads, and between
-what else is allocated they leave gaps that nothing fills (docs/decisions.md, 2026-11-27). Fresh pages for each letter would take
-longer to be cleared by the kernel than to be filled. Owns the pages that lie idle, and how many may. Knows no letters.
+From the heap, which keeps what is freed (``children``), it would stay: messages come at all times and from many threads, and between
+what else is allocated they leave gaps that nothing fills (docs/decisions.md, 2026-11-27). Fresh pages for each message would take
+longer to be cleared by the kernel than to be filled. Owns the pages that lie idle, and how many may. Knows no messages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import weakref
 
 _KEPT = 2
-"""Idle pages are kept for so many of the largest letters."""
+"""Idle pages are kept for so many of the largest messages."""
 
 
 class Pages:
@@ -46,7 +46,7 @@ class Pages:
 
     @property
     def idle_bytes(self) -> int:
-        """Of memory that waits for a letter."""
+        """Of memory that waits for a message."""
         with self._lock:
             return sum(map(len, self._idle))
 
@@ -58,5 +58,5 @@ class Pages:
                 del self._idle[0]
 
 
-LETTERS = Pages()
+MESSAGE_PAGES = Pages()
 """Of this process."""

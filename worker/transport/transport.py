@@ -1,11 +1,11 @@
-"""Letters between device processes: Unix sockets on one host, TCP between hosts.
+"""Tensor messages between device processes: Unix sockets on one host, TCP between hosts.
 
 Owns the listeners, the peers and the reader threads: one per incoming link, and one writer thread per
-outgoing link (``outgoing``), so that a silent host holds up nobody else. A link carries letters one
+outgoing link (``outgoing``), so that a silent host holds up nobody else. A link carries messages one
 way; the other direction bears nothing but a goodbye. Knows nothing of steps and epochs: after a failure there
 is nothing to rebuild here, the dead are forgotten and the rest stays as it is.
 
-A **life** of a peer is one process of that name, told by its addresses.
+An **incarnation** of a peer is one process of that name, told by its addresses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from oobleckd.worker.runtime.deaths import is_out_of_memory
 from oobleckd.worker.runtime.errors import ends_the_process
 from oobleckd.worker.transport import handshake, sockets, wire
 from oobleckd.worker.transport.handshake import Greeting
-from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
 from oobleckd.worker.transport.outgoing import Outgoing
 
 _HANDSHAKE_S = 10.0
@@ -41,17 +41,17 @@ _log = logging.getLogger(__name__)
 
 
 class Inbox(Protocol):
-    """Where letters go, from any number of threads: a mailbox, or what sorts letters before it."""
+    """Where messages go, from any number of threads: a mailbox, or what sorts messages before it."""
 
-    def put(self, letter: Letter) -> None:
-        """Take a letter; never blocks. Raises WireError for one that nobody can have meant to send."""
+    def put(self, message: TensorMessage) -> None:
+        """Take a message; never blocks. Raises WireError for one that nobody can have meant to send."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Totals. ``dropped`` letters are among the sent; ``refused``: connections that proved nothing."""
+    """Totals. ``dropped`` messages are among the sent; ``refused``: connections that proved nothing."""
 
-    sent_letters: int = 0
+    sent_messages: int = 0
     sent_bytes: int = 0
     dropped: int = 0
     refused: int = 0
@@ -59,25 +59,25 @@ class Counts:
 
 @dataclass(slots=True)
 class _Known:
-    """A peer as ``configure`` named it, with which secret. ``lost``: it was reported in this life."""
+    """A peer as ``configure`` named it, with which secret. ``lost``: it was reported in this incarnation."""
 
     peer: Peer
-    life: str
+    incarnation: str
     secret: int
     link: Outgoing | None = None
     lost: bool = False
 
 
-def _life(address: str, local: str) -> str:
+def _incarnation(address: str, local: str) -> str:
     return f"{address} {local}"
 
 
 class Transport:
     """The transport of device ``device`` on host ``host``.
 
-    Letters land in ``inbox``. ``on_peer_lost(peer, why)`` is called, from one of the transport's
-    threads, once for each life of a configured peer whose link broke without a goodbye, after what it
-    had sent lies in the mailbox. ``room(key, bytes)`` is entered while a letter's tensors are read and it is put. ``handshake_s`` bounds how long a peer may take to become ready.
+    Tensor messages land in ``inbox``. ``on_peer_lost(peer, why)`` is called, from one of the transport's
+    threads, once for each incarnation of a configured peer whose link broke without a goodbye, after what it
+    had sent lies in the mailbox. ``room(key, bytes)`` is entered while a message's tensors are read and it is put. ``handshake_s`` bounds how long a peer may take to become ready.
     Raises OSError when ``bind`` is no address of this host or ``local_dir`` cannot be used.
     """
 
@@ -112,7 +112,7 @@ class Transport:
         self._threads: set[threading.Thread] = set()
         self._strangers = 0
         self._closed = False
-        self._unblocked = threading.Event()  # not set: letters neither leave nor arrive (``block``)
+        self._unblocked = threading.Event()  # not set: messages neither leave nor arrive (``block``)
         self._unblocked.set()
         self._tcp = sockets.listen_tcp(bind)
         self.address = sockets.tcp_address(self._tcp)
@@ -132,7 +132,7 @@ class Transport:
     def configure(self, peers: Mapping[str, Peer], secret: bytes, anew: Collection[str] = ()) -> None:
         """Add or update ``peers``; ``secret`` opens new links, old links stay, but those to ``anew`` of them.
 
-        A peer that was forgotten, said goodbye or was lost gets another chance. A peer in a new life
+        A peer that was forgotten, said goodbye or was lost gets another chance. A peer in a new incarnation
         replaces the old one, whose links are closed. What an old link from ``anew`` still brings is taken in, and its end says nothing.
         """
         with self._changed:
@@ -144,7 +144,7 @@ class Transport:
                 del self._secrets[next(iter(self._secrets))]
             before = [self._known.pop(name) for name in sorted(anew) if name in self._known]
             for known in before:
-                self._dismissed.update(self._incoming.get(known.life, ()))
+                self._dismissed.update(self._incoming.get(known.incarnation, ()))
             replaced = [x for n, peer in peers.items() if (x := self._set_peer(n, peer)) is not None]
             self._changed.notify_all()
         for known in before:
@@ -157,22 +157,22 @@ class Transport:
         """Close all links to ``peers``, drop what is queued for them, and let them in no more."""
         with self._changed:
             gone = [self._known.pop(name) for name in peers if name in self._known]
-            self._forgotten.update(known.life for known in gone)
+            self._forgotten.update(known.incarnation for known in gone)
         for known in gone:
             self._close_links(known)
 
     def send(
         self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"", *, later: bool = False
     ) -> bool:
-        """Send a letter; never blocks. ``later``: it leaves when no other does. False: dropped, as ``peer`` is unknown, forgotten, lost or left.
+        """Send a message; never blocks. ``later``: it leaves when no other does. False: dropped, as ``peer`` is unknown, forgotten, lost or left.
 
         Contiguous CPU tensors are not copied: they must not change until ``flush`` or an answer.
         Raises WireError for a dtype that has no form on the wire.
         """
-        frame = wire.letter_frame(key, tensors, meta)
+        frame = wire.message_frame(key, tensors, meta)
         with self._changed:
             link = self._link_to(peer)
-            self.counts.sent_letters += 1
+            self.counts.sent_messages += 1
             self.counts.sent_bytes += frame.num_bytes
         if link is not None and (link.send_later(key, frame) if later else link.send(frame)):
             return True
@@ -181,7 +181,7 @@ class Transport:
         return False
 
     def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
-        """Take back letters to ``peer`` that were to leave later and have not begun to; their keys."""
+        """Take back messages to ``peer`` that were to leave later and have not begun to; their keys."""
         with self._changed:
             known = self._known.get(peer)
             link = known.link if known is not None else None
@@ -191,7 +191,7 @@ class Transport:
         return taken
 
     def flush(self, timeout: float) -> bool:
-        """Wait until every letter is in the kernel's hands; False when ``timeout`` s were not enough."""
+        """Wait until every message is in the kernel's hands; False when ``timeout`` s were not enough."""
         deadline = time.monotonic() + timeout
         with self._changed:
             links = [known.link for known in self._known.values() if known.link is not None]
@@ -239,20 +239,20 @@ class Transport:
         """Enter ``peer``; what it replaces. Under the lock."""
         if name == self.device:
             return None
-        life = _life(peer.address, peer.local)
-        self._forgotten.discard(life)
-        self._left.discard(life)
+        incarnation = _incarnation(peer.address, peer.local)
+        self._forgotten.discard(incarnation)
+        self._left.discard(incarnation)
         old = self._known.get(name)
-        if old is not None and old.life == life and not old.lost:
+        if old is not None and old.incarnation == incarnation and not old.lost:
             return None
         newest = next(reversed(self._secrets))
-        self._known[name] = _Known(peer, life, self._numbers[newest])
-        return old if old is not None and old.life != life else None
+        self._known[name] = _Known(peer, incarnation, self._numbers[newest])
+        return old if old is not None and old.incarnation != incarnation else None
 
     def _link_to(self, name: str) -> Outgoing | None:
         """The link on which to send to ``name``, new if need be. Under the lock."""
         known = self._known.get(name)
-        if known is None or known.lost or known.life in self._left:
+        if known is None or known.lost or known.incarnation in self._left:
             return None
         if known.link is None:
             known.link = Outgoing(
@@ -269,14 +269,14 @@ class Transport:
     def _greet(self, sock: socket.socket, target: str) -> None:
         with self._changed:
             secret = next(reversed(self._secrets.values()))
-        life = _life(self.address, self.local)
-        handshake.connect(sock, source=self.device, life=life, target=target, secret=secret)
+        incarnation = _incarnation(self.address, self.local)
+        handshake.connect(sock, source=self.device, incarnation=incarnation, target=target, secret=secret)
 
     def _close_links(self, known: _Known) -> None:
         if known.link is not None:
             known.link.stop()
         with self._changed:
-            incoming = list(self._incoming.get(known.life, ()))
+            incoming = list(self._incoming.get(known.incarnation, ()))
             self._dismissed.update(incoming)
         for sock in incoming:
             _say_goodbye(sock)
@@ -287,10 +287,12 @@ class Transport:
             if known is None or known.link is not link:
                 return  # the peer may be configured again by now: an end of before says nothing of its new links
             if why is None:
-                self._left.add(known.life)
+                self._left.add(known.incarnation)
             else:
                 # A dead process' sockets close one after the other: first read what it has sent us.
-                self._changed.wait_for(lambda: not self._incoming.get(known.life) or self._closed, _DRAIN_S)
+                self._changed.wait_for(
+                    lambda: not self._incoming.get(known.incarnation) or self._closed, _DRAIN_S
+                )
         self._ended(name, known, why)
 
     def _ended(self, name: str, known: _Known, why: str | None) -> None:
@@ -299,7 +301,7 @@ class Transport:
             if self._closed or self._known.get(name) is not known or known.lost:
                 return
             link, known.link = known.link, None
-            if known.life not in self._left:
+            if known.incarnation not in self._left:
                 known.lost = True
         if link is not None:
             link.stop()
@@ -381,8 +383,8 @@ class Transport:
             if self._is_of_before(greeting):
                 self._dismissed.add(sock)
             else:
-                self._left.discard(greeting.life)
-            self._incoming.setdefault(greeting.life, set()).add(sock)
+                self._left.discard(greeting.incarnation)
+            self._incoming.setdefault(greeting.incarnation, set()).add(sock)
         return greeting
 
     def _is_of_before(self, greeting: Greeting) -> bool:
@@ -391,13 +393,15 @@ class Transport:
         """
         known = self._known.get(greeting.source)
         return (
-            known is not None and known.life == greeting.life and self._numbers[greeting.key] < known.secret
+            known is not None
+            and known.incarnation == greeting.incarnation
+            and self._numbers[greeting.key] < known.secret
         )
 
     def _find_secret(self, greeting: Greeting) -> bytes | None:
         # A peer may hear of a new layout, and connect, a little before we do.
         def known() -> bool:
-            return greeting.key in self._secrets and greeting.life not in self._forgotten
+            return greeting.key in self._secrets and greeting.incarnation not in self._forgotten
 
         with self._changed:
             self._changed.wait_for(lambda: known() or self._closed, self._handshake_s / 2)
@@ -405,32 +409,32 @@ class Transport:
 
     def _read(self, sock: socket.socket, greeting: Greeting) -> None:
         why = None
-        reader = wire.LetterReader(sock, greeting.source)
+        reader = wire.MessageReader(sock, greeting.source)
         try:
             while (head := reader.head()) is not None:
                 with self._room(head.body.key, head.num_bytes):
-                    letter = reader.letter(head)
+                    message = reader.message(head)
                     self._unblocked.wait()
-                    self._inbox.put(letter)
-                del letter  # its memory is wanted again before the next one comes
+                    self._inbox.put(message)
+                del message  # its memory is wanted again before the next one comes
         except (OSError, EOFError, wire.WireError) as error:
             if is_out_of_memory(error):
                 raise
             why = str(error) or type(error).__name__
         self._unblocked.wait()
         with self._changed:
-            links = self._incoming[greeting.life]
+            links = self._incoming[greeting.incarnation]
             links.discard(sock)
             if not links:
-                del self._incoming[greeting.life]
+                del self._incoming[greeting.incarnation]
             # As in ``_outgoing_ended``: the end of a link that we closed ourselves, be it the goodbye of one who closed it, too.
             dismissed = sock in self._dismissed
             self._dismissed.discard(sock)
             if why is None and not dismissed:
-                self._left.add(greeting.life)
+                self._left.add(greeting.incarnation)
             known = self._known.get(greeting.source)
             self._changed.notify_all()
-        if not dismissed and known is not None and known.life == greeting.life:
+        if not dismissed and known is not None and known.incarnation == greeting.incarnation:
             self._ended(greeting.source, known, why)
 
 

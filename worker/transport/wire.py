@@ -1,4 +1,4 @@
-"""Letters as bytes on a transport link.
+"""Tensor messages as bytes on a transport link.
 
 Owns the frame: a fixed header, a msgpack body (key, meta, dtypes, shapes), the tensors' bytes.
 Nothing is copied on the way that need not be: a frame refers to the memory of contiguous CPU tensors,
@@ -23,17 +23,17 @@ from torch import Tensor
 
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.worker.runtime.deaths import is_out_of_memory
-from oobleckd.worker.transport.mailbox import Key, Letter
-from oobleckd.worker.transport.pages import LETTERS
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
+from oobleckd.worker.transport.pages import MESSAGE_PAGES
 
 _MAGIC = b"OBLK"
 _HEADER = struct.Struct("<4sBxxxIQ")  # magic, kind, body bytes, payload bytes
-_LETTER, _GOODBYE = 1, 2
+_MESSAGE, _GOODBYE = 1, 2
 _MAX_BODY_BYTES = 64 * 2**20
 _IOV_MAX = 1024
 _BUFFER_BYTES = 4096
 _TAIL_BYTES = 4096
-_OWN_PAGES_BYTES = 1 << 20  # of a letter for which they are worth while
+_OWN_PAGES_BYTES = 1 << 20  # of a message for which they are worth while
 _ALIGNED_BYTES = 64
 _HOST_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 _DTYPES = (
@@ -61,7 +61,7 @@ class _Body(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Head(NamedTuple):
-    """What comes before a letter's tensors: of ``num_bytes``."""
+    """What comes before a message's tensors: of ``num_bytes``."""
 
     body: _Body
     num_bytes: int
@@ -120,8 +120,8 @@ class Frame:
         _advance(self._buffers, num_bytes)
 
 
-def letter_frame(key: Key, tensors: Sequence[Tensor], meta: bytes) -> Frame:
-    """The frame of a letter. Accelerator tensors are copied to pinned host memory on their current stream.
+def message_frame(key: Key, tensors: Sequence[Tensor], meta: bytes) -> Frame:
+    """The frame of a message. Accelerator tensors are copied to pinned host memory on their current stream.
 
     Raises WireError for a dtype without a number on the wire.
     """
@@ -129,7 +129,7 @@ def letter_frame(key: Key, tensors: Sequence[Tensor], meta: bytes) -> Frame:
     shapes = tuple(tuple(tensor.shape) for tensor in tensors)
     body = _encoder.encode(_Body(key, meta, numbers_of(tensors), shapes))
     payload = [tensor.contiguous() for tensor in hosted if tensor.numel()]
-    header = _HEADER.pack(_MAGIC, _LETTER, len(body), sum(tensor.nbytes for tensor in payload))
+    header = _HEADER.pack(_MAGIC, _MESSAGE, len(body), sum(tensor.nbytes for tensor in payload))
     return Frame(header + body, payload, copied)
 
 
@@ -153,10 +153,10 @@ def goodbye_frame() -> Frame:
     return Frame(_HEADER.pack(_MAGIC, _GOODBYE, 0, 0))
 
 
-class LetterReader:
-    """Reads the letters of ``source`` from a blocking socket.
+class MessageReader:
+    """Reads the messages of ``source`` from a blocking socket.
 
-    A small letter takes one system call: what comes first goes through a small buffer, and only what
+    A small message takes one system call: what comes first goes through a small buffer, and only what
     does not fit there is read straight into the tensors.
     """
 
@@ -168,34 +168,34 @@ class LetterReader:
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._start = self._stop = 0
 
-    def read(self) -> Letter | None:
-        """The next letter, or None after the peer's goodbye.
+    def read(self) -> TensorMessage | None:
+        """The next message, or None after the peer's goodbye.
 
         Raises EOFError when the stream ends without one, WireError for bytes that are no frame, OSError.
         """
         head = self.head()
-        return None if head is None else self.letter(head)
+        return None if head is None else self.message(head)
 
     def head(self) -> Head | None:
-        """The first part of the next letter, or None after the peer's goodbye. ``letter`` is to be called with it. Raises as ``read``."""
+        """The first part of the next message, or None after the peer's goodbye. ``message`` is to be called with it. Raises as ``read``."""
         if not self._more():
             raise EOFError("closed without a goodbye")
         magic, kind, body_bytes, payload_bytes = _HEADER.unpack(self._take(_HEADER.size))
-        if magic != _MAGIC or kind not in {_LETTER, _GOODBYE} or body_bytes > _MAX_BODY_BYTES:
+        if magic != _MAGIC or kind not in {_MESSAGE, _GOODBYE} or body_bytes > _MAX_BODY_BYTES:
             raise WireError("damaged frame header")
         if kind == _GOODBYE:
             return None
         return Head(_decode(self._take(body_bytes)), payload_bytes)
 
-    def letter(self, head: Head) -> Letter:
-        """The letter that ``head`` begins. Raises as ``read``."""
+    def message(self, head: Head) -> TensorMessage:
+        """The tensor message that ``head`` begins. Raises as ``read``."""
         body = head.body
         tensors = _empty_tensors(body)
         views = [_bytes_of(tensor) for tensor in tensors if tensor.numel()]
         if sum(map(len, views)) != head.num_bytes:
             raise WireError("a frame's payload does not have the size of its tensors")
         self._fill(views)
-        return Letter(body.key, self._source, body.meta, tensors)
+        return TensorMessage(body.key, self._source, body.meta, tensors)
 
     def _more(self) -> bool:
         """Get something into an empty buffer; False at the end of the stream."""
@@ -256,7 +256,7 @@ def _in_own_pages(made_of: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> lis
         -(-length * dtype.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES
         for length, (_, dtype) in zip(lengths, made_of, strict=True)
     ]
-    pages = LETTERS.take(sum(sizes))
+    pages = MESSAGE_PAGES.take(sum(sizes))
     return [
         torch.frombuffer(pages, dtype=dtype, count=length, offset=start).view(shape)
         if length
@@ -287,7 +287,7 @@ def _first(views: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     # Not numpy(): it knows no bfloat16, and the views on the way to it are the dearest part of a small
-    # letter. Whoever uses the memory keeps the tensor.
+    # message. Whoever uses the memory keeps the tensor.
     view: memoryview = _view_memory(tensor.data_ptr(), tensor.nbytes, _PYBUF_WRITE)
     return view
 
@@ -297,7 +297,7 @@ def _to_host(tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], torch.cuda.Ev
     if not devices:
         return tensors, None
     if len(devices) > 1:
-        raise WireError("the tensors of one letter lie on several accelerators")
+        raise WireError("the tensors of one message lie on several accelerators")
     hosted = []
     with torch.cuda.device(devices.pop()):
         for tensor in tensors:

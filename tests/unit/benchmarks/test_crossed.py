@@ -9,7 +9,7 @@ from benchmarks.rerouted import Case
 from oobleckd.planner.costs.work import stage_works
 from oobleckd.planner.reroute.reroute import layout_of
 from oobleckd.planner.schedules.jobshop import Shop, shop_of
-from oobleckd.planner.schedules.routed import crossing, least_s
+from oobleckd.planner.schedules.routed import crossing, min_s
 
 TIMES = ((0.03, 0.05, 0.02), (0.04, 0.03, 0.04))
 
@@ -42,4 +42,4 @@ def test_the_planner_is_at_the_optimum_of_a_small_loss(kind: str):
     search = shortest_period if staggered else shortest_step
     verdict = search(shop, 1.01 * ours_s, 30.0)
     assert verdict.found_s == pytest.approx(ours_s, rel=1e-4)
-    assert least_s(shop, staggered=staggered) <= verdict.found_s * (1 + 1e-6)
+    assert min_s(shop, staggered=staggered) <= verdict.found_s * (1 + 1e-6)

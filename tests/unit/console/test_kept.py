@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from oobleckd.console.kept import EVENTS_KEPT, LEAST_OF_LEVEL, SLACK
+from oobleckd.console.kept import EVENTS_KEPT, MIN_OF_LEVEL, SLACK
 from oobleckd.console.model import View, fold
 from oobleckd.console.widgets import log
 from tests.unit.console.build import NOW, change, heard
@@ -35,7 +35,7 @@ def test_of_each_level_the_newest_stay() -> None:
     view = fold(View(), map(heard, [change(0, "node", "first"), *loud]))
     assert view.events[0].text == "first"
     assert view.events[1:] == tuple(loud[-len(view.events) + 1 :])
-    assert LEAST_OF_LEVEL * 4 <= EVENTS_KEPT
+    assert MIN_OF_LEVEL * 4 <= EVENTS_KEPT
 
 
 def test_a_warning_of_the_console_itself_is_there_once() -> None:

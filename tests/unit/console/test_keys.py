@@ -75,7 +75,7 @@ def test_every_act_names_a_verb_of_oobleckctl() -> None:
 
 @pytest.mark.parametrize("screen", SCREENS)
 def test_the_footer_has_nine_items_at_most_and_fits(screen: ScreenName) -> None:
-    assert 0 < len(keys.footer(screen)) <= keys.MOST_IN_FOOTER
+    assert 0 < len(keys.footer(screen)) <= keys.MAX_IN_FOOTER
     for width in (1, 20, 80, 120, 160):
         assert length(footer.paint(screen, keys.footer(screen), width)) <= width
     assert "? Help" in plain(footer.paint(screen, keys.footer(screen), 80))

@@ -7,7 +7,7 @@ import pytest
 
 from oobleckd.core import failures
 from oobleckd.core.apply import apply
-from oobleckd.core.cadence import LEAST_COST_S, LEAST_S, MOST_S, cadence, due
+from oobleckd.core.cadence import MAX_S, MIN_COST_S, MIN_S, cadence, due
 from oobleckd.core.entries import CheckpointWritten, LayoutDeployed, RolledBack
 from oobleckd.core.state import JobRecord, State, Step
 from oobleckd.planner.plan import Layout, Plan
@@ -165,12 +165,12 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch):
     cheap = job_of(100)
     write(cheap, 100)
     train(cheap)
-    assert found_of(cheap).cost_s == LEAST_COST_S
+    assert found_of(cheap).cost_s == MIN_COST_S
     for _ in range(10_000):
         roll_back(cheap)
-    assert found_of(cheap).interval_s == LEAST_S
+    assert found_of(cheap).interval_s == MIN_S
     monkeypatch.setattr(failures, "PRIOR_S", 1e9)
-    assert found_of(job_of(100)).interval_s == MOST_S
+    assert found_of(job_of(100)).interval_s == MAX_S
 
 
 def test_the_disk_has_half_of_the_time_for_itself():

@@ -130,7 +130,7 @@ def test_it_adds_up(seed: int) -> None:
                 book.step(now, step)
 
     for _ in range(400):
-        now += dice.uniform(-0.05, 1.0)  # another life's clock may be behind
+        now += dice.uniform(-0.05, 1.0)  # another incarnation's clock may be behind
         act(dice.randrange(18))
         step += 1
         if open_at < 0 and dice.random() < 0.05:

@@ -11,8 +11,8 @@ from oobleckd.protocol.datagrams import Receiver, Sender
 HEARTBEAT_S = 0.25
 
 
-def taught(gaps, most_s=5.0):
-    lease, now = Lease(most_s, 0.0, HEARTBEAT_S), 0.0
+def taught(gaps, max_s=5.0):
+    lease, now = Lease(max_s, 0.0, HEARTBEAT_S), 0.0
     for gap in gaps:
         now += gap
         lease.heartbeats(now)

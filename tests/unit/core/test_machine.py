@@ -122,7 +122,7 @@ def test_a_heartbeat_that_shortens_a_lease_is_asked_about_earlier():
     assert now < machine.next_deadline() < now + 1.5
 
 
-def test_a_heartbeat_of_another_life_is_looked_at():
+def test_a_heartbeat_of_another_incarnation_is_looked_at():
     machine, now = heartbeating(look_s=1.0, heartbeat_s=0.25, times=1)
     machine.core.members.evict("n1", "why", now)
     assert not machine.core.members.nodes["n1"].alive
@@ -224,8 +224,8 @@ def test_answers_to_old_questions_are_dropped(world):
 
 
 def test_a_plan_that_is_refused_leaves_the_present_one_in_force(world):
-    world.daemon.plan = lambda life, command: world.daemon.feed(
-        life, Planned(command.ticket, error="no", hint="why")
+    world.daemon.plan = lambda incarnation, command: world.daemon.feed(
+        incarnation, Planned(command.ticket, error="no", hint="why")
     )
     world.add("n05")
     world.run(lambda: any("no new plan: no (why)" in change.text for change in world.daemon.changes))
@@ -435,12 +435,12 @@ def test_the_dead_owe_nothing(world):
     assert not core.members.owing
 
 
-def test_a_new_life_of_a_device_holds_nothing(world):
+def test_a_new_incarnation_of_a_device_holds_nothing(world):
     core, info = world.machine.core, world.nodes["n01"].devices["n01/0"].known
     stranger = msgspec.structs.replace(info, device="n09/0", job="job-0")
     hear(world, Hello(PROTOCOL, "n09", "1", "host", True, (stranger,)), "n09")
     assert core.members.owes("n09/0")
-    fresh = msgspec.structs.replace(stranger, job="", life="another")
+    fresh = msgspec.structs.replace(stranger, job="", incarnation="another")
     hear(world, Hello(PROTOCOL, "n09", "1", "host", True, (fresh,)), "n09")
     assert not core.members.owes("n09/0")
     assert "n09" in core.candidates(core.run.job)

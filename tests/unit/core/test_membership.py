@@ -1,4 +1,4 @@
-"""Lives, leases and evidence."""
+"""Incarnations, leases and evidence."""
 
 import random
 
@@ -9,11 +9,15 @@ from oobleckd.protocol.messages import DeviceLost, Hello, LinkDown
 from oobleckd.protocol.parts import DeviceInfo
 
 
-def hello(name, life="1", *, lives=None, ready=True):
-    """One device of the node's ``life``, or of ``lives`` by index (None: not up)."""
-    lives = [life] if lives is None else lives
-    infos = [DeviceInfo(f"{name}/{i}", "cpu", "cpu", 0, "", "", 1, life=x) for i, x in enumerate(lives) if x]
-    return Hello(1, name, life, "host", ready, tuple(infos))
+def hello(name, incarnation="1", *, incarnations=None, ready=True):
+    """One device of the node's ``incarnation``, or of ``incarnations`` by index (None: not up)."""
+    incarnations = [incarnation] if incarnations is None else incarnations
+    infos = [
+        DeviceInfo(f"{name}/{i}", "cpu", "cpu", 0, "", "", 1, incarnation=x)
+        for i, x in enumerate(incarnations)
+        if x
+    ]
+    return Hello(1, name, incarnation, "host", ready, tuple(infos))
 
 
 def members(*names):
@@ -23,7 +27,7 @@ def members(*names):
     return found
 
 
-def test_hellos_tell_lives_apart():
+def test_hellos_tell_incarnations_apart():
     found = members("a")
     assert found.hello(hello("a"), 1.0) == "same"
     found.link_lost("a", 2.0)
@@ -58,13 +62,13 @@ def test_heartbeats_and_messages_renew_the_lease():
     found.heard("nobody", 8.0)
     found.expire(12.0)
     assert found.living("a/0", "1")
-    assert not found.heartbeat("a", "of another life", 12.9)
+    assert not found.heartbeat("a", "of another incarnation", 12.9)
     assert not found.heartbeat("nobody", "1", 12.9)
     found.expire(13.0)
     assert not found.living("a/0", "1")
 
 
-def test_a_life_that_was_declared_over_returns_as_a_fresh_one():
+def test_an_incarnation_that_was_declared_over_returns_as_a_fresh_one():
     found = members("a")
     found.expire(5.0)
     assert found.heartbeat("a", "1", 6.0)
@@ -86,11 +90,11 @@ def test_link_closed_and_a_peer_that_lost_it_too_in_either_order():
         assert not found.living("a/0", "1")
         assert found.nodes["a"].suspect_at == 1.0
         assert "b/0 lost it too" in found.nodes["a"].cause
-        found.link_down(down, 1.2)  # of a life that is over: no news
+        found.link_down(down, 1.2)  # of an incarnation that is over: no news
         found.link_lost("a", 1.2)
 
 
-def test_device_lost_counts_for_its_own_life_only():
+def test_device_lost_counts_for_its_own_incarnation_only():
     found = members("a")
     assert not found.device_lost("a", DeviceLost("0", "a/0", "signal 9"), 1.0)
     assert found.living("a/0", "1")
@@ -99,9 +103,9 @@ def test_device_lost_counts_for_its_own_life_only():
     assert not found.living("a/0", "1")
 
 
-def test_a_spare_ends_one_device_s_life_and_not_the_node_s():
+def test_a_spare_ends_one_device_s_incarnation_and_not_the_node_s():
     found = members("b")
-    found.hello(hello("a", lives=["1", "2"]), 0.0)
+    found.hello(hello("a", incarnations=["1", "2"]), 0.0)
     found.link_down(LinkDown("b/0", "a/1", "reset"), 0.9)
     assert found.device_lost("a", DeviceLost("1", "a/1", "signal 9", spare=True), 1.0)
     node = found.nodes["a"]
@@ -113,10 +117,10 @@ def test_a_spare_ends_one_device_s_life_and_not_the_node_s():
     assert node.fallen["a/1"].at == 0.9
     assert not node.accused  # who is dead is not accused for it
     assert not found.obituaries
-    found.hello(hello("a", lives=["1", None], ready=False), 1.1)  # on a new connection, say
+    found.hello(hello("a", incarnations=["1", None], ready=False), 1.1)  # on a new connection, say
     assert node.mending
     assert [info.device for info in node.devices] == ["a/0", "a/1"]
-    assert found.hello(hello("a", lives=["1", "3"]), 1.2) == "same"
+    assert found.hello(hello("a", incarnations=["1", "3"]), 1.2) == "same"
     assert not node.mending
     assert found.living("a/1", "3")
     assert not found.living("a/1", "2")
@@ -130,12 +134,12 @@ def test_a_spare_ends_one_device_s_life_and_not_the_node_s():
         lambda found: found.evict("a", "a link stays down", 1.0),
         lambda found: found.device_lost("a", DeviceLost("1", "a/0", "signal 9"), 1.0),
         lambda found: found.device_lost("a", DeviceLost("1", "a/0", "signal 9", spare=True), 1.0),
-        lambda found: found.hello(hello("a", lives=[None], ready=False), 1.0),
-        lambda found: found.hello(hello("a", lives=["2"]), 1.0),
+        lambda found: found.hello(hello("a", incarnations=[None], ready=False), 1.0),
+        lambda found: found.hello(hello("a", incarnations=["2"]), 1.0),
         lambda found: found.hello(hello("a", "2"), 1.0),
     ],
 )
-def test_no_life_ends_or_begins_without_a_turn(ends):
+def test_no_incarnation_ends_or_begins_without_a_turn(ends):
     found = members("a")
     before = found.turns
     found.heard("a", 0.5)
@@ -151,9 +155,9 @@ def test_no_life_ends_or_begins_without_a_turn(ends):
 
 def test_a_fall_that_was_not_heard_of_shows_in_the_next_hello():
     found = members()
-    found.hello(hello("a", lives=["1", "2"]), 0.0)
+    found.hello(hello("a", incarnations=["1", "2"]), 0.0)
     found.link_lost("a", 1.0)
-    assert found.hello(hello("a", lives=["1", None], ready=False), 2.0) == "back"
+    assert found.hello(hello("a", incarnations=["1", None], ready=False), 2.0) == "back"
     assert found.nodes["a"].fallen["a/1"].cause == "its process ended"
     assert not found.living("a/1", "2")
     found.expire(9.0)
@@ -184,8 +188,8 @@ def test_who_is_linked_anew_accuses_nobody():
     assert found.quarrel({"a", "b", "c"}, 9.0) == "a"
 
 
-def test_a_life_that_a_hello_shows_to_be_over_is_accused_of_nothing_and_accuses_nobody():
-    for fresh in (hello("b", lives=["2"]), hello("b", "2")):
+def test_an_incarnation_that_a_hello_shows_to_be_over_is_accused_of_nothing_and_accuses_nobody():
+    for fresh in (hello("b", incarnations=["2"]), hello("b", "2")):
         found = members("a", "b", "c")
         found.link_down(LinkDown("a/0", "b/0", "closed"), 1.0)  # it fell, and nobody had heard of it yet
         found.link_down(LinkDown("b/0", "c/0", "closed"), 1.0)

@@ -45,6 +45,6 @@ def test_a_core_that_looks_at_everything_every_time_decides_the_same(
     assert simulate(asked) == found
     always_new = count()
     turns = property(lambda _members: next(always_new), lambda _members, _value: None)
-    monkeypatch.setattr(Membership, "turns", turns)  # so all lives are looked at as well
+    monkeypatch.setattr(Membership, "turns", turns)  # so all incarnations are looked at as well
     assert simulate(asked) == found
     assert next(always_new) > 100

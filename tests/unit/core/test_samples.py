@@ -81,8 +81,8 @@ def test_the_last_round_of_a_step_and_the_newest_that_all_told_of() -> None:
 
 
 def test_they_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "MOST_STEPS", 5)
-    monkeypatch.setattr(samples, "MOST_BYTES", 3000)
+    monkeypatch.setattr(samples, "MAX_STEPS", 5)
+    monkeypatch.setattr(samples, "MAX_BYTES", 3000)
     kept = Samples()
     for round_ in range(20):
         kept.add(told("a/0", round_), sample(round_))

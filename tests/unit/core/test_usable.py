@@ -14,7 +14,7 @@ EAST_AND_WEST = dict.fromkeys("ac", "east") | dict.fromkeys("df", "west")
 def members(nodes: str, zones: dict[str, str]) -> Membership:
     found = Membership(lease_s=1.0, link_grace_s=1.0)
     for name in nodes:
-        device = DeviceInfo(f"{name}/0", "cpu", "test", 0, "", "", 0, life=f"{name}.1")
+        device = DeviceInfo(f"{name}/0", "cpu", "test", 0, "", "", 0, incarnation=f"{name}.1")
         found.hello(Hello(PROTOCOL, name, f"{name}.1", name, True, (device,), zone=zones.get(name, "")), 0.0)
     return found
 

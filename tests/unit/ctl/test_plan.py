@@ -338,7 +338,7 @@ def test_wrong_words(words: tuple[str, ...], says: str) -> None:
             "[fault_tolerance]\npolicy = 'bamboo'\n[schedule]\nbackward = 'decoupled'\nchunks = 2\n",
             "schedule.chunks: 2 does not go with fault_tolerance.policy = 'bamboo'",
         ),
-        ("[schedule]\nshadow_memory = 'much'\n", "schedule.shadow_memory: 'much' is no size"),
+        ("[schedule]\nredundant_memory = 'much'\n", "schedule.redundant_memory: 'much' is no size"),
         ("[model]\nconfig = { n_head = 5 }\n", "model.config.n_head: 5 does not divide n_embd = 768"),
         ("[model]\nconfig = { attn_pdrop = 1 }\n", "model.config.attn_pdrop: 1 is not in [0, 1)"),
         ("[model]\ncheckpoint = '/nowhere'\n", "/nowhere/config.json: No such file"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from oobleckd.daemon.connections import MOST_EARLY, Connection, Connections
+from oobleckd.daemon.connections import MAX_EARLY, Connection, Connections
 from oobleckd.protocol.messages import PROTOCOL, FromWorker, Heartbeat, Hello
 
-HELLO = Hello(PROTOCOL, "n", "life.1", "host", True, ())
+HELLO = Hello(PROTOCOL, "n", "incarnation.1", "host", True, ())
 
 
 class Listener:
@@ -31,11 +31,11 @@ def test_what_came_before_hello_waits_for_it() -> None:
 @pytest.mark.parametrize("more", [-100, 0, 1, 100])
 def test_of_what_came_before_hello_the_newest_are_kept(more: int) -> None:
     listener, connection = Listener(), Connection()
-    said = [Heartbeat(str(number)) for number in range(MOST_EARLY + more)]
+    said = [Heartbeat(str(number)) for number in range(MAX_EARLY + more)]
     for heartbeat in said:
         listener.connections.heard(connection, heartbeat)
     listener.connections.introduced(connection, "n", HELLO)
-    assert listener.heard == [HELLO, *said[-MOST_EARLY:]]
+    assert listener.heard == [HELLO, *said[-MAX_EARLY:]]
 
 
 def test_a_newer_connection_is_a_lost_link_and_the_older_one_s_end_is_no_other() -> None:
@@ -55,7 +55,7 @@ def test_late_words_of_an_older_connection_do_not_count() -> None:
     for connection in (old, new):
         listener.connections.introduced(connection, "n", HELLO)
     listener.heard.clear()
-    listener.connections.heard(old, Heartbeat("life.0"))
+    listener.connections.heard(old, Heartbeat("incarnation.0"))
     assert listener.heard == []
     assert old.replaced
 

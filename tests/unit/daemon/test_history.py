@@ -50,7 +50,7 @@ def test_a_gap_is_told_before_what_follows_it() -> None:
     assert taken(cursor) == ["gap 16", "step 17", "step 18", "step 19"]
 
 
-def test_holes_of_an_earlier_life_are_gaps() -> None:
+def test_holes_of_an_earlier_incarnation_are_gaps() -> None:
     h = History(100)
     h.restore([change(2), change(5)], last=7)
     assert taken(h.cursor(1)) == ["step 2", "gap 4", "step 5", "gap 7"]

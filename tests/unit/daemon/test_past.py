@@ -26,9 +26,9 @@ MANY = 64 * 2**20
 
 @contextmanager
 def store_in(
-    folder: Path, troubles: Troubles | None = None, most_bytes: int = MANY, most_s: float = 86400.0
+    folder: Path, troubles: Troubles | None = None, max_bytes: int = MANY, max_s: float = 86400.0
 ) -> Iterator[PastStore]:
-    store = PastStore(folder, most_bytes, most_s, troubles or Troubles())
+    store = PastStore(folder, max_bytes, max_s, troubles or Troubles())
     store.start()
     try:
         yield store
@@ -88,7 +88,7 @@ def test_any_moment_has_the_snapshot_before_it_and_what_came_since(tmp_path: Pat
         assert [each.at for each in found.schedules] == [1000.0, 1030.0], "and the last one before"
         assert store.read(1060.0, 0.0).snapshot.seq == 60
     with store_in(tmp_path) as again:
-        assert again.read(1047.0, 10.0) == found, "another life of the daemon has it, too"
+        assert again.read(1047.0, 10.0) == found, "another incarnation of the daemon has it, too"
 
 
 def test_a_moment_before_the_beginning_and_one_after_the_end(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_nothing_yet(tmp_path: Path) -> None:
 
 
 def test_it_stays_within_its_bytes_and_keeps_the_newest(tmp_path: Path) -> None:
-    with store_in(tmp_path, most_bytes=40_000) as store:
+    with store_in(tmp_path, max_bytes=40_000) as store:
         fill(store, 60)
         found = store.read(0.0, 0.0)
         assert found.begins > 1000.0
@@ -134,7 +134,7 @@ def test_it_stays_within_its_bytes_and_keeps_the_newest(tmp_path: Path) -> None:
 
 
 def test_it_stays_within_its_age(tmp_path: Path) -> None:
-    with store_in(tmp_path, most_s=600.0) as store:
+    with store_in(tmp_path, max_s=600.0) as store:
         fill(store, 60)
         assert 1000.0 + 3600 - 600 - 120 <= store.read(0.0, 0.0).begins <= 1000.0 + 3600 - 600
 

@@ -12,7 +12,7 @@ from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.place import CopiedState, DaemonPlace, check, is_same
 
 
-def life(folder: Path, *, adopt: bool = False) -> tuple[str, ...]:
+def incarnation(folder: Path, *, adopt: bool = False) -> tuple[str, ...]:
     journal = Journal(folder, step_of=lambda _: None, on_trouble=lambda _: None)
     try:
         check(journal, adopt=adopt)
@@ -22,45 +22,45 @@ def life(folder: Path, *, adopt: bool = False) -> tuple[str, ...]:
 
 
 def test_a_copy_is_refused_until_it_is_adopted(tmp_path: Path) -> None:
-    name = life(tmp_path / "state")
+    name = incarnation(tmp_path / "state")
     for number in range(3):
         shutil.copytree(tmp_path / "state", tmp_path / f"copy-{number}")
     with pytest.raises(CopiedState) as caught:
-        life(tmp_path / "copy-0")
+        incarnation(tmp_path / "copy-0")
     assert f"{tmp_path}/copy-0 is a copy: its journal is that of {tmp_path}/state" in caught.value.problem
     assert "--adopt" in caught.value.hint
-    adopted = life(tmp_path / "copy-0", adopt=True)
+    adopted = incarnation(tmp_path / "copy-0", adopt=True)
     assert adopted[1:] == name
     assert adopted[0] not in name
-    assert life(tmp_path / "copy-0") == adopted
-    assert life(tmp_path / "copy-0", adopt=True) == adopted, "what is no copy is what it was"
-    assert life(tmp_path / "state") == name
-    assert life(tmp_path / "copy-1", adopt=True)[0] not in adopted
+    assert incarnation(tmp_path / "copy-0") == adopted
+    assert incarnation(tmp_path / "copy-0", adopt=True) == adopted, "what is no copy is what it was"
+    assert incarnation(tmp_path / "state") == name
+    assert incarnation(tmp_path / "copy-1", adopt=True)[0] not in adopted
 
 
 def test_what_was_moved_starts_and_knows_its_copies(tmp_path: Path) -> None:
-    name = life(tmp_path / "state")
+    name = incarnation(tmp_path / "state")
     (tmp_path / "state").rename(tmp_path / "moved")
-    assert life(tmp_path / "moved") == name
+    assert incarnation(tmp_path / "moved") == name
     shutil.copytree(tmp_path / "moved", tmp_path / "state")
     with pytest.raises(CopiedState):
-        life(tmp_path / "state")
+        incarnation(tmp_path / "state")
 
 
 def test_one_that_was_restored_where_it_was_starts(tmp_path: Path) -> None:
     if not place.place_of(tmp_path).machine:
         return  # of such a machine nobody can tell
-    name = life(tmp_path / "state")
+    name = incarnation(tmp_path / "state")
     shutil.copytree(tmp_path / "state", tmp_path / "backup")
     shutil.rmtree(tmp_path / "state")
     shutil.copytree(tmp_path / "backup", tmp_path / "state")
-    assert life(tmp_path / "state") == name
+    assert incarnation(tmp_path / "state") == name
 
 
 def test_a_mended_journal_is_no_copy(tmp_path: Path) -> None:
-    name = life(tmp_path / "state")
+    name = incarnation(tmp_path / "state")
     (tmp_path / "state" / "journal.sqlite").write_bytes(b"")
-    assert life(tmp_path / "state") == name
+    assert incarnation(tmp_path / "state") == name
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_path_says_nothing_where_machines_have_no_names() -> None:
 
 
 def test_the_file_that_tells_is_never_written_again(tmp_path: Path) -> None:
-    life(tmp_path / "state")
+    incarnation(tmp_path / "state")
     before = (tmp_path / "state" / place.FILE).stat()
-    life(tmp_path / "state")
+    incarnation(tmp_path / "state")
     assert (tmp_path / "state" / place.FILE).stat() == before

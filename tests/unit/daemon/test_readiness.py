@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import zmq
 
-from oobleckd.daemon.readiness import MOST_PER_TURN, Readiness
+from oobleckd.daemon.readiness import MAX_PER_TURN, Readiness
 
 URGENT, IDLE = b"urgent", b"idle"
 
@@ -126,10 +126,10 @@ async def test_a_send_looks_at_the_socket_in_a_rest_too(ends):
 @pytest.mark.asyncio
 async def test_more_than_a_turn_s_worth_gives_others_their_turn_and_is_taken(ends):
     reader = Reader(ends[0])
-    for _ in range(MOST_PER_TURN + 10):
+    for _ in range(MAX_PER_TURN + 10):
         ends[1].send(IDLE)
     reader.readiness.start()
-    await reader.until(MOST_PER_TURN + 10)
+    await reader.until(MAX_PER_TURN + 10)
     reader.readiness.stop()
 
 

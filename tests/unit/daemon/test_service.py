@@ -27,7 +27,7 @@ def config(folder: Path, replay_mb: int = 64) -> Config:
 
 
 @pytest.mark.asyncio
-async def test_a_life_is_recorded_and_the_next_one_knows_of_it(tmp_path: Path) -> None:
+async def test_an_incarnation_is_recorded_and_the_next_one_knows_of_it(tmp_path: Path) -> None:
     service = open_service(config(tmp_path))
     assert service.recorder is not None
     service.recorder.start()
@@ -74,7 +74,7 @@ async def test_who_listened_before_a_restart_misses_no_change_of_before(tmp_path
 
 
 @pytest.mark.asyncio
-async def test_lost_records_are_said_by_the_next_lives_too(tmp_path: Path) -> None:
+async def test_lost_records_are_said_by_the_next_incarnations_too(tmp_path: Path) -> None:
     service = open_service(config(tmp_path, 0))
     assert status_of(service).lost_records == ()
     await service.close()
@@ -103,9 +103,9 @@ async def test_a_copied_state_folder_is_refused_and_adopted_with_folders_of_its_
         open_service(config(tmp_path / "copy", 0))
     copy = open_service(config(tmp_path / "copy", 0), adopt=True)
     assert copy.core.state.jobs["job-1"].folder == "job-2"
-    assert (await life(copy)).folder == "job-2"
-    assert (await life(open_service(config(tmp_path / "copy", 0)))).folder == "job-2"
-    assert (await life(open_service(config(tmp_path / "state", 0)))).folder == "job-1"
+    assert (await incarnation(copy)).folder == "job-2"
+    assert (await incarnation(open_service(config(tmp_path / "copy", 0)))).folder == "job-2"
+    assert (await incarnation(open_service(config(tmp_path / "state", 0)))).folder == "job-1"
     marks = [mark_of(tmp_path / "ck" / folder) for folder in ("job-1", "job-2")]
     assert [mark.journal for mark in marks if mark is not None] == [
         service.journal.names[0],
@@ -126,12 +126,12 @@ async def test_a_job_of_an_older_version_gets_the_mark_into_its_folder(tmp_path:
     service.start()
     assert service.looking is not None
     await service.looking
-    assert (await life(service)).folder == "job-1"
+    assert (await incarnation(service)).folder == "job-1"
     assert mark_of(tmp_path / "ck" / "job-1") == FolderMark(service.journal.names[0], "job-1")
 
 
-async def life(service: Service) -> JobRecord:
-    """The job as it stands, after which the life ends."""
+async def incarnation(service: Service) -> JobRecord:
+    """The job as it stands, after which the incarnation ends."""
     if service.running is None:
         service.start()
     await service.close()

@@ -14,10 +14,10 @@ def test_nothing_that_a_terminal_obeys_is_left() -> None:
 
 
 @given(st.text(), st.integers(0, 40), st.integers(0, 5))
-def test_cut_and_wrapped_text_fits(text: str, width: int, most: int) -> None:
+def test_cut_and_wrapped_text_fits(text: str, width: int, max_lines: int) -> None:
     assert len(lines.cut(text, width)) <= width
-    broken = lines.wrapped(text, width, most)
-    assert len(broken) <= most
+    broken = lines.wrapped(text, width, max_lines)
+    assert len(broken) <= max_lines
     assert all(len(line) <= width for line in broken)
 
 

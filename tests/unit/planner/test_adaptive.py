@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oobleckd.planner.costs.model import copy_bytes
-from oobleckd.planner.placement.precopy import LEAST_S, caught_up_s, hidden_s
+from oobleckd.planner.placement.precopy import MIN_S, caught_up_s, hidden_s
 from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Plan, node_of
 from oobleckd.planner.policies import adapt, adaptive, policy, prepare
@@ -151,10 +151,10 @@ def test_staggered_updates_are_weighed_alike(data: st.DataObject):
     _through_losses_and_joins(data, setup, 2)
 
 
-def _through_losses_and_joins(data: st.DataObject, setup: Setup, most: int) -> None:
+def _through_losses_and_joins(data: st.DataObject, setup: Setup, max_changes: int) -> None:
     nodes = list("abcdefg")
     plan, fresh = started(setup, nodes), iter("uvwxyz")
-    for _ in range(data.draw(st.integers(1, most))):
+    for _ in range(data.draw(st.integers(1, max_changes))):
         gone = data.draw(st.sets(st.sampled_from(nodes), max_size=2)) if len(nodes) > 4 else set()
         nodes = sorted({*nodes, *([next(fresh)] if data.draw(st.booleans()) else [])} - gone)
         held = alive(plan, nodes)
@@ -247,7 +247,7 @@ def test_copies_begin_in_the_step_under_way_though_nobody_waits_for_them(
     copy_steps: float, horizon_steps: float, begins: bool
 ):
     setup, plan = stepwise(copy_steps)
-    assert 0.5 * plan.step_s < LEAST_S
+    assert 0.5 * plan.step_s < MIN_S
     nodes, running = tuple("abcdefghijkx"), tuple(places(plan))
     drained = Situation(nodes, plan.holdings(), running, horizon_steps=horizon_steps)
     found = adapt("adaptive", setup, prepare("adaptive", setup), drained)
@@ -261,9 +261,9 @@ def test_of_what_is_begun_so_much_less_is_weighed():
     found = adapt("adaptive", setup, prepare("adaptive", setup), drained)
     copies_s = copy_s(found.transfers, setup.profile)
     hidden = hidden_s(setup.profile, copies_s, found.plan.step_s)
-    least_s = copies_s + 0.5 * found.plan.step_s - hidden
+    min_s = copies_s + 0.5 * found.plan.step_s - hidden
     assert hidden > 0
-    assert found.cost_s == pytest.approx(least_s + stop_s(setup, found.plan))
+    assert found.cost_s == pytest.approx(min_s + stop_s(setup, found.plan))
 
 
 def test_who_has_no_room_for_copies_beside_training_begins_none():

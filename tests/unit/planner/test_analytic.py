@@ -44,8 +44,8 @@ def test_no_pass_is_quicker_than_the_peak_and_none_absurdly_slow(name: str) -> N
         work = msgspec.structs.replace(WORK, precision=precision)
         layers = analytic_profile(LLAMA_7B, work, sheet).layers
         took_s = sum(layer.forward_s + layer.backward_s for layer in layers)
-        least_flops = 6 * work.tokens * 6.6e9  # six operations a weight and token
-        assert 0.1 < least_flops / took_s / peak < sheet.utilisation
+        min_flops = 6 * work.tokens * 6.6e9  # six operations a weight and token
+        assert 0.1 < min_flops / took_s / peak < sheet.utilisation
 
 
 def test_the_times_of_a_block_follow_the_sheet() -> None:

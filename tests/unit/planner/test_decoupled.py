@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from oobleckd.planner.costs.work import DeviceWork, StageWork, most_in_flight
+from oobleckd.planner.costs.work import DeviceWork, StageWork, max_in_flight
 from oobleckd.planner.plan import Pipeline, Plan, Range, Segment
 from oobleckd.planner.schedule import Op, ScheduleError, format_ops, one_f_one_b, parse_op
 from oobleckd.planner.schedules import orders
 from oobleckd.planner.schedules.decoupled import best_orders, decoupled, decoupled_plan
-from oobleckd.planner.schedules.orders import improve, least_makespan_s, run
+from oobleckd.planner.schedules.orders import improve, min_makespan_s, run
 from oobleckd.planner.schedules.pipe import Pipe
 from oobleckd.planner.schedules.timeline import dry_run_plan, dry_run_works
 from oobleckd.planner.schedules.validator import validate
@@ -57,10 +57,10 @@ def test_valid_within_memory_and_no_slower_than_1f1b(works: list[StageWork], num
     ops = decoupled(works, range(num), effort=20_000)
     validate(ops, range(num), works)
     timed = dry_run_works(by_stage(ops), by_stage(works))
-    caps = most_in_flight(works)
+    caps = max_in_flight(works)
     coupled = [one_f_one_b(len(works), s, range(num), cap) for s, cap in enumerate(caps)]
     assert timed.makespan_s <= dry_run_works(by_stage(coupled), by_stage(works)).makespan_s
-    assert timed.makespan_s >= least_makespan_s(Pipe.of(works), num)
+    assert timed.makespan_s >= min_makespan_s(Pipe.of(works), num)
     assert ops == decoupled(works, range(num), effort=20_000)
 
 
@@ -73,13 +73,13 @@ def test_the_best_of_all_orders(data: st.DataObject, num_stages: int, num: int):
     found = run(Pipe.of(works), best_orders(Pipe.of(works), num))
     assert found is not None
     assert best_s <= found.makespan_s <= 1.02 * best_s
-    assert least_makespan_s(Pipe.of(works), num) <= best_s
+    assert min_makespan_s(Pipe.of(works), num) <= best_s
 
 
 def test_the_search_mends_a_poor_order():
     works = [StageWork(2.0, 3.0, 1.0), StageWork(3.0, 2.0, 2.0), StageWork(1.0, 2.0, 4.0)]
     poor = ("FIWFIWFIWFIW",) * 3
-    bound_s = least_makespan_s(Pipe.of(works), 4)
+    bound_s = min_makespan_s(Pipe.of(works), 4)
     assert run(Pipe.of(works), poor).makespan_s == 56.0
     assert improve(Pipe.of(works), poor, 0, bound_s) == (56.0, poor, 0)
     found = improve(Pipe.of(works), poor, 200_000, bound_s)
@@ -91,9 +91,9 @@ def test_the_search_mends_a_poor_order():
 def test_of_a_long_round_the_likeliest_changes_are_tried(monkeypatch: pytest.MonkeyPatch):
     works = [StageWork(2.0, 3.0, 1.0), StageWork(3.0, 2.0, 2.0), StageWork(1.0, 2.0, 4.0)]
     poor, size = ("FIWFIWFIWFIW",) * 3, 36
-    bound_s = least_makespan_s(Pipe.of(works), 4)
+    bound_s = min_makespan_s(Pipe.of(works), 4)
     every = improve(Pipe.of(works), poor, 1, bound_s)
-    monkeypatch.setattr(orders, "MOST_A_ROUND", 5 * size)
+    monkeypatch.setattr(orders, "MAX_PER_ROUND", 5 * size)
     few = improve(Pipe.of(works), poor, 1, bound_s)
     assert every.ops_left < few.ops_left == 1 - 5 * size
     assert few.makespan_s <= 56.0
@@ -155,7 +155,7 @@ def test_two_chunks_leave_half_the_bubble_in_the_memory_of_1f1bs_first_stage(num
     validate(ops, range(num), chunks=2)
     timed = timed_v(works, ops)
     assert at_least <= 3 * num / timed.makespan_s
-    assert timed.makespan_s == pytest.approx(least_makespan_s(Pipe.of(works, 2), num)), "nothing is shorter"
+    assert timed.makespan_s == pytest.approx(min_makespan_s(Pipe.of(works, 2), num)), "nothing is shorter"
     assert max(timed.peak_bytes.values()) <= 100 * num_devices
     whole = [StageWork(1.0, 1.0, 1.0, activation_bytes=100, kept_bytes=100, limit_bytes=100 * num_devices)]
     plain = decoupled(whole * num_devices, range(num), effort=20_000)
@@ -177,7 +177,7 @@ def test_two_chunks_are_valid_and_within_memory(works: list[StageWork], num: int
     roomy = [replace(work, limit_bytes=work.limit_bytes and work.limit_bytes + 17) for work in works]
     ops = decoupled(roomy, range(num), effort=5_000, chunks=2)
     validate(ops, range(num), roomy, chunks=2)
-    assert timed_v(roomy, ops).makespan_s >= least_makespan_s(Pipe.of(roomy, 2), num)
+    assert timed_v(roomy, ops).makespan_s >= min_makespan_s(Pipe.of(roomy, 2), num)
     assert ops == decoupled(roomy, range(num), effort=5_000, chunks=2)
 
 
@@ -189,7 +189,7 @@ def test_one_micro_batch_over_two_chunks_takes_as_long_as_it_must(data: st.DataO
     pipe = Pipe.of(works, 2)
     found = run(pipe, best_orders(pipe, 1))
     assert found is not None
-    assert least_makespan_s(pipe, 1) <= shortest_s(works, 1, 2) == found.makespan_s
+    assert min_makespan_s(pipe, 1) <= shortest_s(works, 1, 2) == found.makespan_s
 
 
 def test_no_room_for_one_micro_batch_in_each_chunk():

@@ -16,7 +16,7 @@ from oobleckd.planner.costs.model import copy_bytes
 from oobleckd.planner.plan import Layers, Plan, Template, device_name, node_of
 from oobleckd.planner.policies import adapt, prepare
 from oobleckd.planner.policy import PlanError, Proposal, Setup, Situation
-from oobleckd.planner.templates.guarantee import can_replan, lost_layers, most_pipelines
+from oobleckd.planner.templates.guarantee import can_replan, lost_layers, max_pipelines
 from tests.unit.planner.build import profile_of, setup_of
 
 QUICK, MANY = 100, 1500
@@ -73,9 +73,9 @@ class Job:
             assert not expected
             return
         assert self.loses_nothing(proposal) == expected
-        assert len(proposal.plan.pipelines) >= most_pipelines(len(self.nodes), self.n0, self.setup.f)
+        assert len(proposal.plan.pipelines) >= max_pipelines(len(self.nodes), self.n0, self.setup.f)
         if expected:
-            assert sum(copy.num_bytes for copy in proposal.transfers) == self.least_bytes(proposal.plan)
+            assert sum(copy.num_bytes for copy in proposal.transfers) == self.min_bytes(proposal.plan)
         else:
             self.lost += 1
         self.plan, self.held = proposal.plan, proposal.plan.holdings()
@@ -97,7 +97,7 @@ class Job:
             for layer in layers.layers()
         )
 
-    def least_bytes(self, plan: Plan) -> int:
+    def min_bytes(self, plan: Plan) -> int:
         """The fewest bytes over all ways to put the nodes on the places of ``plan``."""
         wanted = plan.holdings()
         devices = range(self.setup.devices_per_node)

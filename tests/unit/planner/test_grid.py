@@ -69,7 +69,7 @@ def test_a_step_of_too_many_hops_to_run_is_not_taken_for_its_busiest_device(
         return Grid(setup, (template, template), running, dict(enumerate(here)), {}, 100.0)
 
     as_run_s = grid("abcde").step_s
-    monkeypatch.setattr("oobleckd.planner.policies.grid.MOST_HOPS", 10)
+    monkeypatch.setattr("oobleckd.planner.policies.grid.MAX_HOPS", 10)
     estimated = grid("abcde")
     assert estimated.ops == {}
     assert estimated.step_s > max(whole_s, busiest_s(estimated.routes, setup.profile))
@@ -90,6 +90,6 @@ def test_no_routes_lie_below_the_bound_by_which_moves_are_ruled_out(data: st.Dat
     here = {slot: name for slot, name in enumerate(nodes) if name not in gone}
     grid = Grid(setup, tuple(members), running, here, {}, 100.0)
     assume(grid.whole)
-    assert grid.least_busy_s <= grid.busiest_s * (1 + 1e-12)
+    assert grid.min_busy_s <= grid.busiest_s * (1 + 1e-12)
     if len(set(members)) == 1 and not gone:
-        assert grid.least_busy_s >= 0.6 * grid.busiest_s, "of some use"
+        assert grid.min_busy_s >= 0.6 * grid.busiest_s, "of some use"

@@ -40,7 +40,7 @@ def test_statement_2_f_plus_1_pipelines(n0: int, f: int):
 @pytest.mark.parametrize(("n0", "f"), list(itertools.product([1, 2, 3, 4, 5], [0, 1, 2])))
 def test_statement_3_down_to_n0(n0: int, f: int):
     for num_nodes in range(n0, 16):
-        wanted = [(n, guarantee.most_pipelines(n, n0, f)) for n in range(n0, num_nodes + 1)]
+        wanted = [(n, guarantee.max_pipelines(n, n0, f)) for n in range(n0, num_nodes + 1)]
         expected = smallest(
             lambda top, wanted=wanted: all(guarantee.usable(n, n0, top, r) for n, r in wanted), n0
         )
@@ -49,7 +49,7 @@ def test_statement_3_down_to_n0(n0: int, f: int):
 
 def test_statement_3_needs_more_than_the_largest_useful_size():
     assert guarantee.largest_useful(5, 1, 11) == 6
-    assert [n for n in range(5, 12) if not guarantee.usable(n, 5, 6, guarantee.most_pipelines(n, 5, 1))] == [
+    assert [n for n in range(5, 12) if not guarantee.usable(n, 5, 6, guarantee.max_pipelines(n, 5, 1))] == [
         7,
         8,
         9,
@@ -61,7 +61,7 @@ def test_statement_4_layers_bound_the_sizes():
     assert guarantee.n_max(5, 1, 11, 7) == 7
     for n0, n_max, num_nodes in itertools.product([1, 2, 3, 5], range(5, 8), range(1, 18)):
         expected = max((n for n in range(num_nodes + 1) if n and brute_usable(n, n0, n_max, 1)), default=0)
-        assert guarantee.most_usable(num_nodes, n0, n_max) == expected
+        assert guarantee.max_usable(num_nodes, n0, n_max) == expected
 
 
 @st.composite
@@ -92,7 +92,7 @@ def test_statement_2_is_an_equivalence(case: tuple[int, ...]):
 @given(sizes())
 def test_statement_3_is_an_equivalence(case: tuple[int, ...]):
     n0, n_max, f, num_nodes = case
-    wanted = [(n, guarantee.most_pipelines(n, n0, f)) for n in range(n0, num_nodes + 1)]
+    wanted = [(n, guarantee.max_pipelines(n, n0, f)) for n in range(n0, num_nodes + 1)]
     everywhere = all(guarantee.usable(n, n0, n_max, r) for n, r in wanted)
     assert everywhere == (n_max >= guarantee.n_max_down_to_n0(n0, num_nodes))
 
@@ -101,7 +101,7 @@ def test_statement_3_is_an_equivalence(case: tuple[int, ...]):
 def test_statement_4_names_every_number_at_which_nodes_idle(case: tuple[int, ...]):
     n0, n_max, _, num_nodes = case
     idle = [n for gap in guarantee.idle_ranges(num_nodes, n0, n_max) for n in gap]
-    assert idle == [n for n in range(n0, num_nodes + 1) if guarantee.most_usable(n, n0, n_max) < n]
+    assert idle == [n for n in range(n0, num_nodes + 1) if guarantee.max_usable(n, n0, n_max) < n]
     assert (idle == []) == (n_max >= guarantee.n_max_down_to_n0(n0, num_nodes))
 
 

@@ -10,7 +10,7 @@ from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import PlanError
 from oobleckd.planner.sizing import sizes
 from oobleckd.planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches
-from oobleckd.planner.templates.guarantee import most_pipelines, most_usable
+from oobleckd.planner.templates.guarantee import max_pipelines, max_usable
 from tests.unit.planner.build import REFERENCE, bare_template, multisets
 
 TIMES = st.tuples(st.integers(1, 40), st.integers(1, 20)).map(lambda t: (t[0] / 8, t[1] / 8))
@@ -29,8 +29,8 @@ def test_against_every_multiset_of_sizes(made: list[Template], more: int, f: int
     by_size = {t.num_nodes: t for t in made}
     n0, largest = min(by_size), max(by_size)
     num_nodes = n0 + more
-    used = most_usable(num_nodes, n0, largest)
-    r = most_pipelines(num_nodes, n0, f)
+    used = max_usable(num_nodes, n0, largest)
+    r = max_pipelines(num_nodes, n0, f)
     admissible = [sizes for sizes in multisets(used, n0, largest) if len(sizes) >= r]
     busy = [sizes for sizes in admissible if len(sizes) <= m]
     best_s = min(

@@ -16,7 +16,7 @@ from oobleckd.planner.policies.cases import name_cases
 from oobleckd.planner.policy import PlanError, Policy, Proposal, Setup, Situation
 from oobleckd.planner.schedule import schedules
 from oobleckd.planner.schedules.validator import validate
-from oobleckd.planner.templates.guarantee import most_pipelines, most_usable
+from oobleckd.planner.templates.guarantee import max_pipelines, max_usable
 from oobleckd.planner.templates.template import templates as templates_of
 from tests.unit.planner.build import even_profile, profile_of, setup_of
 
@@ -47,8 +47,8 @@ def check(setup: Setup, templates: tuple[Template, ...], nodes: list[str], propo
     plan = proposal.plan
     n0, largest = templates[0].num_nodes, templates[-1].num_nodes
     assert sorted(plan.nodes() + plan.idle) == sorted(nodes)
-    assert len(plan.idle) == len(nodes) - most_usable(len(nodes), n0, largest)
-    assert len(plan.pipelines) >= most_pipelines(len(nodes), n0, setup.f)
+    assert len(plan.idle) == len(nodes) - max_usable(len(nodes), n0, largest)
+    assert len(plan.pipelines) >= max_pipelines(len(nodes), n0, setup.f)
     assert sorted(mb for p in plan.pipelines for mb in p.micro_batches) == list(
         range(setup.num_micro_batches)
     )

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from oobleckd.planner.costs.model import copy_bytes
 from oobleckd.planner.placement.precopy import (
-    LEAST_S,
-    LEAST_STEPS,
-    MOST_STEPS,
+    MAX_STEPS,
+    MIN_S,
+    MIN_STEPS,
     caught_up_s,
     has_room,
     hidden_s,
@@ -80,12 +80,12 @@ def test_what_the_stop_still_has_to_do():
 
 
 def test_what_pays():
-    assert [pays(steps * STEP_S, STEP_S) for steps in (0, LEAST_STEPS, 1, MOST_STEPS, 2.1)] == [
+    assert [pays(steps * STEP_S, STEP_S) for steps in (0, MIN_STEPS, 1, MAX_STEPS, 2.1)] == [
         False, True, True, True, False,
     ]  # fmt: skip
-    short_s = LEAST_S / 10  # as a step
-    assert [pays(share * short_s, short_s) for share in (0.99 * LEAST_STEPS, LEAST_STEPS)] == [False, True]
-    assert [pays(seconds, 10.0) for seconds in (0.99 * LEAST_S, LEAST_S)] == [False, True]
+    short_s = MIN_S / 10  # as a step
+    assert [pays(share * short_s, short_s) for share in (0.99 * MIN_STEPS, MIN_STEPS)] == [False, True]
+    assert [pays(seconds, 10.0) for seconds in (0.99 * MIN_S, MIN_S)] == [False, True]
 
 
 def test_who_has_room():

@@ -85,7 +85,7 @@ def test_templates_fit_and_say_what_they_need(setup: Setup, decoupled: bool) -> 
     if not any(room.fits(room.num_stages(count)) for count in counts):
         with pytest.raises(PlanError) as caught:
             redundant_templates(setup)
-        assert "schedule.shadow_memory" in caught.value.hint
+        assert "schedule.redundant_memory" in caught.value.hint
         return
     made = redundant_templates(setup)
     assert [t.num_nodes for t in made] == [*range(made[0].num_nodes, made[-1].num_nodes + 1)]

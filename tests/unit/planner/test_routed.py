@@ -26,7 +26,7 @@ from oobleckd.planner.schedules.dispatch import (
 )
 from oobleckd.planner.schedules.evaluate import makespan_s, period, reduced_s, run
 from oobleckd.planner.schedules.jobshop import Shop, cost_of, orders_of, shop_of, step_ops
-from oobleckd.planner.schedules.routed import WORTH, better, busiest_s, crossing, least_s, ready_first_s
+from oobleckd.planner.schedules.routed import WORTH, better, busiest_s, crossing, min_s, ready_first_s
 from oobleckd.planner.schedules.tabu import LOOKED, _Flushed, _moves, improve, moved
 from oobleckd.planner.schedules.timeline import dry_run
 from oobleckd.planner.schedules.validator import validate_shop
@@ -71,8 +71,8 @@ def test_no_order_undercuts_the_busiest(profile: Profile, data: st.DataObject, n
     stops = sorted({*data.draw(st.sets(st.integers(1, num_layers))), num_layers})
     layout = layout_with([stops], num_layers, num)
     shop = shop_with(layout, profile)
-    assert busiest_s(layout.routes, profile) <= least_s(shop) * (1 + 1e-9) + 1e-12
-    assert least_s(shop) <= ready_first_s(shop) * (1 + 1e-9) + 1e-12
+    assert busiest_s(layout.routes, profile) <= min_s(shop) * (1 + 1e-9) + 1e-12
+    assert min_s(shop) <= ready_first_s(shop) * (1 + 1e-9) + 1e-12
 
 
 def test_pipelines_do_not_disturb_each_other():
@@ -154,7 +154,7 @@ def test_orders_can_be_run_fit_and_are_never_slower_than_ready_first(case: tuple
     shop = shop_of(layout, setup)
     ready_s = ready_first_s(shop, staggered=setup.staggered)
     found = crossing(shop, 30_000, staggered=setup.staggered)
-    least = least_s(shop, staggered=setup.staggered)
+    least = min_s(shop, staggered=setup.staggered)
     assert least * (1 - 1e-9) <= found.step_s <= ready_s
     if found.orders is None:
         return
@@ -202,7 +202,7 @@ def test_what_a_rule_makes_from_the_end_runs_too(case: tuple[Layout, Setup], rul
     validate_shop(shop, step_ops(shop, orders))
     ran = run(shop, orders)
     assert ran is not None
-    assert least_s(shop) <= makespan_s(shop, ran) * (1 + 1e-9)
+    assert min_s(shop) <= makespan_s(shop, ran) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -210,7 +210,7 @@ def test_orders_bring_a_step_after_a_loss_near_the_bound(apart: bool):
     layout = around([[2, 4, 6, 8]] * 2, 8, 16, {"01/0"})
     shop = shop_with(layout, even_profile(8), decoupled=apart)
     found = crossing(shop)
-    assert found.step_s < 1.03 * least_s(shop)
+    assert found.step_s < 1.03 * min_s(shop)
     assert found.step_s < 0.95 * ready_first_s(shop)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oobleckd.planner.costs.work import StageWork, most_in_flight
+from oobleckd.planner.costs.work import StageWork, max_in_flight
 from oobleckd.planner.plan import Pipeline, Plan, Range, Segment
 from oobleckd.planner.schedule import (
     Op,
@@ -97,7 +97,7 @@ def test_too_many_bytes_are_found():
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 9))
 def test_1f1b_within_memory_runs_and_fits(room: list[int], num: int):
     works = [StageWork(1.0, 1.0, 1.0, activation_bytes=10, limit_bytes=10 * each) for each in room]
-    caps = most_in_flight(works)
+    caps = max_in_flight(works)
     stages = [one_f_one_b(len(works), s, range(num), cap) for s, cap in enumerate(caps)]
     validate(stages, range(num), works)
     dry_run({f"n{s}/0": ops for s, ops in enumerate(stages)}, lambda _device, _op: 1.0)
@@ -108,7 +108,7 @@ def test_1f1b_within_memory_runs_and_fits(room: list[int], num: int):
 def test_no_room_for_one_micro_batch():
     works = [StageWork(1.0, 1.0, 1.0), StageWork(1.0, 1.0, 1.0, activation_bytes=1500, limit_bytes=1000)]
     with pytest.raises(ScheduleError) as caught:
-        most_in_flight(works)
+        max_in_flight(works)
     assert str(caught.value) == (
         "stage 1 needs 1,500 bytes for one micro-batch in flight and the device has 1,000: raise "
         "resources.device_memory, or lower train.micro_batch"

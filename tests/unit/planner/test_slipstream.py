@@ -229,7 +229,7 @@ def test_pipelines_of_different_depth_help_each_other():
     assert found.plan.vacant == (), "no room for it, so oobleck answers"
 
 
-def test_a_new_life_of_a_device_gets_its_layers_again():
+def test_a_new_incarnation_of_a_device_gets_its_layers_again():
     setup = setup_of(
         even_profile(8), device_memory_bytes=4 * 180 + 4 * 80, devices_per_node=2, num_micro_batches=8
     )

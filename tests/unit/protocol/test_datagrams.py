@@ -184,7 +184,7 @@ def test_a_welcome_of_before_and_for_agents_of_before() -> None:
         daemon: str
         beat_s: float
         lease_s: float
-        lives: tuple[str, ...] = ()
+        incarnations: tuple[str, ...] = ()
 
     assert msgspec.msgpack.decode(codec.encode(said), type=WelcomeOfBefore).beat_s == 0.5
 

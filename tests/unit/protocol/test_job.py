@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from oobleckd.core.jobs import as_linked
+from oobleckd.host.jobfile import load_job
 from oobleckd.planner.profile import Profile
-from oobleckd.protocol.job import JobError, parse_job
+from oobleckd.protocol.job import Job, JobError, parse_job, table_of
 from oobleckd.protocol.units import parse_rate
 
 TRAIN = {"steps": 1, "global_batch": 1, "micro_batch": 1, "sequence": 2}
@@ -43,3 +47,45 @@ def test_what_the_job_says_of_its_links_is_what_is_planned_with() -> None:
     assert as_linked(measured, said).link_bytes_per_s == 50e9
     silent = parse_job({"name": "a", "train": TRAIN})
     assert as_linked(measured, silent) == measured
+
+
+def test_a_file_with_a_key_by_its_first_name_is_refused_with_the_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("[train]\nsteps = 1\n[schedule]\nshadow_memory = 0\n", encoding="utf-8")
+    with pytest.raises(JobError) as caught:
+        load_job(file)
+    assert str(caught.value) == "schedule.shadow_memory: this key has a new name"
+    assert caught.value.hint == "write schedule.redundant_memory instead"
+
+
+@pytest.mark.parametrize("name", ["redundant_memory", "shadow_memory"])
+def test_a_job_of_the_api_may_have_either_name(name: str) -> None:
+    job = parse_job({"name": "small", "train": TRAIN, "schedule": {name: "16MiB"}})
+    assert job.schedule.redundant_bytes == 2**24
+    assert table_of(job)["schedule"]["redundant_memory"] == "16MiB"
+    assert parse_job(table_of(job)) == job
+
+
+def test_what_is_kept_and_sent_has_the_first_name() -> None:
+    job = parse_job({"name": "small", "train": TRAIN, "schedule": {"redundant_memory": 7}})
+    stored = msgspec.json.encode(job)
+    assert b'"shadow_memory":7' in stored
+    assert b"redundant_memory" not in stored
+    assert msgspec.json.decode(stored, type=Job) == job
+
+
+@pytest.mark.parametrize(
+    ("schedule", "path", "problem"),
+    [
+        ({"redundant_memory": 1, "shadow_memory": 1}, "schedule.shadow_memory", "is the same key"),
+        ({"redundant_memory": []}, "schedule.redundant_memory", "expected"),
+        ({"redundant_memory": "much"}, "schedule.redundant_memory", "is no size"),
+        ({"redundent_memory": 1}, "schedule.redundent_memory", "unknown key"),
+    ],
+)
+def test_errors_have_the_name_of_the_file(schedule: dict[str, object], path: str, problem: str) -> None:
+    with pytest.raises(JobError) as caught:
+        parse_job({"name": "small", "train": TRAIN, "schedule": schedule})
+    assert caught.value.path == path
+    assert problem in caught.value.problem
+    assert "shadow" not in caught.value.hint or path == "schedule.shadow_memory"

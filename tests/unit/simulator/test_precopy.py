@@ -43,7 +43,7 @@ def test_a_join_costs_the_copy_of_the_last_update(monkeypatch: pytest.MonkeyPatc
     assert ahead.plans == 2
     whole_s = 6 * 180 / LINK_BYTES_PER_S
     assert ahead.lost_device_s["copy"] == pytest.approx(whole_s / 3)
-    monkeypatch.setattr(precopy, "MOST_STEPS", 0.0)
+    monkeypatch.setattr(precopy, "MAX_STEPS", 0.0)
     stopped = run(*JOINS)
     assert stopped.plans == 2
     assert stopped.lost_device_s["copy"] == pytest.approx(whole_s)
@@ -64,10 +64,10 @@ def test_what_looks_at_every_device_is_done_once_for_all_of_them(monkeypatch: py
         looks.append(core.now)
         steered(core)
 
-    def counted_begin(core: Core, run: Run, proposal: Proposal, lives: dict[str, str]) -> None:
+    def counted_begin(core: Core, run: Run, proposal: Proposal, incarnations: dict[str, str]) -> None:
         before = len(specs)
-        begin(core, run, proposal, lives)
-        begun.append((len(lives), len(specs) - before))
+        begin(core, run, proposal, incarnations)
+        begun.append((len(incarnations), len(specs) - before))
 
     def watched(machine: Machine, event: CoreEvent, now: float) -> list[Command]:
         before = len(looks)

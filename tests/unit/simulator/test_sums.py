@@ -22,7 +22,7 @@ STAGES = (Range(0, 2), Range(2, 4))
 
 
 def layout_of(*pipelines: str) -> Layout:
-    """Each a letter for every device."""
+    """Each a message for every device."""
     hops = [tuple(map(Segment, devices, STAGES)) for devices in pipelines]
     routes = tuple(Route(number, 1, hops[number // 4]) for number in range(4 * len(hops)))
     return Layout(1, 4, {s.device: Layers.of(s.layers) for each in hops for s in each}, routes)

@@ -28,7 +28,7 @@ def test_that_of_bamboo_and_oobleck(write: Write) -> None:
     found = read_trace(path)
     assert (found.name, found.nodes, found.duration_s) == ("trace", ("node1", "node2"), 120.5)
     assert found.events == (TraceEvent(60.0, "fail", "node1"), TraceEvent(120.5, "join", "node1"))
-    assert found.most_nodes == 2
+    assert found.max_nodes == 2
     assert read_trace(path, duration_s=100.0).events == found.events[:1]
 
 

@@ -80,7 +80,7 @@ def test_a_node_comes_back(policy: str) -> None:
 
 @pytest.mark.parametrize("joins_s", [5.0, 5.9, 6.1])
 def test_a_node_that_is_back_before_its_loss_is_noticed_is_noticed_all_the_same(joins_s: float) -> None:
-    """Its next life is heard of when its process has started, and its death no later than without one."""
+    """Its next incarnation is heard of when its process has started, and its death no later than without one."""
     costs = msgspec.structs.replace(FREE, detect_s=1.0, start_s=8.0)
     trace = trace_of(4, TraceEvent(5.0, "fail", "node-4"), TraceEvent(joins_s, "join", "node-4"))
     found = simulate(question("slipstream", trace, costs=costs))

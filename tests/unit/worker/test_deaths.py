@@ -161,22 +161,22 @@ def test_no_memory_for_a_measurement_is_told_at_once(monkeypatch: pytest.MonkeyP
     assert "train.micro_batch" in caught.value.hint
 
 
-def test_a_letter_for_which_there_is_no_room_is_no_fault_of_its_sender(
+def test_a_message_for_which_there_is_no_room_is_no_fault_of_its_sender(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Full:
         def take(self, _num_bytes: int) -> None:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(wire, "LETTERS", Full())
+    monkeypatch.setattr(wire, "MESSAGE_PAGES", Full())
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        wire.letter_frame(("F", 1), [torch.zeros(1 << 19)], b"").write_now(theirs)
-        reader = wire.LetterReader(ours, "b/0")
+        wire.message_frame(("F", 1), [torch.zeros(1 << 19)], b"").write_now(theirs)
+        reader = wire.MessageReader(ours, "b/0")
         head = reader.head()
         assert head is not None
         with pytest.raises(OSError, match="Cannot allocate memory"):
-            reader.letter(head)
+            reader.message(head)
 
 
 def test_the_kernel_has_killed(tmp_path: Path) -> None:

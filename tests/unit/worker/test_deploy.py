@@ -18,7 +18,7 @@ from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.state.store import Store
 from tests.helpers.engine import RaisingFaults, World
 from tests.helpers.engine_jobs import STAGES
-from tests.helpers.precopy import NUMBER, TARGET, Aside
+from tests.helpers.precopy import NUMBER, TARGET, PreCopyRig
 
 SOURCE = "b1/0"
 LAYERS = Layers((Range(1, 3),))
@@ -30,18 +30,18 @@ class Stop:
 
     def __init__(
         self,
-        aside: Aside,
+        rig: PreCopyRig,
         tmp_path: Path,
         precopy_source: PreCopySource | None,
         precopy_target: PreCopyTarget | None,
     ) -> None:
-        self.aside, executor = aside, aside.executor
-        self.before = len(aside.sent)
-        self.target_store = Store(aside.world.spec, torch.device("cpu"))
+        self.rig, executor = rig, rig.executor
+        self.before = len(rig.sent)
+        self.target_store = Store(rig.world.spec, torch.device("cpu"))
         self.source = Deployment(
             self.told(SOURCE),
             executor.store,
-            executor.post,
+            executor.messenger,
             RaisingFaults(SOURCE, tmp_path),
             precopy_source,
             None,
@@ -49,7 +49,7 @@ class Stop:
         self.target = Deployment(
             self.told(TARGET),
             self.target_store,
-            aside.post,
+            rig.messenger,
             RaisingFaults(TARGET, tmp_path),
             None,
             precopy_target,
@@ -58,28 +58,28 @@ class Stop:
     def told(self, device: str) -> Deploy:
         layout = Layout(EPOCH, 4, {SOURCE: LAYERS, TARGET: LAYERS}, ())
         transfers = tuple(Transfer(layer, SOURCE, TARGET, 1) for layer in LAYERS.layers())
-        job, counters = self.aside.world.job, self.aside.executor.counters
+        job, counters = self.rig.world.job, self.rig.executor.counters
         return Deploy(
             device, EPOCH, "job", job, layout, counters, "copy", transfers, {}, "", "", precopied=NUMBER
         )
 
     def run(self) -> list[str]:
-        """To its end; the kinds of letters that were sent for it to the target."""
+        """To its end; the kinds of messages that were sent for it to the target."""
         self.source.start()
         self.target.start()
         arrived = self.before
         for _ in range(100):
-            self.aside.arrive(self.aside.sent[arrived:])
-            arrived = len(self.aside.sent)
+            self.rig.arrive(self.rig.sent[arrived:])
+            arrived = len(self.rig.sent)
             while self.target.advance() or self.source.advance():
                 pass
-            while self.aside.world.late:
-                self.aside.world.deliver_late()
+            while self.rig.world.late:
+                self.rig.world.deliver_late()
         assert not self.target.awaited
-        return [str(letter.key[0]) for letter in self.aside.sent[self.before :]]
+        return [str(message.key[0]) for message in self.rig.sent[self.before :]]
 
     def check(self) -> None:
-        store = self.aside.executor.store
+        store = self.rig.executor.store
         assert self.target.incoming.keys() == store.buckets.keys()
         for bucket, state in self.target.incoming.items():
             own = store.buckets[bucket]
@@ -90,67 +90,67 @@ class Stop:
 
     @property
     def num_bytes(self) -> int:
-        states = self.aside.executor.store.buckets.values()
+        states = self.rig.executor.store.buckets.values()
         return sum(tensor.nbytes for state in states for tensor in state.tensors())
 
 
 @pytest.fixture
-def aside(reference, tmp_path: Path) -> Aside:
+def rig(reference, tmp_path: Path) -> PreCopyRig:
     """Of which all was sent ahead by the end of a run."""
     world = World(reference[0], STAGES, 0, tmp_path)
-    aside = Aside(world, SOURCE)
-    aside.begin()
+    rig = PreCopyRig(world, SOURCE)
+    rig.begin()
     world.run()
-    return aside
+    return rig
 
 
-def test_what_was_precopied_is_not_sent_again(aside: Aside, tmp_path: Path) -> None:
-    aside.arrive(aside.sent)
-    stop = Stop(aside, tmp_path, aside.executor.precopy_source, aside.precopy_target)
+def test_what_was_precopied_is_not_sent_again(rig: PreCopyRig, tmp_path: Path) -> None:
+    rig.arrive(rig.sent)
+    stop = Stop(rig, tmp_path, rig.executor.precopy_source, rig.precopy_target)
     assert stop.run() == [SENT]
     stop.check()
     assert (stop.target.copied_bytes, stop.target.staged_bytes) == (0, stop.num_bytes)
-    assert stop.target.staged == set(aside.buckets)
+    assert stop.target.staged == set(rig.buckets)
 
 
-def test_what_is_on_its_way_is_waited_for(aside: Aside, tmp_path: Path) -> None:
-    """Letters keep their order on a link: the word that all was sent comes behind it."""
-    aside.arrive(aside.sent[:-2])
-    aside.replay()
-    stop = Stop(aside, tmp_path, aside.executor.precopy_source, aside.precopy_target)
-    stop.before = len(aside.sent) - 2
+def test_what_is_on_its_way_is_waited_for(rig: PreCopyRig, tmp_path: Path) -> None:
+    """Tensor messages keep their order on a link: the word that all was sent comes behind it."""
+    rig.arrive(rig.sent[:-2])
+    rig.replay()
+    stop = Stop(rig, tmp_path, rig.executor.precopy_source, rig.precopy_target)
+    stop.before = len(rig.sent) - 2
     assert stop.run() == [UPDATE, UPDATE, SENT]
     stop.check()
     assert stop.target.copied_bytes == 0
 
 
-def test_what_was_lost_is_asked_for(aside: Aside, tmp_path: Path) -> None:
-    aside.arrive(aside.sent[:-1])
-    stop = Stop(aside, tmp_path, aside.executor.precopy_source, aside.precopy_target)
-    assert stop.run() == [SENT, *[STATE] * len(aside.buckets)]
+def test_what_was_lost_is_asked_for(rig: PreCopyRig, tmp_path: Path) -> None:
+    rig.arrive(rig.sent[:-1])
+    stop = Stop(rig, tmp_path, rig.executor.precopy_source, rig.precopy_target)
+    assert stop.run() == [SENT, *[STATE] * len(rig.buckets)]
     stop.check()
     assert (stop.target.copied_bytes, stop.target.staged_bytes) == (stop.num_bytes, 0)
     assert not stop.source.promised
 
 
-def test_a_target_that_has_forgotten_asks_for_all(aside: Aside, tmp_path: Path) -> None:
-    stop = Stop(aside, tmp_path, aside.executor.precopy_source, None)
-    assert stop.run() == [SENT, *[STATE] * len(aside.buckets)]
+def test_a_target_that_has_forgotten_asks_for_all(rig: PreCopyRig, tmp_path: Path) -> None:
+    stop = Stop(rig, tmp_path, rig.executor.precopy_source, None)
+    assert stop.run() == [SENT, *[STATE] * len(rig.buckets)]
     stop.check()
     assert stop.target.staged_bytes == 0
 
 
 @pytest.mark.parametrize("how", ["forgotten", "broken", "not begun"])
-def test_a_source_in_doubt_sends_all(aside: Aside, tmp_path: Path, how: str) -> None:
-    aside.arrive(aside.sent)
-    precopy_source = aside.executor.precopy_source
+def test_a_source_in_doubt_sends_all(rig: PreCopyRig, tmp_path: Path, how: str) -> None:
+    rig.arrive(rig.sent)
+    precopy_source = rig.executor.precopy_source
     assert precopy_source is not None
     if how == "broken":
         precopy_source.broken.add(TARGET)
     elif how == "not begun":
         precopy_source.copied = None
-    stop = Stop(aside, tmp_path, None if how == "forgotten" else precopy_source, aside.precopy_target)
-    assert stop.run() == [STATE] * len(aside.buckets)
+    stop = Stop(rig, tmp_path, None if how == "forgotten" else precopy_source, rig.precopy_target)
+    assert stop.run() == [STATE] * len(rig.buckets)
     stop.check()
     assert (stop.target.copied_bytes, stop.target.staged_bytes) == (stop.num_bytes, 0)
 
@@ -158,14 +158,14 @@ def test_a_source_in_doubt_sends_all(aside: Aside, tmp_path: Path, how: str) -> 
 def test_what_was_taken_back_is_sent_as_it_is(reference, tmp_path: Path) -> None:
     """All hold before the last bucket has left: that one is copied, the others are there."""
     world = World(reference[0], STAGES, 0, tmp_path)
-    aside = Aside(world, SOURCE)
-    precopy_source = aside.begin()
-    (*there, last) = aside.buckets
+    rig = PreCopyRig(world, SOURCE)
+    precopy_source = rig.begin()
+    (*there, last) = rig.buckets
     precopy_source.buckets[TARGET] = there
     world.run()
-    aside.sent = [letter for letter in aside.sent if letter.key != (AHEAD, NUMBER, last)]
-    aside.arrive(aside.sent)
-    stop = Stop(aside, tmp_path, precopy_source, aside.precopy_target)
+    rig.sent = [message for message in rig.sent if message.key != (AHEAD, NUMBER, last)]
+    rig.arrive(rig.sent)
+    stop = Stop(rig, tmp_path, precopy_source, rig.precopy_target)
     assert stop.run() == [STATE, SENT]
     stop.check()
     assert stop.target.staged == set(there)
@@ -173,20 +173,20 @@ def test_what_was_taken_back_is_sent_as_it_is(reference, tmp_path: Path) -> None
     assert stop.target.copied_bytes + stop.target.staged_bytes == stop.num_bytes
 
 
-def test_another_boundary_s_state_is_not_taken(aside: Aside, tmp_path: Path) -> None:
+def test_another_boundary_s_state_is_not_taken(rig: PreCopyRig, tmp_path: Path) -> None:
     """The source says that all was sent, and it was, of a state that is a round older than the stop."""
-    last = max(int(letter.key[3]) for letter in aside.sent if letter.key[0] == UPDATE)
-    aside.arrive([letter for letter in aside.sent if letter.key[0] != UPDATE or letter.key[3] != last])
-    aside.replay()
-    assert aside.precopy_target.round == aside.executor.counters.round - 1
-    stop = Stop(aside, tmp_path, aside.executor.precopy_source, aside.precopy_target)
+    last = max(int(message.key[3]) for message in rig.sent if message.key[0] == UPDATE)
+    rig.arrive([message for message in rig.sent if message.key[0] != UPDATE or message.key[3] != last])
+    rig.replay()
+    assert rig.precopy_target.round == rig.executor.counters.round - 1
+    stop = Stop(rig, tmp_path, rig.executor.precopy_source, rig.precopy_target)
     assert WANTED not in stop.run()  # that one goes the other way
     stop.check()
     assert stop.target.staged_bytes == 0
 
 
-def test_source_and_target_agree_on_who_sends_a_tied_weight(aside: Aside) -> None:
-    store = aside.executor.store
+def test_source_and_target_agree_on_who_sends_a_tied_weight(rig: PreCopyRig) -> None:
+    store = rig.executor.store
     transfers = (Transfer(0, "x/0", TARGET, 1), Transfer(3, "y/0", TARGET, 1))
     coming = expected(store, transfers, TARGET)
     assert set(store.spec.buckets_of(0)) & set(store.spec.buckets_of(3))  # the embedding
@@ -195,9 +195,9 @@ def test_source_and_target_agree_on_who_sends_a_tied_weight(aside: Aside) -> Non
         assert outgoing(store, transfers, source) == {TARGET: mine}
 
 
-def test_a_model_of_another_depth_is_named(aside: Aside, tmp_path: Path) -> None:
+def test_a_model_of_another_depth_is_named(rig: PreCopyRig, tmp_path: Path) -> None:
     """The folder that it comes from was changed meanwhile, or is another one on this node."""
-    stop = Stop(aside, tmp_path, None, None)
+    stop = Stop(rig, tmp_path, None, None)
     layout = Layout(EPOCH, 5, {SOURCE: LAYERS}, ())
     stop.source.message = msgspec.structs.replace(stop.source.message, layout=layout)
     with pytest.raises(UserError, match="has 4 layers here, and had 5 where it was measured"):

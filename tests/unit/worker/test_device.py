@@ -48,7 +48,7 @@ from oobleckd.worker.device.context import DeviceContext
 from oobleckd.worker.models import Layer
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.framing import read_frame, write_frame
-from oobleckd.worker.runtime.turn import Turn
+from oobleckd.worker.runtime.yielding_lock import YieldingLock
 
 TIMEOUT_S = 60.0
 ME = "n/0"
@@ -249,22 +249,22 @@ def test_a_device_whose_text_changes_goes_no_further_and_says_so_whenever_it_is_
 
 
 def test_a_turn_is_given_away_aside_and_comes_back() -> None:
-    turn, had = Turn(), threading.Event()
+    lock, had = YieldingLock(), threading.Event()
 
     def other() -> None:
-        with turn:
+        with lock:
             had.set()
 
-    with turn:
+    with lock:
         thread = threading.Thread(target=other)
         thread.start()
         assert not had.is_set()
-        with turn.aside():
+        with lock.released():
             assert had.wait(TIMEOUT_S)
     thread.join(TIMEOUT_S)
-    with turn, pytest.raises(ZeroDivisionError), turn.aside():
+    with lock, pytest.raises(ZeroDivisionError), lock.released():
         _ = 1 / 0
-    with turn:
+    with lock:
         pass
 
 

@@ -12,7 +12,7 @@ import pytest
 from oobleckd.protocol.job import Schedule
 from oobleckd.worker.round.reduce import Reducer, SumCopy
 from oobleckd.worker.round.sum_copies import Copies
-from oobleckd.worker.transport.mailbox import Letter
+from oobleckd.worker.transport.mailbox import TensorMessage
 from tests.helpers.engine import Died, World
 from tests.helpers.engine_jobs import STAGES, Reference, check, job, random_deaths, stays_re_routed
 
@@ -150,13 +150,13 @@ def test_a_copy_that_comes_late_does_not_count(many, tmp_path: Path, seed: int) 
     """When its sender was already said to be dead: the decision is made without it."""
     world = copying(many, tmp_path, seed, {"sum_copies": 7})
     deliver, decide = world.deliver, world._decide
-    held_up: list[tuple[str, Letter]] = []
+    held_up: list[tuple[str, TensorMessage]] = []
 
-    def delivered(source: str, peer: str, letter: Letter) -> None:
-        if letter.key[0] == "C" and source == "a1/0":
-            held_up.append((peer, letter))
+    def delivered(source: str, peer: str, message: TensorMessage) -> None:
+        if message.key[0] == "C" and source == "a1/0":
+            held_up.append((peer, message))
         else:
-            deliver(source, peer, letter)
+            deliver(source, peer, message)
 
     def decided() -> None:
         decide()

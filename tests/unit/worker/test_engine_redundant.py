@@ -28,8 +28,8 @@ SCHEDULES: list[dict[str, Any]] = [
     {"backward": "decoupled"},
     {"update": "staggered"},
     {"backward": "decoupled", "update": "staggered"},
-    {"shadow_memory": 0},
-    {"shadow_memory": 30_000},
+    {"redundant_memory": 0},
+    {"redundant_memory": 30_000},
     {"boundary_memory": 0},
 ]
 
@@ -54,7 +54,7 @@ def test_kill_at_every_point(reference, tmp_path: Path, point: str, victim: str,
         tmp_path,
         zlib.crc32(f"{point} {victim}".encode()) % 1000,
         go_on=go_on,
-        shadow_memory="1MiB",
+        redundant_memory="1MiB",
     )
     world.nodes[victim].faults.arm(point, 2)
     world.run()
@@ -115,7 +115,7 @@ def test_what_was_run_ahead_is_not_run_again(
 
 
 def test_without_them_forwards_are_run_again(reference, tmp_path: Path) -> None:
-    world = redundant(reference, tmp_path, 0, go_on=True, shadow_memory=0)
+    world = redundant(reference, tmp_path, 0, go_on=True, redundant_memory=0)
     ran_ahead(world)
     world.kill("b1/0")
     world.run()
@@ -126,7 +126,7 @@ def test_without_them_forwards_are_run_again(reference, tmp_path: Path) -> None:
 def test_the_bound_holds(reference, tmp_path: Path) -> None:
     """Room for some passes: what is held stays within it at all times, and some are run."""
     limit, held, ran = 60_000, [], set()
-    world = redundant(reference, tmp_path, 1, shadow_memory=limit)
+    world = redundant(reference, tmp_path, 1, redundant_memory=limit)
     advance = World._in
 
     def watched(self: World, device: str, act: Any) -> bool:

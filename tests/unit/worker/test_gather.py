@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oobleckd.worker.round.gather import Gathered, Gathering, key_of
 from oobleckd.worker.transport import handshake, wire
-from oobleckd.worker.transport.pages import LETTERS
+from oobleckd.worker.transport.pages import MESSAGE_PAGES
 from tests.helpers.transports import SECRET, TIMEOUT_S, Device, MakeDevice, dial, introduce
 
 NAMES = tuple(f"{name}/0" for name in "abcde")
@@ -27,7 +27,7 @@ def test_sums_of_many_peers_take_the_memory_of_two(make_device: MakeDevice) -> N
     introduce(z, *peers)
     buckets = {bucket: Gathered(NAMES, exact=True) for bucket in range(3)}
     z.intake.gathering = Gathering(1, 1, buckets)
-    LETTERS.clear()
+    MESSAGE_PAGES.clear()
     for number, peer in enumerate(peers):
         for bucket in buckets:
             key = key_of(1, 1, bucket, NAMES[number])
@@ -36,20 +36,24 @@ def test_sums_of_many_peers_take_the_memory_of_two(make_device: MakeDevice) -> N
         assert z.receive(key_of(1, 1, bucket, name)).tensors == []
     for bucket, gathered in buckets.items():
         assert bool((gathered.total()[0] == 11_111 + 5 * bucket).all())
-    assert LETTERS.idle_bytes <= 2 * 8 * SIZE
+    assert MESSAGE_PAGES.idle_bytes <= 2 * 8 * SIZE
 
 
 def half_sent(device: Device, source: Device, key: tuple[str | int, ...]) -> socket.socket:
-    """A link from ``source`` on which a letter has begun to come, and stops."""
+    """A link from ``source`` on which a message has begun to come, and stops."""
     sock = dial(device)
-    life = f"{source.transport.address} {source.transport.local}"
+    incarnation = f"{source.transport.address} {source.transport.local}"
     handshake.connect(
-        sock, source=source.transport.device, life=life, target=device.transport.device, secret=SECRET
+        sock,
+        source=source.transport.device,
+        incarnation=incarnation,
+        target=device.transport.device,
+        secret=SECRET,
     )
     one, other = socket.socketpair()
     with one, other:
         one.setblocking(False)
-        frame = wire.letter_frame(key, [torch.zeros(2**18, dtype=torch.float32)], b"")
+        frame = wire.message_frame(key, [torch.zeros(2**18, dtype=torch.float32)], b"")
         assert not frame.write_now(one)
         sock.sendall(other.recv(4096))
     return sock

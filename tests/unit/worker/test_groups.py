@@ -1,4 +1,4 @@
-"""Groups within one process: what each end keeps, when channels carry letters, and every moment in which they break."""
+"""Groups within one process: what each end keeps, when channels carry messages, and every moment in which they break."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oobleckd.worker.groups import gloo, payload, words
+from oobleckd.worker.groups import gloo, group_messages, payload
 from oobleckd.worker.groups.choose import choose
 from oobleckd.worker.groups.gloo import GlooBackend
 from oobleckd.worker.groups.group import ABORT_S
@@ -25,28 +25,28 @@ from oobleckd.worker.groups.nccl import shares_gpus
 from oobleckd.worker.groups.store import ChannelOver, ChannelStore
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.transport import wire
-from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
+from oobleckd.worker.transport.mailbox import Key, Mailbox, TensorMessage
 from tests.helpers.channels import TIMEOUT_S, Yard, YardBackend
 
 # ---------------------------------------------------------------------- ledger
 
 
-def header(number: int) -> words.Header:
-    return words.Header(1, number, ("k", number), b"", (), ())
+def header(number: int) -> group_messages.Header:
+    return group_messages.Header(1, number, ("k", number), b"", (), ())
 
 
 @given(st.integers(0, 8), st.lists(st.sampled_from(["write", "arrive", "acknowledge"]), max_size=30))
-def test_every_letter_arrives_once_wherever_the_channel_breaks(count: int, moves: list[str]) -> None:
+def test_every_message_arrives_once_wherever_the_channel_breaks(count: int, moves: list[str]) -> None:
     sent, received = Sent[int](), Received()
     on_channel: deque[int] = deque()
     got, acknowledgements = [], deque[int]()
-    for letter in range(count):
-        sent.add(letter)
+    for message in range(count):
+        sent.add(message)
     for move in moves:
         if move == "write" and sent.unwritten:
-            number, letter = sent.unwritten.popleft()
+            number, message = sent.unwritten.popleft()
             received.announce(header(number))
-            on_channel.append(letter)
+            on_channel.append(message)
         elif move == "arrive" and on_channel:
             got.append(on_channel.popleft())
             acknowledgements.append(received.arrived().number)
@@ -59,15 +59,15 @@ def test_every_letter_arrives_once_wherever_the_channel_breaks(count: int, moves
 
 
 def test_numbers_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="letter 1 is said to have arrived"):
+    with pytest.raises(ValueError, match="message 1 is said to have arrived"):
         Sent[int]().arrived(1)
     received = Received()
     received.announce(header(2))
-    with pytest.raises(ValueError, match="letter 2 came after letter 2"):
+    with pytest.raises(ValueError, match="message 2 came after message 2"):
         received.announce(header(2))
 
 
-# ---------------------------------------------------------------------- payload, words, store
+# ---------------------------------------------------------------------- payload, group messages, store
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_numbers_that_cannot_be_are_refused() -> None:
     ids=["one, not contiguous", "several dtypes", "an empty one"],
 )
 def test_a_payload_gives_the_same_tensors_in_memory_of_their_own(tensors: list[Tensor]) -> None:
-    head = words.header(1, 1, ("k",), b"", tensors)
+    head = group_messages.header(1, 1, ("k",), b"", tensors)
     body = payload.pack(tensors)
     assert body.numel() == payload.num_bytes(head.dtypes, head.shapes)
     back = payload.unpack(body.clone(), head.dtypes, head.shapes)
@@ -91,10 +91,15 @@ def test_a_payload_gives_the_same_tensors_in_memory_of_their_own(tensors: list[T
 
 
 def test_words_come_back_and_others_are_refused() -> None:
-    for word in (words.Open(1, "GPU-1"), words.Stored(1, True, "k", b"\0"), header(3), words.Over(1, "why")):
-        assert words.decode(words.encode(word)) == word
-    with pytest.raises(wire.WireError, match="no word about groups"):
-        words.decode(b"\x80")
+    for message in (
+        group_messages.Open(1, "GPU-1"),
+        group_messages.Stored(1, True, "k", b"\0"),
+        header(3),
+        group_messages.Over(1, "why"),
+    ):
+        assert group_messages.decode(group_messages.encode(message)) == message
+    with pytest.raises(wire.WireError, match="no group message"):
+        group_messages.decode(b"\x80")
 
 
 def stores() -> tuple[ChannelStore, ChannelStore]:
@@ -143,11 +148,11 @@ def test_whoever_waits_in_a_store_hears_of_its_end() -> None:
 
 
 class World:
-    """Group managers of several devices whose letters go from hand to hand, one link at a time, as the test says."""
+    """Group managers of several devices whose messages go from hand to hand, one link at a time, as the test says."""
 
     def __init__(self, *names: str, places: dict[str, str] | None = None, abort_s: float = TIMEOUT_S) -> None:
         self.yard = Yard()
-        self.links: dict[tuple[str, str], deque[Letter]] = {}
+        self.links: dict[tuple[str, str], deque[TensorMessage]] = {}
         self.held: set[tuple[str, str]] = set()
         self.stuck: list[str] = []
         self.mailboxes = {name: Mailbox() for name in names}
@@ -164,14 +169,14 @@ class World:
         def send(peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes) -> bool:
             with self._lock:
                 self.links.setdefault((source, peer), deque()).append(
-                    Letter(key, source, meta, [tensor.clone() for tensor in tensors])
+                    TensorMessage(key, source, meta, [tensor.clone() for tensor in tensors])
                 )
             return True
 
         return send
 
     def send(self, source: str, peer: str, index: int) -> bool:
-        """One letter; whether a channel took it."""
+        """One message; whether a channel took it."""
         tensors = [torch.full((4,), float(index))]
         if self.managers[source].offer(peer, ("F", index), tensors, b"m"):
             return True
@@ -183,13 +188,13 @@ class World:
         moved = True
         while moved:
             moved = False
-            for link, letters in sorted(self.links.items()):
-                while link not in self.held and letters:
-                    self.managers[link[1]].put(letters.popleft())
+            for link, messages in sorted(self.links.items()):
+                while link not in self.held and messages:
+                    self.managers[link[1]].put(messages.popleft())
                     moved = True
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Carry letters until ``done``: channels have threads of their own."""
+        """Carry messages until ``done``: channels have threads of their own."""
         deadline = time.monotonic() + TIMEOUT_S
         tick = threading.Event()
         while not done():
@@ -198,16 +203,16 @@ class World:
             tick.wait(0.001)
 
     def open(self, source: str, peer: str, epoch: int = 1) -> None:
-        """Open a channel with a first letter, number -1, and let its probe through."""
+        """Open a channel with a first message, number -1, and let its probe through."""
         assert not self.send(source, peer, -1)
         self.yard.let(f"{epoch} {source} > {peer}")
         self.until(lambda: self.managers[source]._groups[epoch]._senders[peer].is_open)
 
     def numbers(self, name: str) -> list[int]:
         """What has arrived at ``name``, removed."""
-        letters = self.mailboxes[name].take_all("F")
-        assert all(torch.equal(x.tensors[0], torch.full((4,), float(x.key[1]))) for x in letters)
-        return [int(x.key[1]) for x in letters]
+        messages = self.mailboxes[name].take_all("F")
+        assert all(torch.equal(x.tensors[0], torch.full((4,), float(x.key[1]))) for x in messages)
+        return [int(x.key[1]) for x in messages]
 
 
 @pytest.fixture
@@ -222,12 +227,12 @@ def close(world: World) -> None:
     assert all(manager.close(TIMEOUT_S) for manager in world.managers.values())
 
 
-def test_letters_take_the_channel_once_it_is_open(world: World) -> None:
+def test_messages_take_the_channel_once_it_is_open(world: World) -> None:
     world.open("a", "b")
     assert world.numbers("b") == [-1]
     assert all(world.send("a", "b", index) for index in range(5))
     world.carry()
-    assert world.numbers("b") == [], "a letter was given out before its payload had come"
+    assert world.numbers("b") == [], "a message was given out before its payload had come"
     world.yard.let("1 a > b", 5)
     world.until(lambda: len(world.mailboxes["b"].keys()) == 5)
     assert world.numbers("b") == list(range(5))
@@ -247,7 +252,7 @@ def test_what_a_broken_channel_held_comes_by_the_transport(world: World, arrived
     order = ["a", "b"] if first == "sender" else ["b", "a"]
     for name in order:
         world.managers[name].forget(["c"])
-    assert not world.send("a", "b", 3), "a group that is over took a letter"
+    assert not world.send("a", "b", 3), "a group that is over took a message"
     world.held = set()
     world.until(lambda: len(world.mailboxes["b"].keys()) == 4)
     assert sorted(world.numbers("b")) == [0, 1, 2, 3]
@@ -293,7 +298,7 @@ def test_two_devices_in_one_place_have_no_channel_and_the_group_goes_on() -> Non
     close(world)
 
 
-def test_a_letter_whose_round_is_over_is_not_sent_again(world: World) -> None:
+def test_a_message_whose_round_is_over_is_not_sent_again(world: World) -> None:
     world.open("a", "b")
     world.numbers("b")
     tensor = torch.zeros(4)
@@ -308,7 +313,7 @@ def test_a_letter_whose_round_is_over_is_not_sent_again(world: World) -> None:
     close(world)
 
 
-def test_a_dead_members_letters_are_not_kept(world: World) -> None:
+def test_a_dead_members_messages_are_not_kept(world: World) -> None:
     world.open("a", "b")
     assert world.send("a", "b", 0)
     world.held = {("a", "b"), ("b", "a")}
@@ -332,12 +337,12 @@ def test_channels_that_do_not_end_are_reported() -> None:
     close(world)
 
 
-def test_a_word_that_makes_no_sense_breaks_the_link(world: World) -> None:
-    bad = [words.encode(words.Arrived(1, 7)), b"\x80"]
+def test_a_group_message_that_makes_no_sense_breaks_the_link(world: World) -> None:
+    bad = [group_messages.encode(group_messages.Arrived(1, 7)), b"\x80"]
     world.open("a", "b")
     for meta in bad:
         with pytest.raises(wire.WireError):
-            world.managers["a"].put(Letter(words.KEY, "b", meta, []))
+            world.managers["a"].put(TensorMessage(group_messages.KEY, "b", meta, []))
     close(world)
 
 

@@ -186,7 +186,7 @@ async def test_a_node_that_trains_tells_where_it_is_until_that_is_acknowledged()
     for _ in range(20):  # nobody answers
         world.heartbeat()
     await asyncio.sleep(0)
-    for _ in range(module._MOST_QUESTIONS):
+    for _ in range(module._MAX_QUESTIONS):
         assert world.receiver.take(world.socket.recv(1000)) == "question"
     assert world.nothing_came()
     world.close()

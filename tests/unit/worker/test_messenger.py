@@ -1,4 +1,4 @@
-"""Which way letters take, and where their tensors are at its end."""
+"""Which way messages take, and where their tensors are at its end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.round.gather import Intake
-from oobleckd.worker.round.messenger import TransportPost
-from oobleckd.worker.transport.mailbox import Key, Letter, Mailbox
+from oobleckd.worker.round.messenger import TransportMessenger
+from oobleckd.worker.transport.mailbox import Key, Mailbox, TensorMessage
 
 
 class NoTransport:
@@ -19,12 +19,12 @@ class NoTransport:
     device = "a/0"
 
     def send(self, *_: object) -> bool:
-        raise AssertionError("a letter to itself took the transport")
+        raise AssertionError("a message to itself took the transport")
 
 
-def test_a_letter_to_itself_is_there_at_once() -> None:
+def test_a_message_to_itself_is_there_at_once() -> None:
     mailbox, transport = Mailbox(), NoTransport()
-    post = TransportPost(
+    messenger = TransportMessenger(
         transport,
         GroupManager("a/0", mailbox, None, transport.send),
         Intake(mailbox),
@@ -32,12 +32,12 @@ def test_a_letter_to_itself_is_there_at_once() -> None:
         torch.device("cpu"),
     )
     key, tensor = ("F", 3, 0, 1, 4), torch.arange(3.0)
-    assert post.send("a/0", key, [tensor])
-    assert post.has(key)
-    letter = post.take(key)
-    assert letter is not None
-    assert torch.equal(letter.tensors[0], tensor)
-    assert not post.has(key)
+    assert messenger.send("a/0", key, [tensor])
+    assert messenger.has(key)
+    message = messenger.take(key)
+    assert message is not None
+    assert torch.equal(message.tensors[0], tensor)
+    assert not messenger.has(key)
 
 
 class FakeTransport:
@@ -57,7 +57,7 @@ class FakeTransport:
 
 
 class Group:
-    """A group that takes every letter."""
+    """A group that takes every message."""
 
     def offer(self, *_: object) -> bool:
         return True
@@ -65,11 +65,11 @@ class Group:
 
 def test_what_is_precopied_takes_no_group_and_waits_for_all_others() -> None:
     mailbox, transport = Mailbox(), FakeTransport()
-    post = TransportPost(transport, Group(), Intake(mailbox), mailbox, torch.device("cpu"))
+    messenger = TransportMessenger(transport, Group(), Intake(mailbox), mailbox, torch.device("cpu"))
     for kind in "FSUPTQ":
-        assert post.send("b/0", (kind, 1), [])
+        assert messenger.send("b/0", (kind, 1), [])
     assert transport.sent == [("S", True), ("U", True), ("P", True)]
-    assert post.recall("b/0", lambda key: key[0] == "S") == [("S", 1)]
+    assert messenger.recall("b/0", lambda key: key[0] == "S") == [("S", 1)]
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_what_is_precopied_takes_no_group_and_waits_for_all_others() -> None:
 )
 def test_what_is_precopied_stays_in_the_host_s_memory(kind: str, where: str) -> None:
     mailbox, transport = Mailbox(), FakeTransport()
-    post = TransportPost(transport, Group(), Intake(mailbox), mailbox, torch.device("meta"))
-    mailbox.put(Letter((kind, 1), "b/0", b"", [torch.ones(2)]))
-    letter = post.take((kind, 1))
-    assert letter is not None
-    assert letter.tensors[0].device.type == where
+    messenger = TransportMessenger(transport, Group(), Intake(mailbox), mailbox, torch.device("meta"))
+    mailbox.put(TensorMessage((kind, 1), "b/0", b"", [torch.ones(2)]))
+    message = messenger.take((kind, 1))
+    assert message is not None
+    assert message.tensors[0].device.type == where

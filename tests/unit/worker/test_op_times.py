@@ -139,7 +139,7 @@ def test_layers_of_a_forward_pass_ahead_are_one_piece() -> None:
 
 
 def test_too_many_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_times, "MOST_OPS", 3)
+    monkeypatch.setattr(op_times, "MAX_OPS", 3)
     pieces = [Piece("F", task(), float(i), i + 1.0) for i in range(4)]
     assert told(ROUND, pieces, DeviceTimer(lambda: 5.0), repaired=False) is None
     assert told(ROUND, pieces[1:], DeviceTimer(lambda: 5.0), repaired=False) is not None

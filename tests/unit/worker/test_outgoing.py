@@ -1,4 +1,4 @@
-"""What the other end of a link hears when it is stopped: a goodbye, but never one within a letter."""
+"""What the other end of a link hears when it is stopped: a goodbye, but never one within a message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LATE_S = 0.2
 
 
 class LateSocket(socket.socket):
-    """A socket whose letters are there before its writer hears that they have left, as on a busy machine."""
+    """A socket whose messages are there before its writer hears that they have left, as on a busy machine."""
 
     def sendmsg(self, *args) -> int:  # type: ignore[no-untyped-def,override]
         sent = super().sendmsg(*args)
@@ -49,10 +49,10 @@ def link(tmp_path: Path) -> Outgoing:
 
 
 @pytest.mark.parametrize("num_values", [0, 2**18])
-def test_who_got_a_whole_letter_hears_the_goodbye_behind_it(
+def test_who_got_a_whole_message_hears_the_goodbye_behind_it(
     make_device: MakeDevice, monkeypatch: pytest.MonkeyPatch, num_values: int
 ) -> None:
-    """It was a loss if the writer had yet to hear that its letter had left: of one who only went on elsewhere."""
+    """It was a loss if the writer had yet to hear that its message had left: of one who only went on elsewhere."""
 
     def open_late(peer: Peer, *, unix: bool) -> socket.socket:
         return LateSocket(fileno=open_socket(peer, unix=unix).detach())
@@ -69,17 +69,17 @@ def test_who_got_a_whole_letter_hears_the_goodbye_behind_it(
     assert b.lost == []
 
 
-def test_no_goodbye_is_written_into_a_letter(
+def test_no_goodbye_is_written_into_a_message(
     link: Outgoing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a letter that lacked no more than a goodbye's bytes its receiver would have made a whole one."""
+    """Of a message that lacked no more than a goodbye's bytes its receiver would have made a whole one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "b.sock"))
         listener.listen()
-        link.send(wire.letter_frame(("f", 0), [], b""))
+        link.send(wire.message_frame(("f", 0), [], b""))
         assert link.flush(time.monotonic() + TIMEOUT_S)
         monkeypatch.setattr(os, "eventfd_write", lambda fd, value: None)  # the writer thread is late
-        big = wire.letter_frame(("f", 1), [torch.ones(2**22)], b"")
+        big = wire.message_frame(("f", 1), [torch.ones(2**22)], b"")
         link.send(big)
         assert big.has_begun
         monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Memory for large letters: used again, given back, and never while somebody has it."""
+"""Memory for large messages: used again, given back, and never while somebody has it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tensor_of(pages: Pages, num_bytes: int) -> Tensor:
     return torch.frombuffer(pages.take(num_bytes), dtype=torch.uint8)
 
 
-def test_the_next_letter_gets_the_memory_of_one_that_nobody_has() -> None:
+def test_the_next_message_gets_the_memory_of_one_that_nobody_has() -> None:
     pages = Pages()
     first = tensor_of(pages, MIB)
     at = first.data_ptr()

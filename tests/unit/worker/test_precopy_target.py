@@ -1,4 +1,4 @@
-"""Pre-copies at one source and one target: whatever the rounds come to and in whatever order letters arrive, the same bits."""
+"""Pre-copies at one source and one target: whatever the rounds come to and in whatever order messages arrive, the same bits."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ from oobleckd.worker.state.store import Store
 from oobleckd.worker.transport.mailbox import Key
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check, job, scheduled
-from tests.helpers.precopy import NUMBER, TARGET, Aside, Late
+from tests.helpers.precopy import NUMBER, TARGET, Late, PreCopyRig
 
 SOURCES = ("a0/0", "b1/0", "b2/0")
 
 
-def ran(world: World, source: str) -> Aside:
+def ran(world: World, source: str) -> PreCopyRig:
     """A run of which all was sent ahead from the first boundary on; nothing has arrived yet."""
-    aside = Aside(world, source)
-    aside.begin()
+    rig = PreCopyRig(world, source)
+    rig.begin()
     world.run()
-    return aside
+    return rig
 
 
-def kinds(aside: Aside) -> list[str]:
-    return [str(letter.key[0]) for letter in aside.sent]
+def kinds(rig: PreCopyRig) -> list[str]:
+    return [str(message.key[0]) for message in rig.sent]
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_target_makes_the_source_s_updates(clipped, tmp_path: Path, source: str) -> None:
     world = World(clipped[0], STAGES, 1, tmp_path)
-    aside = ran(world, source)
+    rig = ran(world, source)
     check(world, clipped)
-    assert kinds(aside) == [STATE] * len(aside.buckets) + [UPDATE] * clipped[0].train.steps
-    aside.arrive(aside.sent)
-    assert not aside.precopy_target.caught_up
-    assert aside.here() is None
-    assert aside.replay() == len(aside.sent) + clipped[0].train.steps * (len(aside.buckets) - 1)
-    assert aside.precopy_target.caught_up
-    aside.check()
+    assert kinds(rig) == [STATE] * len(rig.buckets) + [UPDATE] * clipped[0].train.steps
+    rig.arrive(rig.sent)
+    assert not rig.precopy_target.caught_up
+    assert rig.here() is None
+    assert rig.replay() == len(rig.sent) + clipped[0].train.steps * (len(rig.buckets) - 1)
+    assert rig.precopy_target.caught_up
+    rig.check()
 
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("seed", range(6))
-def test_letters_arrive_late_and_in_any_order(clipped, tmp_path: Path, seed: int) -> None:
+def test_messages_arrive_late_and_in_any_order(clipped, tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
-    aside = ran(World(clipped[0], STAGES, seed, tmp_path), dice.choice(SOURCES))
-    letters = dice.sample(aside.sent, len(aside.sent))
-    while letters:
+    rig = ran(World(clipped[0], STAGES, seed, tmp_path), dice.choice(SOURCES))
+    messages = dice.sample(rig.sent, len(rig.sent))
+    while messages:
         count = dice.randrange(1, 4)
-        aside.arrive(letters[:count])
-        letters = letters[count:]
+        rig.arrive(messages[:count])
+        messages = messages[count:]
         for _ in range(dice.randrange(4)):
-            aside.precopy_target.advance()
-    aside.replay()
-    aside.check()
+            rig.precopy_target.advance()
+    rig.replay()
+    rig.check()
 
 
 @pytest.mark.parametrize("update", ["flushed", "staggered"])
@@ -75,23 +75,23 @@ def test_it_begins_anywhere_in_a_round(
     early, advance = set(), Executor.advance
     for seed in range(20):
         world = scheduled(reference, tmp_path, seed, update=update)
-        aside, left = Aside(world, SOURCES[seed % 3]), [random.Random(seed).randrange(60)]
+        rig, left = PreCopyRig(world, SOURCES[seed % 3]), [random.Random(seed).randrange(60)]
 
-        def counted(self: Executor, aside: Aside = aside, left: list[int] = left) -> bool:
-            left[0] -= self is aside.executor
-            if left[0] == 0 and self is aside.executor and not self.finished:
+        def counted(self: Executor, rig: PreCopyRig = rig, left: list[int] = left) -> bool:
+            left[0] -= self is rig.executor
+            if left[0] == 0 and self is rig.executor and not self.finished:
                 early.add(self.speculative is not None)
-                precopy_source = aside.begin()
+                precopy_source = rig.begin()
                 assert precopy_source.began == (self.speculative is None)
             return advance(self)
 
         monkeypatch.setattr(Executor, "advance", counted)
         world.run()
         check(world, reference)
-        aside.arrive(aside.sent)
-        aside.replay()
-        if aside.executor.precopy_source is not None:
-            aside.check()
+        rig.arrive(rig.sent)
+        rig.replay()
+        if rig.executor.precopy_source is not None:
+            rig.check()
     assert early == ({False, True} if update == "staggered" else {False})
 
 
@@ -102,14 +102,14 @@ def test_updates_that_are_taken_back_are_not_sent(clipped, tmp_path: Path, seed:
     source, victim = SOURCES[seed % 3], {"a0/0": "b0/0", "b1/0": "a0/0", "b2/0": "a1/0"}[SOURCES[seed % 3]]
     world = scheduled(clipped, tmp_path, seed, update="staggered")
     world.go_on = True
-    aside = Aside(world, source)
-    aside.begin()
+    rig = PreCopyRig(world, source)
+    rig.begin()
     world.nodes[victim].faults.arm(["reduced", "backup", "validate", "commit"][seed % 4], 2 + seed % 3)
     world.run()
     check(world, clipped)
-    aside.arrive(aside.sent)
-    aside.replay()
-    aside.check()
+    rig.arrive(rig.sent)
+    rig.replay()
+    rig.check()
 
 
 @pytest.mark.parametrize("update", ["flushed", "staggered"])
@@ -119,13 +119,13 @@ def test_a_round_that_is_repeated_changes_exponents_alone(
     monkeypatch.setattr(sums, "START_EXPONENT", 60)
     changed = msgspec.structs.replace(reference[0], schedule=Schedule(update=update))
     world = World(changed, STAGES, 3, tmp_path)
-    aside = ran(world, "b1/0")
-    assert aside.executor.counters.round > aside.executor.counters.step
-    updates = [letter for letter in aside.sent if letter.key[0] == UPDATE]
-    assert any(not letter.tensors for letter in updates)
-    aside.arrive(aside.sent)
-    aside.replay()
-    aside.check()
+    rig = ran(world, "b1/0")
+    assert rig.executor.counters.round > rig.executor.counters.step
+    updates = [message for message in rig.sent if message.key[0] == UPDATE]
+    assert any(not message.tensors for message in updates)
+    rig.arrive(rig.sent)
+    rig.replay()
+    rig.check()
 
 
 def test_a_round_that_is_skipped_changes_counters_alone(
@@ -142,75 +142,75 @@ def test_a_round_that_is_skipped_changes_counters_alone(
         return add(self, grads, exponents, num_contributions)
 
     monkeypatch.setattr(sums.Chunked, "add", add_with_nan)
-    aside = ran(world, "b2/0")
+    rig = ran(world, "b2/0")
     assert rounds == {2}
-    assert aside.executor.counters.applied == aside.executor.counters.step - 1
-    aside.arrive(aside.sent)
-    aside.replay()
-    aside.check()
+    assert rig.executor.counters.applied == rig.executor.counters.step - 1
+    rig.arrive(rig.sent)
+    rig.replay()
+    rig.check()
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_floating_point_sums_are_no_other(tmp_path: Path, exact: bool) -> None:
-    aside = ran(World(job(tmp_path, exact=exact), STAGES, 0, tmp_path), "b1/0")
-    aside.arrive(aside.sent)
-    aside.replay()
-    aside.check()
+    rig = ran(World(job(tmp_path, exact=exact), STAGES, 0, tmp_path), "b1/0")
+    rig.arrive(rig.sent)
+    rig.replay()
+    rig.check()
 
 
 def test_what_is_missing_is_not_there(reference, tmp_path: Path) -> None:
-    aside = ran(World(reference[0], STAGES, 0, tmp_path), "a0/0")
-    lost = next(letter for letter in aside.sent if letter.key[0] == UPDATE and letter.key[3] == 3)
-    aside.arrive([letter for letter in aside.sent if letter is not lost])
-    aside.replay()
-    assert aside.here() is None
-    assert aside.precopy_target.round == 3
-    assert aside.precopy_target.caught_up  # as far as is known there
-    aside.arrive([lost])
-    assert not aside.precopy_target.caught_up
-    aside.replay()
-    aside.check()
+    rig = ran(World(reference[0], STAGES, 0, tmp_path), "a0/0")
+    lost = next(message for message in rig.sent if message.key[0] == UPDATE and message.key[3] == 3)
+    rig.arrive([message for message in rig.sent if message is not lost])
+    rig.replay()
+    assert rig.here() is None
+    assert rig.precopy_target.round == 3
+    assert rig.precopy_target.caught_up  # as far as is known there
+    rig.arrive([lost])
+    assert not rig.precopy_target.caught_up
+    rig.replay()
+    rig.check()
 
 
 def test_a_stream_ends_after_its_rounds_and_says_so(reference, tmp_path: Path) -> None:
     world = World(reference[0], STAGES, 0, tmp_path)
-    aside = Aside(world, "a0/0")
-    precopy_source = aside.begin(rounds=2)
-    assert precopy_source.sent_to(TARGET) == frozenset(aside.buckets)
+    rig = PreCopyRig(world, "a0/0")
+    precopy_source = rig.begin(rounds=2)
+    assert precopy_source.sent_to(TARGET) == frozenset(rig.buckets)
     world.run()
-    assert kinds(aside) == [STATE] * len(aside.buckets) + [UPDATE] * 2
+    assert kinds(rig) == [STATE] * len(rig.buckets) + [UPDATE] * 2
     assert precopy_source.sent_to(TARGET) == frozenset()
-    aside.arrive(aside.sent)
-    aside.replay()
-    assert aside.here() is None
+    rig.arrive(rig.sent)
+    rig.replay()
+    assert rig.here() is None
 
 
 def test_a_broken_link_ends_it_too(reference, tmp_path: Path) -> None:
     world = World(reference[0], STAGES, 0, tmp_path)
-    aside = Aside(world, "a0/0")
-    precopy_source = aside.begin()
+    rig = PreCopyRig(world, "a0/0")
+    precopy_source = rig.begin()
     world.run()
-    assert precopy_source.sent_to(TARGET) == frozenset(aside.buckets)
+    assert precopy_source.sent_to(TARGET) == frozenset(rig.buckets)
     precopy_source.broken.add(TARGET)
     assert precopy_source.sent_to(TARGET) == frozenset()
-    before = len(aside.sent)
-    executor = aside.executor
+    before = len(rig.sent)
+    executor = rig.executor
     precopy_source.committed(executor.counters, executor.counters, executor.store, {}, hold=False)
-    assert len(aside.sent) == before
+    assert len(rig.sent) == before
 
 
 class Slow:
-    """A transport on which the last letters of a state have not left yet when all are told to hold; ``left`` have."""
+    """A transport on which the last messages of a state have not left yet when all are told to hold; ``left`` have."""
 
-    def __init__(self, aside: Aside, left: int) -> None:
-        self.aside, self.left = aside, left
-        aside.world.recall = self.recall  # type: ignore[method-assign]
+    def __init__(self, rig: PreCopyRig, left: int) -> None:
+        self.rig, self.left = rig, left
+        rig.world.recall = self.recall  # type: ignore[method-assign]
 
     def recall(self, source: str, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
-        assert (source, peer) == (self.aside.source, TARGET)
-        states = [letter for letter in self.aside.sent if letter.key[0] == STATE]
-        taken = [letter.key for letter in states[self.left :] if unwanted(letter.key)]
-        self.aside.sent = [letter for letter in self.aside.sent if letter.key not in taken]
+        assert (source, peer) == (self.rig.source, TARGET)
+        states = [message for message in self.rig.sent if message.key[0] == STATE]
+        taken = [message.key for message in states[self.left :] if unwanted(message.key)]
+        self.rig.sent = [message for message in self.rig.sent if message.key not in taken]
         return taken
 
 
@@ -218,23 +218,23 @@ class Slow:
 def test_what_has_not_left_when_all_hold_is_no_part_of_it(reference, tmp_path: Path, left: int) -> None:
     """The rest gets the last update, and is the state of that boundary."""
     world = World(reference[0], STAGES, 0, tmp_path)
-    aside = Aside(world, "b1/0")
-    precopy_source, _ = aside.begin(), Slow(aside, left)
+    rig = PreCopyRig(world, "b1/0")
+    precopy_source, _ = rig.begin(), Slow(rig, left)
     for node in world.nodes.values():
         node.executor.flags |= Flags(hold=True)
     world._held_early = lambda: False  # type: ignore[method-assign]
     world.run()
-    executor = aside.executor
+    executor = rig.executor
     assert (executor.counters.step, executor.holding) == (1, True)
-    there = aside.buckets[:left]
+    there = rig.buckets[:left]
     assert precopy_source.sent_to(TARGET) == frozenset(there)
-    updates = [msgspec.msgpack.decode(each.meta, type=Update) for each in aside.sent if each.key[0] == UPDATE]
+    updates = [msgspec.msgpack.decode(each.meta, type=Update) for each in rig.sent if each.key[0] == UPDATE]
     assert [tuple(update.exponents) for update in updates] == [there] * bool(there)
-    aside.arrive(aside.sent)
-    aside.replay()
-    assert aside.precopy_target.caught_up == (left >= len(aside.buckets))
-    for bucket in aside.buckets:
-        state = aside.precopy_target.state_at(bucket, executor.counters)
+    rig.arrive(rig.sent)
+    rig.replay()
+    assert rig.precopy_target.caught_up == (left >= len(rig.buckets))
+    for bucket in rig.buckets:
+        state = rig.precopy_target.state_at(bucket, executor.counters)
         assert (state is not None) == (bucket in there)
         if state is not None:
             pairs = zip(state.tensors(), executor.store.buckets[bucket].tensors(), strict=True)
@@ -244,23 +244,25 @@ def test_what_has_not_left_when_all_hold_is_no_part_of_it(reference, tmp_path: P
 def test_beside_an_accelerator_all_waits_in_the_host_s_memory(reference, tmp_path: Path) -> None:
     """Until all have stopped; "meta" stands for the accelerator, on which nothing is computed but where tensors are."""
     world = World(reference[0], STAGES, 0, tmp_path)
-    aside = Aside(world, "b1/0")
+    rig = PreCopyRig(world, "b1/0")
     store = Store(world.spec, torch.device("meta"))
-    precopy_target = PreCopyTarget(NUMBER, world.job, store, aside.post, dict.fromkeys(aside.buckets, "b1/0"))
-    aside.begin()
+    precopy_target = PreCopyTarget(
+        NUMBER, world.job, store, rig.messenger, dict.fromkeys(rig.buckets, "b1/0")
+    )
+    rig.begin()
     world.run()
-    aside.arrive(aside.sent[:-1])
+    rig.arrive(rig.sent[:-1])
     while precopy_target.advance():
         pass
     assert precopy_target.caught_up
     assert precopy_target.round == 0
-    states = [precopy_target.state_at(bucket, Counters()) for bucket in aside.buckets]
+    states = [precopy_target.state_at(bucket, Counters()) for bucket in rig.buckets]
     assert all(tensor.device.type == "meta" for state in states for tensor in state.tensors())
-    aside.arrive(aside.sent[-1:])
+    rig.arrive(rig.sent[-1:])
     while precopy_target.advance(stopped=True):
         pass
-    assert precopy_target.round == aside.executor.counters.round
-    state = precopy_target.state_at(aside.buckets[0], aside.executor.counters)
+    assert precopy_target.round == rig.executor.counters.round
+    state = precopy_target.state_at(rig.buckets[0], rig.executor.counters)
     assert state is not None
     assert all(tensor.device.type == "meta" for tensor in state.tensors())
     assert all(param.requires_grad for param in state.params)
@@ -268,33 +270,33 @@ def test_beside_an_accelerator_all_waits_in_the_host_s_memory(reference, tmp_pat
 
 def test_nothing_is_taken_back_whose_update_is_on_its_way(reference, tmp_path: Path) -> None:
     world = World(reference[0], STAGES, 0, tmp_path)
-    aside = Aside(world, "b1/0")
-    precopy_source, _ = aside.begin(), Slow(aside, 0)
+    rig = PreCopyRig(world, "b1/0")
+    precopy_source, _ = rig.begin(), Slow(rig, 0)
     world.run()  # it holds at the end, many updates later
-    assert precopy_source.sent_to(TARGET) == frozenset(aside.buckets)
-    aside.arrive(aside.sent)
-    aside.replay()
-    aside.check()
+    assert precopy_source.sent_to(TARGET) == frozenset(rig.buckets)
+    rig.arrive(rig.sent)
+    rig.replay()
+    rig.check()
 
 
 def test_who_holds_begins_nothing(reference, tmp_path: Path) -> None:
     """In the stop it is copied as it is."""
     world = World(reference[0], STAGES, 0, tmp_path)
-    aside = Aside(world, "b1/0")
-    executor = aside.executor
-    precopy_source = PreCopySource(NUMBER, "b1/0", executor.post, {TARGET: list(aside.buckets)}, 9)
+    rig = PreCopyRig(world, "b1/0")
+    executor = rig.executor
+    precopy_source = PreCopySource(NUMBER, "b1/0", executor.messenger, {TARGET: list(rig.buckets)}, 9)
     precopy_source.committed(executor.counters, executor.counters, executor.store, {}, hold=True)
     assert not precopy_source.began
-    assert not aside.sent
+    assert not rig.sent
 
 
 def test_what_is_given_up_is_taken_back(reference, tmp_path: Path) -> None:
-    aside = Aside(World(reference[0], STAGES, 0, tmp_path), "b1/0")
-    aside.begin()
-    Slow(aside, 1)
-    aside.executor.end_precopy()
-    assert len(aside.sent) == 1
-    assert aside.executor.precopy_source is None
+    rig = PreCopyRig(World(reference[0], STAGES, 0, tmp_path), "b1/0")
+    rig.begin()
+    Slow(rig, 1)
+    rig.executor.end_precopy()
+    assert len(rig.sent) == 1
+    assert rig.executor.precopy_source is None
 
 
 @pytest.fixture
@@ -308,39 +310,39 @@ def test_a_copy_that_takes_its_time_leaves_before_the_updates_of_it(
     reference, tmp_path: Path, late: list[Late]
 ) -> None:
     world = World(reference[0], STAGES, 0, tmp_path)
-    aside = Aside(world, "b1/0")
-    precopy_source = aside.begin()
-    assert not aside.sent
+    rig = PreCopyRig(world, "b1/0")
+    precopy_source = rig.begin()
+    assert not rig.sent
     assert precopy_source.sent_to(TARGET) == frozenset()
     world.run()
-    assert kinds(aside)[: len(aside.buckets) + 1] == [STATE] * len(aside.buckets) + [UPDATE]
+    assert kinds(rig)[: len(rig.buckets) + 1] == [STATE] * len(rig.buckets) + [UPDATE]
     assert late[0].settled == 1, "the weights changed while they were copied"
-    aside.arrive(aside.sent)
-    aside.replay()
-    aside.check()
+    rig.arrive(rig.sent)
+    rig.replay()
+    rig.check()
 
 
 def test_a_copy_that_comes_in_the_middle_of_a_step_leaves_at_once(
     reference, tmp_path: Path, late: list[Late]
 ) -> None:
     world = World(reference[0], STAGES, 0, tmp_path)
-    aside = Aside(world, "b1/0")
-    precopy_source = aside.begin()
+    rig = PreCopyRig(world, "b1/0")
+    precopy_source = rig.begin()
     late[0].come()
-    assert kinds(aside) == [STATE] * len(aside.buckets)
-    assert precopy_source.sent_to(TARGET) == frozenset(aside.buckets)
+    assert kinds(rig) == [STATE] * len(rig.buckets)
+    assert precopy_source.sent_to(TARGET) == frozenset(rig.buckets)
 
 
 def test_a_copy_that_comes_too_late_does_not_leave(reference, tmp_path: Path, late: list[Late]) -> None:
-    aside = Aside(World(reference[0], STAGES, 0, tmp_path), "b1/0")
-    precopy_source = aside.begin()
-    aside.executor.end_precopy()
+    rig = PreCopyRig(World(reference[0], STAGES, 0, tmp_path), "b1/0")
+    precopy_source = rig.begin()
+    rig.executor.end_precopy()
     late[0].come()
-    assert not aside.sent
+    assert not rig.sent
     assert precopy_source.sent_to(TARGET) == frozenset()
 
 
-def test_letters_of_precopies_that_are_over_are_known() -> None:
+def test_messages_of_precopies_that_are_over_are_known() -> None:
     assert is_of((STATE, NUMBER, 0), NUMBER)
     assert is_of((UPDATE, NUMBER - 1, "a/0", 3), NUMBER)
     assert not is_of((STATE, NUMBER + 1, 0), NUMBER)

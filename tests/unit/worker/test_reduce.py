@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.worker.round.gather import Contribution, Gathered, Gathering, Intake, key_of
-from oobleckd.worker.transport.mailbox import Letter, Mailbox
+from oobleckd.worker.transport.mailbox import Mailbox, TensorMessage
 from oobleckd.worker.transport.wire import WireError
 
 HOLDERS = ("a/0", "b/0", "c/0")
@@ -87,32 +87,32 @@ def test_who_has_computed_nothing_adds_nothing() -> None:
     assert gathered.total()[0].tolist() == [1.0, 1.0]
 
 
-def letter_of(epoch: int, round_: int, bucket: int, source: str, tensors: list[Tensor]) -> Letter:
-    return Letter(key_of(epoch, round_, bucket, source), source, b"ledger", tensors)
+def message_of(epoch: int, round_: int, bucket: int, source: str, tensors: list[Tensor]) -> TensorMessage:
+    return TensorMessage(key_of(epoch, round_, bucket, source), source, b"ledger", tensors)
 
 
 def test_a_reader_adds_what_belongs_to_the_open_exchange_and_passes_on_all_else() -> None:
     mailbox = Mailbox()
     intake = Intake(mailbox)
-    ahead = letter_of(3, 7, 0, "b/0", integers(0))
+    ahead = message_of(3, 7, 0, "b/0", integers(0))
     intake.put(ahead)  # before any exchange is open
     gathered = Gathered(HOLDERS, exact=True)
     intake.gathering = Gathering(2, 6, {0: gathered})
     ones = [torch.ones(2).double()]
     others = [
-        letter_of(1, 6, 0, "b/0", ones),  # of the last epoch
-        letter_of(2, 7, 0, "b/0", ones),  # of the next round
-        letter_of(2, 6, 1, "b/0", ones),  # of a bucket that is not here
-        letter_of(2, 6, 0, "d/0", ones),  # of nobody whose sums are wanted
-        letter_of(2, 6, 0, "c/0", []),  # of redundant layers
-        Letter(("F", 1), "b/0", b"", ones),
-        Letter(("G",), "b/0", b"", ones),
+        message_of(1, 6, 0, "b/0", ones),  # of the last epoch
+        message_of(2, 7, 0, "b/0", ones),  # of the next round
+        message_of(2, 6, 1, "b/0", ones),  # of a bucket that is not here
+        message_of(2, 6, 0, "d/0", ones),  # of nobody whose sums are wanted
+        message_of(2, 6, 0, "c/0", []),  # of redundant layers
+        TensorMessage(("F", 1), "b/0", b"", ones),
+        TensorMessage(("G",), "b/0", b"", ones),
     ]
-    for letter in [*others, letter_of(2, 6, 0, "b/0", ones), letter_of(2, 6, 0, "b/0", ones)]:
-        intake.put(letter)
+    for message in [*others, message_of(2, 6, 0, "b/0", ones), message_of(2, 6, 0, "b/0", ones)]:
+        intake.put(message)
     assert gathered.total()[0].tolist() == [1.0, 1.0]
-    for letter in [ahead, *others]:
-        assert mailbox.take(letter.key) is letter
+    for message in [ahead, *others]:
+        assert mailbox.take(message.key) is message
     first, second = mailbox.take(key_of(2, 6, 0, "b/0")), mailbox.take(key_of(2, 6, 0, "b/0"))
     assert first is not None
     assert (first.tensors, first.meta) == ([], b"ledger")
@@ -124,11 +124,11 @@ def test_sums_that_do_not_fit_are_refused() -> None:
     gathered = Gathered(HOLDERS, exact=True)
     intake = Intake(Mailbox())
     intake.gathering = Gathering(1, 1, {0: gathered})
-    intake.put(letter_of(1, 1, 0, "a/0", [torch.ones(2).double()]))
+    intake.put(message_of(1, 1, 0, "a/0", [torch.ones(2).double()]))
     with pytest.raises(WireError, match="do not fit"):
-        intake.put(letter_of(1, 1, 0, "b/0", [torch.ones(3).double()]))
+        intake.put(message_of(1, 1, 0, "b/0", [torch.ones(3).double()]))
     with pytest.raises(WireError, match="do not fit"):
-        intake.put(letter_of(1, 1, 0, "c/0", [torch.ones(2).double()] * 2))
+        intake.put(message_of(1, 1, 0, "c/0", [torch.ones(2).double()] * 2))
 
 
 def test_two_large_contributions_at_a_time_and_all_else_at_once() -> None:

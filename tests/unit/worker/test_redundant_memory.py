@@ -36,7 +36,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     spec = msgspec.structs.replace(
         job(folder, sequence=32),
         model=Model("gpt2", CONFIG),
-        schedule=Schedule(boundary_memory=0, shadow_memory="1GiB"),
+        schedule=Schedule(boundary_memory=0, redundant_memory="1GiB"),
         fault_tolerance=FaultTolerance(policy="bamboo"),
         checkpoint=Checkpoint(every=0, dir=str(folder / "ckpt")),  # no copy of the state for one
     )

@@ -13,7 +13,7 @@ from oobleckd.planner.plan import Layers, Layout, Range
 from oobleckd.worker.round.reduce import SumCopy
 from oobleckd.worker.round.sum_copies import Copies
 from oobleckd.worker.round.tasks import Board
-from oobleckd.worker.transport.mailbox import Key, Letter
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 LAYOUT = Layout(3, 2, {name: Layers.of(Range(0, 2)) for name in ("a/0", "b/0", "c/0")}, ())
 LIVE = frozenset(LAYOUT.holdings)
@@ -35,12 +35,12 @@ class Reducer:
         self.inherited.append((what, tensors))
 
 
-class Post:
-    """Letters that went out, and those that lie here."""
+class Messenger:
+    """Tensor messages that went out, and those that lie here."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Key]] = []
-        self.letters: dict[Key, Letter] = {}
+        self.messages: dict[Key, TensorMessage] = {}
 
     def send(self, peer: str, key: Key, _tensors: Sequence[torch.Tensor], _meta: bytes = b"") -> None:
         self.sent.append((peer, key))
@@ -49,26 +49,26 @@ class Post:
         raise AssertionError
 
     def waiting(self) -> list[Key]:
-        return list(self.letters)
+        return list(self.messages)
 
-    def take(self, key: Key) -> Letter | None:
-        return self.letters.pop(key, None)
+    def take(self, key: Key) -> TensorMessage | None:
+        return self.messages.pop(key, None)
 
     def has(self, key: Key) -> bool:
-        return key in self.letters
+        return key in self.messages
 
     def purge(self, unwanted: Callable[[Key], bool]) -> None:
         raise AssertionError
 
 
-def copies(per_round: int = 3) -> tuple[Copies, Reducer, Post]:
-    reducer, post = Reducer(), Post()
+def copies(per_round: int = 3) -> tuple[Copies, Reducer, Messenger]:
+    reducer, messenger = Reducer(), Messenger()
     here: Any = reducer
-    made = Copies("b/0", per_round, post, here)
+    made = Copies("b/0", per_round, messenger, here)
     made.adopt(3)
     made.begin(7)
     made.enter(LAYOUT, LIVE)
-    return made, reducer, post
+    return made, reducer, messenger
 
 
 def compute(reducer: Reducer, micro_batch: int) -> None:
@@ -76,9 +76,9 @@ def compute(reducer: Reducer, micro_batch: int) -> None:
         reducer.board.count(layer, micro_batch)
 
 
-def arrive(post: Post, made: Copies, *key: str | int, what: SumCopy | None = None) -> None:
+def arrive(messenger: Messenger, made: Copies, *key: str | int, what: SumCopy | None = None) -> None:
     meta = msgspec.msgpack.encode(what or SumCopy({0: (1,)}, (), (), {}))
-    post.letters[key] = Letter(key, str(key[3]), meta, [torch.zeros(1)])
+    messenger.messages[key] = TensorMessage(key, str(key[3]), meta, [torch.zeros(1)])
     made.hear_all(frozenset())
 
 
@@ -92,24 +92,24 @@ def test_the_holder_behind_keeps_and_the_last_asks_the_first() -> None:
 
 
 def test_parts_are_equal_and_the_last_is_contributed_instead() -> None:
-    made, reducer, post = copies(per_round=1)
+    made, reducer, messenger = copies(per_round=1)
     for micro_batch in range(OWED):
         compute(reducer, micro_batch)
         made.send()
         made.awaited.clear()
-        assert len(post.sent) == (micro_batch >= 1)
-    assert post.sent == [("c/0", ("C", 3, 7, "b/0"))]
+        assert len(messenger.sent) == (micro_batch >= 1)
+    assert messenger.sent == [("c/0", ("C", 3, 7, "b/0"))]
 
 
 def test_no_copy_says_what_was_inherited_while_the_one_before_was_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is in the ledger at once, and in the sums only when the next epoch is entered."""
-    made, reducer, post = copies()
+    made, reducer, messenger = copies()
     held = {"a/0": Layers.of(Range(1, 2)), "b/0": Layers.of(Range(0, 2)), "c/0": Layers.of(Range(0, 1))}
     made.enter(msgspec.structs.replace(LAYOUT, holdings=held), LIVE)
     assert made.keepers == {0: "c/0", 1: "a/0"}
-    arrive(post, made, "C", 3, 7, "c/0")
+    arrive(messenger, made, "C", 3, 7, "c/0")
     copied = reducer.copied
 
     def reported_meanwhile(layers: Sequence[int]) -> tuple[SumCopy, list[torch.Tensor]]:
@@ -119,47 +119,47 @@ def test_no_copy_says_what_was_inherited_while_the_one_before_was_made(
 
     monkeypatch.setattr(reducer, "copied", reported_meanwhile)
     compute(reducer, 0)
-    post.sent.clear()
+    messenger.sent.clear()
     made.send()
-    assert [peer for peer, _ in post.sent] == ["a/0"]
+    assert [peer for peer, _ in messenger.sent] == ["a/0"]
     assert reducer.inherited
 
 
 def test_none_is_sent_where_none_is_asked_for() -> None:
-    made, reducer, post = copies(per_round=0)
+    made, reducer, messenger = copies(per_round=0)
     compute(reducer, 0)
     made.send()
-    assert not post.sent
+    assert not messenger.sent
 
 
 def test_the_next_waits_until_the_one_before_has_arrived() -> None:
-    made, reducer, post = copies()
+    made, reducer, messenger = copies()
     for micro_batch in range(2):
         compute(reducer, micro_batch)
         made.send()
-    assert len(post.sent) == 1
-    arrive(post, made, "K", 3, 7, "c/0")
+    assert len(messenger.sent) == 1
+    arrive(messenger, made, "K", 3, 7, "c/0")
     compute(reducer, 2)
     made.send()
-    assert len(post.sent) == 2
+    assert len(messenger.sent) == 2
 
 
 def test_nobody_waits_for_the_word_of_the_dead() -> None:
-    made, reducer, post = copies()
+    made, reducer, messenger = copies()
     compute(reducer, 0)
     made.send()
     made.enter(LAYOUT, LIVE - {"c/0"})
     compute(reducer, 1)
     made.send()
-    assert [peer for peer, _ in post.sent] == ["c/0", "a/0"]
+    assert [peer for peer, _ in messenger.sent] == ["c/0", "a/0"]
 
 
 def test_the_last_copy_of_the_dead_counts_once() -> None:
-    made, reducer, post = copies()
-    arrive(post, made, "C", 3, 7, "a/0", what=SumCopy({0: (1,)}, (), (), {}))
+    made, reducer, messenger = copies()
+    arrive(messenger, made, "C", 3, 7, "a/0", what=SumCopy({0: (1,)}, (), (), {}))
     last = SumCopy({0: (1, 2)}, (5,), (), {2: 0.5})
-    arrive(post, made, "C", 3, 7, "a/0", what=last)
-    assert post.sent == [("a/0", ("K", 3, 7, "b/0"))] * 2
+    arrive(messenger, made, "C", 3, 7, "a/0", what=last)
+    assert messenger.sent == [("a/0", ("K", 3, 7, "b/0"))] * 2
     made.inherit({"a/0"})
     made.inherit({"a/0"})
     assert [what for what, _ in reducer.inherited] == [last]
@@ -173,18 +173,18 @@ def test_the_last_copy_of_the_dead_counts_once() -> None:
     ],
 )
 def test_what_is_over_does_not_count(key: Key, answered: bool) -> None:
-    made, reducer, post = copies()
-    arrive(post, made, *key)
+    made, reducer, messenger = copies()
+    arrive(messenger, made, *key)
     made.inherit({"a/0"})
     assert not reducer.inherited
-    assert not post.letters
-    assert bool(post.sent) == answered
+    assert not messenger.messages
+    assert bool(messenger.sent) == answered
 
 
 def test_what_comes_from_ahead_waits_for_its_round() -> None:
-    made, reducer, post = copies()
-    arrive(post, made, "C", 3, 8, "a/0")
-    assert not post.sent
+    made, reducer, messenger = copies()
+    arrive(messenger, made, "C", 3, 8, "a/0")
+    assert not messenger.sent
     made.begin(8)
     made.hear_all(frozenset())
     made.inherit({"a/0"})
@@ -193,18 +193,18 @@ def test_what_comes_from_ahead_waits_for_its_round() -> None:
 
 @pytest.mark.parametrize("round_", [7, 8])
 def test_what_comes_after_the_answer_does_not_count(round_: int) -> None:
-    made, reducer, post = copies()
+    made, reducer, messenger = copies()
     key = ("C", 3, round_, "a/0")
-    post.letters[key] = Letter(key, "a/0", b"", [])
+    messenger.messages[key] = TensorMessage(key, "a/0", b"", [])
     made.hear_all({"a/0"})
     made.inherit({"a/0"})
-    assert not post.letters
+    assert not messenger.messages
     assert not reducer.inherited
 
 
 def test_a_round_that_is_committed_leaves_no_copy() -> None:
-    made, reducer, post = copies()
-    arrive(post, made, "C", 3, 7, "a/0")
+    made, reducer, messenger = copies()
+    arrive(messenger, made, "C", 3, 7, "a/0")
     made.begin(8)
     made.inherit({"a/0"})
     assert not reducer.inherited

@@ -37,17 +37,17 @@ def test_tensors_arrive_bit_for_bit(make_device: MakeDevice, host: str) -> None:
     introduce(a, b)
     sent = payloads()
     assert a.transport.send("b/0", ("f", 1, "x", 2), sent, b"meta")
-    letter = b.receive(("f", 1, "x", 2))
-    assert (letter.source, letter.meta) == ("a/0", b"meta")
-    assert len(letter.tensors) == len(sent)
-    for got, want in zip(letter.tensors, sent, strict=True):
+    message = b.receive(("f", 1, "x", 2))
+    assert (message.source, message.meta) == ("a/0", b"meta")
+    assert len(message.tensors) == len(sent)
+    for got, want in zip(message.tensors, sent, strict=True):
         assert (got.dtype, got.shape) == (want.dtype, want.shape)
         assert torch.equal(got, want)
         assert got.is_contiguous()
         assert got.numel() == 0 or got.data_ptr() % 64 == 0
 
 
-def test_letters_without_tensors_and_with_thousands(make_device: MakeDevice) -> None:
+def test_messages_without_tensors_and_with_thousands(make_device: MakeDevice) -> None:
     a, b = make_device("a/0"), make_device("b/0")
     introduce(a, b)
     a.transport.send("b/0", ("f",), [])
@@ -56,7 +56,7 @@ def test_letters_without_tensors_and_with_thousands(make_device: MakeDevice) -> 
     assert [int(t[2]) for t in b.receive(("g",)).tensors] == list(range(3000))
 
 
-def test_many_letters_keep_their_order_both_ways_at_once(make_device: MakeDevice) -> None:
+def test_many_messages_keep_their_order_both_ways_at_once(make_device: MakeDevice) -> None:
     a, b = make_device("a/0"), make_device("b/0", "elsewhere")
     introduce(a, b)
     for index in range(200):
@@ -78,7 +78,7 @@ def test_a_tensor_without_a_form_on_the_wire_is_refused(make_device: MakeDevice)
         a.transport.send("b/0", ("f",), [torch.zeros(1, dtype=torch.complex64)])
 
 
-def test_an_early_letter_waits_for_the_receiver_to_be_configured(make_device: MakeDevice) -> None:
+def test_an_early_message_waits_for_the_receiver_to_be_configured(make_device: MakeDevice) -> None:
     a, b = make_device("a/0"), make_device("b/0")
     a.transport.configure({"b/0": b.transport.peer}, SECRET)
     assert a.transport.send("b/0", ("f",), [torch.ones(2)])
@@ -127,11 +127,15 @@ def test_a_peer_that_does_not_read_holds_up_nobody_else(make_device: MakeDevice)
 
 def test_a_damaged_frame_is_a_loss(make_device: MakeDevice) -> None:
     b = make_device("b/0")
-    life = Peer("127.0.0.1:1", "/nowhere", "far")
-    b.transport.configure({"a/0": life}, SECRET)
+    incarnation = Peer("127.0.0.1:1", "/nowhere", "far")
+    b.transport.configure({"a/0": incarnation}, SECRET)
     with dial(b) as sock:
         handshake.connect(
-            sock, source="a/0", life=f"{life.address} {life.local}", target="b/0", secret=SECRET
+            sock,
+            source="a/0",
+            incarnation=f"{incarnation.address} {incarnation.local}",
+            target="b/0",
+            secret=SECRET,
         )
         sock.sendall(b"\0" * 64)
         b.until(lambda: bool(b.lost))
@@ -149,7 +153,7 @@ def test_a_damaged_frame_is_a_loss(make_device: MakeDevice) -> None:
         ((0,), ((3,),), "does not have the size"),
     ],
 )
-def test_a_letter_that_contradicts_itself_is_damage(
+def test_a_message_that_contradicts_itself_is_damage(
     dtypes: tuple[int, ...], shapes: tuple[tuple[int, ...], ...], why: str
 ) -> None:
     one, other = socket.socketpair()
@@ -157,4 +161,4 @@ def test_a_letter_that_contradicts_itself_is_damage(
         body = msgspec.msgpack.encode((("f",), b"", dtypes, shapes))
         one.sendall(struct.pack("<4sBxxxIQ", b"OBLK", 1, len(body), 8) + body + bytes(8))
         with pytest.raises(wire.WireError, match=why):
-            wire.LetterReader(other, "a/0").read()
+            wire.MessageReader(other, "a/0").read()

@@ -1,4 +1,4 @@
-"""Letters that can wait: behind all others, and taken back before they leave."""
+"""Tensor messages that can wait: behind all others, and taken back before they leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is a peer: gone, forgotten, named again, in a new life; whose end is reported, and whose is not."""
+"""Who is a peer: gone, forgotten, named again, in a new incarnation; whose end is reported, and whose is not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_new_secret_leaves_old_links_open(make_device: MakeDevice) -> None:
     assert a.lost == b.lost == []
 
 
-def test_a_new_life_replaces_the_old_one(make_device: MakeDevice, tmp_path: Path) -> None:
+def test_a_new_incarnation_replaces_the_old_one(make_device: MakeDevice, tmp_path: Path) -> None:
     a, old = make_device("a/0"), Device("b/0", tmp_path / "old")
     introduce(a, old)
     old.transport.send("a/0", ("f", 1), [])
@@ -121,7 +121,7 @@ def test_nobody_at_the_address_is_a_loss_reported_once(make_device: MakeDevice, 
     assert a.transport.counts.dropped == 1
 
 
-def test_goodbye_is_no_loss_and_drops_later_letters(make_device: MakeDevice) -> None:
+def test_goodbye_is_no_loss_and_drops_later_messages(make_device: MakeDevice) -> None:
     a, b, c = make_device("a/0"), make_device("b/0"), make_device("c/0", "elsewhere")
     introduce(a, b, c)
     for one, other in ((a, "b/0"), (b, "a/0"), (c, "a/0")):

@@ -17,7 +17,7 @@ from tests.helpers.transports import SECRET, TIMEOUT_S, Device, MakeDevice, dial
 
 
 def greet(sock: socket.socket, secret: bytes, target: str = "b/0") -> None:
-    handshake.connect(sock, source="a/0", life="life", target=target, secret=secret)
+    handshake.connect(sock, source="a/0", incarnation="life", target=target, secret=secret)
 
 
 def refused(device: Device, why: str, secret: bytes, target: str) -> None:

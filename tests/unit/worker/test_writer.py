@@ -18,7 +18,7 @@ from oobleckd.protocol.job import Job, parse_job
 from oobleckd.protocol.messages import CheckpointFailed, CheckpointPart
 from oobleckd.protocol.parts import Counters, Flags, Vote
 from oobleckd.worker.checkpointing.snapshot import Due, Share, due_after, take_share
-from oobleckd.worker.checkpointing.writer import Beside, Inline
+from oobleckd.worker.checkpointing.writer import BackgroundWriter, InlineWriter
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.round.commit import outcome_of
 from oobleckd.worker.runtime.faults import Faults
@@ -92,7 +92,7 @@ def test_training_goes_on_and_what_is_written_is_the_state_at_the_boundary(
     told: list[CheckpointPart] = []
     woken = threading.Event()
     gate = Gate(tmp_path)
-    writer = Beside(told.append, gate, woken.set)  # type: ignore[arg-type]
+    writer = BackgroundWriter(told.append, gate, woken.set)  # type: ignore[arg-type]
     wanted = [param.detach().clone() for state in store.buckets.values() for param in state.params]
     share = share_of(store, tmp_path)
     writer.begin(share)
@@ -113,7 +113,7 @@ def test_training_goes_on_and_what_is_written_is_the_state_at_the_boundary(
 
 def test_without_room_for_a_copy_the_device_waits(store: Store, tmp_path: Path) -> None:
     gate, woken = Gate(tmp_path), threading.Event()
-    writer = Beside(lambda _: None, gate, woken.set)
+    writer = BackgroundWriter(lambda _: None, gate, woken.set)
     share = share_of(store, tmp_path, copied=False)
     assert all(share.states[bucket] is store.buckets[bucket] for bucket in share.states)
     writer.begin(share)
@@ -126,7 +126,7 @@ def test_without_room_for_a_copy_the_device_waits(store: Store, tmp_path: Path) 
 def test_shares_are_written_one_after_the_other(store: Store, tmp_path: Path) -> None:
     told: list[Any] = []
     gate, woken = Gate(tmp_path), threading.Semaphore(0)
-    writer = Beside(told.append, gate, woken.release)
+    writer = BackgroundWriter(told.append, gate, woken.release)
     for step in (2, 4):
         writer.begin(share_of(store, tmp_path, step=step))
     gate.let_go(2 * len(store.buckets))
@@ -142,7 +142,7 @@ def test_shares_are_written_one_after_the_other(store: Store, tmp_path: Path) ->
 def test_one_that_is_given_up_leaves_nothing_and_tells_nothing(store: Store, tmp_path: Path) -> None:
     told: list[Any] = []
     gate = Gate(tmp_path)
-    writer = Beside(told.append, gate, lambda: None)
+    writer = BackgroundWriter(told.append, gate, lambda: None)
     share = share_of(store, tmp_path)
     writer.begin(share)
     gate.let_go(1)  # the first bucket is durable
@@ -160,7 +160,7 @@ def test_a_disk_that_refuses_is_told_and_the_next_one_is_written(store: Store, t
     (tmp_path / "job-1").touch()
     told: list[Any] = []
     woken = threading.Semaphore(0)
-    writer = Beside(told.append, Faults("n/0", tmp_path), woken.release)
+    writer = BackgroundWriter(told.append, Faults("n/0", tmp_path), woken.release)
     writer.begin(share_of(store, tmp_path))
     assert woken.acquire(timeout=TIMEOUT_S)
     (failed,) = told
@@ -182,7 +182,7 @@ def test_a_disk_without_room_or_inodes_is_not_filled_to_its_brim(
     monkeypatch.setattr("oobleckd.worker.checkpointing.snapshot.room", lambda _directory: free)
     told: list[Any] = []
     woken = threading.Event()
-    writer = Beside(told.append, Faults("n/0", tmp_path), woken.set)
+    writer = BackgroundWriter(told.append, Faults("n/0", tmp_path), woken.set)
     share = share_of(store, tmp_path)
     writer.begin(share)
     assert woken.wait(TIMEOUT_S)
@@ -212,7 +212,7 @@ def test_the_last_one_is_tried_again_until_there_is_room(
         return write(directory, bucket, *rest)
 
     monkeypatch.setattr("oobleckd.worker.state.bucket_files.write_bucket", refusing)
-    writer = Beside(told.append, Faults("n/0", tmp_path), woken.set)
+    writer = BackgroundWriter(told.append, Faults("n/0", tmp_path), woken.set)
     writer.begin(share)
     assert woken.wait(TIMEOUT_S)
     first, second, *others = sorted(store.buckets)
@@ -233,7 +233,7 @@ def test_a_job_that_is_cancelled_waits_for_no_room(store: Store, tmp_path: Path)
         told.append(message)
         heard.set()
 
-    writer = Beside(tell, Faults("n/0", tmp_path), lambda: None)
+    writer = BackgroundWriter(tell, Faults("n/0", tmp_path), lambda: None)
     writer.begin(share_of(store, tmp_path, step=JOB.train.steps))
     assert heard.wait(TIMEOUT_S)
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "checkpoint-writer"]
@@ -247,7 +247,7 @@ def test_a_folder_that_somebody_removed_is_told(store: Store, tmp_path: Path) ->
     """Else nobody would begin another one while this one is waited for."""
     told: list[Any] = []
     gate, woken = Gate(tmp_path), threading.Event()
-    writer = Beside(told.append, gate, woken.set)
+    writer = BackgroundWriter(told.append, gate, woken.set)
     share = share_of(store, tmp_path)
     writer.begin(share)
     assert gate.at.acquire(timeout=TIMEOUT_S)
@@ -259,7 +259,7 @@ def test_a_folder_that_somebody_removed_is_told(store: Store, tmp_path: Path) ->
 
 def test_inline_writes_at_once(store: Store, tmp_path: Path) -> None:
     told: list[Any] = []
-    writer = Inline(told.append, Faults("n/0", tmp_path))
+    writer = InlineWriter(told.append, Faults("n/0", tmp_path))
     writer.begin(share_of(store, tmp_path))
     writer.abandon()
     assert not writer.busy

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-Aside = Callable[[], AbstractContextManager[object]]
+Released = Callable[[], AbstractContextManager[object]]
 """What the engine enters while it computes and touches nothing of its own."""
 
 
-class Turn:
+class YieldingLock:
     """A lock that its holder gives away for a while."""
 
     __slots__ = ("_lock",)
@@ -31,13 +31,13 @@ class Turn:
     ) -> None:
         self._lock.release()
 
-    def aside(self) -> _Away:
+    def released(self) -> _Away:
         """Others may have a turn, until the end of the block; the caller has the turn before and after."""
         return _Away(self._lock)
 
 
 class _Away:
-    """``Turn.aside``. A class: a generator's machinery takes longer than the rest, once in every layer."""
+    """``YieldingLock.released``. A class: a generator's machinery takes longer than the rest, once in every layer."""
 
     __slots__ = ("_lock",)
 

@@ -1,7 +1,7 @@
-"""What devices say to each other about their groups: small frozen structs in letters of the transport.
+"""What devices say to each other about their groups: small frozen structs, each in a tensor message without tensors.
 
 A **channel** is one direction between two members of an epoch's group, named by (epoch, sender, receiver).
-Who speaks is told by the link that a word came over. "Sender" below is the channel's.
+Who speaks is told by the link that it came over. "Sender" below is the channel's.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from oobleckd.worker.transport import wire
 from oobleckd.worker.transport.mailbox import Key
 
 KEY: Key = ("~",)
-"""The key of every letter that carries a word."""
+"""The key of every tensor message that carries a group message."""
 
 
-class Word(msgspec.Struct, frozen=True, tag=True):
+class GroupMessage(msgspec.Struct, frozen=True, tag=True):
     """Base: ``epoch`` names the group."""
 
     epoch: int
 
 
-class Open(Word, frozen=True):
+class Open(GroupMessage, frozen=True):
     """Sender: I open a channel to you. ``place`` is the accelerator that I am on."""
 
     place: str
 
 
-class Stored(Word, frozen=True):
+class Stored(GroupMessage, frozen=True):
     """Either end: an entry of the channel's c10d store. ``ours``: the speaker is the channel's sender."""
 
     ours: bool
@@ -39,8 +39,8 @@ class Stored(Word, frozen=True):
     value: bytes
 
 
-class Header(Word, frozen=True):
-    """Sender: the next payload on the channel is that of letter ``number``, which is ``key`` and ``meta``."""
+class Header(GroupMessage, frozen=True):
+    """Sender: the next payload on the channel is that of tensor message ``number``, which is ``key`` and ``meta``."""
 
     number: int
     key: tuple[str | int, ...]
@@ -49,26 +49,26 @@ class Header(Word, frozen=True):
     shapes: tuple[tuple[int, ...], ...]
 
 
-class Arrived(Word, frozen=True):
-    """Receiver: every payload up to letter ``number`` is here."""
+class Arrived(GroupMessage, frozen=True):
+    """Receiver: every payload up to tensor message ``number`` is here."""
 
     number: int
 
 
-class Over(Word, frozen=True):
+class Over(GroupMessage, frozen=True):
     """Sender: I have left the group, and wait for your ``Again``."""
 
     why: str
 
 
-class Again(Word, frozen=True):
-    """Receiver: I have left the group with every letter up to ``number``: send me the rest by the transport."""
+class Again(GroupMessage, frozen=True):
+    """Receiver: I have left the group with every tensor message up to ``number``: send me the rest by the transport."""
 
     number: int
     why: str
 
 
-class ChannelRefused(Word, frozen=True, tag="Refused"):
+class ChannelRefused(GroupMessage, frozen=True, tag="Refused"):
     """Receiver: there can be no channel between us two; the group goes on without it."""
 
     why: str
@@ -80,21 +80,21 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Any)
 
 
-def encode(word: Any) -> bytes:
-    """A word as the meta of a letter."""
-    return _encoder.encode(word)
+def encode(message: Any) -> bytes:
+    """A group message as the meta of a tensor message."""
+    return _encoder.encode(message)
 
 
 def decode(data: bytes) -> Any:
     """The inverse. Raises WireError."""
     try:
-        word: Any = _decoder.decode(data)
+        message: Any = _decoder.decode(data)
     except UNREADABLE as error:
-        raise wire.WireError(f"no word about groups: {error}") from error
-    return word
+        raise wire.WireError(f"no group message: {error}") from error
+    return message
 
 
 def header(epoch: int, number: int, key: Key, meta: bytes, tensors: Sequence[Tensor]) -> Header:
-    """The header of a letter. Raises WireError for a dtype without a number on the wire."""
+    """The header of a tensor message. Raises WireError for a dtype without a number on the wire."""
     shapes = tuple(tuple(tensor.shape) for tensor in tensors)
     return Header(epoch, number, key, meta, wire.numbers_of(tensors), shapes)
