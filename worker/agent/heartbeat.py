@@ -34,6 +34,8 @@ class _Datagrams:
     def __init__(self, session: DatagramSession, family: int, address: Any) -> None:
         self._sender = Sender(session.session, session.key)
         self._address = address
+        # Not connected: a daemon that listens on all addresses may answer from another one than it was
+        # asked at. (D-detection-010)
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -138,6 +140,8 @@ class HeartbeatSender:
         """Whether a datagram stands for this heartbeat."""
         if self._datagrams is None or self._uplink.blocked:
             return False
+        # Nodes that train say other things over their connection anyway; for idle ones a datagram spares
+        # the daemon what a ZeroMQ connection takes in the long run, 750 MB for 10,000. (D-detection-007)
         if self._is_idle():
             self._datagrams.rest()
             self._datagrams.take(answers=False)
@@ -150,6 +154,8 @@ class HeartbeatSender:
 
     def _came(self) -> None:
         """A question is answered at once; by an idle node never, which sends heartbeats by datagrams itself, and where those are not acknowledged that has a reason."""
+        # An idle node answers no question: it must be missed where its connection carries nothing. One that
+        # trains may be silent because packets were lost, three in a row. (D-detection-013)
         if self._datagrams is not None:
             self._datagrams.take(answers=not (self._uplink.blocked or self._is_idle()))
 

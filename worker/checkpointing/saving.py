@@ -51,6 +51,8 @@ class Saving:
 
     def begin(self, layout: Layout, live: Collection[str], counters: Counters, *, last: bool) -> None:
         """Write this device's share of the state at this boundary: of a copy, where the plan has room for one."""
+        # Training waits for a copy in memory, and never for the disk. With every = 0 no room is planned for
+        # a copy, and the state itself is written. (D-checkpoints-001, D-checkpoints-002)
         copied = self.job.checkpoint.every != 0 and not last and not self.writer.busy
         share = take_share(
             self.device, self.job_id, self.job, self.store, layout, live, counters,

@@ -116,6 +116,9 @@ class Beside:
     def _write(self, share: Share) -> None:
         """Once; the last one until the disk takes it, going on from the files that are there. Whoever makes room need not know of us."""
         said, done = "", set[int]()
+        # At the end all hold and the state does not change, so nobody need agree on anything and the device
+        # tries again by itself. Elsewhere a try is a boundary, which all must begin alike.
+        # (D-checkpoints-018)
         for again_s in itertools.chain(_AGAIN_S, itertools.repeat(_AGAIN_S[-1])):
             self._go_on()
             if done and not share.directory.exists():
@@ -162,6 +165,7 @@ def _write(
 
     for part in write_share(share, halfway, frozenset(done)):
         faults.reach("checkpoint", share.counters.round)
+        # A part is told when it is durable and not before: the manifest is made of what was told.
         done.add(part.bucket)
         tell(part)
 

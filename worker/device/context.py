@@ -35,6 +35,8 @@ def give_back_memory() -> None:
     """Return to the system what the C library (``children``), ``pages``, and torch on a GPU, which others may be on, keep for allocations to come.
     What is told of the most memory that was ever used begins anew.
     """
+    # A finished job's freed memory is kept for the next micro-batch (GLIBC_TUNABLES), so it is given back
+    # here, when the job ends. (D-devices-005)
     LETTERS.clear()
     forget_most()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

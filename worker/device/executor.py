@@ -125,6 +125,8 @@ class Executor:
 
     def resume(self) -> None:
         """Run from a boundary. A rollback to the checkpoint of the last step leads to the end."""
+        # Too many steps in a row were skipped: each device counts for itself, as the daemon may be away and
+        # is not in the path of a step. The count travels with the counters. (D-training-001)
         if self.over:
             self.saving.check_inputs(self.counters, hurry=True)
             self.hold()
@@ -169,6 +171,9 @@ class Executor:
         Where the round before did not go through, others may have begun it with weights that were taken back: what they
         sent then must not be taken for what they send now. All devices know whether it did from the same votes.
         """
+        # Messages that were taken for a round begun early are kept until it is certain, since who has
+        # committed will not send them again; a second tag tells those of a round that was rolled back.
+        # (D-schedules-006)
         return 2 * round_ + (self.late and round_ == self.counters.round)
 
     def _standing(self) -> tuple[Route, ...]:
@@ -260,8 +265,12 @@ class Executor:
     def _vote(self) -> None:
         vote = self.reducer.vote()
         self.means.timer.settle()
+        # Whether to stop or to write must be the same for all, so it is the union of the votes: a device
+        # that decided alone could leave a checkpoint incomplete. (D-checkpoints-003)
         flags = self.flags | Flags(writing=self.saving.writer.busy)
         shared = [bucket for bucket, holders in self.reducer.holders.items() if len(holders) > 1]
+        # Digests travel in the votes, before the update: then what came of a flipped bit is in nobody's
+        # weights. (D-corruption-001)
         digests = self.check.digests(self.counters.step, shared)
         compared = self.check.every > 0
         self.commit.cast(msgspec.structs.replace(vote, flags=flags, digests=digests, compared=compared))
@@ -303,6 +312,8 @@ class Executor:
             self._apply(1.0)
         self.now.note("U", None, began, early=True)
         self.now.clock.early = True
+        # Forward passes alone: weight gradients before the commit would need sums of their own, as large as
+        # the model's, for the few moments until the votes are in. (D-schedules-007)
         following = self._given(self.counters.after("applied"))
         self.speculative = SpeculativeUpdate(saved, self._passes(following, forward_only=True))
 
@@ -428,8 +439,12 @@ class Executor:
         self.copies.hear_all(self.dead)
         self.dead |= frozenset(dead)
         frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
+        # At every report, also where the round will commit: then a failure meets a round as it was, which
+        # is the one rule that is model-checked. It costs a copy and some forward passes. (D-schedules-005)
         self.returned |= self._take_back()
         self.now.board.freeze(frozen)
+        # The ledger of the dead goes into the report with this device's own, so the daemon sees done work
+        # and the decision needs no rule for copies. (D-recovery-018)
         self.copies.inherit(self.dead)
         if self.dead:
             self.now.board.forget_order()
@@ -443,6 +458,8 @@ class Executor:
                 self.commit.heard(),
                 self.commit.last,
                 self.holding,
+                # What neighbours still hold decides which hops are done again: with activations and
+                # gradients both kept, it is the dead stage's own work and nothing else. (D-recovery-011)
                 self.now.board.hops(frozen, self.now.given, self.now.kept.has),
             )
         )

@@ -30,6 +30,8 @@ class Check:
         """Bucket -> digest of its state, of those that are ``shared`` with others, if ``step`` is one in which they are compared; of all, if it
         is the one to recheck.
         """
+        # Comparing every n-th step is the job's choice: a flip that is found late may be in everybody's
+        # weights by then. (D-corruption-001)
         if not self.every or (step % self.every and step != self.recheck):
             return {}
         return self._of(self.store.buckets if step == self.recheck else shared)

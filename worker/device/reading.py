@@ -29,6 +29,8 @@ class Unread(UserError):
     """What the job reads cannot be used on this device."""
 
 
+# A rollback begins the job anew on every device; 1,790 files were read, hashed and compared once more, 0.1
+# s of a core each while all stood still. (D-data-001)
 class Reading:
     """Of one device. ``changed``: what has happened to what it reads, "" while it is what it was."""
 

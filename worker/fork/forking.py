@@ -178,6 +178,8 @@ class Forker:
         """Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            # Once and before the agent has threads: with more than one a fork may find locks held for ever.
+            # (D-devices-016)
             self._process = self._by_fork(ours, theirs) if _is_loaded() else self._by_exec(theirs)
         self._orphans.own.add(self._process.pid)
         ours.setblocking(False)

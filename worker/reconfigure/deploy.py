@@ -122,6 +122,9 @@ class Deployment:
                 if bucket not in sent:
                     self._send_state(target, bucket)
             if sent:
+                # A source cannot know what arrived, and a target would wait for ever for what was lost. So
+                # the source promises and the target asks, over the new links, whose loss is seen as ever.
+                # (D-precopy-003)
                 self.promised[target] = sent
                 self._say(target, SENT, sent)
 

@@ -87,8 +87,12 @@ class PreCopySource:
             if not hold:
                 self.begin(after, store)
             return
+        # The snapshot is of one boundary, whole, so that a stream has one counter: no update may leave
+        # before it. (D-precopy-005)
         self.copied.states()
         self.rounds -= 1
+        # A bucket that leaves after its update would be sent twice. One that has begun to leave is not
+        # interrupted: a layer's state is the longest that training waits for. (D-precopy-014)
         if hold and not self.updated:
             self._recall()
         self.updated = True
@@ -96,6 +100,8 @@ class PreCopySource:
             buckets = self.buckets[target]
             if not buckets:
                 continue
+            # Gradients and not the state again: they are a third of it, and a second copy would be as old
+            # as the first when it arrives. (D-precopy-001)
             update = Update(before, after, {bucket: store.buckets[bucket].exponents for bucket in buckets})
             grads = [grad for bucket in buckets for grad in reduced[bucket].grads] if update.applied else []
             key = (UPDATE, self.number, self.device, before.round)

@@ -59,6 +59,8 @@ class PreCopyTarget:
 
     def advance(self, *, stopped: bool = False) -> bool:
         """Take in the state of a bucket, or make one update of one; False if nothing is to be done until more arrives, or until all have ``stopped``."""
+        # A device beside a GPU is full by design, so what was pre-copied waits in the host's memory and is
+        # replayed in the stop. (D-precopy-012)
         replays = stopped or not self._beside
         return any(self._receive(stream) or (replays and self._replay(stream)) for stream in self._streams)
 
@@ -77,6 +79,8 @@ class PreCopyTarget:
     def state_at(self, bucket: int, counters: Counters) -> BucketState | None:
         """The bucket's state at the boundary ``counters``, if that is what is here."""
         for stream in self._streams:
+            # Counters name one state of one history, so equality is all that has to be known: a message
+            # that was lost or late shows as another round, and costs a copy. (D-precopy-002)
             if bucket in stream.states and stream.update is None and stream.counters == counters:
                 return stream.states[bucket].on(self._store.device)
         return None

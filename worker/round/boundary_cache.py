@@ -26,6 +26,8 @@ class BoundaryCache:
 
     def put(self, kind: str, task: Task, tensor: Tensor) -> None:
         """Keep ``tensor``, which stays unchanged until the round is over, if there is room."""
+        # Activations and gradients are both kept: with activations alone everything behind the dead stage
+        # would be done again. That is twice the memory, hence the bound. (D-recovery-011)
         if self.held_bytes + tensor.nbytes > self.limit_bytes:
             return
         if tensor.device.type == "cuda":

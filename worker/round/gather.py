@@ -22,6 +22,9 @@ from oobleckd.worker.transport.transport import Inbox
 from oobleckd.worker.transport.wire import WireError
 
 KIND = "G"
+# Unbounded, a device with redundant layers held seven or eight contributions at once. Readers wait for each
+# other and never for the executor: what that waits for may lie behind them in the same stream, which would
+# be a deadlock. (D-exactness-012)
 _AT_A_TIME = 2
 """Large contributions that are read at once: one that is added up while the next one comes."""
 _LARGE_BYTES = 1 << 20
@@ -63,6 +66,9 @@ class Gathered:
             if source not in self.sources or source in self._added:
                 return False
             self._added.add(source)
+            # Integers leave no trace of their order, so they are added as they come and one sum waits in
+            # memory, not one a holder. Floats wait for all and are added in the holders' order.
+            # (D-exactness-011)
             if not (self.exact and self._terms):
                 self._ours = lent and self.exact
                 self._terms[source] = [tensor.clone() for tensor in tensors] if self._ours else tensors

@@ -105,6 +105,8 @@ class Passes:
         """
         if not self._is_frozen(work):
             return False
+        # Half a backward pass is worth keeping, as the next attempt mostly stays with this hop; half a
+        # forward pass is one message to be sent again. (D-recovery-014)
         if work.kind == "F":
             self.clock.forwards += work.num_pieces
         else:
@@ -149,6 +151,8 @@ class Passes:
             into = None if x is None else x.detach().requires_grad_(layer > low)
             owed = None
             with self.means.aside(), torch.set_grad_enabled(needed):
+                # Seeded before each layer, so that dropout is the same wherever the layer runs, the first
+                # time and when it is computed again (docs/exactness.md).
                 seed_layer(job.train.seed, step, micro_batch, layer, store.device)
                 if self.board.apart and task.route.wants(layer):
                     x, owed = store.layers[layer].forward_apart(into, batch)
@@ -202,6 +206,9 @@ class Passes:
             elif work.task.route.wants(layer):
                 self._note_loss(work.task, layer, out)
                 self._add(work.task, layer, [grad for grad in grads if grad is not None])
+                # A report came while the gradients were added: it was told that they are in. The task halts
+                # behind the addition, or it would go on with a hop that may not be its own any more.
+                # (D-recovery-022)
                 if self._is_frozen(work):
                     yield
             self._reach("backward")
@@ -245,6 +252,8 @@ class Passes:
             return False
         began = self.means.timer.now()
         with self.means.activity.doing("S", f"{work.task.position}S{work.task.route.micro_batch}"):
+            # One layer at a time, and only as nothing is ready: Bamboo overlaps such passes on a second
+            # stream, which on one device would delay what others wait for. (D-policies-007)
             more = work.compute()
         self.note("S", work.task, began)
         if not more:
@@ -275,6 +284,8 @@ class Passes:
         """
         task, store, job, step = work.task, self.means.store, self.means.job, self.counters.step
         x, batch = self.redundant_forwards.taken(task), self._batch(task)
+        # A whole backward, also in decoupled jobs: what is held for W would stay on the device, beside a
+        # GPU too, and the sums are the same bits. (D-policies-008)
         graph: Graph = []
         for index in task.layers.layers():
             into = None if x is None else x.detach().requires_grad_(index > 0)

@@ -55,6 +55,8 @@ class RedundantForwards:
     def begins(self, task: Task) -> bool:
         """Whether there is room to run ``task`` now; if not it is forgotten."""
         self.held_bytes -= self._aside.pop(task, 0)
+        # The plan counts so much for passes run ahead, or the successor's activations in flight if those
+        # are more: that is what makes every single loss fit. (D-policies-009)
         if self.held_bytes + self.known.get(task.layers, 0) > self.limit_bytes:
             self.forget(task)
             return False

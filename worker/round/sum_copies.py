@@ -75,9 +75,13 @@ class Copies:
         board = self.reducer.board
         done, owed = (sum(map(len, of.values())) for of in (board.done, board.owed))
         parts = done * (self.per_round + 1) // owed if owed else 0
+        # Whole sums a few times in a round: differences would be as large, and a copy for every micro-batch
+        # would queue where the network is slower than the backward. (D-recovery-018)
         if parts <= self.sent or done == owed:
             return
         self.sent = parts
+        # The next copy leaves when the one before has arrived: copies on a slow network get older, and none
+        # stands in a queue. (D-recovery-018)
         for keeper in sorted(set(self.keepers.values()) - self.awaited):
             if self.reducer.inherited:
                 return  # a report came while the copy before was made: what it found is in the ledger, and not yet in the sums

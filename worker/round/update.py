@@ -47,6 +47,8 @@ def update_bucket(job: Job, state: BucketState, grads: Sequence[Tensor], counter
 
     A pure function: whoever has the state before it and these gradients has the state after it, to the bit.
     """
+    # A pre-copy target replays this with the source's gradients and has its bits: a gradient is a third of
+    # the state, and no weight is copied twice. (D-precopy-001)
     optimizer.adamw_(
         state.params,
         grads,

@@ -93,6 +93,8 @@ class GpuTimer(DeviceTimer):
 
 def timer_of(device: torch.device) -> DeviceTimer:
     """For work on ``device``."""
+    # Nobody waits for a GPU any more, so the host's clock would tell how long it took to tell it what to
+    # do: a slow GPU would not be found. (D-devices-011)
     return GpuTimer() if device.type == "cuda" else DeviceTimer()
 
 

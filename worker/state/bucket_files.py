@@ -114,6 +114,8 @@ def write_bucket(
         raise CannotWrite(directory / name, error.strerror or str(error)) from error
     try:
         num_bytes, digest, hashes = _fill(temporary, tensors, exponents, halfway)
+        # Renamed last: a writer that dies in the middle leaves a temporary name that no manifest has
+        # (docs/mechanisms/checkpoints.md).
         temporary.replace(directory / name)
         sync_directory(directory)
     except FileNotFoundError:
@@ -141,6 +143,8 @@ def _fill(
 ) -> tuple[int, str, dict[str, str]]:
     """Write and sync ``path``; its size, its SHA-256, and that of each tensor. Hashed on the way: no file is read again."""
     names = sorted(tensors)
+    # By ourselves and not by save_file, which writes in one call: it cannot be given up or killed in the
+    # middle, and its file would have to be read again for the hash. (D-checkpoints-009)
     whole, hashes = hashlib.sha256(), {}
     with path.open("wb") as file:
         os.fchmod(file.fileno(), 0o644)  # who may enter the folder may read it
@@ -274,6 +278,8 @@ def _check_file(path: Path, num_bytes: int, sha256: str) -> None:
         raise DamagedCheckpoint(f"{path} is torn: {size} of {num_bytes} bytes")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
+    # Who loads finds damage, so nobody reads all files beforehand. The job then rolls back to the
+    # checkpoint before this one, and never begins anew by itself. (D-checkpoints-011)
     if digest != sha256:
         raise DamagedCheckpoint(f"{path} is damaged: its SHA-256 is not the manifest's")
 

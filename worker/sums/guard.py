@@ -30,6 +30,8 @@ class Guard:
 
     def reads(self, number: int, part: Tensor) -> None:
         """``part`` of the region is about to be changed."""
+        # All holders get the same wrong sum, so no comparison of replicas would find it. What the addition
+        # reads is in the cache anyway. (D-corruption-003)
         self._sums[number] = self._sums[number] - _bits(part)
 
     def wrote(self, number: int, part: Tensor) -> None:
