@@ -33,6 +33,8 @@ def deployed(core: Core, run: Run) -> None:
     for info in infos:
         if info is not None and info.all_traits not in job.kinds:
             core.record(KindTrained(job.id, info.all_traits))
+    # Said, and allowed: a cluster of two kinds is what some people have. What cannot be had on it is the
+    # promise of equal bits, so nobody is left believing in it. (D-exactness-015)
     found = of_job(core, job)
     if found and found != run.told_of:
         what = "; ".join(map(str, found))

@@ -63,6 +63,8 @@ def _spared(core: Core, job: JobRecord) -> tuple[str, ...]:
     """Checkpoints that somebody may roll back to, however many newer ones there are: the job's last one, the newest whose text is known to have
     been the right one, and what other jobs began from, or will.
     """
+    # The one that the journal names stays until it names another: the daemon can fall, or the job roll
+    # back, between the rename and the journal's entry. So keep = 1 may leave two. (D-checkpoints-010)
     checked = {kept.directory for kept in [kept for kept in job.kept if kept.checked][-1:]}
     begun_from = {
         folder
@@ -197,6 +199,8 @@ def damaged(core: Core, job: JobRecord, message: DeviceFailed) -> KeptCheckpoint
     whole = [kept for kept in job.kept if kept.directory != directory]
     if not whole and job.origin in {directory, "init"}:
         return None
+    # Renamed, so that no count of those that are kept has it, and kept for whoever tests the disk.
+    # (D-checkpoints-011)
     core.outbox.append(SetAside(directory))
     text = (
         f"{job.id}: the checkpoint of step {step} is damaged and not used again: {message.device}: {message.error}; "

@@ -35,6 +35,8 @@ def died(core: Core, message: DeviceLost, measuring: str) -> None:
     job = run.job
     plan = run.candidate.plan if run.candidate is not None else job.plan
     found = Died(message.device, death, job.counters.step, planned_bytes(job, plan, message.device), core.now)
+    # The second of a kind fails the job: a model that does not fit kills device after device, each with a
+    # recovery, and nothing else would end it. One may be anybody's. (D-devices-014)
     before = _before(job, death)
     core.record(DeviceDied(job.id, found))
     if before is None:
@@ -86,6 +88,8 @@ def _before(job: JobRecord, death: Death) -> Died | None:
         for each in kind
         if each.death.phase == death.phase and (hungry or each.death.epoch < death.epoch)
     ]
+    # An unexpected error counts once a generation, as peers can meet it for one reason, such as another's
+    # end. Of memory everybody has its own. (D-devices-015)
     if not same and hungry and len(kind) >= MOST_HUNGRY - 1:
         same = kind
     return same[-1] if same else None

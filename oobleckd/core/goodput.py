@@ -137,6 +137,8 @@ class Book:
 
     def _keep_pace(self, step_s: float) -> None:
         self.recent.append(step_s)
+        # Measured paces, from the journal's facts: a modelled one would book what the model does not know
+        # as lost. (D-watching-005)
         self.pace_s = statistics.median(self.recent)
         if len(self.recent) >= _ENOUGH:
             device_s = self.pace_s * self.num_devices

@@ -102,6 +102,8 @@ def _answered(core: Core, run: Run) -> bool:
     job = run.job
     if job.unsettled:
         return False
+    # Otherwise a standby that takes the place milliseconds later would not be in the incident's time.
+    # (D-recovery-010)
     return not job.settled or run.satisfied == core.candidates(job) or len(core.candidates(job)) < job.n0
 
 

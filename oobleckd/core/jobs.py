@@ -40,6 +40,8 @@ def _key_of(job: JobRecord, device: DeviceInfo) -> str:
 
 def as_linked(profile: Profile, spec: Job) -> Profile:
     """``profile`` with the link that the job says it has: no device measures what lies between two nodes."""
+    # The job says it: a measurement between two idle nodes says little of a loaded fabric, and which pair
+    # will copy is not known. (D-planner-009)
     said = spec.resources.link_bytes_per_s
     return msgspec.structs.replace(profile, link_bytes_per_s=said) if said else profile
 
@@ -71,6 +73,8 @@ def _queue(core: Core) -> Iterator[JobRecord]:
 
 def _say_what_for(core: Core) -> None:
     """Keep the reason of those who wait true. Asked after every event, so jobs are looked at only when there is another one to give."""
+    # After every event, without an event of its own: it was that of the submit, "waits for job-1 to end"
+    # long after job-1 had. (D-daemon-015)
     reason = queue_reason(core)
     if reason == core.queue_reason:
         return
@@ -99,6 +103,8 @@ def prepare(core: Core, run: Run) -> None:
         nodes = [core.members.nodes[name] for name in core.candidates(run.job)]
         members = [node for node in core.members.nodes.values() if node.alive]
         cap = run.job.spec.resources.device_memory_bytes  # of the job: the runtime's share comes on top
+        # Several processes on one GPU see each other's memory as the runtime's; a cap that is meant for the
+        # model would then fit nothing. (D-devices-001)
         cap_bytes = cap + profile.reserve_bytes if cap else 0
         setup = Setup(
             profile=profile,

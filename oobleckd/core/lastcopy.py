@@ -23,6 +23,8 @@ from oobleckd.protocol.api import ReasonView
 from oobleckd.protocol.changes import LastCopyAwaited, NodeSaid
 from oobleckd.protocol.messages import DeviceAwake, DeviceStopped, EndStopped, Wake
 
+# Who waits for as long as the rollback costs, and in vain, has paid twice at most; without knowing how long
+# stops last there is no better bound. (D-detection-015)
 MOST_S = 60.0
 DEPLOY_S = 5.0
 """A rollback besides the steps, until this job has had one: plan, processes, weights."""
@@ -49,6 +51,8 @@ def on_stopped(core: Core, node: str, message: DeviceStopped) -> None:
     wait = run.waits.get(device)
     if wait is None and run.ending.get(device) != message.life:
         layers = _lost_with(core, run, [device])
+        # The core and not the agent ends a stopped device: only here is it known who holds a last copy at
+        # this moment, and with whom else it would be ended. (D-detection-014)
         if not (layers or run.job.spec.fault_tolerance.policy in ROLLING_BACK):
             _end(core, run, device)
             return

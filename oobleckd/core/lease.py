@@ -43,6 +43,8 @@ class Lease:
             self.mean_s += (gap_s - self.mean_s) * (_GAIN if self.num_gaps else 1.0)
             faded_s = self.worst_s - _FADE * (self.worst_s - self.mean_s)
             self.worst_s = max(faded_s, gap_s)
+            # Closer than agents send them, heartbeats have waited for each other: eight heard at once made
+            # a lease of nothing. (D-detection-005)
             if gap_s >= self.heartbeat_s / 2:
                 self.num_gaps += 1
         self.heartbeat = self.heard = at

@@ -14,6 +14,8 @@ from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
 
 WHY = "loss or gradients not finite"
+# No checkpoint is written of where a job stopped: the weights are most likely those that diverged, and
+# --resume takes the newest. One that was begun before is waited for. (D-training-003)
 PATIENCE_S = 600.0
 """For the last good checkpoint: a disk that is full may never have it."""
 

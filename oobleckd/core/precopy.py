@@ -56,6 +56,8 @@ def _begin(core: Core, run: Run, proposal: Proposal, lives: dict[str, str]) -> N
     forget(core, run, besides=devices)
     step_s = failures.step_s(job) or proposal.plan.step_s
     wait_s = max(LEAST_S, PATIENCE * proposal.precopy_s)
+    # In steps and not in seconds: while training goes on steps pass, and while it does not nobody waits for
+    # copies, so the core needs no timer. (D-precopy-008)
     steps = max(LEAST_STEPS, math.ceil(wait_s / step_s)) if step_s > 0 else LEAST_STEPS
     num_bytes = sum(copy.num_bytes for copy in proposal.transfers)
     text = f"{job.id}: {size_of(num_bytes)} are pre-copied, training goes on: {proposal.reason}"
@@ -112,5 +114,7 @@ def forget(core: Core, run: Run, *, besides: Collection[str] = ()) -> None:
     spec = core.spec_of(run.job)
     for device, life in sorted(found.lives.items()):
         if device not in besides and core.members.living(device, life):
+            # An empty PreCopy and not a Release, which closes links and drops what copies of a deployment
+            # that follows at once have brought. (D-precopy-007)
             none = PreCopy(device, found.number, run.job.id, spec, (), 0, {}, "")
             core.tell(device, none)

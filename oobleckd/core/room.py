@@ -99,6 +99,8 @@ def on_room(core: Core, event: RoomSeen) -> None:
         trouble.short = False  # what is being written takes of it
     elif trouble.short and not was_short:
         what = f"{num_files} files, and {event.free_files}" if few_files else _of(num_bytes, event.free_bytes)
+        # No older checkpoint is removed for it: a person can lower checkpoint.keep or make room; what was
+        # pruned in a hurry is gone. (D-checkpoints-017)
         text = f"no room for the next checkpoint in {folder(core, run.job)}: it takes {what} are free; none is begun until there is"
         _say(core, run, f"{text}. {_stays(run.job)}; {_WAYS_OUT}", "warn")
     elif was_short and not trouble.short:

@@ -21,6 +21,8 @@ def tell(core: Core, run: Run, news: dict[str, str]) -> None:
         level: Level = "warn" if is_slow else "info"
         said = DevicePace(node, device, is_slow)
         core.announce(f"{device} {words}{what}", said, (f"node:{node}",), level=level)
+    # Only where the job asks for it: on machines that are shared slowness passes, and a drain does not.
+    # (D-corruption-008)
     if run.job.spec.fault_tolerance.slow == "drain":
         for device, factor in sorted(run.paces.slow.items()):
             if _may_go(core, run, node_of(device)):

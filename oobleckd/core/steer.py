@@ -196,6 +196,8 @@ def _stay(core: Core, run: Run, asked: Situation, proposal: Proposal) -> None:
     if run.job.settled and run.incident is not None:
         incidents.explain(core, run, proposal)
         return
+    # That nothing was done was written nowhere, and a node that stood by looked forgotten. No incident:
+    # that is a recovery, with phases and a cost. (D-watching-014)
     before = before or asked.nodes  # after a restart nobody knows any more which nodes were weighed
     came, went = sorted(set(asked.nodes) - set(before)), sorted(set(before) - set(asked.nodes))
     changes = ((came, "can be used now"), (went, "cannot be used any more"))
@@ -298,6 +300,8 @@ def _by_checkpoint(core: Core, run: Run) -> None:
     job = run.job
     if checkpoints.saving(run):
         return  # asked again when it is complete
+    # A morph in order goes by a checkpoint of its own, written while all hold: no step is lost, and there
+    # is one way to load state under this policy. (D-policies-005)
     if not checkpoints.saved(job):
         _go_on(core, run)  # one step more, whose votes bear hold and checkpoint
         return

@@ -51,6 +51,8 @@ class Connections(Generic[Peer]):
         """``hello`` was accepted: ``connection`` is that of ``node``."""
         before = self._of.get(node)
         if before is not None and before is not connection:
+            # Half-open connections are seen by one end first. Without a lost link the core took the new
+            # Hello for news on the old one, and never said again what that had taken along. (D-daemon-006)
             before.replaced = True
             self._on_lost(node)
         connection.node, self._of[node] = node, connection

@@ -115,6 +115,8 @@ def mend(path: Path, copy: Path, newest_format: int) -> Damage | None:
     write_database(path, whole, format_, {**found.meta, **named(names)})
     write_copy(copy, whole, format_, names)
     what = found.wrong or f"records after number {len(found.rows)} were gone"
+    # Two files lose nothing to one flip anywhere. Where both lack an end, what devices hold came of
+    # decisions that nobody knows, and jobs roll back. (D-daemon-008, D-daemon-009)
     lost = newest > len(whole) or not copied or not ends_whole(data)
     return _said(path, whole, Damage(what, aside, lost))
 
@@ -184,6 +186,8 @@ def _new(path: Path) -> Path:
 
 def new_name() -> str:
     """A name that no other journal has."""
+    # Ids counted from one journal alone, so two daemons, or one whose journal was lost, wrote into one
+    # folder and pruned each other's checkpoints. (D-checkpoints-013)
     return secrets.token_hex(16)
 
 

@@ -77,6 +77,8 @@ def place_of(folder: Path) -> DaemonPlace:
 def is_same(known: DaemonPlace, here: DaemonPlace) -> bool:
     """Whether they are one folder."""
     stayed = known.path == here.path
+    # Each sign alone is enough, as a false refusal would keep a daemon from its jobs: disks are renumbered,
+    # containers move, journals are mended. Copies of whole disks are not told. (D-checkpoints-014)
     if known.inode == here.inode and (known.disk == here.disk or stayed):
         return True
     return stayed and bool(here.machine) and known.machine == here.machine

@@ -33,7 +33,11 @@ from oobleckd.planner.sizing.catalogue import Catalogue
 from oobleckd.protocol.watch import ImpactView, ScheduleView
 
 _MOST_PREPARED = 16
+# From the top down and after a plan: the next loss comes first, and a recovery waits behind a tenth of a
+# second of it at most. (D-planner-006)
 _AHEAD = 32  # numbers of nodes a call: some 0.1 s
+# A plan takes 2 ms and waited for a core that trains up to three times, 5 to 12 ms in the median; one that
+# is searched for half a second must not stand in training's way. (D-recovery-020)
 _URGENT_S = (
     0.05  # most plans take 1 to 5 ms; one that is searched for longer leaves the processor to training again
 )
@@ -120,6 +124,8 @@ class Planning:
 
     def __init__(self, on_trouble: Callable[[str], None] = _log.warning) -> None:
         self._on_trouble = on_trouble
+        # A plan after a loss waits for nothing, not even for the tenth of a second of a catalogue's call.
+        # (D-daemon-005)
         self._urgent = _Lane(0, self._trouble, urgent=urgency.hurries())
         self._patient = _Lane(_NICER_BY, self._trouble)
         self._prepared: dict[Key, _Prepared] = {}
@@ -169,6 +175,8 @@ class Planning:
         known = prepared.catalogue.look_up(len(set(question.situation.nodes)))
         sizes = known.sizes if known else ()
         asked = poolwork.pack(question)
+        # Whoever looks must not keep a plan after a loss waiting, which has the other process for itself.
+        # (D-watching-008)
         async with self._looking:
             return poolwork.impact_of(
                 await self._patient.run(poolwork.impact, prepared.setup, prepared.packed, asked, sizes)
@@ -241,6 +249,7 @@ class Planning:
             return await self._urgent.run(_at_once, poolwork.adapt, *arguments)
         except LOST:
             self._trouble("the planner's process was lost twice over one plan: the daemon makes it itself")
+            # A recovery that fails is worse than a loop that is late for some milliseconds. (D-daemon-004)
             return await asyncio.to_thread(poolwork.adapt, *arguments)  # type: ignore[arg-type]
 
 

@@ -34,6 +34,8 @@ class Waiting:
     def put(self, commands: Iterable[Command]) -> list[MakePlan | Tell]:
         """Take ``commands`` in; those of them that are to be performed now, in order."""
         now: list[MakePlan | Tell] = []
+        # One such word at most: a restarted daemon leaves out one generation, so no more than one may have
+        # been told that the journal does not know. (D-recovery-015)
         silent = not any(isinstance(one, Tell | Told) for one in (*self._under_way, *self._queue))
         for command in commands:
             if isinstance(command, MakePlan):

@@ -24,6 +24,8 @@ def held(checkpoint: Path) -> Iterator[bool]:
         yield False
         return
     try:
+        # A lock of the process that reads: a lease in the daemon would have to be renewed and to outlive
+        # the daemon; a lock ends with who has it. (D-checkpoints-016)
         _lock(handle, fcntl.LOCK_SH)
         yield _is_there(checkpoint, handle)
     finally:

@@ -15,6 +15,9 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+# Nice values and shorter slices did not help: a kernel without preemption, or with a lazy one, lets
+# ordinary threads wait either way. Lent is less than the lender has. (D-recovery-016, D-recovery-017,
+# D-recovery-021)
 LENT = 1  # the lowest one: above all ordinary programs, below everything else that is urgent
 PRIORITY = 2  # of who lends it
 POLICY = os.SCHED_RR

@@ -62,6 +62,8 @@ class _Links:
         numbers = {key: np.array([number[name] for name in sorted(nodes)]) for key, nodes in shared.items()}
         nobody = np.empty(0, dtype=np.intp)
         self.options = [
+            # Over nodes and not devices: the link between nodes decides, and within a node there is none.
+            # (D-planner-002)
             nobody if node_of(copy.target) in copy.holders else numbers[id(copy.holders)]
             for copy in self.copies
         ]

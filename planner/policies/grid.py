@@ -134,6 +134,8 @@ class Grid:
         """The pipelines with a name for every place: of those who are not here, each its own where it can."""
         before = [name for nodes in self.running for name in nodes]
         placed = frozenset(self.here.values())
+        # Devices are named after nodes, and a node that comes back must not find its name on two places.
+        # (D-recovery-009)
         own = {slot: before[slot] for slot in self.vacant if before[slot] not in placed}
         taken = placed | frozenset(own.values())
         left = iter(sorted(name for name in before if name not in taken))
@@ -200,10 +202,15 @@ class Grid:
 
         That holds where updates are staggered, too: the schedule that a whole plan then gets is about as long from step to step as by itself.
         """
+        # As its templates have it, where updates are staggered too: by whatever is ready it looked 4 to 14
+        # % slower than the schedule that it gets. (D-policies-017)
         if self.setup.decoupled and not self.vacant:
             return self._whole_s
         if self._many_hops:
             whole = layout_of(msgspec.structs.replace(self.plan, vacant=()), 1, self.layout.num_layers)
+            # Estimated from the whole plan's step: the busiest device's work alone is a bound from below
+            # (no filling, no draining, no waiting), and whoever compares that stays too often.
+            # (D-schedules-017)
             return self._whole_s * max(1.0, self.busiest_s / busiest_s(whole.routes, self.setup.profile))
         return self._crossing[0].step_s
 

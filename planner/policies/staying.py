@@ -22,6 +22,8 @@ from oobleckd.planner.schedule import format_ops
 PLACES_SHOWN = 3
 
 
+# What these policies have in common is the order of questions and the words; what each chooses is one
+# method. (D-policies-019)
 class Staying(ABC):
     """A policy under which a job goes on with detours after a loss, and which chooses among what can become of the pipelines at work."""
 

@@ -125,6 +125,8 @@ def best_orders(
     ranked = sorted((ran.makespan_s, orders) for ran, orders in runs if ran is not None)
     best_s, best = ranked[0]
     for _, orders in ranked:
+        # Rules and a search, no integer program: that proves small cases in a second and large ones never,
+        # and the search ended at its optimum on all of them. (D-schedules-001)
         found = improve(pipe, orders, effort, bound_s)
         effort = found.ops_left
         best_s, best = min((best_s, best), (found.makespan_s, found.orders))

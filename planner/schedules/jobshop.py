@@ -263,6 +263,8 @@ def _room(
         )
     ways = {tuple(dict.fromkeys(segment.device for segment in route.segments)) for route in routes}
     cross = sum(map(len, ways)) > len({name for way in ways for name in way})
+    # Who computes for another pipeline has two to keep busy; in the memory of one the busiest device waited
+    # for room. (D-schedules-014)
     most_flying = (2 if cross else 1) * max(map(len, ways), default=1)
     computed: dict[str, set[Range]] = {name: set() for name in names}
     levels: dict[str, dict[int, int]] = {name: {} for name in names}

@@ -36,6 +36,8 @@ EFFORT_AT_ONCE = 300_000  # ops run in search of orders while training waits for
 DISPATCHED = 10  # an op that a rule places costs as much as so many that are run
 SHUFFLES = 32  # orders in which micro-batches may come, tried by the rules as far as the effort goes
 STARTS = 3  # the search begins from so many of the best orders
+# Ready-first needs nobody's plan at the moment of a loss and loses up to a third of a step to an order. A
+# stop costs about a step, and plans are chosen for a hundred. (D-schedules-011)
 WORTH = 0.01
 """An order must be modelled to save so much of a step, or ready-first stays: a stop costs about a step of the horizon's hundred."""
 
@@ -76,6 +78,8 @@ def least_s(shop: Shop, *, staggered: bool = False) -> float:
     """A bound from below. Whatever the order, the busiest device has its work to do; in a flushed step it cannot begin before
     something has come to it, and after its last backward those before it have theirs.
     """
+    # The period and not the flushed step: the shortest flushed step keeps the busiest device waiting at its
+    # start and end, and steps that overlap do not. (D-schedules-013)
     if staggered:
         return max(shop.busy_s(), default=0.0)
     seconds, stride = shop.seconds, shop.stride

@@ -116,6 +116,8 @@ class _Flushed:
             seconds, known, device, at, to = heapq.heappop(queue)
             if known:
                 yield seconds, device, moved(orders[device], at, to)
+            # Estimates count in the effort: blocks of the critical path grow with the micro-batches, and
+            # estimates with their square. (D-schedules-016)
             elif self.left > 0:
                 self.left -= LOOKED * (abs(at - to) + 1)
                 expected_s = self._expected(orders[device], at, to)
