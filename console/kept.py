@@ -9,6 +9,7 @@ from collections import Counter
 
 from oobleckd.protocol.changes import Change
 
+# With 200 in all, a rack's aftermath pushed out every error. (D-console-014)
 EVENTS_KEPT = 4000
 LEAST_OF_LEVEL = 1000
 # So many more are there before they are thinned: to look through all of them at every change would take longer than the rest.

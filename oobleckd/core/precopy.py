@@ -68,7 +68,8 @@ def _begin(core: Core, run: Run, proposal: Proposal, lives: dict[str, str]) -> N
         core.state.seq, proposal.transfers, lives, targets, job.counters.step + steps
     )
     run.guests |= set(devices)
-    # Each of these looks at every device, so once for all of them: of 10,000 the daemon would stand still for minutes.
+    # Each of these looks at every device, so they are made once for all: with 10,000 devices the daemon would
+    # have stood still for minutes. (D-precopy-015)
     survivors = frozenset(job.survivors())
     spec = core.compared(core.spec_of(job), survivors.union(devices))
     newcomers = [device for device in devices if device not in survivors]

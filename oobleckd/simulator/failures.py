@@ -33,6 +33,8 @@ def memoryless(
     repairs: list[tuple[float, str]] = []
     now = 0.0
     while alive or repairs:
+        # MTBF is the cluster's and each node fails at the same rate: a cluster of which half is gone fails
+        # half as often. (D-simulator-006)
         fails_at = now + chance.expovariate(len(alive) / (num_nodes * mtbf_s)) if alive else float("inf")
         if repairs and repairs[0][0] <= fails_at:
             now, node = heapq.heappop(repairs)

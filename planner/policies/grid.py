@@ -289,6 +289,8 @@ def at_work(grid: Grid, situation: Situation) -> Grid:
     """``grid`` as the job runs until there is another plan: who has its state stands in its place, also who is to leave; who came back, and holds
     nothing yet, does not.
     """
+    # Who holds state now, and not who may be used: drains were weighed as if the leaving node did nothing
+    # any more, and so were copied in the stop. (D-precopy-009)
     present = {node_of(device) for device in situation.holdings}
     names = [name for nodes in grid.running for name in nodes]
     here = {slot: name for slot, name in enumerate(names) if name in present}

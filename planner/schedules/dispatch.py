@@ -259,7 +259,8 @@ class _Floor:
             other = shop.device[fed]
             there = self.benches[number][other]
             heappush(there.owed if fed % stride else there.coming, (end_s, fed))
-            # One that works looks for itself when it is free.
+            # One that works looks for itself when it is free: of three events an op one is left, and the orders
+            # are the same. (D-schedules-021)
             if other != device and self.round[other] == number and self.free_s[other] <= now_s:
                 if self.patient:
                     self._wake(now_s, other)

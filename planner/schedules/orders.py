@@ -129,6 +129,8 @@ def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> F
     while num_ops > 0 and number - since < PATIENCE and best_s > good_enough_s * (1 + ROUNDING):
         number += 1
         options: list[tuple[float, int, str, OrderRun]] = []
+        # A round tried every change of its blocks, thousands on long pipelines: half of the time on a 6.7B
+        # job with 31 nodes, which ended at the same makespan. (D-schedules-018)
         for device, order, _, _ in _likeliest(pipe, orders, now, max(num_ops, MOST_A_ROUND) // size):
             num_ops -= size
             tried = run(pipe, (*orders[:device], order, *orders[device + 1 :]))

@@ -67,6 +67,7 @@ def main(
     """A device process of an agent, or its spare."""
     sys.setswitchinterval(_SWITCH_S)
     # The agent's to hear: a batch system tells all processes of a node, and this one is needed until the agent leaves.
+    # A device ends with its agent, by SIGKILL, and needs no other end. (D-service-007)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(parent)
     hold(*lifeline)

@@ -278,8 +278,8 @@ def _check_file(path: Path, num_bytes: int, sha256: str) -> None:
         raise DamagedCheckpoint(f"{path} is torn: {size} of {num_bytes} bytes")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    # Who loads finds damage, so nobody reads all files beforehand. The job then rolls back to the
-    # checkpoint before this one, and never begins anew by itself. (D-checkpoints-011)
+    # Who loads finds damage, so nobody reads all files once more to look for it. The job then rolls back to
+    # the checkpoint before this one, and never begins anew by itself. (D-checkpoints-011)
     if digest != sha256:
         raise DamagedCheckpoint(f"{path} is damaged: its SHA-256 is not the manifest's")
 

@@ -72,6 +72,8 @@ def _life(address: str, local: str) -> str:
     return f"{address} {local}"
 
 
+# Our own between CPU devices: a blocked collective cannot be interrupted and takes its group with it. This
+# is as fast and has nothing to rebuild. (D-transport-001)
 class Transport:
     """The transport of device ``device`` on host ``host``.
 
