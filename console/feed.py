@@ -120,7 +120,7 @@ class Feed:
     # ------------------------------------------------------------------ the stream's thread
 
     def follow(self) -> None:
-        """Read the event stream until ``close``. A stream that cannot be read is opened anew, in peace."""
+        """Read the event stream until ``close``. A stream that cannot be read is reopened after a delay."""
         while not self._closed.is_set():
             try:
                 for change in self._events:

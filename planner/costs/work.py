@@ -1,6 +1,6 @@
 """What a stage does for one micro-batch: seconds of its ops, and the bytes that they hold.
 
-Owns the costs of ops; orders them not (``schedule``, ``decoupled``) and runs them not (``timeline``).
+Owns the costs of ops. Does not order them (``schedule``, ``decoupled``) or run them (``timeline``).
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""A step over routes as a job shop: its ops, whom each waits for, what it takes, what it holds, who reduces with whom.
+"""A step over routes as a job shop: its ops, whom each waits for, what it takes, what it holds, who reduces
+with whom.
 
-Owns the shop, of a plan whose routes may cross: a device is the second hop of one route and the third of another, or two hops
-of one. Orders it not (``dispatch``, ``tabu``) and runs it not (``evaluate``). The costs are those of ``timeline``: a send
-keeps its device busy and so belongs to the op before it; between two hops of one device nothing is sent.
+Owns the shop, of a plan whose routes may cross: a device is the second hop of one route and the third of
+another, or two hops of one. Does not order the ops (``dispatch``, ``tabu``) or time them (``evaluate``). The
+costs are those of ``timeline``: a send keeps its device busy and so belongs to the op before it; between two
+hops of one device nothing is sent.
 
-Ops are numbered hop by hop, routes in order of their micro-batches: F and B of a hop follow each other, or F, I and W. Whom an op waits
-for is then one op at most: F for that of the hop before, B (or I) for that of the hop behind, at the end of the route for its own F;
-W for its own I.
+Ops are numbered hop by hop, routes in order of their micro-batches: F and B of a hop follow each other, or F,
+I and W. Whom an op waits for is then one op at most: F for that of the hop before, B (or I) for that of the
+hop behind, at the end of the route for its own F; W for its own I.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Executor:
         self._begin()
 
     def resume(self) -> None:
-        """Run from a boundary. A rollback to the checkpoint of the last step leads to the end."""
+        """Run from a boundary. After a rollback to the final checkpoint nothing is left to run."""
         # Too many steps in a row were skipped: each device counts for itself, as the daemon may be away and
         # is not in the path of a step. The count travels with the counters. (D-training-001)
         if self.over:
@@ -434,7 +434,9 @@ class Executor:
         odds = self.commit.disagreements()
         if not self.commit.report(epoch):
             return
-        if odds:  # who dies may have been the one that was wrong, and nobody will hear all votes any more
+        # The dead device may be the corrupted one; with it gone no device will collect every vote, so report
+        # now.
+        if odds:
             self.tell(self.check.corrupted(self.commit.epoch, self.counters, odds))
         self.copies.hear_all(self.dead)
         self.dead |= frozenset(dead)

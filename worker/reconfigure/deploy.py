@@ -1,9 +1,10 @@
 """A layout on its way in: which state is still missing, who sends it, and what to send to others.
 
-Owns the copying between ``Deploy`` and ``Ready``; the present layout stays untouched until ``Resume``,
-so a failure in between costs nothing but the copy. What was pre-copied (``precopy_target``) is taken where it is the state of this
-boundary, and asked for where it is not: a source that has sent ahead says so with a word in place of the state, and the target answers
-with the buckets that it wants all the same. Words are letters like any other, so they are lost with their link and not else.
+Owns the copying between ``Deploy`` and ``Ready``; the present layout stays untouched until ``Resume``, so a
+failure in between costs nothing but the copy. What was pre-copied (``precopy_target``) is taken where it is
+the state of this boundary, and asked for where it is not: a source that has sent ahead says so with a word in
+place of the state, and the target answers with the buckets that it wants all the same. These control messages
+share the tensor link: they are lost only if the link is.
 """
 
 from __future__ import annotations

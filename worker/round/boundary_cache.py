@@ -18,7 +18,9 @@ from oobleckd.worker.round.tasks import Task
 
 @dataclass(slots=True)
 class BoundaryCache:
-    """Sent tensors by (kind of message, the task that made it). ``limit_bytes`` 0: nothing is kept."""
+    """Sent tensors by (kind of message, the task that made it): "F" activations, "B" their gradients, each of
+    shape (micro-batch, sequence, hidden). ``limit_bytes`` 0: nothing is kept.
+    """
 
     limit_bytes: int
     held_bytes: int = 0
@@ -42,7 +44,7 @@ class BoundaryCache:
         return (kind, task) in self._tensors
 
     def get(self, kind: str, task: Task, device: torch.device) -> Tensor:
-        """The message, on ``device``."""
+        """The tensor of the message, on ``device``. Raises KeyError unless ``has``; beside a GPU it waits."""
         if device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # its copy to the host may still be on its way
         return self._tensors[kind, task].to(device)

@@ -54,7 +54,7 @@ class Passes:
     # ------------------------------------------------------------------ tasks
 
     def advance(self) -> bool:
-        """Run one task; False if none is ready."""
+        """Run one task to its end, or until a report freezes its micro-batch; False if none is ready."""
         found = self.board.next(self.given)
         if found is None:
             return self._advance_redundant()
@@ -69,7 +69,9 @@ class Passes:
         return True
 
     def note(self, kind: str, task: Task | None, began: Moment, *, early: bool = False) -> Moment:
-        """Work that began at ``began`` is over, or halts. Returns when."""
+        """Note that work of ``kind`` on ``task`` (None: on the whole round) has ended, or halts, which began
+        at ``began``. Returns the moment of now.
+        """
         stopped = self.means.timer.now()
         self.pieces.append(Piece(kind, task, began, stopped, early))
         return stopped
@@ -122,7 +124,7 @@ class Passes:
         return key in self.returned or self.means.post.has(key)
 
     def given(self, task: Task, kind: str) -> bool:
-        """Whether ``task`` has got the message, be it that it works on it."""
+        """Whether ``task`` has received the message, including when it is already being computed."""
         works = [*self.halted.values(), *([self.under_way] if self.under_way else [])]
         back = {"F": False, "B": True, "I": True}
         taken = any(work.task is task and back.get(work.kind) == (kind == "B") for work in works)

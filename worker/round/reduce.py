@@ -41,7 +41,12 @@ class SumCopy(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """The sum of a bucket over all replicas: ``total`` in wire form, mean gradients and norms from it."""
+    """The sum of a bucket over all replicas, and what follows from it, by key.
+
+    ``total``: in wire form, float64 integers (exact) or float32. ``grads``: mean gradients, float32, of the
+    parameters' shapes; empty where ``what`` has a NaN or an overflow. ``norms``: squared, float64.
+    ``exponents``: for the next step.
+    """
 
     what: Contribution
     total: list[Tensor]
@@ -76,12 +81,14 @@ class Reducer:
     round: int = 0
 
     def adopt(self) -> None:
-        """The layers held have changed: make sums for exactly them."""
+        """The layers held have changed: keep a sum for each (bucket, use) of them, 8 bytes a parameter (4
+        where not exact), and free the others.
+        """
         wanted = {(bucket, use) for bucket in self.store.buckets for use in self.store.uses(bucket)}
         self.parts = {key: self.parts.get(key) or self._sum(key[0]) for key in sorted(wanted)}
 
     def begin(self, round_: int, board: Board) -> None:
-        """A new round with the ledger of ``board``: everything of the last one is gone."""
+        """A new round, with the ledger of ``board``: sums, losses and totals of the last one are gone."""
         self.round, self.board = round_, board
         for part in self.parts.values():
             part.zero_()
@@ -114,9 +121,12 @@ class Reducer:
         self.post.gather(Gathering(epoch, self.round, self.heard))
 
     def add(self, layer: int, micro_batch: int, grads: Mapping[int, Sequence[Tensor]]) -> None:
-        """Weight gradients of (micro-batch, layer), by bucket, go into the ledger and the sums.
+        """Weight gradients of (micro-batch, layer) go into the ledger and the sums.
 
-        The ledger first: who is asked in the middle of it says that they are in, as they will be before anything else is done with the sums.
+        ``grads``: bucket -> a float32 tensor for each key, on the store's device; the layer must be owed.
+
+        The ledger first: who is asked in the middle of it says that they are in, as they will be before
+        anything else is done with the sums.
         """
         # An addition takes 4 ms of a core and more; a report is answered meanwhile. The decision waits for
         # the loop, so what the ledger says is so by the time that anybody acts on it. (D-recovery-022)
@@ -162,7 +172,9 @@ class Reducer:
         self.losses |= what.losses
 
     def contribute(self) -> bool:
-        """Send every bucket that is complete here and not yet sent under this epoch; whether any was."""
+        """Send every bucket that is complete here, once under each epoch; whether any was sent. Never waits
+        for a peer. Raises SumsChanged where the memory of guarded sums is not what was added up.
+        """
         ready = [b for b in self.heard if b not in self.contributed and self._may_contribute(b)]
         for bucket in ready:
             self.contributed.add(bucket)
@@ -170,7 +182,10 @@ class Reducer:
         return bool(ready)
 
     def hear(self, bucket: int, source: str, what: Contribution, tensors: Sequence[Tensor]) -> None:
-        """A contribution of this epoch and round."""
+        """A contribution of this epoch and round: ``tensors`` by key in wire form, none if they were added as
+        they came (``gather``) or ``what`` is empty. The last one reduces the bucket, and asserts that every
+        micro-batch is in it exactly once.
+        """
         if bucket in self.heard:
             self._take(bucket, source, what, tensors)
 
@@ -180,7 +195,9 @@ class Reducer:
         return len(self.reduced) == len(self.heard)
 
     def vote(self) -> Vote:
-        """What this device knows of the round, once ``complete`` (without flags)."""
+        """What this device knows of the round once it is ``complete``: squared norms by bucket and key,
+        losses by micro-batch, NaN and overflow; no flags.
+        """
         losses: dict[int, float] = {}
         for part in self.reduced.values():
             losses |= part.what.losses

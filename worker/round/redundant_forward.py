@@ -44,7 +44,9 @@ class RedundantForwards:
         return self.held_bytes <= self.limit_bytes
 
     def expect(self, task: Task, x: Tensor) -> bool:
-        """``x`` goes into ``task``, which is to be run later: set room aside for it; False: there is none."""
+        """``x`` (micro-batch, sequence, hidden) goes into ``task``, which is to be run later: set bytes aside
+        for it, as many as such a pass took before. False: there is no room.
+        """
         needed = self.known.get(task.layers, x.nbytes)
         if self.held_bytes + needed > self.limit_bytes:
             return False

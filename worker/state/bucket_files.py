@@ -72,7 +72,7 @@ class DamagedCheckpoint(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The state of one bucket, every tensor float32 in memory of its own, in key order."""
+    """The state of one bucket as read: by key, float32 in memory of its own, in the bucket's shapes."""
 
     params: list[Tensor]
     exp_avgs: list[Tensor]
@@ -93,11 +93,14 @@ def write_bucket(
     exponents: Sequence[int],
     halfway: Callable[[], object] = lambda: None,
 ) -> Written | None:
-    """Write one bucket into ``directory`` (made if need be), synced to disk. ``halfway`` is called in the middle of the file, and
-    may raise to stop: nothing is left then.
+    """Write one bucket into ``directory`` (made if need be), synced to disk.
 
-    None where the folder is gone meanwhile: the checkpoint was completed (after a loss buckets are written once more, and what was
-    there may have been enough), or given up for a newer one. Raises CannotWrite when the disk refuses.
+    ``params``, ``exp_avgs`` and ``exp_avg_sqs``: float32, a tensor for each key in key order, on any device.
+    ``halfway`` is called in the middle of the file and may raise to stop: nothing is left then.
+
+    None where the folder is gone meanwhile: the checkpoint was completed (after a loss buckets are written
+    once more, and what was there may have been enough), or given up for a newer one. Raises CannotWrite when
+    the disk refuses.
     """
     groups = zip(_KINDS, (params, exp_avgs, exp_avg_sqs), strict=True)
     tensors = {
@@ -206,7 +209,10 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_bucket(directory: Path, manifest: Manifest, bucket: Bucket, device: torch.device) -> Loaded:
-    """The state of ``bucket``, checked against ``manifest``. Raises UserError, and DamagedCheckpoint where its file is another one."""
+    """The state of ``bucket`` on ``device``, checked against ``manifest`` by size, SHA-256, names, shapes and
+    dtype. Raises UserError where this node or this model is wrong, and DamagedCheckpoint where the file is
+    not what was written.
+    """
     with _opened(directory, manifest, bucket) as file:
         metadata: dict[str, str] = file.metadata() or {}  # type: ignore[no-untyped-call]
         exponents = _exponents(directory, metadata, bucket)
@@ -215,7 +221,9 @@ def read_bucket(directory: Path, manifest: Manifest, bucket: Bucket, device: tor
 
 
 def read_params(directory: Path, manifest: Manifest, bucket: Bucket) -> list[Tensor]:
-    """The weights alone of ``bucket``, in key order on the CPU, checked as a whole. Raises UserError."""
+    """The weights alone of ``bucket``, in key order, float32 on the CPU. The file is checked as a whole.
+    Raises UserError, and DamagedCheckpoint as ``read_bucket``.
+    """
     with _opened(directory, manifest, bucket) as file:
         return _read(file, directory, "param", bucket, torch.device("cpu"))
 

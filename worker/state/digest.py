@@ -23,7 +23,9 @@ _SMALL = 1 << 16
 
 
 def digest(tensors: Sequence[Tensor], exponents: Sequence[int]) -> int:
-    """Of a bucket's tensors in wire order, of 4 bytes a number, and its exponents."""
+    """A 64-bit digest of a bucket's ``tensors``, in wire order and of any shape, 4 bytes a number (float32),
+    and of its ``exponents``. On a GPU it waits once.
+    """
     whole = hashlib.blake2b(repr(tuple(exponents)).encode(), digest_size=8)
     flats = [tensor.detach().reshape(-1).view(torch.int32) for tensor in tensors]
     small = [flat for flat in flats if flat.numel() <= _SMALL]

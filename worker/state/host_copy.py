@@ -50,16 +50,20 @@ class Hosted:
 
     @property
     def arrived(self) -> bool:
-        """Whether they are there."""
+        """Whether the copies are there. Never waits."""
         return self._arrived.is_set()
 
     def states(self) -> States:
-        """The copies, by bucket; waits until they are there."""
+        """The copies, by bucket: float32 on the CPU, in pinned memory beside a GPU. Waits until they are
+        there.
+        """
         self._arrived.wait()
         return self._states
 
     def settle(self) -> None:
-        """The sources are about to change: a GPU does that after their copy, for which the caller does not wait."""
+        """Called before the sources change. Beside a GPU the current stream waits for the copy, not the
+        caller.
+        """
         self._under_way.wait()
         if self._copied is not None:
             # The stream waits, not the thread: the update is queued behind the copy. (D-devices-009)

@@ -1,6 +1,6 @@
-"""Sums in the memory of a CPU's process: small keys together, large ones chunk by chunk, so that a chunk stays in the cache.
+"""Keeps gradient sums in a CPU's memory: small keys in one piece, large ones chunk by chunk in the cache.
 
-A term that fails a test is known before it is added.
+A term that fails a test (NaN, infinity, overflow) is found before it is added, and left out.
 """
 
 from __future__ import annotations
