@@ -67,7 +67,7 @@ class ConsoleQueries:
         self._impacts: set[tuple[str, ...]] = set()
 
     def want(self, wants: Wants) -> bool:
-        """From now on this. Whether it is anything new."""
+        """Fetch ``wants`` from now on; whether anything in it is new."""
         with self._lock:
             if wants == self._wants:
                 return False

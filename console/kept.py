@@ -1,4 +1,5 @@
-"""Which events stay: thousands, and of each level the newest ones, whatever the others have to say. Pure.
+"""Chooses which events stay: thousands, and of each level the newest ones, whatever the others have to say.
+Pure.
 
 Owns the numbers. What else a change does to the picture is ``model``'s.
 """

@@ -1,6 +1,7 @@
-"""Devices of one job that do not come to the same bits: people are told which and why, and the journal keeps what trained it.
+"""Says which devices of a job do not come to the same bits, and why; the journal keeps what trained it.
 
-Such a plan is as good as any other and may be all that there is; what it cannot have is the promise of equal bits, and replicas that are compared.
+Such a plan is as good as any other and may be all that there is; what it cannot have is the promise of equal
+bits, and replicas that are compared.
 """
 
 from __future__ import annotations

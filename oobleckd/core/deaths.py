@@ -1,8 +1,9 @@
-"""Devices that die the same way: once may be anybody's fault, twice is the job's.
+"""Fails a job whose devices die the same way twice: once may be anybody's fault, twice is the job's.
 
-A device that says why it died (or of which the kernel says so) dies of a kind, in a phase. The first such death is a loss like any other. The
-second one of the same kind in the same phase fails the job: it would die again wherever it is tried, and the nodes are as good as
-before. Nobody is drained, and who was killed from outside never counts.
+A device that says why it died (or of which the kernel says so) dies of a kind, in a phase. The first such
+death is a loss like any other. The second one of the same kind in the same phase fails the job: it would die
+again wherever it is tried, and the nodes are as good as before. Nobody is drained, and who was killed from
+outside never counts.
 
 Owns that rule, and what people are told of it. Where the words come from: ``oobleckd.worker.runtime.deaths``.
 """

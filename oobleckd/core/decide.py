@@ -1,4 +1,4 @@
-"""What the survivors of a loss do with the round they are in: commit it, or repair it.
+"""Decides what the survivors of a loss do with the round they are in: commit it, or repair it.
 
 Owns the rule of docs/recovery.md ("A failure", 3) as one pure function of the answers, the layout and the
 dead, so that it can be asked again at any time, also by a restarted daemon; and from when on detours stand

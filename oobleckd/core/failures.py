@@ -1,7 +1,8 @@
-"""How often a job is hit, from what happened to it so far: for how long its next plan is likely to stand.
+"""Estimates how often a job is hit, from what happened to it so far: for how long its next plan is likely to
+stand.
 
-Pure, and from the journal alone, so that a restarted daemon judges as the one before it. Simultaneous losses are one.
-The same estimate serves ``cadence``, of losses that lead back to a checkpoint.
+Pure, and from the journal alone, so that a restarted daemon judges as the one before it. Simultaneous losses
+are one. The same estimate serves ``cadence``, of losses that lead back to a checkpoint.
 """
 
 from __future__ import annotations

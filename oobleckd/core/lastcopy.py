@@ -1,11 +1,14 @@
-"""Who holds the last copy of a layer and does not run: woken, and waited for while that is cheaper than the rollback.
+"""Wakes devices that hold the last copy of a layer and do not run, and waits for them while that is cheaper
+than the rollback.
 
-Owns that judgement, for three kinds of silence that need not be an end: a device process that its agent finds stopped, a node whose lease is over, and
-such a node that has not come back after a restart of this daemon. Where others hold all of its layers, a stopped device is ended and a silent node given up
-as ever: that costs nothing. Where an end is certain (a process that exited, a link that closed and that a peer lost, too) nobody waits.
+Owns that judgement, for three kinds of silence that need not be an end: a device process that its agent finds
+stopped, a node whose lease is over, and such a node that has not come back after a restart of this daemon.
+Where others hold all of its layers, a stopped device is ended and a silent node given up as ever: that costs
+nothing. Where an end is certain (a process that exited, a link that closed and that a peer lost, too) nobody
+waits.
 
-The rollback costs the steps since the last checkpoint and a deployment. Whoever waits for as long as that, and in vain, has paid twice at most, and
-never more than ``MOST_S``.
+The rollback costs the steps since the last checkpoint and a deployment. Whoever waits for as long as that,
+and in vain, has paid twice at most, and never more than ``MOST_S``.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ def on_stopped(core: Core, node: str, message: DeviceStopped) -> None:
 
 
 def on_awake(core: Core, node: str, message: DeviceAwake) -> None:
-    """It goes on."""
+    """Wait no longer for a device that goes on."""
     run, member = core.run, core.members.nodes.get(node)
     if member is not None and member.incarnation == message.incarnation:
         member.suspect_at = None

@@ -1,7 +1,9 @@
-"""Steps that were skipped, since their loss or a gradient was not finite: when they end a job, and what is said of them.
+"""Ends a job when too many steps in a row were skipped, since their loss or a gradient was not finite, and
+says why.
 
-A pure function of the rounds that were committed, so a daemon that was away or restarted comes to the same end, at the same step. The
-devices count as well, and hold there by themselves (``oobleckd.worker.device.executor``).
+A pure function of the rounds that were committed, so a daemon that was away or restarted comes to the same
+end, at the same step. The devices count as well, and hold there by themselves
+(``oobleckd.worker.device.executor``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What follows from what devices say of the text that they read (docs/mechanisms/data.md).
+"""Reacts to what devices say of the text that they read (docs/mechanisms/data.md).
 
-The first deployment fixes what the job reads; who has something else is kept out of the plan. Where what devices have mapped was written to,
-everything since the last checkpoint that is known to be good is given back. Owns these reactions; the facts are ``inputs``'s.
+The first deployment fixes what the job reads; who has something else is kept out of the plan. Where what
+devices have mapped was written to, everything since the last checkpoint that is known to be good is given
+back. Owns these reactions; the facts are ``inputs``'s.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ def _differs(core: Core, run: Run, device: str, life: str, why: str) -> None:
 
 
 def on_changed(core: Core, message: InputsChanged) -> None:
-    """What a device has mapped was written to."""
+    """Give back what came from a text that was written to while a device had it mapped."""
     run = core.run
     if run is None or run.job.id != message.job or run.phase == "adrift":
         return

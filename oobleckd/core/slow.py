@@ -1,7 +1,8 @@
-"""What is done about a slow device: nothing but saying so, or its node is kept out of plans. The job says which (``fault_tolerance.slow``).
+"""Reports a slow device, or keeps its node out of plans: the job says which (``fault_tolerance.slow``).
 
-Owns the choice. Which device is slow is ``pace``'s. A step is as long as its slowest pipeline's, so one device that takes k times as long makes
-every step up to k times as long; without its node, of N, all others have N / (N - 1) as much to do, which is less for every k >= 2.
+Owns the choice. Which device is slow is ``pace``'s. A step is as long as its slowest pipeline's, so one
+device that takes k times as long makes every step up to k times as long; without its node, of N, all others
+have N / (N - 1) as much to do, which is less for every k >= 2.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What comes next: asked after every event, answered from the state alone.
+"""Decides what comes next, after every event and from the state alone.
 
 Compares what is wanted (all usable nodes in the plan, no dead ones; a pause; a checkpoint) with what
 is, and issues the next step towards it. Nothing here remembers what it did before, so a second failure

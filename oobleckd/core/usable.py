@@ -1,6 +1,8 @@
-"""Which nodes a plan may use: asked several times a step, and after each word of thousands of nodes that come at once.
+"""Chooses the nodes that a plan may use: asked several times a step, and after each word of thousands of
+nodes that come at once.
 
-Owns the rule, and remembering its answer: only nodes of which something has changed since are looked at again.
+Owns the rule, and remembering its answer: only nodes of which something has changed since are looked at
+again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which connection of a node counts, and what becomes of the others.
+"""Decides which connection of a node counts, and what becomes of the others.
 
-Owns the rule, for the hub and for simulated worlds. A connection introduces itself by ``Hello``; what came before it
-waits for it. The newest connection of a node takes the place of the one before, and that is a lost link even if nobody
-has seen it close yet: what was on its way there is gone, and has to be asked for again. What still comes from the
-older one was said before the newer Hello; what matters of it is said again.
+Owns the rule, for the hub and for simulated worlds. A connection introduces itself by ``Hello``; what came
+before it waits for it. The newest connection of a node takes the place of the one before, and that is a lost
+link even if nobody has seen it close yet: what was on its way there is gone, and has to be asked for again.
+What still comes from the older one was said before the newer Hello; what matters of it is said again.
 
 Pure: no socket, and no word about who may call itself what (``hub``).
 """

@@ -128,13 +128,13 @@ class Heartbeats(Generic[Peer]):
         return DatagramSession(self.port, name, key)
 
     def heard(self, connection: Peer) -> None:
-        """It said something, whichever way."""
+        """Note that ``connection`` said something, whichever way."""
         if self._loop is not None and connection in self._of:
             self._heard.pop(connection, None)
             self._heard[connection] = self._loop.time()
 
     def end_session(self, connection: Peer) -> None:
-        """Its datagrams are nobody's from now on."""
+        """End its session: its datagrams are nobody's from now on."""
         self._heard.pop(connection, None)
         name = self._of.pop(connection, None)
         if name is not None:

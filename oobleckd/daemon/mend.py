@@ -1,8 +1,9 @@
-"""A journal whose bytes have changed: found before it is read, mended from its copy, and kept aside for people.
+"""Finds a journal whose bytes have changed before it is read, mends it from its copy, and keeps the damaged
+file for people.
 
-Owns the look at every record before a daemon starts, and what replaces a file that is damaged. Both files have every record, each with a seal, so what is
-damaged in one is taken from the other. What neither has is lost, with all that came after it, and the daemon
-goes on from what the workers hold (``core.machine``).
+Owns the look at every record before a daemon starts, and what replaces a file that is damaged. Both files
+have every record, each with a seal, so what is damaged in one is taken from the other. What neither has is
+lost, with all that came after it, and the daemon goes on from what the workers hold (``core.machine``).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Planning in processes of their own, so that a long plan never delays a heartbeat.
+"""Makes plans in processes of their own, so that a long one never delays a heartbeat.
 
-Owns the processes: warmed at start, made anew when one dies (and the request repeated once), gone
-with the daemon however that ends. When the second process dies over it too, a plan after a loss is made in a thread of
-the daemon, from the templates and sizes that there are: recovery outranks the loop's punctuality. Owns no plan: requests and answers are the core's, the work is
-``oobleckd.planner.policies``. Templates that were prepared are kept, so that ``adapt`` after a loss starts at once;
-and after every plan the sizes for fewer nodes are computed ahead, a few at a time, so that nobody waits long.
+Owns the processes: warmed at start, made anew when one dies (and the request repeated once), gone with the
+daemon however that ends. When the second process dies over it too, a plan after a loss is made in a thread of
+the daemon, from the templates and sizes that there are: recovery outranks the loop's punctuality. Owns no
+plan: requests and answers are the core's, the work is ``oobleckd.planner.policies``. Templates that were
+prepared are kept, so that ``adapt`` after a loss starts at once; and after every plan the sizes for fewer
+nodes are computed ahead, a few at a time, so that nobody waits long.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The folder of a checkpoint on the disk: how a finished ``.partial`` folder becomes a checkpoint, and a damaged checkpoint none.
+"""Turns a finished ``.partial`` folder into a checkpoint, and a damaged checkpoint into none.
 
-Owns these steps and the room that they need. What a manifest holds is ``protocol.checkpoint``'s; devices write the bucket files
-(worker/state/bucket_files.py), and the daemon knows when all have arrived.
-A folder without ``.partial`` in its name is complete: the rename is the last thing that happens.
+Owns these steps and the room that they need. What a manifest holds is ``protocol.checkpoint``'s; devices
+write the bucket files (worker/state/bucket_files.py), and the daemon knows when all have arrived. A folder
+without ``.partial`` in its name is complete: the rename is the last thing that happens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Checkpoints that somebody reads: held by a lock on their manifest, which ends with the process that has it.
+"""Holds a checkpoint that somebody reads, by a lock on its manifest, which ends with the process that has it.
 
-Who prunes passes over a checkpoint that is held; it goes with the next one that is complete after that. Where a file system has no locks nothing is
-held, and who reads tries again with a newer checkpoint.
+Who prunes passes over a checkpoint that is held; it goes with the next one that is complete after that. Where
+a file system has no locks nothing is held, and who reads tries again with a newer checkpoint.
 """
 
 from __future__ import annotations

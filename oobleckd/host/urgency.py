@@ -1,11 +1,13 @@
-"""Threads that others wait for after a failure, on cores that compute: they run before ordinary ones.
+"""Lets threads that others wait for after a failure run before ordinary ones, on cores that compute.
 
-The control path does little, but it does it where training takes all cores, and a kernel lets a thread that computes go on
-for up to a tick of 4 ms before one that woke up has its turn. Every message from a loss to the decision meets that several
-times. So these threads ask for round-robin real-time scheduling, as corosync does for the same reason (its
-``system.sched_rr``). What they start is ordinary again. Where they wait for what a thread that computes holds, it is lent some of their
-haste (``lend``), or it would go on when its turn among all that compute comes: priority inheritance, by hand since Python's locks have none. Where
-the system does not allow it, all works as it does without (CAP_SYS_NICE or RLIMIT_RTPRIO; the units have ``LimitRTPRIO=2``, with 1 nothing is lent).
+The control path does little, but it does it where training takes all cores, and a kernel lets a thread that
+computes go on for up to a tick of 4 ms before one that woke up has its turn. Every message from a loss to the
+decision meets that several times. So these threads ask for round-robin real-time scheduling, as corosync does
+for the same reason (its ``system.sched_rr``). What they start is ordinary again. Where they wait for what a
+thread that computes holds, it is lent some of their haste (``lend``), or it would go on when its turn among
+all that compute comes: priority inheritance, by hand since Python's locks have none. Where the system does
+not allow it, all works as it does without (CAP_SYS_NICE or RLIMIT_RTPRIO; the units have ``LimitRTPRIO=2``,
+with 1 nothing is lent).
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def _set(thread: int, priority: int) -> bool:
 
 
 def priority() -> int:
-    """Of the calling thread; 0: it is ordinary."""
+    """The real-time priority of the calling thread; 0 if it is ordinary."""
     return os.sched_getparam(0).sched_priority
 
 

@@ -29,7 +29,7 @@ class Tally:
     elapsed_ns: int = 0
 
     def add(self, devices_ns: int, elapsed_ns: int) -> None:
-        """So much more."""
+        """Add device-nanoseconds and nanoseconds."""
         self.devices_ns += devices_ns
         self.elapsed_ns += elapsed_ns
 
@@ -73,7 +73,7 @@ class Account:
             self.lost_ns[self.what] += devices_ns
 
     def alive(self, now: float, num_devices: int) -> None:
-        """So many devices are alive from now on."""
+        """Book ``num_devices`` live devices from ``now`` on."""
         self.until(now)
         self.num_devices = num_devices
 

@@ -1,8 +1,8 @@
-"""Failures and repairs without memory, drawn from a seed: a trace for as long as is asked for.
+"""Draws failures and repairs without memory from a seed: a trace for as long as is asked for.
 
-Owns the process. Every node fails at the same rate whatever happened before, so that a cluster of N nodes that are all there loses one
-every ``mtbf_s`` seconds on average, and one of half as many every ``2 * mtbf_s``. A failed node is back after a time with the mean
-``repair_s``, or never.
+Owns the process. Every node fails at the same rate whatever happened before, so that a cluster of N nodes
+that are all there loses one every ``mtbf_s`` seconds on average, and one of half as many every
+``2 * mtbf_s``. A failed node is back after a time with the mean ``repair_s``, or never.
 """
 
 from __future__ import annotations

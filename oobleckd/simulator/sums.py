@@ -25,7 +25,7 @@ Inherited = Mapping[str, Mapping[int, Sequence[int]]]
 
 
 def sums_bytes(job: Job, profile: Profile) -> tuple[int, ...]:
-    """Of every layer, as they travel."""
+    """The bytes of every layer's gradient sums, as they travel."""
     times = EXACT_TIMES if job.train.exact else 1
     return tuple(times * layer.param_bytes for layer in profile.layers)
 

@@ -195,7 +195,7 @@ class Training:
     # ------------------------------------------------------------------ what they are told
 
     def flag(self, flags: Flags) -> None:
-        """At the next boundary."""
+        """Remember ``flags`` for the next boundary."""
         self.hold |= flags.hold
         self.checkpoint |= flags.checkpoint
 
@@ -344,7 +344,7 @@ class Training:
     # ------------------------------------------------------------------ a boundary
 
     def _commit(self, num_steps: int) -> None:
-        """It is the boundary after so many steps."""
+        """Commit ``num_steps`` steps: it is the boundary after them."""
         now, was = self.world.clock.now, self.counters
         step = was.step + num_steps
         self.counters = Counters(was.round + 1, step, was.applied + num_steps)

@@ -1,11 +1,14 @@
-"""Copies made while training goes on, for a plan that is to come: how long they take, where they pay, and who has room for them.
+"""Models copies that are made while training goes on, for a plan that is to come: how long they take, where
+they pay, and who has room for them.
 
-The state is sent once, and from then on what every update is made from, so that the target keeps up: a gradient for the weights and two moments
-that a copy has. (Live migration of virtual machines pre-copies in the same way: Clark et al., NSDI 2005; what is written again
-while it is copied is there sent again, page by page, here as the gradient that it follows from.) Owns the model; nothing of it is needed for
-a plan to be right, only for the choice.
+The state is sent once, and from then on what every update is made from, so that the target keeps up: a
+gradient for the weights and two moments that a copy has. (Live migration of virtual machines pre-copies in
+the same way: Clark et al., NSDI 2005; what is written again while it is copied is there sent again, page by
+page, here as the gradient that it follows from.) Owns the model; nothing of it is needed for a plan to be
+right, only for the choice.
 
-That training and copies share a link is left out: what a device exchanges of its gradients anyway is more than that.
+That training and copies share a link is left out: what a device exchanges of its gradients anyway is more
+than that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which holder sends which copy, so that no node's link has much more to send than it must.
+"""Chooses which holder sends which copy, so that no node's link has much more to send than it must.
 
 Owns the choice among holders; what is copied, and to whom, is ``transfer``'s.
 """

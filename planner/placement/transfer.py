@@ -1,4 +1,4 @@
-"""Which node takes which place, and who copies which layer to whom.
+"""Chooses which node takes which place, and who copies which layer to whom.
 
 Owns placement and copies: the nodes stay where they lack the fewest bytes, holders share the sending.
 Does not choose sizes (``instantiate``) nor when copies happen (the daemon).

@@ -1,6 +1,8 @@
-"""Who stands where in pipelines at work: nodes without a place fill vacant ones, live nodes move where more is lost.
+"""Chooses who stands where in pipelines at work: nodes without a place fill vacant ones, live nodes move
+where more is lost.
 
-Owns the choice of places for policies whose pipelines stay. Whether they stay is the policy's; what a choice makes is the ``grid``'s.
+Owns the choice of places for policies whose pipelines stay. Whether they stay is the policy's; what a choice
+makes is the ``grid``'s.
 """
 
 from __future__ import annotations

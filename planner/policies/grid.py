@@ -192,7 +192,7 @@ class Grid:
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """What has to be copied."""
+        """The copies that bring every device what it is to hold."""
         return transfers(self.plan.holdings(), self.holdings, self.setup.profile)
 
     @cached_property
@@ -232,7 +232,7 @@ class Grid:
 
     @cached_property
     def busiest_s(self) -> float:
-        """What the busiest device works in a step."""
+        """Seconds that the busiest device works in a step."""
         return busiest_s(self.routes, self.setup.profile)
 
     @cached_property

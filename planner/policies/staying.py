@@ -1,7 +1,8 @@
-"""What policies under which pipelines at work stay have in common: when ``oobleck`` answers, the plan of a grid, and the words for it.
+"""The base of policies under which pipelines at work stay: when ``oobleck`` answers, the plan of a grid, and
+the words for it.
 
-Owns the shell around the choice of ``slipstream``, ``bamboo`` and ``adaptive``. The choice is theirs, and so is who does the work of a
-place that stays vacant.
+Owns the shell around the choice of ``slipstream``, ``bamboo`` and ``adaptive``. The choice is theirs, and so
+is who does the work of a place that stays vacant.
 """
 
 from __future__ import annotations

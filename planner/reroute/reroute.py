@@ -1,4 +1,4 @@
-"""Routes for micro-batches that lost a device: stitched from whoever is alive (SlipStream, section 4).
+"""Makes routes for micro-batches that lost a device, over whoever is alive (SlipStream, section 4).
 
 Owns the choice of hops: of attempts that repair a round (``reroute``), and of routes that stand from then on
 (``detour``). Does not own which layers are missing (the recovery decision knows) nor when a device computes

@@ -187,7 +187,7 @@ class _Device:
         return came[done] if done < len(came) else inf
 
     def pick(self, now_s: float) -> str | None:
-        """What the free device begins now; None: it waits."""
+        """Choose what the free device begins now; None: it waits."""
         rule, took, chunks = self.rule, self.pipe.times[self.number], CHUNKS[: self.pipe.chunks]
         next_i, i = min((self.next_s(i), i) for _, i, _ in chunks)
         if next_i <= now_s and not rule.eager:
@@ -214,7 +214,7 @@ class _Device:
         return found
 
     def begin(self, letter: str, end_s: float) -> None:
-        """Account for an op that runs until ``end_s``."""
+        """Note that the device runs op ``letter`` until ``end_s``, and what it then holds."""
         self.order.append(letter)
         self.done[letter] += 1
         self.free_s = end_s

@@ -1,7 +1,9 @@
-"""Orders that dispatch rules lead to in a shop, ready-first among them: what a worker without an order does.
+"""Makes orders by dispatch rules in a job shop; one of them, ready-first, is what a worker without an order
+does.
 
-Owns the simulation of free devices that pick what they begin next, for one step or for several whose updates are staggered.
-A rule never waits for ever (``_Bench.admits``). Which orders are good ``evaluate`` says, and ``tabu`` makes them better.
+Owns the simulation of free devices that pick what they begin next, for one step or for several whose updates
+are staggered. A rule never waits for ever (``_Bench.admits``). Which orders are good ``evaluate`` says, and
+``tabu`` makes them better.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ class _Bench:
         self.held = [0] * len(self.levels)
 
     def take_in(self, now_s: float) -> None:
-        """What was on its way and has arrived."""
+        """Move what was on its way and has arrived to what can begin."""
         coming, owed, stride = self.coming, self.owed, self.stride
         while coming and coming[0][0] <= now_s:
             op = heappop(coming)[1]
@@ -110,7 +112,7 @@ class _Bench:
             heappush(self.backward, (self.ran[op // stride], op))
 
     def pick(self, now_s: float, backward_from_s: float) -> int | None:
-        """What the free device begins now; None: it waits."""
+        """Choose what the free device begins now; None: it waits."""
         self.take_in(now_s)
         rule, gated = self.rule, now_s < backward_from_s
         next_b = now_s if self.backward else self.owed[0][0] if self.owed else inf

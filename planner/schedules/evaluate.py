@@ -1,9 +1,10 @@
-"""When the ops of a shop run in given orders: one step, or step after step where updates are staggered.
+"""Computes when the ops of a shop run in given orders: in one step, or step after step where updates are
+staggered.
 
-Owns the two objectives of a schedule. ``makespan_s`` is of a flushed step: until the last op has ended, and the slowest update.
-``period`` is how long a step takes once they repeat, where a device updates as soon as all replicas of its layers have their
-gradients and goes on with the forward passes of the next step, but with a backward only when all devices have got so far
-(docs/mechanisms/early-update.md).
+Owns the two objectives of a schedule. ``makespan_s`` is of a flushed step: until the last op has ended, and
+the slowest update. ``period`` is how long a step takes once they repeat, where a device updates as soon as
+all replicas of its layers have their gradients and goes on with the forward passes of the next step, but with
+a backward only when all devices have got so far (docs/mechanisms/early-update.md).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Hops:
         return self.backward_s[layers.stop] - self.backward_s[layers.start] + self._sent(route, position - 1)
 
     def weights(self, layers: Range) -> float:
-        """What of a backward is W."""
+        """Seconds of weight gradients (W) in a backward through ``layers``."""
         return self.weights_s[layers.stop] - self.weights_s[layers.start]
 
     def _sent(self, route: Route, position: int) -> float:
@@ -109,7 +109,7 @@ class Shop:
         return "FIW" if self.apart else "FB"
 
     def kind(self, op: int) -> Kind:
-        """What ``op`` is."""
+        """The kind of op number ``op``: F, B, I or W."""
         found: Kind = ("F", "I", "W")[op % 3] if self.apart else ("F", "B")[op % 2]
         return found
 

@@ -1,9 +1,9 @@
-"""Orders of F, I and W on the devices of a pipeline: when they end, and a search for a better one.
+"""Runs orders of F, I and W on the devices of a pipeline, and searches for better ones.
 
-Owns the search on orders that somebody else begins (``decoupled``). An order is a word such as
-``FFIFIWIWW`` (``pipe`` has the letters): the k-th of a letter is for the k-th micro-batch. Micro-batches are alike, so some
-best schedule has them in order (of two in the wrong order swap the names from there on). A send
-belongs to the op before it.
+Owns the search on orders that somebody else begins (``decoupled``). An order is a word such as ``FFIFIWIWW``
+(``pipe`` has the letters): the k-th of a letter is for the k-th micro-batch. Micro-batches are alike, so some
+best schedule has them in order (of two in the wrong order swap the names from there on). A send belongs to
+the op before it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""A step over routes that cross: pipelines with vacant places, whose peers compute for them. How long, and in which order.
+"""Finds how long a step over routes that cross takes, and the order in which it is best run.
 
-Owns the choice: ready-first, which is what devices do from a loss on, or orders that are enough faster to stop for. Rules make
-orders (``dispatch``), and a search goes on from the best (``tabu``); the goal is a flushed step or, with staggered updates, the period
-in which steps follow each other. Chooses no route (``reroute``).
+Routes cross where pipelines have vacant places, whose peers compute for them.
+
+Owns the choice: ready-first, which is what devices do from a loss on, or orders that are enough faster to
+stop for. Rules make orders (``dispatch``), and a search goes on from the best (``tabu``); the goal is a
+flushed step or, with staggered updates, the period in which steps follow each other. Chooses no route
+(``reroute``).
 """
 
 from __future__ import annotations

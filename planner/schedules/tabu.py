@@ -86,7 +86,7 @@ class _Flushed:
         return makespan_s(self.shop, ran)
 
     def _tails(self, orders: Orders, ran: Ran) -> list[float]:
-        """From the end of each op to that of the step."""
+        """For each op the seconds from its end to that of the step."""
         shop, behind = self.shop, [NOBODY] * len(ran.ends)
         for order in orders:
             for op, after in pairwise(order):

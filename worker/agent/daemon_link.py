@@ -139,7 +139,7 @@ class Uplink:
         self._set_keys(keys)
 
     def _set_keys(self, keys: CurveKeys | None) -> None:
-        """For connections that are made from now on."""
+        """Set the keys for connections that are made from now on."""
         if keys is not None:
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)

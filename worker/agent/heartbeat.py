@@ -1,9 +1,11 @@
-"""When an agent sends heartbeats, and which way: over ZeroMQ, or as a UDP datagram while no device of its node has a job.
+"""Sends an agent's heartbeats: over ZeroMQ, or as a UDP datagram while no device of its node has a job.
 
-Owns the heartbeats' timer and the UDP socket of the session that the last Welcome opened. A heartbeat goes over ZeroMQ unless a datagram stands for
-it (``protocol.datagrams``): so both go until an answer comes, and where UDP is blocked, or a packet lost, ZeroMQ speaks at the next heartbeat. Nodes
-that train use it always: what they say otherwise goes there too. Their connection may be held up by lost packets, and then the daemon asks by UDP
-whether they are there: they answer at once. So that it knows where, they send datagrams until one is acknowledged.
+Owns the heartbeats' timer and the UDP socket of the session that the last Welcome opened. A heartbeat goes
+over ZeroMQ unless a datagram stands for it (``protocol.datagrams``): so both go until an answer comes, and
+where UDP is blocked, or a packet lost, ZeroMQ speaks at the next heartbeat. Nodes that train use it always:
+what they say otherwise goes there too. Their connection may be held up by lost packets, and then the daemon
+asks by UDP whether they are there: they answer at once. So that it knows where, they send datagrams until one
+is acknowledged.
 
 Acknowledgements are looked for when the next heartbeat is due, and wake nobody.
 """
@@ -68,7 +70,7 @@ class _Datagrams:
             loop.add_reader(self._socket, came)
 
     def rest(self) -> None:
-        """Nobody is called any more."""
+        """Stop calling whoever listens."""
         if self._loop is not None:
             self._loop.remove_reader(self._socket)
             self._loop = None

@@ -1,9 +1,9 @@
-"""What an agent must be able to say again: messages that the daemon may not have heard.
+"""Keeps messages that the daemon may not have heard, so that an agent can send them again.
 
 Owns what is kept, for how long, and the peek at a message's head. Pure: no socket, no clock. Rounds and
-checkpoint parts are kept until the daemon acknowledges them; of a device's standing answers (Ready,
-Held, ...) the last one, until an order of the daemon supersedes it; that a link broke, until the device is deployed anew,
-which gives it new links.
+checkpoint parts are kept until the daemon acknowledges them; of a device's standing answers (Ready, Held,
+...) the last one, until an order of the daemon supersedes it; that a link broke, until the device is deployed
+anew, which gives it new links.
 """
 
 from __future__ import annotations

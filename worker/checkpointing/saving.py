@@ -1,7 +1,7 @@
-"""A device's part in checkpoints: at which boundaries, and of which copy.
+"""Decides at which boundaries a device writes its part of a checkpoint, and from which copy.
 
-Owns what ``executor`` has to know of checkpoints between two boundaries. Who writes which bucket and what a share is are
-``snapshot``'s, writing is ``writer``'s.
+Owns what ``executor`` has to know of checkpoints between two boundaries. Who writes which bucket and what a
+share is are ``snapshot``'s, writing is ``writer``'s.
 """
 
 from __future__ import annotations

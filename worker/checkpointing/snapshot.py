@@ -1,6 +1,7 @@
-"""What a device tells of a committed step besides its numbers: the sample ledger, its share of a checkpoint.
+"""Makes a device's share of a checkpoint, and the ledger of samples of a committed step.
 
-Owns what the share is and the copy of it, so that training can go on; when it is written, and in which thread, is ``writer``'s.
+Owns what the share is and the copy of it, so that training can go on; when it is written, and in which
+thread, is ``writer``'s.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Who writes a device's share of a checkpoint: a thread beside training, or the caller itself.
+"""Writes a device's share of a checkpoint: in a thread beside training, or in the caller's.
 
-Owns the order of shares, that a part is told when it is durable and not before, and what follows where the disk does not take one: training
-goes on, and the last one of a job, which is its result, is tried again until it does. A share that is given up leaves nothing, and
-nobody hears of it. What is written is ``snapshot``'s, the files are ``bucket_files``'.
+Owns the order of shares, that a part is told when it is durable and not before, and what follows where the
+disk does not take one: training goes on, and the last one of a job, which is its result, is tried again until
+it does. A share that is given up leaves nothing, and nobody hears of it. What is written is ``snapshot``'s,
+the files are ``bucket_files``'.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Writer(Protocol):
         """Write ``share``, after those before it. May raise CannotWrite when the disk refuses."""
 
     def abandon(self) -> None:
-        """Nobody wants what is not written yet."""
+        """Give up what is not written yet: nobody wants it."""
 
 
 class Inline:

@@ -80,7 +80,7 @@ class Opened:
         return sum(self.sizes) <= SMALL_BYTES
 
     def stat(self) -> tuple[Signature, ...]:
-        """Of the files that are open."""
+        """The signatures of the files that are open, in their order."""
         return tuple(signature_of(os.fstat(handle)) for handle in self.handles)
 
     def lies_there(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where a device process runs, and on which torch device: set up, named, measured. Owns nothing that changes."""
+"""Sets up, names and measures the torch device that a device process runs on. Owns nothing that changes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""A staggered update: a device's own, as soon as its own layers are reduced, before it has heard from the others.
+"""Updates a device's weights early: as soon as its own layers are reduced, before it has all votes.
 
-What it does not know then is whether the round will be applied as it stands: a NaN or an overflow elsewhere, or a gradient
-norm that has to be clipped. So the state before is kept until the votes of all are in (the validation, which travels with
-them), and taken back where they say otherwise, or where somebody dies (Qi et al., Zero Bubble Pipeline Parallelism, 2023, section
-4). Owns that state, and whether it is worth trying; ``executor`` owns when.
+What it does not know then is whether the round will be applied as it stands: a NaN or an overflow elsewhere,
+or a gradient norm that has to be clipped. So the state before is kept until the votes of all are in (the
+validation, which travels with them), and taken back where they say otherwise, or where somebody dies (Qi et
+al., Zero Bubble Pipeline Parallelism, 2023, section 4). Owns that state, and whether it is worth trying;
+``executor`` owns when.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class Executor:
             self.faults.reach("ahead", self.counters.round)
 
     def end_precopy(self) -> None:
-        """Nothing is pre-copied any more."""
+        """Stop sending pre-copies."""
         if self.precopy_source is not None:
             self.precopy_source.stop()
         self.precopy_source = None

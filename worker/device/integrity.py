@@ -1,7 +1,8 @@
-"""Whether what this device holds and adds up is still what it was: its half of finding silent data corruption (docs/corruption.md).
+"""Finds silent data corruption, the device's half: whether what it holds and adds up is still what it was
+(docs/corruption.md).
 
-Owns in which rounds digests go into the vote, and what a device says where something is wrong. Comparing is ``protocol.corruption``'s, naming
-the culprit the daemon's.
+Owns in which rounds digests go into the vote, and what a device says where something is wrong. Comparing is
+``protocol.corruption``'s, naming the culprit the daemon's.
 """
 
 from __future__ import annotations

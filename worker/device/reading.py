@@ -1,7 +1,8 @@
-"""What a device reads for its job: the corpus, kept open, its identity, and what its watch finds.
+"""Keeps the text that a device reads for its job open, and tells the daemon what it is and whether it
+changed.
 
-Owns which corpus is open and what the daemon is told of it. That a device goes no further where its text has changed is
-``executor``'s; who is kept out of the plan, and how far the job rolls back, is the core's.
+Owns which corpus is open and what the daemon is told of it. That a device goes no further where its text has
+changed is ``executor``'s; who is kept out of the plan, and how far the job rolls back, is the core's.
 """
 
 from __future__ import annotations

@@ -117,13 +117,13 @@ class Forker:
         self._begin()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on it is made anew when it ends."""
+        """Have the forker made anew whenever it ends, from now on, in ``loop``."""
         self._loop = loop
         self._watch()
 
     @property
     def pid(self) -> int:
-        """Of the present one; 0 where there is none."""
+        """The process number of the present forker; 0 where there is none."""
         return self._process.pid if self._process is not None else 0
 
     async def fork(self, words: Sequence[str], theirs: Sequence[int]) -> Forked | None:

@@ -77,7 +77,7 @@ class _Entries:
         return next(self._entries)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 @contextmanager

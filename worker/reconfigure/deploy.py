@@ -1,4 +1,4 @@
-"""A layout on its way in: which state is still missing, who sends it, and what to send to others.
+"""Brings a new layout in: finds which state is missing here and who sends it, and sends what others miss.
 
 Owns the copying between ``Deploy`` and ``Ready``; the present layout stays untouched until ``Resume``, so a
 failure in between costs nothing but the copy. What was pre-copied (``precopy_target``) is taken where it is

@@ -1,10 +1,12 @@
-"""What a source sends ahead of a plan that is to come: the state of some buckets, and then what every update of it was made from.
+"""Sends state ahead of a plan that is to come: some buckets, and then what every update of them was made
+from.
 
-Owns when and what is sent: the state of the boundary before the round under way, at once, and at each commit after it the mean gradients (as they
-went into the optimizer, so after clipping), counters and exponents. With them the target makes the very same update (``precopy_target``). Of a round nothing is
-sent before its commit, so an update that is taken back is not among it: who has made one early sends the state at the commit. A letter that is lost
-costs a copy in the stop and nothing else, so nothing is acknowledged here. What has not left when all hold is taken back, as its update would be sent
-besides: it is copied as it is then.
+Owns when and what is sent: the state of the boundary before the round under way, at once, and at each commit
+after it the mean gradients (as they went into the optimizer, so after clipping), counters and exponents. With
+them the target makes the very same update (``precopy_target``). Of a round nothing is sent before its commit,
+so an update that is taken back is not among it: who has made one early sends the state at the commit. A
+letter that is lost costs a copy in the stop and nothing else, so nothing is acknowledged here. What has not
+left when all hold is taken back, as its update would be sent besides: it is copied as it is then.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""State that came ahead of a plan, beside the store: kept current by the updates that its sources made, in the order of their rounds.
+"""Receives state ahead of a plan, beside the store, and keeps it current by making its sources' updates in
+the order of their rounds.
 
-Nothing counts on it. It is no part of a layout, of what a device holds or of the commit: a ``Deploy`` takes out of it what is exactly the state of its boundary,
-and copies the rest (``deploy``). The optimizer is a pure function of state, gradients, step and number of updates, so what is
-here is bit for bit what the sources have. Owns the replay, a bucket at a time, so that whoever calls can train in between. What has arrived and is
-not replayed yet stays in the mailbox. Beside an accelerator, which has no room for any of this while it trains, all of it stays in the host's memory, and is
-replayed once all have stopped.
+Nothing counts on it. It is no part of a layout, of what a device holds or of the commit: a ``Deploy`` takes
+out of it what is exactly the state of its boundary, and copies the rest (``deploy``). The optimizer is a pure
+function of state, gradients, step and number of updates, so what is here is bit for bit what the sources
+have. Owns the replay, a bucket at a time, so that whoever calls can train in between. What has arrived and is
+not replayed yet stays in the mailbox. Beside an accelerator, which has no room for any of this while it
+trains, all of it stays in the host's memory, and is replayed once all have stopped.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What crossed this device's boundaries in a round: kept until the commit, so that a neighbour's work can be done again.
+"""Keeps what a device sent to its neighbours in a round until the commit, so that it can be sent once more.
 
-When a stage dies, what it had been given is still with those who gave it: the activations that the stage before it
-sent, the gradients that the stage behind it sent back. With both at hand only the dead stage's own work is lost.
-Owns the memory, which is bounded: what does not fit is not kept, and its micro-batch begins at the embedding again.
-On a GPU the copies lie in pinned memory of the host.
+When a stage dies, the stage before it still has the activations that it sent, and the stage behind it the
+gradients that it sent back. With both at hand only the dead stage's own work is lost. Owns the memory, which
+is bounded: what does not fit is not kept, and its micro-batch begins at the embedding again. On a GPU the
+copies lie in pinned memory of the host.
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ class BoundaryCache:
         return self._tensors[kind, task].to(device)
 
     def clear(self) -> None:
-        """The round is over."""
+        """Drop everything: the round is over."""
         self._tensors.clear()
         self.held_bytes = 0

@@ -1,8 +1,9 @@
-"""What the other holders of a bucket send of it: added up as it comes, by the thread that reads it.
+"""Adds up what the other holders of a bucket send, as it comes, in the thread that reads it.
 
-Owns the contributions to the exchange that is open, and how many of them may come in at a time: sums are the largest letters that there are, every
-holder sends them at the end of its backward passes, and if all of them lay here until the executor has a moment for them, they
-would be as much as the training state. Does not own whose contributions are wanted and when all are there (``reduce``).
+Owns the contributions to the exchange that is open, and how many of them may come in at a time: sums are the
+largest letters that there are, every holder sends them at the end of its backward passes, and if all of them
+lay here until the executor has a moment for them, they would be as much as the training state. Does not own
+whose contributions are wanted and when all are there (``reduce``).
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Gathered:
         return len(self.whats) == len(self.sources)
 
     def total(self) -> list[Tensor]:
-        """Of all sources; floats in their order."""
+        """The sum of all sources by key; floats are added in the sources' order."""
         with self._lock:
             return sums.total([self._terms[source] for source in self.sources if source in self._terms])
 

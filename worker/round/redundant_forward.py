@@ -1,9 +1,9 @@
-"""What forward passes that are run ahead for another device hold, within a bound (Bamboo, NSDI'23, section 5).
+"""Bounds and keeps what redundant forward passes hold (Bamboo, NSDI'23, section 5).
 
-A device runs a redundant forward pass while it has nothing else to do, and keeps what autograd saves until the round is
-committed: if the other device dies, the backward pass alone is left to do. Owns the memory: what goes in until the pass
-runs, and the tensors saved, which on a GPU lie in pinned memory of the host. What does not fit is not run ahead. Does
-not own which pass is next (``tasks``), nor the graphs themselves (``passes``).
+A device runs a redundant forward pass while it has nothing else to do, and keeps what autograd saves until
+the round is committed: if the other device dies, the backward pass alone is left to do. Owns the memory: what
+goes in until the pass runs, and the tensors saved, which on a GPU lie in pinned memory of the host. What does
+not fit is not run ahead. Does not own which pass is next (``tasks``), nor the graphs themselves (``passes``).
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ class RedundantForwards:
         return True
 
     def taken(self, task: Task) -> Tensor | None:
-        """What goes into ``task``; None for the micro-batch alone."""
+        """Take what goes into ``task``; None for the first hop, which needs the micro-batch alone."""
         return self._inputs.pop(task, None)
 
     def measured(self, task: Task) -> None:
-        """What ``task`` took is what such passes take, or more."""
+        """Note the bytes that ``task`` took: such a pass is taken to need as many."""
         self.known[task.layers] = self._saved[task]
 
     def forget(self, task: Task) -> None:
-        """Nothing of ``task`` is wanted any more."""
+        """Drop what is held of ``task``, which nobody wants any more."""
         self.held_bytes -= self._aside.pop(task, 0) + self._saved.pop(task, 0)
         self._inputs.pop(task, None)
 
@@ -85,7 +85,7 @@ class RedundantForwards:
                 self.forget(task)
 
     def clear(self) -> None:
-        """Nothing is wanted any more."""
+        """Drop everything: the round is over, or all is reduced."""
         self._inputs, self._aside, self._saved = {}, {}, {}
         self.held_bytes = 0
 

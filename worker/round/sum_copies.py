@@ -1,13 +1,14 @@
-"""Copies of gradient sums with peers, so that what a device has summed up in a round does not die with it.
+"""Sends copies of gradient sums to peers, so that what a device has summed up in a round outlives it.
 
-What was given to a lost device is kept by its neighbours (``boundary_cache``), what it had added up is not. So a device sends its sums
-a few times in a round to the next holder of the same layers. Where it dies, that one adds the last copy to its own and
-says so in its ledger: sums do not depend on their grouping, so no bit shows it (``sums``), and the daemon sees the micro-batches
-as done.
+Neighbours keep what they sent to a lost device (``boundary_cache``), but not what it had added up. So a
+device sends its sums a few times in a round to the next holder of the same layers. If it dies, that holder
+adds the last copy to its own sums and says so in its ledger: sums do not depend on their grouping, so no bit
+shows it (``sums``), and the daemon sees the micro-batches as done.
 
-A copy has all that its sender had added up, so the last is enough. The next goes out when the one before is said to have
-arrived: where the network is slow copies are older, and none waits in a queue. On a GPU they lie in the host's memory.
-Owns which copies were sent and which are here; neither the sums (``reduce``) nor who is dead (``executor``).
+A copy has all that its sender had added up, so the last is enough. The next goes out when the one before is
+said to have arrived: where the network is slow copies are older, and none waits in a queue. On a GPU they lie
+in the host's memory. Owns which copies were sent and which are here; neither the sums (``reduce``) nor who is
+dead (``executor``).
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ class Board:
         self.done[layer].add(micro_batch)
 
     def inherit(self, layer: int, micro_batch: int) -> None:
-        """What a dead device had counted is in this one's sums now."""
+        """Count what a dead device had counted, which is in this one's sums now."""
         self.owed[layer].add(micro_batch)
         self.count(layer, micro_batch)
 

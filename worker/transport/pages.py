@@ -42,7 +42,7 @@ class Pages:
         return lent
 
     def clear(self) -> None:
-        """The kernel gets back all that is idle."""
+        """Give all idle memory back to the kernel."""
         with self._lock:
             self._idle, self._largest = [], 0
 
