@@ -247,6 +247,8 @@ class _Floor:
         bench = self.benches[number][device]
         stride = bench.stride
         votes = len(self.votes_s)
+        # No backward before the vote on the step before: its weight gradients would need sums of their own,
+        # as large as the model's. (D-schedules-007)
         from_s = 0.0 if number == 0 else self.votes_s[number - 1] if votes >= number else inf
         op = bench.pick(now_s, from_s)
         if op is None:

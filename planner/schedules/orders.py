@@ -136,6 +136,7 @@ def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> F
             tried = run(pipe, (*orders[:device], order, *orders[device + 1 :]))
             if tried is None:
                 continue
+            # An order that was just left is taken all the same where it is better than the best so far.
             tabu = number - left_at.get((device, order), -TENURE) < TENURE
             if not tabu or tried.makespan_s < best_s * (1 - ROUNDING):
                 options.append((tried.makespan_s, device, order, tried))
