@@ -81,8 +81,6 @@ def least_s(shop: Shop, *, staggered: bool = False) -> float:
     """A bound from below. Whatever the order, the busiest device has its work to do; in a flushed step it cannot begin before
     something has come to it, and after its last backward those before it have theirs.
     """
-    # The period and not the flushed step: the shortest flushed step keeps the busiest device waiting at its
-    # start and end, and steps that overlap do not. (D-schedules-013)
     if staggered:
         return max(shop.busy_s(), default=0.0)
     seconds, stride = shop.seconds, shop.stride
@@ -171,6 +169,8 @@ def _shuffled() -> Iterator[DispatchRule]:
 
 
 def _seconds(shop: Shop, orders: Orders, *, staggered: bool) -> float | None:
+    # The period and not the flushed step: the shortest flushed step keeps the busiest device waiting at its
+    # start and end, and steps that overlap do not. (D-schedules-013)
     if staggered:
         found = period(shop, orders)
         return None if found is None else found.seconds

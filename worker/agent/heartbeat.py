@@ -143,7 +143,7 @@ class HeartbeatSender:
         if self._datagrams is None or self._uplink.blocked:
             return False
         # Nodes that train say other things over their connection anyway; for idle ones a datagram spares
-        # the daemon what a ZeroMQ connection takes in the long run, 750 MB for 10,000. (D-detection-007)
+        # the daemon what a ZeroMQ connection takes in the long run, some 750 MB for 10,000. (D-detection-007)
         if self._is_idle():
             self._datagrams.rest()
             self._datagrams.take(answers=False)

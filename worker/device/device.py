@@ -225,13 +225,13 @@ class DeviceProcess:
         precopy_target = self.precopy_target
         if precopy_target is None or self.deployment is not None:
             return False
+        # Replayed while there is nothing else to do, in this thread: a step's update made once more takes
+        # less than waiting for votes, and a thread of its own would compute beside training.
+        # (D-precopy-004)
         with self.activity.doing("stage", units=0):
             worked = precopy_target.advance()
         if worked:
             self.faults.reach("stage", precopy_target.round)
-        # Replayed while there is nothing else to do, in this thread: a step's update made once more takes
-        # less than waiting for votes, and a thread of its own would compute beside training.
-        # (D-precopy-004)
         if not (worked or precopy_target.told) and precopy_target.caught_up:
             precopy_target.told = True
             self.tell(PreCopied(self.place.device, precopy_target.number, precopy_target.round))

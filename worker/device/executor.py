@@ -171,9 +171,6 @@ class Executor:
         Where the round before did not go through, others may have begun it with weights that were taken back: what they
         sent then must not be taken for what they send now. All devices know whether it did from the same votes.
         """
-        # Messages that were taken for a round begun early are kept until it is certain, since who has
-        # committed will not send them again; a second tag tells those of a round that was rolled back.
-        # (D-schedules-006)
         return 2 * round_ + (self.late and round_ == self.counters.round)
 
     def _standing(self) -> tuple[Route, ...]:
@@ -336,6 +333,8 @@ class Executor:
         if speculative is not None:
             self.faults.reach("validate", self.counters.round)
         if speculative is not None and self.late:
+            # What was taken for the round that was begun early is kept: who has committed already will not
+            # send it again. (D-schedules-006)
             self.returned = self._take_back()
         due = self.saving.decide(vote, self.counters)
         passes, was, began = self.now, self.counters, self.means.timer.now()

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 _COMPILER = "torch._dynamo"
 _MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
-# More than half of the CPU time of a process's start and 102 MiB of its memory, and no worker uses them.
-# What they need of each other kept workers from starting, so it is tried and not insisted on.
-# (D-devices-003, D-devices-010)
+# With torch's compiler and sharded tensors such parts were more than half of the CPU time of a process's
+# start, and 102 MiB, and no worker uses them. Some need each other to be imported, so this is tried and not
+# insisted on. (D-devices-003, D-devices-010)
 _HIDDEN = ("scipy", "sklearn", "torchvision", "accelerate", "peft", "timm", "librosa")
 """Transformers does without, and some of them cannot be imported without the compiler, or without another of them."""
 _log = logging.getLogger(__name__)
