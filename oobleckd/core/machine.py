@@ -238,6 +238,9 @@ class Machine:
 
     def _settle(self) -> None:
         core = self.core
+        # In this order each finds what the one before it made: an eviction is an obituary, a death may end
+        # a wait or a device's part in the layout, and only then is it known what comes next, and after that
+        # who may leave.
         self._evict()
         self._announce_deaths()
         run = core.run

@@ -50,7 +50,7 @@ def improve(shop: Shop, orders: Orders, num_ops: int, good_enough_s: float, *, s
             floor.left -= len(order)
             if not shop.fits(device, order):
                 continue
-            # Not back to an order just left, unless the move is expected to beat the best so far.
+            # Not back to an order just left, unless the move is expected to end better than the best so far.
             if number - left_at.get((device, order), -TENURE) < TENURE and expected_s >= best_s:
                 continue
             tried = (*orders[:device], order, *orders[device + 1 :])
