@@ -87,7 +87,7 @@ class Book:
         self.rerouted()
 
     def rerouted(self) -> None:
-        """Steps take another time from now on."""
+        """Note that steps take another time from now on."""
         self.changed = True
         self.recent.clear()
 

@@ -37,7 +37,9 @@ class Lease:
     worst_s: float = 0.0
 
     def heartbeats(self, at: float) -> None:
-        """A heartbeat: a word that comes at regular times, so that the gap before it teaches something."""
+        """Take in a heartbeat: a word that comes at regular times, so that the gap before it teaches
+        something.
+        """
         if self.heartbeat is not None:
             gap_s = at - self.heartbeat
             self.mean_s += (gap_s - self.mean_s) * (_GAIN if self.num_gaps else 1.0)

@@ -113,7 +113,7 @@ class Share:
 
     @property
     def num_bytes(self) -> int:
-        """What the files take, but for their heads."""
+        """The size of the files in bytes, without their headers."""
         return sum(tensor.nbytes for state in self.states.values() for tensor in state.tensors())
 
     @property
@@ -141,7 +141,7 @@ def take_share(
     folder: str = "",
     journal: str = "",
 ) -> Share:
-    """The buckets that fall to ``device``, as they are now."""
+    """The share of ``device``: the buckets that fall to it, as they are now."""
     buckets = store.spec.buckets
     own = [index for index in store.buckets if writer_of(index, buckets[index].uses, layout, live) == device]
     return Share(

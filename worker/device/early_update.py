@@ -48,7 +48,7 @@ class UpdatePredictor:
     rounds: deque[bool] = field(default_factory=lambda: deque(maxlen=_LOOKS_BACK))
 
     def saw(self, through: bool) -> None:
-        """A round was committed."""
+        """Note whether a committed round went through."""
         self.rounds.append(through)
 
     @property
@@ -59,11 +59,11 @@ class UpdatePredictor:
 
 
 def save(store: Store) -> dict[int, Saved]:
-    """The state of every bucket, to be able to roll back to it."""
+    """Copy the state of every bucket, to be able to roll back to it: 12 bytes a parameter more."""
     return {bucket: state.save() for bucket, state in store.buckets.items()}
 
 
 def restore(store: Store, saved: dict[int, Saved]) -> None:
-    """Go back to it."""
+    """Roll back to the state ``saved``, in the same tensors."""
     for bucket, before in saved.items():
         store.buckets[bucket].restore(before)

@@ -18,8 +18,10 @@ from oobleckd.worker.state.store import Store
 
 
 class Check:
-    """Of one device and job. ``every``: in the steps whose number it divides (0: in none). ``recheck``: the step whose fingerprints are told
-    (-1: none).
+    """Digests of one device's state, for one job.
+
+    ``every``: they are compared in the steps whose number it divides (0: in none). ``recheck``: the step
+    whose fingerprints are told (-1: none).
     """
 
     def __init__(self, device: str, job_id: str, job: Job, store: Store, activity: ActivityPage) -> None:
@@ -38,7 +40,7 @@ class Check:
         return self._of(self.store.buckets if step == self.recheck else shared)
 
     def of_state(self) -> dict[int, int]:
-        """Bucket -> digest of its state, if the job has it compared at all."""
+        """Bucket -> 64-bit digest of its state; none where the job has nothing compared."""
         return self._of(self.store.buckets) if self.every else {}
 
     def _of(self, buckets: Collection[int]) -> dict[int, int]:

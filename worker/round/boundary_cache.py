@@ -19,7 +19,7 @@ from oobleckd.worker.round.tasks import Task
 @dataclass(slots=True)
 class BoundaryCache:
     """Sent tensors by (kind of message, the task that made it): "F" activations, "B" their gradients, each of
-    shape (micro-batch, sequence, hidden). ``limit_bytes`` 0: nothing is kept.
+    shape (batch, sequence, hidden). ``limit_bytes`` 0: nothing is kept.
     """
 
     limit_bytes: int

@@ -32,7 +32,11 @@ _LARGE_BYTES = 1 << 20
 
 
 class Contribution(msgspec.Struct, frozen=True):
-    """What travels with a holder's sums: use -> micro-batches in them, NaN and overflow, losses of the head."""
+    """What travels with a holder's sums of a bucket.
+
+    ``ledger``: use -> micro-batches in them. ``nan`` and ``overflow``: whether there was one in a term.
+    ``losses``: micro-batch -> loss, where a use is the head.
+    """
 
     ledger: dict[int, tuple[int, ...]]
     nan: bool
@@ -47,10 +51,11 @@ class Contribution(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Gathered:
-    """What ``sources`` have contributed to a bucket so far.
+    """What ``sources`` have contributed to a bucket so far: by key, float64 integers (``exact``) or float32.
 
-    Integers are added up as they come, in whatever order, so that of many holders' sums no more than one waits in memory. Float sums (not ``exact``) wait,
-    as their order matters. Tensors may be added by any thread; what they are is the executor's to hear.
+    Integers are added up as they come, in whatever order, so that of many holders' sums no more than one
+    waits in memory, 8 bytes a parameter. Float sums wait, as their order matters. Any thread may add tensors;
+    what they are is the executor's to hear.
     """
 
     sources: tuple[str, ...]
@@ -62,7 +67,11 @@ class Gathered:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, source: str, tensors: Sequence[Tensor], *, lent: bool = False) -> bool:
-        """The sums of ``source``; False if they are not wanted, or here already. ``lent``: integers are not kept, but a copy."""
+        """Take in the sums of ``source``, a tensor for each key; False if they are not wanted, or here
+        already.
+
+        ``lent``: the tensors are the reader's, so integers are copied and not kept.
+        """
         with self._lock:
             if source not in self.sources or source in self._added:
                 return False
@@ -83,7 +92,7 @@ class Gathered:
             return True
 
     def hear(self, source: str, what: Contribution) -> bool:
-        """What the sums of ``source`` are, which are here; whether that was the last one."""
+        """Note what the sums of ``source`` are, which are here; whether that was the last source."""
         self.whats[source] = what
         return len(self.whats) == len(self.sources)
 

@@ -25,9 +25,12 @@ from oobleckd.worker.transport.mailbox import Key, Letter
 
 
 class Passes:
-    """The round ``given``. With ``forward_only`` it goes no further than its forward passes.
+    """The forward and backward passes of the round ``given``. With ``forward_only`` it stops after the
+    forward ones.
 
-    ``pieces``: what was done in it, and when; ``repaired``: attempts in it make up for a loss.
+    Activations between hops and their gradients are (batch, sequence, hidden), losses float32 scalars, weight
+    gradients float32 of the parameters' shapes. ``pieces``: what was done in it, and when; ``repaired``:
+    attempts in it make up for a loss.
     """
 
     def __init__(self, means: Means, given: Given, reducer: Reducer, *, forward_only: bool = False) -> None:
@@ -83,14 +86,14 @@ class Passes:
         return work
 
     def _run(self, work: Work) -> None:
-        """Layer by layer to the end, or until it halts."""
+        """Compute layer by layer, to the end or until it halts."""
         self.under_way = work
         while self._computed(work) and not self._halts(work):
             pass
         self.under_way = None
 
     def _computed(self, work: Work) -> bool:
-        """A layer of it; whether there are more."""
+        """Compute one layer of it; whether there are more."""
         if not self.means.faults.drags:
             return work.compute()
         began_s = self.means.timer.settle()
@@ -99,11 +102,10 @@ class Passes:
         return more
 
     def _halts(self, work: Work) -> bool:
-        """Whether a report that came while a layer was computed, or its gradients were added up, froze its micro-batch. It answered for what
-        is in the sums then, these gradients among it.
+        """Whether a report froze its micro-batch while a layer was computed, or its gradients were added up.
 
-        What is found of this one is kept for the case that the next attempt goes on here, but for a forward pass, which
-        begins again.
+        The report was answered with what is in the sums by then, these gradients among it. What was found is
+        kept in case the next attempt goes on here; a forward pass begins again.
         """
         if not self._is_frozen(work):
             return False
@@ -241,7 +243,9 @@ class Passes:
     # ------------------------------------------------------------------ redundant forward passes
 
     def _expect_redundant(self, task: Task, x: Tensor) -> None:
-        """``x`` goes into the hop ``task``, which this device may run ahead for another."""
+        """Set room aside for hop ``task``, which this device may run ahead for another; ``x``
+        goes into it.
+        """
         if task in self.board.redundant and not self.redundant_forwards.expect(task, x):
             self.board.skip_redundant(task)
 
@@ -305,8 +309,8 @@ class Passes:
         self.graphs[task] = graph
 
     def drop_redundant(self) -> None:
-        """No forward pass ahead can be wanted any more: all layers held here are reduced, so this device has what the dead
-        would have added.
+        """Drop all forward passes run ahead: all layers held here are reduced, so this device has what the
+        dead would have added.
         """
         for task in self.board.redundant_done:
             del self.graphs[task]
@@ -324,7 +328,7 @@ class Passes:
             self.reducer.losses[task.route.micro_batch] = out.detach()
 
     def _add(self, task: Task, layer: int, grads: list[Tensor]) -> None:
-        """Gradients of all parameters of ``layer`` go into the sums."""
+        """Add the gradients of all parameters of ``layer`` (float32, in the layer's order) to the sums."""
         store = self.means.store
         by_bucket: dict[int, list[Tensor]] = {b: [] for b in store.spec.buckets_of(layer)}
         for (bucket, _, _), grad in zip(store.layers[layer].params, grads, strict=True):
@@ -345,8 +349,10 @@ class Passes:
     # ------------------------------------------------------------------ failures
 
     def add(self, routes: Iterable[Route], frozen: Collection[int]) -> None:
-        """New attempts of the ``frozen`` micro-batches. What was done in the one before is taken over where the route
-        says so, and dropped elsewhere.
+        """Take up new attempts of the ``frozen`` micro-batches.
+
+        What was done in the attempt before is taken over where the new route says so (graphs, halted backward
+        passes, gradients that have arrived), and dropped elsewhere.
         """
         routes = tuple(routes)
         self.repaired = self.repaired or bool(routes)
@@ -368,14 +374,16 @@ class Passes:
             self._send_again(task, before, graphs.get(before))
 
     def _readdress(self, task: Task, before: Task) -> None:
-        """A gradient that has arrived for ``before`` is ``task``'s: who sent it may have nothing left to do."""
+        """Hand a gradient that arrived for ``before`` to ``task``: its sender may have nothing left to do."""
         key, old = (of.key("B", self.tag, of.position) for of in (task, before))
         letter = self.returned.pop(old, None) or self.means.post.take(old)
         if letter is not None:
             self.returned[key] = letter
 
     def _send_again(self, task: Task, before: Task, graph: Graph | None) -> None:
-        """A hop beside this one is in new hands: what it was given it is given once more."""
+        """Send once more what a neighbouring hop needs that is in new hands: activations, or
+        their gradient.
+        """
         position, reached, device = task.position, task.route.reached, self.means.store.device
         if reached[position] >= FORWARD and not task.last and reached[position + 1] == NOTHING:
             self._send(task, "F", self._activations(before, graph))
@@ -384,7 +392,9 @@ class Passes:
             self._send(task, "B", self.kept.get("B", before, device))
 
     def _activations(self, task: Task, graph: Graph | None) -> Tensor:
-        """What came out of ``task``: as it was sent, or, where it was run ahead, as it is in the graph."""
+        """The activations that came out of ``task``: as they were sent, or from its graph where it was run
+        ahead.
+        """
         if self.kept.has("F", task):
             return self.kept.get("F", task, self.means.store.device)
         assert graph is not None, "a decision counts on what was told to be there"

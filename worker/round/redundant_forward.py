@@ -25,10 +25,10 @@ _Packed = Tensor | tuple[Tensor, torch.device]
 
 @dataclass(slots=True)
 class RedundantForwards:
-    """Of one round. ``limit_bytes`` 0: nothing is run ahead.
+    """What redundant forward passes of one round hold. ``limit_bytes`` 0: nothing is run ahead.
 
-    ``known``: layers -> bytes that one pass through them took, from round to round. ``held_bytes``: of saved tensors, and of
-    what is set aside for passes whose input is here.
+    ``known``: layers -> bytes that one pass through them took, kept from round to round. ``held_bytes``: of
+    saved tensors, and of what is set aside for passes whose input is here.
     """
 
     limit_bytes: int
@@ -44,7 +44,7 @@ class RedundantForwards:
         return self.held_bytes <= self.limit_bytes
 
     def expect(self, task: Task, x: Tensor) -> bool:
-        """``x`` (micro-batch, sequence, hidden) goes into ``task``, which is to be run later: set bytes aside
+        """``x`` (batch, sequence, hidden) goes into ``task``, which is to be run later: set bytes aside
         for it, as many as such a pass took before. False: there is no room.
         """
         needed = self.known.get(task.layers, x.nbytes)
@@ -91,7 +91,8 @@ class RedundantForwards:
 
     @contextmanager
     def saving(self, task: Task, into: Tensor | None, params: Collection[Tensor]) -> Iterator[None]:
-        """While a layer of ``task`` computes with ``params``: count what autograd saves, and move it to the host beside a GPU.
+        """While a layer of ``task`` computes with ``params``, count the bytes that autograd saves; beside a
+        GPU move them to pinned memory of the host.
 
         What goes ``into`` the layer stays on a GPU: the layer's graph needs it there anyway.
         """
@@ -107,7 +108,9 @@ class RedundantForwards:
 
 
 class _Saved:
-    """What autograd saves in one layer; storages of ``stays`` are not its own."""
+    """Counts, and beside a GPU moves, what autograd saves in one layer; storages of ``stays`` are not its
+    own.
+    """
 
     def __init__(self, stays: set[int]) -> None:
         self.num_bytes = 0
@@ -133,7 +136,7 @@ class _Saved:
         return self._moved[view], tensor.device
 
     def forget(self) -> None:
-        """The layer is computed. Its graph holds on to this object."""
+        """Let go of the tensors: the layer is computed, and its graph holds on to this object."""
         self._seen.clear()
         self._moved.clear()
 

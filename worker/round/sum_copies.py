@@ -30,7 +30,12 @@ KINDS = frozenset({"C", "K"})
 
 @dataclass(slots=True)
 class Copies:
-    """Of one device's sums and of its peers', in one round. ``per_round``: how many it sends at most; 0: none."""
+    """Copies of one device's sums and of its peers', in one round.
+
+    ``per_round``: how many it sends at most (0: none). ``sent``: how many it has. ``awaited``: keepers that
+    have not said yet that the last one arrived. ``held``: peer -> its last copy, a tensor for each key in the
+    host's memory. ``keepers``: layer -> who keeps this device's sums of it.
+    """
 
     device: str
     per_round: int
@@ -44,17 +49,17 @@ class Copies:
     keepers: dict[int, str] = field(default_factory=dict)
 
     def adopt(self, layout: int) -> None:
-        """A new layout, named by its epoch."""
+        """Begin with a new layout, named by its epoch."""
         self.layout = layout
         self.awaited.clear()
 
     def begin(self, round_: int) -> None:
-        """A new round: what was copied of the last one is in the weights."""
+        """Begin a new round: what was copied of the last one is in the weights."""
         self.round, self.sent = round_, 0
         self.held.clear()
 
     def enter(self, layout: Layout, live: Collection[str]) -> None:
-        """Who keeps what among the ``live``: of every layer the holder behind this device, by name and around."""
+        """Choose who keeps what among the ``live``: of every layer the next holder by name, and around."""
         self.keepers = {}
         if not self.per_round:
             return
@@ -68,8 +73,8 @@ class Copies:
     # ------------------------------------------------------------------ sending
 
     def send(self) -> None:
-        """Send what is added up by now, if it is time: after equal parts of the round's gradients, but for the last, which is
-        contributed at once.
+        """Send what is added up by now, if it is time: after equal parts of the round's gradients, but for
+        the last part, which is contributed at once.
         """
         if not self.keepers:
             return
@@ -118,12 +123,12 @@ class Copies:
         return True
 
     def hear_all(self, dead: Collection[str]) -> None:
-        """Whatever has arrived."""
+        """Take in whatever has arrived."""
         for key in self.post.waiting() if self.per_round else ():
             if key[0] in KINDS:
                 self.hear(key, dead)
 
     def inherit(self, dead: Collection[str]) -> None:
-        """Of ``dead`` what is here counts as this device's from now on."""
+        """Count what is here of ``dead`` as this device's own from now on."""
         for device in sorted(self.held.keys() & set(dead)):
             self.reducer.inherit(*self.held.pop(device))

@@ -96,7 +96,7 @@ Arrived = Callable[[Task, str], bool]
 
 
 def order_of(ops: str) -> Order:
-    """The F, B, I and W of a device's schedule."""
+    """Parse a device's schedule: its F, B, I and W in order."""
     return tuple(
         (op.kind, op.stage, op.micro_batch) for op in parse_ops(ops) if op.kind in {"F", "B", "I", "W"}
     )
@@ -223,7 +223,7 @@ class Board:
             self.owed[layer] -= set(micro_batches) - done
 
     def forget_order(self) -> None:
-        """The planner did not foresee what is to be done now: from here on whatever is ready."""
+        """From here on run whatever is ready: the planner did not foresee what is to be done now."""
         # A failure makes the planned order impossible, so it is dropped whole: some devices in order and
         # others ready-first could wait for each other. (D-schedules-004, D-schedules-011)
         self.order.clear()
@@ -253,7 +253,7 @@ class Board:
         return None
 
     def skip_redundant(self, task: Task) -> None:
-        """There is no room to run it ahead."""
+        """Leave ``task`` out: there is no room to run it ahead."""
         self.redundant = [other for other in self.redundant if other != task]
 
     def ran_redundant(self, task: Task) -> None:
@@ -284,7 +284,9 @@ class Board:
         self._follow("W", task)
 
     def count(self, layer: int, micro_batch: int) -> None:
-        """The weight gradients of (micro-batch, layer) went into the sums: exactly once."""
+        """Note that the weight gradients of (micro-batch, layer) went into the sums; asserts that it is
+        exactly once.
+        """
         assert micro_batch not in self.done[layer], (
             f"layer {layer} of micro-batch {micro_batch} counted twice"
         )

@@ -22,9 +22,10 @@ _SMALL = 1 << 14
 
 
 class Chunked(Sum):
-    """The sum of one use of one bucket.
+    """The sum of one use of one bucket in a CPU's memory: float64 (exact) or float32.
 
-    Lies in regions: the first holds all small keys, one behind the other, each other one a large key (``_large``).
+    Lies in regions: the first holds all small keys, one behind the other, each other one a large key
+    (``_large``).
     """
 
     def __init__(

@@ -21,7 +21,9 @@ _ALIGNED = 32
 
 
 class Whole(Sum):
-    """The sum of one use of one bucket."""
+    """The sum of one use of one bucket in one flat tensor on a GPU: float64 (exact) or float32, keys at
+    aligned places.
+    """
 
     def __init__(
         self, shapes: Sequence[tuple[int, ...]], exact: bool, device: torch.device, *, guarded: bool = False
