@@ -24,7 +24,7 @@ STALE_ROUNDS = 50
 
 
 def told(core: Core, message: CheckpointPart | CheckpointFailed) -> None:
-    """A device has written a part, or cannot."""
+    """Take in that a device has written a part, or cannot."""
     if isinstance(message, CheckpointPart):
         on_part(core, message)
     else:
@@ -32,7 +32,7 @@ def told(core: Core, message: CheckpointPart | CheckpointFailed) -> None:
 
 
 def on_part(core: Core, message: CheckpointPart) -> None:
-    """One bucket is written; with the last one the checkpoint is complete."""
+    """Note that one bucket is written; with the last one the checkpoint is complete."""
     job, run = core.state.jobs.get(message.job), core.run
     if job is None or run is None or run.job is not job:
         core.tell(message.device, Ack(message.job, message.counters.round))
@@ -165,7 +165,7 @@ def wanted(core: Core, run: Run) -> bool:
 
 
 def begun(run: Run, counters: Counters) -> None:
-    """The devices begin to write the state of the boundary ``counters``."""
+    """Note that the devices begin to write the state of the boundary ``counters``."""
     run.begun = counters
 
 

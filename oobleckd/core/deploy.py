@@ -69,7 +69,7 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
 
 
 def on_ready(core: Core, message: Ready) -> None:
-    """A device has all it needs for the new layout; with the last of them the layout is in force."""
+    """Note that a device has all it needs for the new layout; with the last of them it comes into force."""
     run = core.run
     if run is None or run.candidate is None or message.epoch != run.candidate.epoch:
         return

@@ -135,7 +135,7 @@ def _measurable(core: Core, run: Run) -> DeviceInfo | None:
 
 
 def on_measured(core: Core, message: Measured) -> None:
-    """The profile is here."""
+    """Journal the profile that a device has measured."""
     run = core.run
     device = core.members.device(message.device)
     if run is None or run.measuring != message.device or message.job != run.job.id or device is None:
@@ -146,7 +146,7 @@ def on_measured(core: Core, message: Measured) -> None:
 
 
 def on_templates(core: Core, run: Run, setup: Setup, templates: tuple[Template, ...]) -> None:
-    """The policy has prepared the job."""
+    """Journal the templates that the policy has prepared."""
     core.record(TemplatesMade(run.job.id, setup, templates))
     sizes = tuple(template.num_nodes for template in templates)
     text = f"{run.job.id}: templates for {sizes[0]} to {sizes[-1]} nodes"
@@ -167,7 +167,7 @@ def release(core: Core, run: Run) -> None:
 
 
 def end(core: Core, run: Run, trigger: str, reason: str = "", cause: FailureCause = "") -> None:
-    """The job is over (``trigger``: finish, fail or cancel); the place is free."""
+    """End the job (``trigger``: finish, fail or cancel) and free its place."""
     assert trigger in {"finish", "fail", "cancel"}
     if run.incident is not None:
         incidents.close(core, run)
@@ -178,7 +178,9 @@ def end(core: Core, run: Run, trigger: str, reason: str = "", cause: FailureCaus
 
 
 def fail(core: Core, job: JobRecord, error: str, hint: str, cause: FailureCause = "") -> None:
-    """A job that cannot go on for a reason that a user must mend. ``cause``: what a program should know of it."""
+    """End a job that cannot go on for a reason that a user must mend. ``cause``: what a program should know
+    of it.
+    """
     reason = f"{error} ({hint})" if hint else error
     if core.run is not None and core.run.job is job:
         end(core, core.run, "fail", reason, cause)

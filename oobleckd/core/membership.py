@@ -347,7 +347,7 @@ class Membership:
         return node is not None and device in node.releasing
 
     def _let_off(self, node: Node, kept: dict[str, tuple[str, str]]) -> None:
-        """Nothing but ``kept`` is owed any more."""
+        """Let ``node`` owe nothing but ``kept``."""
         node.releasing = kept
         if not kept:
             self.owing.discard(node.name)

@@ -89,7 +89,7 @@ def _begin(core: Core, run: Run, proposal: Proposal, lives: dict[str, str]) -> N
 
 
 def on_precopied(core: Core, message: PreCopied) -> None:
-    """A target has its copies, and keeps them current."""
+    """Note that a target has its copies, and keeps them current."""
     found = core.run.pre_copy if core.run is not None else None
     if found is not None and message.number == found.number and message.device in found.targets:
         found.precopied.add(message.device)

@@ -112,7 +112,9 @@ def _raise_quietly(core: Core, run: Run, why: str) -> None:
 
 
 def ask_anew(core: Core, run: Run, why: str) -> None:
-    """Nobody is lost; all say where they are, and are told once more what to do: at the end, to write the last checkpoint."""
+    """Ask all where they are though nobody is lost, and tell them once more what to do: at the end, to write
+    the last checkpoint.
+    """
     _raise_quietly(core, run, why)
     _ask_reports(core, run)
 

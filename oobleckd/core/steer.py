@@ -312,7 +312,7 @@ def _by_checkpoint(core: Core, run: Run) -> None:
 
 
 def _let_go(core: Core, run: Run) -> None:
-    """No device holds the job any more: its state is in its checkpoint."""
+    """Have all devices drop the job: its state is in its checkpoint."""
     jobs.release(core, run)
     core.record(Released(run.job.id, run.job.checkpoint, core.now))
     run.forget("off")

@@ -48,7 +48,7 @@ class Connections(Generic[Peer]):
         return self._of.get(node)
 
     def introduced(self, connection: Peer, node: str, hello: Hello) -> None:
-        """``hello`` was accepted: ``connection`` is that of ``node``."""
+        """Take in an accepted ``hello``: ``connection`` is that of ``node`` from now on."""
         before = self._of.get(node)
         if before is not None and before is not connection:
             # Half-open connections are seen by one end first. Without a lost link the core took the new
@@ -62,7 +62,7 @@ class Connections(Generic[Peer]):
             self._on_heard(node, message)
 
     def heard(self, connection: Peer, message: FromWorker) -> None:
-        """Anything but a Hello."""
+        """Take in anything but a Hello."""
         if not connection.node:
             del connection.early[: max(0, len(connection.early) + 1 - MOST_EARLY)]
             connection.early.append(message)
@@ -70,7 +70,7 @@ class Connections(Generic[Peer]):
             self._on_heard(connection.node, message)
 
     def closed(self, connection: Peer) -> None:
-        """All that it had said was passed on."""
+        """Take in that ``connection`` closed, after all that it had said was passed on."""
         if connection.node and self._of.get(connection.node) is connection:
             del self._of[connection.node]
             self._on_lost(connection.node)

@@ -217,7 +217,7 @@ class Journal:
             self._write(batches)
 
     def _write(self, batches: list[_Batch]) -> None:
-        """One transaction for all that has gathered, tried until it is on disk."""
+        """Write all that has gathered in one transaction, and try until it is on disk."""
         attempt = 0
         while True:
             # Asked before the attempt: the one that follows "closing" is the last.

@@ -259,8 +259,8 @@ def _failed(request: MakePlan, problem: str) -> Planned:
 
 
 def _hasten(others: Collection[threading.Thread]) -> None:
-    """Make urgent those threads through which a plan passes on its way to the process and back: the one that calls this, which gives out work and has
-    the results, and the one that writes to the queue.
+    """Make urgent the threads through which a plan passes on its way to the process and back: the calling
+    one, which gives out work and has the results, and the one that writes to the queue.
     """
     urgency.hurry()
     for thread in threading.enumerate():
@@ -269,7 +269,9 @@ def _hasten(others: Collection[threading.Thread]) -> None:
 
 
 def _at_once(function: Callable[..., Result], *arguments: object) -> Result:
-    """In the process for plans after a loss: before ordinary programs, while it is short."""
+    """Run it in the process for plans after a loss: before ordinary programs, for as long as that
+    is short.
+    """
     with urgency.hurried_for(_URGENT_S):
         return function(*arguments)
 

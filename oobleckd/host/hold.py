@@ -17,7 +17,7 @@ _MANIFEST = "manifest.json"
 
 @contextmanager
 def held(checkpoint: Path) -> Iterator[bool]:
-    """Hold ``checkpoint``; whether it is there, complete. It stays until this ends."""
+    """Hold ``checkpoint`` until the block ends; whether it is there, complete."""
     try:
         handle = os.open(checkpoint / _MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -34,7 +34,7 @@ def held(checkpoint: Path) -> Iterator[bool]:
 
 @contextmanager
 def free(checkpoint: Path) -> Iterator[bool]:
-    """Whether nobody holds ``checkpoint``; nobody can until this ends."""
+    """Whether nobody holds ``checkpoint``; until the block ends nobody can."""
     try:
         handle = os.open(checkpoint / _MANIFEST, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

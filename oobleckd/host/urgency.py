@@ -44,23 +44,25 @@ def priority() -> int:
 
 
 def lend(thread: int) -> None:
-    """The ordinary thread of this number, of any process of this user, goes before others until ``take_back``, though not before the calling one, if that
-    is urgent enough; else nothing is lent.
+    """Let the ordinary thread of this number, of any process of this user, go before others until
+    ``take_back``.
+
+    Not before the calling thread, if that is urgent enough; else nothing is lent.
     """
     if priority() > LENT:
         _set(thread, LENT)
 
 
 def take_back(thread: int) -> None:
-    """What was lent to the thread of this number; nothing if nothing was."""
+    """Take back what was lent to the thread of this number; nothing if nothing was."""
     if os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK == POLICY:
         os.sched_setscheduler(thread, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
 @contextmanager
 def hurried_for(seconds: float) -> Iterator[None]:
-    """For the main thread of a process, if that is urgent and its work may turn out to be long: once the process has computed for so long it goes on as an
-    ordinary one, until the end of the block.
+    """For the main thread of an urgent process whose work may turn out to be long: once the process has
+    computed for ``seconds`` it goes on as an ordinary one, until the end of the block.
     """
     if not hurries():
         yield

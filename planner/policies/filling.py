@@ -66,9 +66,11 @@ def _apart(grid: Grid, came: Sequence[str]) -> Grid:
 
 
 def _least(options: Iterable[Grid], limit_s: float = inf) -> Grid | None:
-    """The first of those with the least rank. Who is whole must keep its busiest device within ``limit_s``; None where nobody does.
+    """The first of ``options`` with the least rank; None where nobody who is whole keeps its busiest device
+    within ``limit_s``.
 
-    Routes are nearly all of the work here, so none are chosen where a bound from below says enough: the lowest bounds go first.
+    Routes are nearly all of the work here, so none are chosen where a bound from below says enough: the
+    lowest bounds go first.
     """
     numbered = list(enumerate(options))
     # Routes for fifty moves, and orders for two that nobody had room for, were most of a plan's time at 32

@@ -221,7 +221,7 @@ class _Floor:
         return _Bench(self.shop, device, self.rule, levels, most, nearer, place, self.rank)
 
     def run(self) -> Dispatched:
-        """From event to event."""
+        """Go from event to event until all rounds are dispatched."""
         shop, stride, events = self.shop, self.shop.stride, self.events
         for benches in self.benches:
             for hop, (_, position) in enumerate(shop.hops):
@@ -242,7 +242,7 @@ class _Floor:
         heappush(self.events, (when_s, self.clock, device))
 
     def _serve(self, now_s: float, device: int) -> None:
-        """``device`` is free: what it begins, and who is to hear of it."""
+        """Choose what ``device``, which is free, begins, and wake who is to hear of it."""
         shop, number = self.shop, self.round[device]
         bench = self.benches[number][device]
         stride = bench.stride
@@ -273,7 +273,9 @@ class _Floor:
             self._add(number, shop.part_of[op // stride], end_s)
 
     def _sleep(self, bench: _Bench, now_s: float, from_s: float) -> None:
-        """The device waits: for the first of what is known to be on its way, and for the vote before it."""
+        """Let the device wait: for the first of what is known to be on its way, and for the vote
+        before it.
+        """
         if bench.coming and bench.coming[0][0] > now_s:
             self._wake(bench.coming[0][0], bench.device)
         if bench.owed and bench.owed[0][0] > now_s:
@@ -282,7 +284,7 @@ class _Floor:
             self._wake(from_s, bench.device)
 
     def _add(self, number: int, part: int, end_s: float) -> None:
-        """The gradients of a hop are in its device's sums."""
+        """Add the gradients of a hop to its device's sums; what is complete by them may be voted on."""
         for bucket in self.members[part]:
             self.missing[number][bucket] -= 1
             if self.missing[number][bucket]:
