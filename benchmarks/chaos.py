@@ -5,6 +5,7 @@ python benchmarks/chaos.py --seed 17           one seed again
 python benchmarks/chaos.py --hows hang,sigstop only these kinds of failures
 python benchmarks/chaos.py --devices 2         only on nodes of two devices (else every fourth seed)
 python benchmarks/chaos.py --matrix [--cell N] every phase x victim x one or two at once
+python benchmarks/chaos.py --matrix --every    the same in every manner of training, some 2,100 cells
 python benchmarks/chaos.py --manner slipstream-decoupled-2-flushed   only so (else as the seed or the cell has it)
 python benchmarks/chaos.py --policies oobleck,slipstream   only cells, or seeds, that are theirs
 python benchmarks/chaos.py --points --seeds 30 deaths inside a backup, a validation and a copy, in all manners in turn
@@ -47,6 +48,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--matrix", action="store_true")
     parser.add_argument("--cell", help="this cell of the matrix only")
+    parser.add_argument("--every", action="store_true", help="with --matrix: in every manner, not in turn")
     parser.add_argument("--hows", default=",".join(HOWS), help="kinds of failures to draw from, with commas")
     parser.add_argument(
         "--devices", type=int, choices=(1, 2), help="of every node (default: 2 in every fourth run)"
@@ -103,6 +105,7 @@ def matrix(clusters: Clusters, args: argparse.Namespace) -> tuple[int, int]:
     cluster = clusters.of(MATRIX_NODES)
     everything = [*every_cell(), *precopy_cells()]
     cells = [cell for cell in everything if cell.name == args.cell] if args.cell else all_cells()
+    cells = everything if args.every else cells
     cells = [cell for cell in cells if args.manner in {None, cell.manner.name}]
     cells = [cell for cell in cells if cell.manner.policy in args.policies]
     failed = 0

@@ -55,6 +55,8 @@ class Crossing(NamedTuple):
 def crossing(shop: Shop, effort: int = EFFORT_AT_ONCE, *, staggered: bool = False) -> Crossing:
     """How the step of ``shop`` is best run. ``effort``: how many ops may be run in search of it. For up to ``MOST_HOPS``."""
     ready_s = ready_first_s(shop, staggered=staggered)
+    if least_s(shop, staggered=staggered) >= ready_s * (1 - WORTH):
+        return Crossing(ready_s, None)  # no order can be worth it
     best_s, best = _best(shop, effort, (), staggered=staggered)
     if best is None or best_s >= ready_s * (1 - WORTH):
         return Crossing(ready_s, None)

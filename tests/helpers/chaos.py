@@ -180,7 +180,7 @@ def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool, manner: Manner 
     cluster.usable(cluster.num_nodes)
     incidents = len(cluster.client.incidents())
     tables = (manner or manner_of(seed)).tables(cluster.num_devices)
-    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train=MOVING_TRAIN, **tables)).id
+    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train=MOVING_TRAIN | {"steps": 60}, **tables)).id
     cluster.at_step(job, 3)
     time.sleep(rng.random())
     before = cluster.client.job(job)

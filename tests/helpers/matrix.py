@@ -29,8 +29,8 @@ VICTIMS = ("first", "middle", "last", "deepest")
 AHEAD = 4
 STEPS = 12
 """Of a job in whose step somebody dies: the step of the kill, and a few after it."""
-MOVING_TRAIN = {"steps": 60, "global_batch": 6}
-"""Of a job that is to last while nodes come and go. One run without failures serves all of them, and ``chaos``."""
+MOVING_TRAIN = {"steps": 30, "global_batch": 6}
+"""Of a job that is to last while nodes come and go: whoever is to die does by step 8. One run without failures serves all of them."""
 NODES = 6
 """Of the cluster: pipelines of two and three, and the guest."""
 

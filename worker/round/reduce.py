@@ -79,6 +79,7 @@ class Reducer:
     board: Board = field(default_factory=lambda: Board(""))
     epoch: int = 0
     round: int = 0
+    looked_at: int = -1  # ``board.changes`` when what is complete was last looked for
 
     def adopt(self) -> None:
         """The layers held have changed: keep a sum for each (bucket, use) of them, 8 bytes a parameter (4
@@ -86,10 +87,11 @@ class Reducer:
         """
         wanted = {(bucket, use) for bucket in self.store.buckets for use in self.store.uses(bucket)}
         self.parts = {key: self.parts.get(key) or self._sum(key[0]) for key in sorted(wanted)}
+        self.looked_at = -1
 
     def begin(self, round_: int, board: Board) -> None:
         """A new round, with the ledger of ``board``: sums, losses and totals of the last one are gone."""
-        self.round, self.board = round_, board
+        self.round, self.board, self.looked_at = round_, board, -1
         for part in self.parts.values():
             part.zero_()
         self.nan, self.overflow, self.losses, self.reduced = set(), set(), {}, {}
@@ -104,7 +106,7 @@ class Reducer:
         for part, tensors in self.inherited:
             part.merge(tensors)
         self.inherited = []
-        self.contributed = set()
+        self.contributed, self.looked_at = set(), -1
         # Every holder sends to every other one: one hop, to be stopped at any moment, and nothing to
         # rebuild when a holder dies. As cheap as a ring for two or three copies. (D-exactness-004)
         self.holders = {
@@ -175,6 +177,9 @@ class Reducer:
         """Send every bucket that is complete here, once under each epoch; whether any was sent. Never waits
         for a peer. Raises SumsChanged where the memory of guarded sums is not what was added up.
         """
+        if self.looked_at == self.board.changes:
+            return False  # asked between any two pieces of work, and most of them add nothing
+        self.looked_at = self.board.changes
         ready = [b for b in self.heard if b not in self.contributed and self._may_contribute(b)]
         for bucket in ready:
             self.contributed.add(bucket)

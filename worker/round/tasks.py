@@ -110,7 +110,7 @@ class Board:
     is still to be run. ``forward_only``: backwards wait. ``frozen``: micro-batches whose next attempt is awaited. ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reached``: how
     far each task is, those of frozen micro-batches too. ``order``: what is to be run next as the planner had
     it; when it is empty, whatever is ready. ``redundant``: other devices' hops whose forward pass may be run ahead here, for the
-    case that they die, when there is nothing else to do; ``redundant_done``: those where it was.
+    case that they die, when there is nothing else to do; ``redundant_done``: those where it was. ``changes``: how often what is owed or done has changed.
     """
 
     device: str
@@ -126,6 +126,7 @@ class Board:
     frozen: set[int] = field(default_factory=set)
     done: dict[int, set[int]] = field(default_factory=dict)
     owed: dict[int, set[int]] = field(default_factory=dict)
+    changes: int = 0
 
     def begin(
         self,
@@ -142,6 +143,7 @@ class Board:
         self.reached, self.order, self.frozen = {}, deque(order), set()
         self.done = {layer: set() for layer in layers}
         self.owed = {layer: set() for layer in self.done}
+        self.changes += 1
         self.add(routes)
         if redundant.ranges:
             self.redundant = [
@@ -174,6 +176,7 @@ class Board:
             for task in own.values():
                 del self.reached[task]
         self.frozen = set()
+        self.changes += 1
         return resumed
 
     def _place(self, task: Task, reached: int) -> None:
@@ -221,6 +224,7 @@ class Board:
         self.frozen |= set(micro_batches)
         for layer, done in self.done.items():
             self.owed[layer] -= set(micro_batches) - done
+        self.changes += 1
 
     def forget_order(self) -> None:
         """From here on run whatever is ready: the planner did not foresee what is to be done now."""
@@ -292,6 +296,7 @@ class Board:
         )
         assert micro_batch in self.owed[layer], f"layer {layer} of micro-batch {micro_batch} was not owed"
         self.done[layer].add(micro_batch)
+        self.changes += 1
 
     def inherit(self, layer: int, micro_batch: int) -> None:
         """Count what a dead device had counted, which is in this one's sums now."""
