@@ -105,6 +105,8 @@ def _tried(client: Client, act: ConsoleAct, name: str) -> ActOutcome:
     try:
         return ActOutcome(_one(client, act, name) or "done")
     except ClientError as error:
+        # What was sent and not answered may have been done: who reads "not done" does it again.
+        # (D-console-015)
         if isinstance(error, ApiProblem) or isinstance(error.__cause__, _NOT_SENT):
             return ActOutcome(f"not done: {error.problem}. {error.hint}".rstrip(), bad=True)
         return ActOutcome(

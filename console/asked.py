@@ -16,6 +16,8 @@ from oobleckd.protocol.api import JobView
 from oobleckd.unixhttp import ClientError, Unreachable
 
 # How old an answer may get while no event touches it, in seconds.
+# Fetched only while a screen in sight shows them: a schedule of a thousand devices is half a megabyte. A
+# refusal is a fact of its own, as the daemon is there. (D-console-005)
 PERIODS_S = {
     "schedules": 2.0,
     "schedule": 2.0,
@@ -32,6 +34,8 @@ TOUCHES: dict[str, frozenset[str]] = {
 }
 # Nodes come and go in bursts, and for an answer about what would follow the daemon has to plan: not again within so many seconds. What is
 # about another plan is asked at once.
+# In a shaken cluster some change always touches these: the console would be the load. Who died is in the
+# change itself and is shown at once. (D-console-011)
 MIN_S = {"layers": 1.0, "goodput": 1.0, "impact": 3.0}
 AT_ONCE = frozenset({"plan", "gap"})
 # A daemon that refused one of these, or took too long over it, is asked again, but not at the usual pace.
@@ -63,7 +67,7 @@ class ConsoleQueries:
         self._impacts: set[tuple[str, ...]] = set()
 
     def want(self, wants: Wants) -> bool:
-        """From now on this. Whether it is anything new."""
+        """Fetch ``wants`` from now on; whether anything in it is new."""
         with self._lock:
             if wants == self._wants:
                 return False

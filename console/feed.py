@@ -49,6 +49,7 @@ NODES_AT_FULL_RATE = 250
 # Of a large cluster this is not fetched again within so many seconds of one at full rate, whatever happens in it: among two hundred changes
 # a second there is always one that touches it.
 LARGE = ALL - {"incidents"}
+# In a shaken cluster some change always touches the lists of a thousand nodes. (D-console-011)
 MIN_S = 0.5
 SETTLE_S = 0.2  # Events come in bursts: one fetch for all of them.
 OPEN_INCIDENT_S = 0.25  # The phases of an open incident grow while one looks.
@@ -119,7 +120,7 @@ class Feed:
     # ------------------------------------------------------------------ the stream's thread
 
     def follow(self) -> None:
-        """Read the event stream until ``close``. A stream that cannot be read is opened anew, in peace."""
+        """Read the event stream until ``close``. A stream that cannot be read is reopened after a delay."""
         while not self._closed.is_set():
             try:
                 for change in self._events:

@@ -1,4 +1,5 @@
-"""Which events stay: thousands, and of each level the newest ones, whatever the others have to say. Pure.
+"""Chooses which events stay: thousands, and of each level the newest ones, whatever the others have to say.
+Pure.
 
 Owns the numbers. What else a change does to the picture is ``model``'s.
 """
@@ -9,6 +10,7 @@ from collections import Counter
 
 from oobleckd.protocol.changes import Change
 
+# With 200 in all, a rack's aftermath pushed out every error. (D-console-014)
 EVENTS_KEPT = 4000
 MIN_OF_LEVEL = 1000
 # So many more are there before they are thinned: to look through all of them at every change would take longer than the rest.

@@ -37,6 +37,8 @@ WITH_FILTER = ", ".join(TITLES[name] for name in SCREENS if name in FILTERED)
 MAX_IN_FOOTER = 9
 
 
+# A key that only a screen knows is a key that nobody finds; and Textual's own footer would need each key
+# twice. (D-console-002)
 class Key(msgspec.Struct, frozen=True):
     """What ``keys`` (by Textual's names) do in a ``scope``.
 

@@ -129,6 +129,8 @@ def shown_job(jobs: Iterable[JobView]) -> JobView | None:
 
 def identity(job: JobView) -> tuple[str, float]:
     """What a job is known by: its id is a name and a number, which a fresh state folder gives again."""
+    # By the id alone a new job was drawn over an old one's curves until it had overtaken them.
+    # (D-console-013)
     return job.id, job.submitted_at
 
 

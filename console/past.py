@@ -29,6 +29,8 @@ class Walk:
     def begin(self, at: float, playing: bool) -> Rewound:
         """The picture of ``at``, from the snapshot on."""
         self.told, self.schedule, self.at = 0, -1, self.past.snapshot.at
+        # Snapshot and changes go through the fold that live data go through: the screens at a time cannot
+        # differ from what they showed then. (D-console-004)
         return self._go(at, playing, (*_start(self.past), *self._schedules(at)))
 
     def onward(self, at: float, playing: bool) -> Rewound:

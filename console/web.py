@@ -21,11 +21,14 @@ class ConsoleServer(Server):
     """Serves ``oobleck-console`` with ``words`` on ``port``."""
 
     def __init__(self, words: Sequence[str], port: int) -> None:
+        # Read-only always: whoever reaches a port is not known. (D-console-009)
         line = shlex.join(command("oobleckd.console.app", "--read-only", *words))
         super().__init__(line, host=HOST, port=port, title="oobleck-console")
 
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
         """Run a console for a page that came from here. Browsers say where a page came from, and it cannot say otherwise."""
+        # Any page in a browser may open a web socket to this machine: it would read, and press keys.
+        # (D-console-009)
         if request.headers.get("Origin") != self.public_url:
             raise web.HTTPForbidden(text=f"open {self.public_url} instead")
         return await super().handle_websocket(request)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
+# A folder worker/ in the current directory stopped a local cluster, and a package console of the index
+# overwrote ours; folders below oobleckd/ alone would hide three parts of the house. (D-service-015)
 _LINKED = (
     "console",
     "planner",

@@ -245,6 +245,8 @@ class Client:
         except (ConnectionResetError, BrokenPipeError) as error:
             if method != "GET":
                 raise unreachable(self.socket_path, error) from error
+            # Between accepting and reading a daemon may end. A read has no effect, so asking twice is none
+            # either; an act may have been taken. (D-service-010)
             status, reason, data = self._again(target)
         except (OSError, http.client.HTTPException) as error:
             raise unreachable(self.socket_path, error) from error

@@ -32,6 +32,8 @@ class Range(msgspec.Struct, frozen=True, order=True):
         return range(self.start, self.stop)
 
 
+# What a device holds is a set of ranges, what a hop computes is one: a device with two chunks is simply the
+# place of two hops, and ranges are not joined, as each hop has its own cap and repair. (D-recovery-012)
 class Layers(msgspec.Struct, frozen=True, order=True):
     """What a device holds: ranges, ascending and apart. Neighbours may touch and are two all the same: a hop
     lies within one.

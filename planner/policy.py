@@ -13,6 +13,8 @@ import msgspec
 from oobleckd.planner.plan import Layers, Plan, Template, Transfer
 from oobleckd.planner.profile import NOTHING, HeldBesides, Profile
 
+# A set of names: the daemon's loop needs the answer and does not import the policies, which import scipy.
+# (D-policies-002)
 REROUTING = frozenset({"adaptive", "bamboo", "slipstream"})
 """Policies under which a job goes on with detours after a loss, instead of stopping for a new plan at the next
 boundary. By name, since the daemon's loop does not import the policies (scipy)."""

@@ -93,6 +93,8 @@ class Confirm(_Asking[bool]):
         self._about = nodes
         self._copy = copy
         self._shown = ""
+        # Asked for where a loss stops the job or takes it back, and where the daemon has not said what
+        # follows: not to know is no permission. (D-console-007)
         self.wanted = word(act, newest())
 
     def compose(self) -> ComposeResult:

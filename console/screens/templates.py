@@ -61,7 +61,7 @@ class Templates(ListPage):
         return len(templatetable.selected(self.view, self.look))
 
     def action_sort(self) -> None:
-        """By size, or those in use first."""
+        """Sort the table by size, or show the templates in use first: each call switches."""
         self.used_first = not self.used_first
         self.cursor = 0
         self.changed()

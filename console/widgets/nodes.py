@@ -15,6 +15,8 @@ from oobleckd.protocol.api import NodeState, NodeView
 
 DEPENDS = ("nodes", "refused")
 # In order of how much they matter: a cell that stands for several nodes shows the worst of them.
+# The shape says the state, as colour must not say anything alone; a sign for each node is twice as large.
+# (D-console-006)
 STATES: dict[NodeState, tuple[str, Role]] = {
     "lost": ("✗", "bad"),
     "disconnected": ("?", "warn"),

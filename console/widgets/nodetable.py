@@ -20,6 +20,8 @@ _RANK: dict[NodeState, int] = {state: rank for rank, state in enumerate(STATES)}
 _ROOMY, _WIDE = 90, 130
 
 
+# What a screen looks at is a small frozen value for a pure painter: painters are tested as text, and only
+# rows in sight are made. (D-console-003)
 class NodeTableLook(msgspec.Struct, frozen=True):
     """Which rows, in which order, and where the cursor is."""
 

@@ -21,6 +21,7 @@ _LABEL = 13
 _VALUE = 11
 _MEDIAN = 14
 # What a recovery may take before somebody should look into it. Shown, never enforced.
+# Nothing in the system depends on it: it says when somebody should look. (D-console-008)
 BUDGET_S = 10.0
 
 

@@ -1,6 +1,7 @@
-"""Devices of one job that do not come to the same bits: people are told which and why, and the journal keeps what trained it.
+"""Says which devices of a job do not come to the same bits, and why; the journal keeps what trained it.
 
-Such a plan is as good as any other and may be all that there is; what it cannot have is the promise of equal bits, and replicas that are compared.
+Such a plan is as good as any other and may be all that there is; what it cannot have is the promise of equal
+bits, and replicas that are compared.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def deployed(core: Core, run: Run) -> None:
     for info in infos:
         if info is not None and info.all_traits not in job.kinds:
             core.record(KindTrained(job.id, info.all_traits))
+    # Said, and allowed: a cluster of two kinds is what some people have. What cannot be had on it is the
+    # promise of equal bits, so nobody is left believing in it. (D-exactness-015)
     found = of_job(core, job)
     if found and found != run.told_of:
         what = "; ".join(map(str, found))

@@ -1,8 +1,10 @@
-"""Whose bits are wrong, from what holders of the same bucket said of it. Pure; what follows is ``corruption``'s.
+"""Names whose bits are wrong, from what holders of the same bucket said of it. Pure; what follows is
+``corruption``'s.
 
-Three ways to tell, in this order. *Majority*: where more than half of a bucket's holders agree, the others are wrong. *Recomputation*: where they
-do not (two copies), the job rolls back to a state that was agreed on and computes the same step again, to the same bits, whoever computes them:
-who said something else then was wrong. *Again and again*: who is in three disagreements that nobody could settle.
+Three ways to tell, in this order. *Majority*: where more than half of a bucket's holders agree, the others
+are wrong. *Recomputation*: where they do not (two copies), the job rolls back to a state that was agreed on
+and computes the same step again, to the same bits, whoever computes them: who said something else then was
+wrong. *Again and again*: who is in three disagreements that nobody could settle.
 """
 
 from __future__ import annotations

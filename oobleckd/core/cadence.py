@@ -20,6 +20,8 @@ from oobleckd.core.state import RECENT_STEPS, JobRecord, Step, Written
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.api import CadenceView
 
+# Nobody wants a shared disk busy all the time because a copy is cheap, nor to find a day-old checkpoint
+# because nothing ever failed. (D-checkpoints-008)
 MIN_S = 10.0
 """No sooner than that, and twice what writing takes: the disk is others', too."""
 MAX_S = 1800.0
@@ -47,6 +49,8 @@ def cadence(job: JobRecord) -> CadenceView | None:
 
 def due(job: JobRecord) -> bool:
     """Whether a checkpoint is to be begun at the next boundary."""
+    # A fixed number of steps stays with the devices, which must hit it while the daemon is away. An
+    # interval that follows from the journal need not, and the journal is here. (D-checkpoints-004)
     if job.spec.checkpoint.every != "auto":
         return False
     if job.counters.skipped_in_row:
@@ -58,6 +62,8 @@ def due(job: JobRecord) -> bool:
 
 def _mtbf_s(job: JobRecord) -> float:
     """The mean time between failures that lead back to a checkpoint, as of the last step."""
+    # Rollbacks and not failures: a failure that a live copy answers needs no checkpoint. Under a policy
+    # that rolls back every loss is one, so one rule serves both. (D-checkpoints-006)
     now = job.steps[-1].at if job.steps else job.submitted_at
     return failures.mean_between_s(job.rolled_back_at, failures.began_at(job), now)
 
@@ -70,6 +76,8 @@ def _modelled_s(profile: Profile, num_devices: int) -> float:
 
 def _measured_s(job: JobRecord) -> float | None:
     """The median over the last checkpoints of how much longer the steps took while they were written."""
+    # What a checkpoint costs beside its copy (memory, processor, network) shows in step times alone. The
+    # median of five forgives a step that was slow for another reason. (D-checkpoints-007)
     costs = [cost for written in job.written[-_LOOKS_BACK:] if (cost := _cost_s(job, written)) is not None]
     return statistics.median(costs) if costs else None
 
@@ -78,6 +86,8 @@ def _cost_s(job: JobRecord, written: Written) -> float | None:
     """Over what so many steps took before, of the same epoch: another layout takes another time. None where nothing tells, and
     while the first of these steps is under way.
     """
+    # By the numbers of steps, in steps of one generation: in the simulator one word stands for many steps,
+    # and by places in the list no cost was ever measured there. (D-checkpoints-012)
     last = max(written.until, written.step + 1)
     first, end = job.index_of(written.step), job.index_of(last - 1) + 1
     during = job.steps[first:end]

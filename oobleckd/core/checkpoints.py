@@ -24,7 +24,7 @@ STALE_ROUNDS = 50
 
 
 def told(core: Core, message: CheckpointPart | CheckpointFailed) -> None:
-    """A device has written a part, or cannot."""
+    """Take in that a device has written a part, or cannot."""
     if isinstance(message, CheckpointPart):
         on_part(core, message)
     else:
@@ -32,7 +32,7 @@ def told(core: Core, message: CheckpointPart | CheckpointFailed) -> None:
 
 
 def on_part(core: Core, message: CheckpointPart) -> None:
-    """One bucket is written; with the last one the checkpoint is complete."""
+    """Note that one bucket is written; with the last one the checkpoint is complete."""
     job, run = core.state.jobs.get(message.job), core.run
     if job is None or run is None or run.job is not job:
         core.tell(message.device, Ack(message.job, message.counters.round))
@@ -63,6 +63,8 @@ def _spared(core: Core, job: JobRecord) -> tuple[str, ...]:
     """Checkpoints that somebody may roll back to, however many newer ones there are: the job's last one, the newest whose text is known to have
     been the right one, and what other jobs began from, or will.
     """
+    # The one that the journal names stays until it names another: the daemon can fall, or the job roll
+    # back, between the rename and the journal's entry. So keep = 1 may leave two. (D-checkpoints-010)
     checked = {kept.directory for kept in [kept for kept in job.kept if kept.checked][-1:]}
     begun_from = {
         folder
@@ -163,7 +165,7 @@ def wanted(core: Core, run: Run) -> bool:
 
 
 def begun(run: Run, counters: Counters) -> None:
-    """The devices begin to write the state of the boundary ``counters``."""
+    """Note that the devices begin to write the state of the boundary ``counters``."""
     run.begun = counters
 
 
@@ -197,6 +199,8 @@ def damaged(core: Core, job: JobRecord, message: DeviceFailed) -> KeptCheckpoint
     whole = [kept for kept in job.kept if kept.directory != directory]
     if not whole and job.origin in {directory, "init"}:
         return None
+    # Renamed, so that no count of those that are kept has it, and kept for whoever tests the disk.
+    # (D-checkpoints-011)
     core.outbox.append(SetAside(directory))
     text = (
         f"{job.id}: the checkpoint of step {step} is damaged and not used again: {message.device}: {message.error}; "

@@ -56,6 +56,8 @@ class Core:
 
     def record(self, entry: AnyEntry) -> None:
         """Make a fact durable, and apply it."""
+        # One journal and one reducer: a restart, the simulator and property tests then run the code that
+        # runs in production. (D-daemon-001)
         apply(self.state, entry)
         self.outbox.append(Record(entry))
 

@@ -95,6 +95,8 @@ def forgotten(job: JobRecord) -> Finding:
 
 def trusted(job: JobRecord, step: int) -> KeptCheckpoint:
     """The last state that all agreed on before ``step``: a checkpoint that is not younger than the last comparison, or the start."""
+    # The newest checkpoint older than the last comparison: with one in every step that is the newest, but
+    # in a race of one step, for which two are known. (D-corruption-007)
     every = job.spec.fault_tolerance.check_every
     agreed = (step - 1) // every * every if every else step - 1
     known = [kept for kept in job.kept if kept.counters.step <= agreed]
@@ -106,6 +108,8 @@ def quarantine(core: Core, device: str, why: str, evidence: Evidence) -> None:
     node = node_of(device)
     if node in core.state.quarantined:
         return
+    # A drain with a reason, lifted by hand: it is in the journal, get nodes shows it, and a machine that
+    # flipped a bit once is tested by people. (D-corruption-006)
     reason = f"quarantined: {device}: {why}"
     core.record(NodeDrained(node, reason, undo=False, at=core.now, cause="corruption"))
     text = (
@@ -122,6 +126,8 @@ def settle(core: Core, job: JobRecord, message: StepDone) -> None:
 
 
 def _settle(core: Core, job: JobRecord, step: int, truth: Fingerprints) -> None:
+    # Exactness makes the re-run a judge at no price of its own, as the job has to roll back anyway; a third
+    # device would need the state from one of the two. (D-corruption-002)
     for dispute in [each for each in job.disputes if each.step == step and each.covered_by(truth)]:
         named = blame.refuted(dispute, truth)
         core.record(CorruptionSettled(job.id, dispute.step, named, core.now))

@@ -1,8 +1,9 @@
-"""Devices that die the same way: once may be anybody's fault, twice is the job's.
+"""Fails a job whose devices die the same way twice: once may be anybody's fault, twice is the job's.
 
-A device that says why it died (or of which the kernel says so) dies of a kind, in a phase. The first such death is a loss like any other. The
-second one of the same kind in the same phase fails the job: it would die again wherever it is tried, and the nodes are as good as
-before. Nobody is drained, and who was killed from outside never counts.
+A device that says why it died (or of which the kernel says so) dies of a kind, in a phase. The first such
+death is a loss like any other. The second one of the same kind in the same phase fails the job: it would die
+again wherever it is tried, and the nodes are as good as before. Nobody is drained, and who was killed from
+outside never counts.
 
 Owns that rule, and what people are told of it. Where the words come from: ``oobleckd.worker.runtime.deaths``.
 """
@@ -35,6 +36,8 @@ def died(core: Core, message: DeviceLost, measuring: str) -> None:
     job = run.job
     plan = run.candidate.plan if run.candidate is not None else job.plan
     found = Died(message.device, death, job.counters.step, planned_bytes(job, plan, message.device), core.now)
+    # The second of a kind fails the job: a model that does not fit kills device after device, each with a
+    # recovery, and nothing else would end it. One may be anybody's. (D-devices-014)
     before = _before(job, death)
     core.record(DeviceDied(job.id, found))
     if before is None:
@@ -86,6 +89,8 @@ def _before(job: JobRecord, death: Death) -> Died | None:
         for each in kind
         if each.death.phase == death.phase and (hungry or each.death.epoch < death.epoch)
     ]
+    # An unexpected error counts once a generation, as peers can meet it for one reason, such as another's
+    # end. Of memory everybody has its own. (D-devices-015)
     if not same and hungry and len(kind) >= MAX_HUNGRY - 1:
         same = kind
     return same[-1] if same else None

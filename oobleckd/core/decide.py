@@ -1,4 +1,4 @@
-"""What the survivors of a loss do with the round they are in: commit it, or repair it.
+"""Decides what the survivors of a loss do with the round they are in: commit it, or repair it.
 
 Owns the rule of docs/recovery.md ("A failure", 3) as one pure function of the answers, the layout and the
 dead, so that it can be asked again at any time, also by a restarted daemon; and from when on detours stand
@@ -100,6 +100,8 @@ def decide(
     assert all(answer.counters.round == lowest + 1 for answer in ahead.values()), "more than a round apart"
     here = {device: progress[device] for device in sorted(progress)}
     case = _Case(epoch, layout, frozenset(dead), buckets, standing)
+    # Somebody is past the round, so it had the votes of all, and the round commits for everybody: the same
+    # step, as gradients of intact pipelines are valid. (D-recovery-001)
     if ahead:
         commit = Vote.union(_known(answer.last) for answer in ahead.values())
         stop = any(answer.holding for answer in ahead.values())
@@ -169,7 +171,12 @@ class _Case(msgspec.Struct, frozen=True):
 
     def detours(self, round_: int) -> Detours:
         """Around the dead from the round after ``round_`` on, in which attempts repair what they had."""
+        # A device that missed a decision and one that did not may be in the same round: both must freeze
+        # the same micro-batches there. (D-recovery-006)
         before = self.standing.detours.standing(round_) if self.standing.detours is not None else ()
+        # From the next round on, in every case: a device may have done a part of this one, and only
+        # attempts with masks count nothing twice. It costs a round in which some layers are computed
+        # without the cap. (D-recovery-005)
         return Detours(round_ + 1, detour(self.layout, self.dead, self.epoch), before)
 
     def repair(self, round_: int, inside: Mapping[str, Progress]) -> tuple[tuple[Route, ...], dict[int, str]]:
@@ -195,6 +202,8 @@ class _Case(msgspec.Struct, frozen=True):
         attempts = []
         for route in routes:
             if layers := missing.get(route.micro_batch):
+                # Dead hops are replaced in the route where neighbours kept what they had sent; else all
+                # behind the dead stage would be done again. (D-recovery-011)
                 known = _untouched(route, inside) | states.get(route.micro_batch, {})
                 found = spliced(rerouting, route, self.dead, known, layers, self.epoch)
                 attempts.append(found or rerouting.whole(route.micro_batch, layers, self.epoch))

@@ -71,7 +71,7 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
 
 
 def on_ready(core: Core, message: Ready) -> None:
-    """A device has all it needs for the new layout; with the last of them the layout is in force."""
+    """Note that a device has all it needs for the new layout; with the last of them it comes into force."""
     run = core.run
     if run is None or run.candidate is None or message.epoch != run.candidate.epoch:
         return
@@ -117,6 +117,8 @@ def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
     if run.incident is not None:
         run.incident.copied_bytes += copied
         for copy in next(iter(candidate.deploys.values())).transfers:  # all are told of all
+            # A device says how much it got and not from whom; who sent is by the plan, or a resend would be
+            # counted twice. (D-watching-010)
             run.incident.sent_bytes[copy.source] += copy.num_bytes
         parts = run.incident.parts
         run.incident.parts = msgspec.structs.replace(parts, staged_bytes=parts.staged_bytes + staged)

@@ -77,7 +77,7 @@ class Book:
             self.idle_devices_s += devices_s
 
     def devices(self, at: float, num_devices: int) -> None:
-        """So many live from now on."""
+        """Book ``num_devices`` live devices from ``at`` on."""
         self.until(at)
         self.num_devices = num_devices
 
@@ -87,7 +87,7 @@ class Book:
         self.rerouted()
 
     def rerouted(self) -> None:
-        """Steps take another time from now on."""
+        """Note that steps take another time from now on."""
         self.changed = True
         self.recent.clear()
 
@@ -115,7 +115,7 @@ class Book:
         self.incident = True
 
     def closed(self, view: IncidentView, step: int) -> None:
-        """It is over, at ``step``."""
+        """Book the incident, which is over at ``step``."""
         self.until(view.at + view.total_s)
         self.incident = False
         self._book(phases_of(view), step)
@@ -137,6 +137,8 @@ class Book:
 
     def _keep_pace(self, step_s: float) -> None:
         self.recent.append(step_s)
+        # Measured paces, from the journal's facts: a modelled one would book what the model does not know
+        # as lost. (D-watching-005)
         self.pace_s = statistics.median(self.recent)
         if len(self.recent) >= _ENOUGH:
             device_s = self.pace_s * self.num_devices
@@ -144,7 +146,7 @@ class Book:
             self.best_device_s = min(self.best_device_s or device_s, device_s)
 
     def _book(self, phases: Mapping[Cause, float], step: int) -> None:
-        """What has gathered since the last booking."""
+        """Book what has gathered since the last booking."""
         split = self.split(phases)
         useful_s = self.devices_s - sum(split.values())
         for cause, lost_s in split.items():

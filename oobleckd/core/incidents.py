@@ -75,7 +75,7 @@ def _rejected(proposal: Proposal) -> tuple[RejectedView, ...]:
 
 
 def committed(core: Core, run: Run) -> None:
-    """A step was committed: the interrupted one after the decision, or the first of the new layout."""
+    """Take in a committed step: the interrupted one after the decision, or the first of the new layout."""
     incident = run.incident
     if incident is None:
         return
@@ -87,7 +87,9 @@ def committed(core: Core, run: Run) -> None:
 
 
 def told(core: Core, run: Run) -> None:
-    """A device told of a round: the incident is over when all have told of its last one, and what it cost them."""
+    """Take in that a device told of a round: the incident is over when all have told of its last one, and of
+    its cost.
+    """
     incident = run.incident
     if incident is None or incident.last_round < 0 or run.phase != "run" or run.job.unsettled:
         return
@@ -102,11 +104,13 @@ def _answered(core: Core, run: Run) -> bool:
     job = run.job
     if job.unsettled:
         return False
+    # Otherwise a standby that takes the place milliseconds later would not be in the incident's time.
+    # (D-recovery-010)
     return not job.settled or run.satisfied == core.candidates(job) or len(core.candidates(job)) < job.n0
 
 
 def close(core: Core, run: Run) -> None:
-    """The recovery is over."""
+    """Close the incident: the recovery is over."""
     incident = run.incident
     assert incident is not None
     run.incident = None

@@ -19,6 +19,8 @@ from oobleckd.protocol.inputs import Inputs, difference, same
 from oobleckd.protocol.messages import Identify
 from oobleckd.protocol.parts import Counters
 
+# Those who are kept out, every second: the answer costs a stat as long as nothing changes. Nodes that join
+# are not asked, as nearly all have the right text. (D-data-009)
 ASK_AGAIN_S = 1.0
 PATIENCE_S = 30.0
 """So long a job waits for its text to be put back, where too few nodes have it to go on."""
@@ -170,6 +172,8 @@ def note_checks(core: Core, run: Run) -> None:
 
 def is_checked(job: JobRecord) -> bool:
     """Whether the newest checkpoint is known to come of the right text."""
+    # The last checkpoint is the result, so a job is not done before it is checked: milliseconds with a
+    # small text, as long as reading it with a large one. (D-data-006)
     return not job.inputs or bool(job.kept and job.kept[-1].checked)
 
 

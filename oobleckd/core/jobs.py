@@ -40,6 +40,8 @@ def _key_of(job: JobRecord, device: DeviceInfo) -> str:
 
 def as_linked(profile: Profile, spec: Job) -> Profile:
     """``profile`` with the link that the job says it has: no device measures what lies between two nodes."""
+    # The job says it: a measurement between two idle nodes says little of a loaded fabric, and which pair
+    # will copy is not known. (D-planner-009)
     said = spec.resources.link_bytes_per_s
     return msgspec.structs.replace(profile, link_bytes_per_s=said) if said else profile
 
@@ -71,6 +73,8 @@ def _queue(core: Core) -> Iterator[JobRecord]:
 
 def _say_what_for(core: Core) -> None:
     """Keep the reason of those who wait true. Asked after every event, so jobs are looked at only when there is another one to give."""
+    # After every event, without an event of its own: it was that of the submit, "waits for job-1 to end"
+    # long after job-1 had. (D-daemon-015)
     reason = queue_reason(core)
     if reason == core.queue_reason:
         return
@@ -99,6 +103,8 @@ def prepare(core: Core, run: Run) -> None:
         nodes = [core.members.nodes[name] for name in core.candidates(run.job)]
         members = [node for node in core.members.nodes.values() if node.alive]
         cap = run.job.spec.resources.device_memory_bytes  # of the job: the runtime's share comes on top
+        # Several processes on one GPU see each other's memory as the runtime's; a cap that is meant for the
+        # model would then fit nothing. (D-devices-001)
         cap_bytes = cap + profile.reserve_bytes if cap else 0
         setup = Setup(
             profile=profile,
@@ -129,7 +135,7 @@ def _measurable(core: Core, run: Run) -> DeviceInfo | None:
 
 
 def on_measured(core: Core, message: Measured) -> None:
-    """The profile is here."""
+    """Journal the profile that a device has measured."""
     run = core.run
     device = core.members.device(message.device)
     if run is None or run.measuring != message.device or message.job != run.job.id or device is None:
@@ -140,7 +146,7 @@ def on_measured(core: Core, message: Measured) -> None:
 
 
 def on_templates(core: Core, run: Run, setup: Setup, templates: tuple[Template, ...]) -> None:
-    """The policy has prepared the job."""
+    """Journal the templates that the policy has prepared."""
     core.record(TemplatesMade(run.job.id, setup, templates))
     sizes = tuple(template.num_nodes for template in templates)
     text = f"{run.job.id}: templates for {sizes[0]} to {sizes[-1]} nodes"
@@ -161,7 +167,7 @@ def release(core: Core, run: Run) -> None:
 
 
 def end(core: Core, run: Run, trigger: str, reason: str = "", cause: FailureCause = "") -> None:
-    """The job is over (``trigger``: finish, fail or cancel); the place is free."""
+    """End the job (``trigger``: finish, fail or cancel) and free its place."""
     assert trigger in {"finish", "fail", "cancel"}
     if run.incident is not None:
         incidents.close(core, run)
@@ -172,7 +178,9 @@ def end(core: Core, run: Run, trigger: str, reason: str = "", cause: FailureCaus
 
 
 def fail(core: Core, job: JobRecord, error: str, hint: str, cause: FailureCause = "") -> None:
-    """A job that cannot go on for a reason that a user must mend. ``cause``: what a program should know of it."""
+    """End a job that cannot go on for a reason that a user must mend. ``cause``: what a program should know
+    of it.
+    """
     reason = f"{error} ({hint})" if hint else error
     if core.run is not None and core.run.job is job:
         end(core, core.run, "fail", reason, cause)

@@ -1,11 +1,14 @@
-"""Who holds the last copy of a layer and does not run: woken, and waited for while that is cheaper than the rollback.
+"""Wakes devices that hold the last copy of a layer and do not run, and waits for them while that is cheaper
+than the rollback.
 
-Owns that judgement, for three kinds of silence that need not be an end: a device process that its agent finds stopped, a node whose lease is over, and
-such a node that has not come back after a restart of this daemon. Where others hold all of its layers, a stopped device is ended and a silent node given up
-as ever: that costs nothing. Where an end is certain (a process that exited, a link that closed and that a peer lost, too) nobody waits.
+Owns that judgement, for three kinds of silence that need not be an end: a device process that its agent finds
+stopped, a node whose lease is over, and such a node that has not come back after a restart of this daemon.
+Where others hold all of its layers, a stopped device is ended and a silent node given up as ever: that costs
+nothing. Where an end is certain (a process that exited, a link that closed and that a peer lost, too) nobody
+waits.
 
-The rollback costs the steps since the last checkpoint and a deployment. Whoever waits for as long as that, and in vain, has paid twice at most, and
-never more than ``MAX_S``.
+The rollback costs the steps since the last checkpoint and a deployment. Whoever waits for as long as that,
+and in vain, has paid twice at most, and never more than ``MAX_S``.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from oobleckd.protocol.api import ReasonView
 from oobleckd.protocol.changes import LastCopyAwaited, NodeSaid
 from oobleckd.protocol.messages import DeviceAwake, DeviceStopped, EndStopped, Wake
 
+# Who waits for as long as the rollback costs, and in vain, has paid twice at most; without knowing how long
+# stops last there is no better bound. (D-detection-015)
 MAX_S = 60.0
 DEPLOY_S = 5.0
 """A rollback besides the steps, until this job has had one: plan, processes, weights."""
@@ -53,6 +58,8 @@ def on_stopped(core: Core, node: str, message: DeviceStopped) -> None:
     wait = run.waits.get(device)
     if wait is None and run.ending.get(device) != message.device_incarnation:
         layers = _lost_with(core, run, [device])
+        # The core and not the agent ends a stopped device: only here is it known who holds a last copy at
+        # this moment, and with whom else it would be ended. (D-detection-014)
         if not (layers or run.job.spec.fault_tolerance.policy in ROLLING_BACK):
             _end(core, run, device)
             return
@@ -69,7 +76,7 @@ def on_stopped(core: Core, node: str, message: DeviceStopped) -> None:
 
 
 def on_awake(core: Core, node: str, message: DeviceAwake) -> None:
-    """It goes on."""
+    """Wait no longer for a device that goes on."""
     run, member = core.run, core.members.nodes.get(node)
     if member is not None and member.incarnation == message.incarnation:
         member.suspect_at = None

@@ -37,12 +37,16 @@ class Lease:
     worst_s: float = 0.0
 
     def heartbeats(self, at: float) -> None:
-        """A heartbeat: a word that comes at regular times, so that the gap before it teaches something."""
+        """Take in a heartbeat: a word that comes at regular times, so that the gap before it teaches
+        something.
+        """
         if self.heartbeat is not None:
             gap_s = at - self.heartbeat
             self.mean_s += (gap_s - self.mean_s) * (_GAIN if self.num_gaps else 1.0)
             faded_s = self.worst_s - _FADE * (self.worst_s - self.mean_s)
             self.worst_s = max(faded_s, gap_s)
+            # Closer than agents send them, heartbeats have waited for each other: eight heard at once made
+            # a lease of nothing. (D-detection-005)
             if gap_s >= self.heartbeat_s / 2:
                 self.num_gaps += 1
         self.heartbeat = self.heard = at

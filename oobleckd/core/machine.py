@@ -126,6 +126,8 @@ class Machine:
                 core.run = recovery.adrift(core, job, forgotten=forgotten)
                 if core.run.phase == "adrift":
                     machine.grace_until = now + config.grace_s
+                    # One generation is left out: the daemon before may have told it to somebody ahead of
+                    # its journal. (D-recovery-015)
                     core.record(Restarted(core.state.epoch + 1, now))
         machine.silent_until = now + config.grace_s if core.state.nodes else None
         machine.due = machine._next_deadline()
@@ -137,6 +139,8 @@ class Machine:
         if self._only_heartbeats(event, now):
             return []
         slept_s = core.members.attend(now, self.due)
+        # The grace runs while the daemon is awake: one that stood still before its agents were back gave up
+        # all of them at its own tick. (D-detection-005)
         if self.grace_until is not None:
             self.grace_until += slept_s
         core.now = now
@@ -205,6 +209,8 @@ class Machine:
 
         Of these there are thousands a second on thousands of nodes, and looking at all nodes takes milliseconds.
         """
+        # After a loss on 10,000 nodes 30,000 such words come, and each had the core look at 10,000 nodes.
+        # What is decided is the same. (D-daemon-007)
         if not isinstance(event, Heard) or not all(isinstance(command, Tell) for command in self.core.outbox):
             return False
         match event.message:
@@ -232,6 +238,9 @@ class Machine:
 
     def _settle(self) -> None:
         core = self.core
+        # In this order each finds what the one before it made: an eviction is an obituary, a death may end
+        # a wait or a device's part in the layout, and only then is it known what comes next, and after that
+        # who may leave.
         self._evict()
         self._announce_deaths()
         run = core.run
@@ -276,6 +285,8 @@ class Machine:
             node = core.members.nodes[name]
             if not node.alive:
                 core.members.leaving.discard(name)
+            # Only the daemon knows whether a layout, or one that is being deployed, has a device of the
+            # node; until then its agent works on as ever. (D-service-006)
             elif node.connected and not node.dismissed and not self._needed(name):
                 node.dismissed = True
                 core.tell(name, Dismiss())
@@ -399,6 +410,8 @@ class Machine:
         core, node = self.core, self.core.members.nodes[name]
         known = core.state.nodes.get(name)
         if known is None or known.lost or (known.host, known.zone) != (node.host, node.zone):
+            # Nodes that should be here are those that joined and did not leave in order, and not those with
+            # a key: keys are made for nodes that may never be bought. (D-daemon-018)
             core.record(NodeJoined(name, node.host, node.zone, core.now))
 
     def _device_lost(self, name: str, message: DeviceLost) -> None:
@@ -426,6 +439,8 @@ class Machine:
         if run is None:
             return
         if run.phase == "adrift":
+            # After a restart the ends of a broken link may not have said Hello: it is looked at after that,
+            # since agents keep it until the device is deployed anew. (D-detection-004)
             run.broken.append(message)  # its ends may not have said Hello yet
             return
         job, survivors = run.job, run.job.survivors()

@@ -167,6 +167,8 @@ class Membership:
         node.heard_at = now
         awake = now - self.asleep_s
         node.lease.heartbeats(awake)
+        # A heartbeat looks at leases and at nothing else: 1,000 nodes send 4,000 a second, and looking at
+        # every node each time took the loop a second behind. (D-daemon-002)
         if self.look_at > awake + min(SHORTEST * self.heartbeat_s, self.lease_s):
             self._watch(node)  # no lease that begins now ends before
 
@@ -207,6 +209,8 @@ class Membership:
 
     def linked_anew(self, device: str) -> None:
         """A device is told what gives it new links: that an old one of its broke accuses nobody any more."""
+        # Deploy and Release give a device new links, which its agent's outbox knows too. What it had lost
+        # before evicted a live node as soon as both ends were in a layout again. (D-detection-006)
         for name in sorted(self.at_odds):  # nobody else is accused
             node = self.nodes[name]
             node.accused = {ends: at for ends, at in node.accused.items() if ends[0] != device}
@@ -251,6 +255,8 @@ class Membership:
                 continue
             if awake < self._ends(node):
                 self._watch(node)
+            # Silence of all is most likely ours, or the network's: a lease runs out only where another node
+            # was heard in time, until the longest lease (docs/mechanisms/detection.md).
             elif (awake < node.lease.heard + self.lease_s and not self._hear_others(node, awake)) or spared(
                 node.name
             ):
@@ -322,6 +328,8 @@ class Membership:
         """A device is told to drop what it holds."""
         node, info = self.nodes.get(node_of(device)), self.device(device)
         if node is not None and info is not None and node.alive:
+            # Until a device says that it has dropped a job, no plan copies anything to its node: a slow one
+            # got to an old Release when the next plan's copies had come, and dropped them. (D-recovery-023)
             node.releasing[device] = (info.incarnation, order)
             self.owing.add(node.name)
             self._touch(node)
@@ -339,7 +347,7 @@ class Membership:
         return node is not None and device in node.releasing
 
     def _let_off(self, node: Node, kept: dict[str, tuple[str, str]]) -> None:
-        """Nothing but ``kept`` is owed any more."""
+        """Let ``node`` owe nothing but ``kept``."""
         node.releasing = kept
         if not kept:
             self.owing.discard(node.name)
@@ -352,6 +360,8 @@ class Membership:
 
     def waking(self, now: float) -> float:
         """The waking clock at ``now``: it stands still while this daemon does."""
+        # A daemon that stood still before its agents were back gave up all of them at its own tick.
+        # (D-detection-005)
         return now - self.asleep_s
 
     def _ends(self, node: Node) -> float:
@@ -360,6 +370,8 @@ class Membership:
 
     def _forgive_ended(self, message: Hello, change: Change) -> None:
         """Incarnations that this Hello shows to be over: of its node, or of devices of it."""
+        # Else a node whose spare took a place while its agent was cut off was evicted two seconds later,
+        # and with it the last copy of a layer. (D-detection-003)
         incarnations = {info.device: info.incarnation for info in message.devices}
         known = self.nodes[message.node].devices
         over = [
@@ -393,6 +405,8 @@ class Membership:
 
     def _take_notice(self, node: Node, message: Hello, now: float) -> None:
         """The word that it is about to end; a dismissal may have been lost with the connection before this one."""
+        # The notice is a field of Hello and in no journal: it ends with the incarnation that has it, and a
+        # restarted daemon hears it again. (D-service-005)
         node.notice, node.dismissed = "", False
         self.leaving.discard(node.name)
         if message.notice is not None:

@@ -1,4 +1,4 @@
-"""How much memory a plan may count on: what devices share, and what the nodes' spares take, is not there.
+"""Computes how much memory a plan may count on: not what devices share, nor what the nodes' spares take.
 
 Owns the arithmetic; the numbers come from the agents. A GPU is its device's alone, and a spare holds none of
 it. A CPU device has its share of the host's memory, whichever nodes of that host the devices belong to.

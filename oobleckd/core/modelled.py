@@ -72,6 +72,8 @@ def _update_s(setup: Setup, held: Layers) -> float:
 def _crossing(question: StepQuestion) -> tuple[Timeline, Hops]:
     """Peers compute for the dead: in an order where that is enough faster, else ready-first."""
     layout = _without_dead(question)
+    # The same job shop that the planner and the simulator use: a model of ready-first beside another of
+    # orders would differ some day. (D-schedules-012)
     crossing, shop = layout_crossing(layout, question.setup)
     orders = crossing.orders or dispatch(shop, READY_FIRST).orders[0]
     run = dry_run(step_ops(shop, orders), cost_of(shop))

@@ -1,7 +1,9 @@
-"""Steps that were skipped, since their loss or a gradient was not finite: when they end a job, and what is said of them.
+"""Ends a job when too many steps in a row were skipped, since their loss or a gradient was not finite, and
+says why.
 
-A pure function of the rounds that were committed, so a daemon that was away or restarted comes to the same end, at the same step. The
-devices count as well, and hold there by themselves (``oobleckd.worker.device.executor``).
+A pure function of the rounds that were committed, so a daemon that was away or restarted comes to the same
+end, at the same step. The devices count as well, and hold there by themselves
+(``oobleckd.worker.device.executor``).
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
 
 WHY = "loss or gradients not finite"
+# No checkpoint is written of where a job stopped: the weights are most likely those that diverged, and
+# --resume takes the newest. One that was begun before is waited for. (D-training-003)
 PATIENCE_S = 600.0
 """For the last good checkpoint: a disk that is full may never have it."""
 

@@ -34,7 +34,7 @@ class Paces:
 
     @classmethod
     def of(cls, layout: Layout, layers: tuple[LayerCost, ...]) -> Paces:
-        """Nothing is known yet of how ``layout`` runs."""
+        """Paces for ``layout``, of which nothing is known yet."""
         work: dict[str, float] = {}
         takes_s: dict[Range, float] = {}
         for route in layout.routes:

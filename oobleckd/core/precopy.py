@@ -56,6 +56,8 @@ def _begin(core: Core, run: Run, proposal: Proposal, incarnations: dict[str, str
     forget(core, run, besides=devices)
     step_s = failures.step_s(job) or proposal.plan.step_s
     wait_s = max(MIN_S, PATIENCE * proposal.precopy_s)
+    # In steps and not in seconds: while training goes on steps pass, and while it does not nobody waits for
+    # copies, so the core needs no timer. (D-precopy-008)
     steps = max(MIN_STEPS, math.ceil(wait_s / step_s)) if step_s > 0 else MIN_STEPS
     num_bytes = sum(copy.num_bytes for copy in proposal.transfers)
     text = f"{job.id}: {size_of(num_bytes)} are pre-copied, training goes on: {proposal.reason}"
@@ -66,7 +68,8 @@ def _begin(core: Core, run: Run, proposal: Proposal, incarnations: dict[str, str
         core.state.seq, proposal.transfers, incarnations, targets, job.counters.step + steps
     )
     run.guests |= set(devices)
-    # Each of these looks at every device, so once for all of them: of 10,000 the daemon would stand still for minutes.
+    # Each of these looks at every device, so they are made once for all: with 10,000 devices the daemon would
+    # have stood still for minutes. (D-precopy-015)
     survivors = frozenset(job.survivors())
     spec = core.compared(core.spec_of(job), survivors.union(devices))
     newcomers = [device for device in devices if device not in survivors]
@@ -86,7 +89,7 @@ def _begin(core: Core, run: Run, proposal: Proposal, incarnations: dict[str, str
 
 
 def on_precopied(core: Core, message: PreCopied) -> None:
-    """A target has its copies, and keeps them current."""
+    """Note that a target has its copies, and keeps them current."""
     found = core.run.pre_copy if core.run is not None else None
     if found is not None and message.number == found.number and message.device in found.targets:
         found.precopied.add(message.device)
@@ -112,5 +115,7 @@ def forget(core: Core, run: Run, *, besides: Collection[str] = ()) -> None:
     spec = core.spec_of(run.job)
     for device, incarnation in sorted(found.incarnations.items()):
         if device not in besides and core.members.living(device, incarnation):
+            # An empty PreCopy and not a Release, which closes links and drops what copies of a deployment
+            # that follows at once have brought. (D-precopy-007)
             none = PreCopy(device, found.number, run.job.id, spec, (), 0, {}, "")
             core.tell(device, none)

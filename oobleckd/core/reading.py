@@ -1,7 +1,8 @@
-"""What follows from what devices say of the text that they read (docs/mechanisms/data.md).
+"""Reacts to what devices say of the text that they read (docs/mechanisms/data.md).
 
-The first deployment fixes what the job reads; who has something else is kept out of the plan. Where what devices have mapped was written to,
-everything since the last checkpoint that is known to be good is given back. Owns these reactions; the facts are ``inputs``'s.
+The first deployment fixes what the job reads; who has something else is kept out of the plan. Where what
+devices have mapped was written to, everything since the last checkpoint that is known to be good is given
+back. Owns these reactions; the facts are ``inputs``'s.
 """
 
 from __future__ import annotations
@@ -111,6 +112,8 @@ def _fix_first(core: Core, run: Run, said: dict[str, Inputs]) -> bool:
         return True
     first, *others = found
     nodes = {node_of(device) for device in said}
+    # When all of the first deployment are ready, and not by who measures: that is one device and may be the
+    # odd one. Whom to believe of two only the user knows. (D-data-004)
     if 2 * len(first.nodes) <= len(nodes) and others:
         _fail_undecided(core, run, first, others[0])
         return False
@@ -227,7 +230,7 @@ def _differs(core: Core, run: Run, device: str, incarnation: str, why: str) -> N
 
 
 def on_changed(core: Core, message: InputsChanged) -> None:
-    """What a device has mapped was written to."""
+    """Give back what came from a text that was written to while a device had it mapped."""
     run = core.run
     if run is None or run.job.id != message.job or run.phase == "adrift":
         return
@@ -244,6 +247,8 @@ def _give_back(core: Core, run: Run, device: str, what: str) -> None:
     """What ``device`` gave may come from another text: nothing since the last good state counts."""
     job = run.job
     inputs.keep_out(core, run, device, what)
+    # Back to a checkpoint that is known to be right: the newest may be of the wrong text already. One that
+    # was checked is not, whatever happens next. (D-data-005)
     target = inputs.trusted(job)
     cause = f"the text changed while it was read on {node_of(device)}: {what}"
     _set_aside(core, run, target.counters.step)
@@ -265,6 +270,8 @@ def leaves_unchecked(core: Core, run: Run, kept: KeptCheckpoint | None = None) -
     job = run.job
     if run.restarted and core.now < core.started_at + core.config.grace_s:
         return False  # not all of them may have said Hello
+    # The dead are not waited for, which would lose steps at every loss; where all who read have died, the
+    # steps are lost anyway. (D-data-007)
     kept = kept or inputs.doubtful_base(job)
     if kept is None or kept.checked or not job.inputs or inputs.witnessed(core, run, kept):
         return False
@@ -301,6 +308,8 @@ def ends(core: Core, run: Run, needed: int) -> bool:
         return False
     begins = job.deployed_at is None
     run.lacking_since = core.now if run.lacking_since is None else run.lacking_since
+    # The one who replaced a text often puts it back at once; a job that waited for ever in a script would
+    # be found by nobody. (D-data-008)
     if not begins and core.now < run.lacking_since + inputs.PATIENCE_S:
         return False
     if begins and not job.inputs and run.unread is not None:

@@ -33,6 +33,8 @@ def check_lives(core: Core, run: Run) -> None:
     """
     if run.phase == "adrift":
         return
+    # After every step, so it must cost nothing where no life began or ended: it was a third of what a step
+    # costs the core, and milliseconds with thousands of devices. (D-daemon-016)
     seen = (core.members.turns, run.job.survivors(), run.job.incarnations, run.candidate, run.pre_copy)
     if run.seen_alive == seen:
         return
@@ -62,6 +64,9 @@ def lose(core: Core, run: Run, lost: Sequence[str], failed: Sequence[str] = ()) 
     Nobody waits for the journal where processes have ended for certain: a daemon that has lost the entry finds them
     lost again, and asks anew under an epoch that was not used.
     """
+    # The journal's sync was a third and more of the time from a loss to the decision. An ended process
+    # stays ended, so a restarted daemon tells survivors the same; leases and closed links are judgements
+    # and wait. (D-recovery-015)
     ahead = not failed and all(core.members.ended(device) for device in lost)
     _raise(core, run, tuple(sorted({*run.job.dead, *lost})), [*lost, *failed])
     _ask_reports(core, run, ahead=ahead)
@@ -111,7 +116,9 @@ def _raise_quietly(core: Core, run: Run, why: str) -> None:
 
 
 def ask_anew(core: Core, run: Run, why: str) -> None:
-    """Nobody is lost; all say where they are, and are told once more what to do: at the end, to write the last checkpoint."""
+    """Ask all where they are though nobody is lost, and tell them once more what to do: at the end, to write
+    the last checkpoint.
+    """
     _raise_quietly(core, run, why)
     _ask_reports(core, run)
 
@@ -178,6 +185,8 @@ def _decide(core: Core, run: Run) -> None:
     assert job.setup is not None
     profile = job.setup.profile
     buckets = profile.buckets or tuple((layer,) for layer in range(len(profile.layers)))
+    # The devices commit by themselves; the core decides only after a failure, since a step must not wait
+    # for a process that may be restarted. (D-recovery-002)
     standing = Standing(job.detours, job.settled, _goes_on(core, job))
     count = job.spec.num_micro_batches
     verdict = decide(job.epoch, run.answers, job.layout, job.dead, buckets, count, standing)
@@ -204,6 +213,8 @@ def _detour(core: Core, run: Run, detours: Detours) -> None:
     """The job goes on without its dead; whether anything is to be moved the policy will say."""
     job = run.job
     core.record(Detoured(job.id, job.epoch, detours, core.now))
+    # The incident closes when the policy has said that nothing is to be moved: else a standby that takes
+    # the place milliseconds later would not be in its time. (D-recovery-010)
     run.satisfied, run.refused, run.proposal = None, None, None
     if run.incident is not None and not run.incident.steps_lost:
         run.incident.parts = ReasonView(rerouted=tuple(job.dead))
@@ -216,6 +227,8 @@ def _goes_on(core: Core, job: JobRecord) -> bool:
     if job.spec.fault_tolerance.policy not in REROUTING:
         return False
     assert job.layout is not None
+    # n0 is what a new plan needs. The one in force has room for every predecessor's double work, and to
+    # wait would give up what the second copy was paid for. (D-policies-013)
     return len(core.candidates(job)) >= job.n0 or takes_over(job.layout, job.dead)
 
 
@@ -223,6 +236,8 @@ def decision(run: Run, device: str) -> Decide:
     """The present decision for ``device``: with all detours in force, as it may have missed those before."""
     found = run.decision
     assert found is not None
+    # With all that is in force: who has answered a report says so in its Hello, but not whether it heard
+    # the decision. (D-recovery-007)
     return found.told(device, run.job.epoch, run.job.detours)
 
 
@@ -292,6 +307,8 @@ def on_damaged(core: Core, message: DeviceFailed) -> None:
     ):
         return
     job = run.job
+    # To the one before it, and never anew from fresh weights: to throw all of the training away is for a
+    # person to decide. (D-checkpoints-011)
     older = checkpoints.damaged(core, job, message)
     if older is None:
         error = f"{device}: {message.error}; the job has no other checkpoint to roll back to"
@@ -336,6 +353,8 @@ def awaited(core: Core, run: Run) -> list[str]:
 
 def look_again(core: Core, run: Run) -> None:
     """All have said Hello, or the grace has passed: go on, ask again, or mourn."""
+    # What the devices hold came of decisions that nobody knows any more: layouts, generations, detours. To
+    # ask them all of it back would be a second journal. (D-daemon-009)
     if run.forgotten:
         run.forgotten = False
         distrust(core, run, corruption.forgotten(run.job))
@@ -396,6 +415,8 @@ def _remind_of_resume(core: Core, run: Run, device: str) -> None:
     info, layout = core.members.device(device), run.job.layout
     assert info is not None
     assert layout is not None
+    # A connection that ended may have taken a Resume along; with its round the order does no harm when it
+    # is said twice. (D-recovery-024)
     missed = info.layout != layout.epoch or (info.holding and info.round == run.resumed_round)
     if missed and device not in run.held:
         deploy.resume_again(core, run, device)

@@ -1,8 +1,10 @@
-"""Room for checkpoints: looked at ahead, and what follows where a disk does not take one.
+"""Looks ahead whether there is room for checkpoints, and decides what follows where a disk does not take one.
 
-Owns what people are told, and when another one is begun. Nothing fails while all state is alive: one that cannot be written is given up (``Discard``
-gives its room back), the last good one stays the one to roll back to, and the next is begun when there is room, else a while later, twice as
-long each time. The last one of a job is its result: its devices keep it in memory and try again by themselves (``oobleckd.worker.checkpointing.writer``).
+Owns what people are told, and when another one is begun. Nothing fails while all state is alive: one that
+cannot be written is given up (``Discard`` gives its room back), the last good one stays the one to roll back
+to, and the next is begun when there is room, else a while later, twice as long each time. The last one of a
+job is its result: its devices keep it in memory and try again by themselves
+(``oobleckd.worker.checkpointing.writer``).
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ def deadline(core: Core, run: Run) -> float | None:
 
 
 def on_room(core: Core, event: RoomSeen) -> None:
-    """So much may be written."""
+    """Note how much room there is, and say so where that is news."""
     run = core.run
     if run is None or run.job.id != event.job:
         return
@@ -99,6 +101,8 @@ def on_room(core: Core, event: RoomSeen) -> None:
         trouble.short = False  # what is being written takes of it
     elif trouble.short and not was_short:
         what = f"{num_files} files, and {event.free_files}" if few_files else _of(num_bytes, event.free_bytes)
+        # No older checkpoint is removed for it: a person can lower checkpoint.keep or make room; what was
+        # pruned in a hurry is gone. (D-checkpoints-017)
         text = f"no room for the next checkpoint in {folder(core, run.job)}: it takes {what} are free; none is begun until there is"
         _say(core, run, f"{text}. {_stays(run.job)}; {_WAYS_OUT}", "warn")
     elif was_short and not trouble.short:

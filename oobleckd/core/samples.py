@@ -34,6 +34,8 @@ def every(job: JobRecord, plan: Plan) -> int:
     min_s = max(MIN_S, len(plan.holdings()) / MESSAGES_PER_S)
     if step_s * MAX_APART <= min_s:
         return MAX_APART
+    # The daemon says of which rounds op times are told: devices that chose by their own clocks would tell
+    # of different ones, and none could be seen whole. (D-watching-001)
     return max(1, math.ceil(min_s / step_s))
 
 
@@ -88,6 +90,8 @@ class Samples:
         sample = rounds.setdefault(message.counters.round, new)
         before = sample.told.get(message.device)
         self.num_bytes += _bytes(message) - (_bytes(before) if before is not None else 0)
+        # Packed until somebody looks: thousands of devices tell and few look, so the loop passes bytes on.
+        # (D-watching-002)
         sample.told[message.device] = message
         sample.repaired = sample.repaired or message.repaired
         while len(rounds) > MAX_STEPS:

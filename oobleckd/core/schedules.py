@@ -25,6 +25,8 @@ def sampled_view(sample: Sample) -> ScheduleView:
     told = {device: ops_of(message) for device, message in sample.told.items()}
     starts = [sample.told[d].at + op.start_s for d, ops in told.items() for op in ops]
     stops = [sample.told[d].at + op.stop_s for d, ops in told.items() for op in ops]
+    # By the hosts' clocks: commits are not simultaneous enough, as a device finds out about the last vote
+    # between two layers. (D-watching-004)
     began_at = min(starts, default=sample.at)
     shifted = {device: _since(began_at - sample.told[device].at, ops) for device, ops in told.items()}
     span_s = max(stops, default=began_at) - began_at
@@ -54,6 +56,8 @@ def _since(began_s: float, ops: Iterable[OpTime]) -> list[OpTime]:
     ]
 
 
+# Whose an op was follows from the plan's pipelines: the layout's routes may go around vacant places
+# already, and the plan still names whose they are. (D-watching-003)
 def lanes(
     plan: Plan, gone: Iterable[str], ops: Mapping[str, Sequence[OpTime]], span_s: float
 ) -> tuple[LaneView, ...]:

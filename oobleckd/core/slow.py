@@ -1,7 +1,8 @@
-"""What is done about a slow device: nothing but saying so, or its node is kept out of plans. The job says which (``fault_tolerance.slow``).
+"""Reports a slow device, or keeps its node out of plans: the job says which (``fault_tolerance.slow``).
 
-Owns the choice. Which device is slow is ``pace``'s. A step is as long as its slowest pipeline's, so one device that takes k times as long makes
-every step up to k times as long; without its node, of N, all others have N / (N - 1) as much to do, which is less for every k >= 2.
+Owns the choice. Which device is slow is ``pace``'s. A step is as long as its slowest pipeline's, so one
+device that takes k times as long makes every step up to k times as long; without its node, of N, all others
+have N / (N - 1) as much to do, which is less for every k >= 2.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ def tell(core: Core, run: Run, news: dict[str, str]) -> None:
         level: Level = "warn" if is_slow else "info"
         said = DevicePace(node, device, is_slow)
         core.announce(f"{device} {words}{what}", said, (f"node:{node}",), level=level)
+    # Only where the job asks for it: on machines that are shared slowness passes, and a drain does not.
+    # (D-corruption-008)
     if run.job.spec.fault_tolerance.slow == "drain":
         for device, factor in sorted(run.paces.slow.items()):
             if _may_go(core, run, node_of(device)):

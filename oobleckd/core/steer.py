@@ -1,4 +1,4 @@
-"""What comes next: asked after every event, answered from the state alone.
+"""Decides what comes next, after every event and from the state alone.
 
 Compares what is wanted (all usable nodes in the plan, no dead ones; a pause; a checkpoint) with what
 is, and issues the next step towards it. Nothing here remembers what it did before, so a second failure
@@ -196,6 +196,8 @@ def _stay(core: Core, run: Run, asked: Situation, proposal: Proposal) -> None:
     if run.job.settled and run.incident is not None:
         incidents.explain(core, run, proposal)
         return
+    # That nothing was done was written nowhere, and a node that stood by looked forgotten. No incident:
+    # that is a recovery, with phases and a cost. (D-watching-014)
     before = before or asked.nodes  # after a restart nobody knows any more which nodes were weighed
     came, went = sorted(set(asked.nodes) - set(before)), sorted(set(before) - set(asked.nodes))
     changes = ((came, "can be used now"), (went, "cannot be used any more"))
@@ -298,6 +300,8 @@ def _by_checkpoint(core: Core, run: Run) -> None:
     job = run.job
     if checkpoints.saving(run):
         return  # asked again when it is complete
+    # A morph in order goes by a checkpoint of its own, written while all hold: no step is lost, and there
+    # is one way to load state under this policy. (D-policies-005)
     if not checkpoints.saved(job):
         _go_on(core, run)  # one step more, whose votes bear hold and checkpoint
         return
@@ -308,7 +312,7 @@ def _by_checkpoint(core: Core, run: Run) -> None:
 
 
 def _let_go(core: Core, run: Run) -> None:
-    """No device holds the job any more: its state is in its checkpoint."""
+    """Have all devices drop the job: its state is in its checkpoint."""
     jobs.release(core, run)
     core.record(Released(run.job.id, run.job.checkpoint, core.now))
     run.forget("off")

@@ -1,4 +1,5 @@
-"""Committed rounds as devices tell them: recorded once, compared, acknowledged; and who holds.
+"""Records committed rounds as devices tell them, once each, compares and acknowledges them; and notes who
+holds.
 
 Every device tells every round, so that none is lost with a device; the first word is recorded and the
 others must agree with it to the bit.
@@ -44,7 +45,7 @@ def on_step_done(core: Core, message: StepDone) -> None:
 
 
 def _count(core: Core, run: Run, message: StepDone) -> None:
-    """What the round cost this device."""
+    """Count what the round cost this device."""
     incident = run.incident
     run.updates_early += message.early
     run.updates_taken_back += message.taken_back

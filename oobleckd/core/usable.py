@@ -1,6 +1,8 @@
-"""Which nodes a plan may use: asked several times a step, and after each word of thousands of nodes that come at once.
+"""Chooses the nodes that a plan may use: asked several times a step, and after each word of thousands of
+nodes that come at once.
 
-Owns the rule, and remembering its answer: only nodes of which something has changed since are looked at again.
+Owns the rule, and remembering its answer: only nodes of which something has changed since are looked at
+again.
 """
 
 from __future__ import annotations
@@ -75,6 +77,8 @@ class Usable:
     def _first(self, others: list[str], count: int, staying: Iterable[str]) -> list[str]:
         """``count`` of the ``others``: for each vacant place one with the fewest neighbours in its own zone, the rest in name order."""
         chosen: list[str] = []
+        # Which standby nodes a job with max_nodes gets is where zones count most, and a policy is told of
+        # no more nodes than it may use. (D-policies-024)
         zones = {name: node.zone for name, node in self.members.nodes.items() if node.zone}
         for ring, at in self._vacant(frozenset(staying))[: count if zones else 0]:
             alike = [same_zone(name, ring, at, zones) for name in others]

@@ -21,6 +21,8 @@ import msgspec
 from oobleckd.protocol.inputs import Inputs, of_corpus
 from oobleckd.protocol.unreadable import UNREADABLE
 
+# Bytes are read, and no hash that somebody wrote down: that can be wrong in the same way as the data.
+# (D-exactness-005)
 _CHUNK = 1 << 20
 _WEIGHT = "param/"
 _MAX_FINDINGS = 10

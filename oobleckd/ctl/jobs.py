@@ -43,6 +43,7 @@ def loaded(path: Path) -> Job:
         return load_job(path)
     except JobError as error:
         where = "" if str(path) in str(error) else f"{path}: "
+        # What is wrong is what was typed, and nothing was asked of the daemon. (D-service-003)
         raise Failure(f"{where}{error}", error.hint, USAGE) from error
 
 

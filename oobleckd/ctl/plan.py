@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from oobleckd.ctl.forecast import ForecastQuestion
     from oobleckd.protocol.job import Job
 
+# What runs out of the box is a process on a CPU, as up starts it; the answer says so in its third line.
+# (D-service-004)
 _DEFAULT = "cpu"
 _NO_CAP = "plan for a --device of more memory"  # of a job without a cap, where the limit is the device's own
 

@@ -23,6 +23,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _START_TICKS = 0, 19  # fields of /proc/PID/stat, counted from the one behind the name
 
 
+# A pid is given to somebody else later, and down must never end a stranger. (D-service-001)
 class ClusterProcess(msgspec.Struct, frozen=True):
     """One process for all time: its pid, its start in clock ticks since boot, and the boot."""
 

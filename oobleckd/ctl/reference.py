@@ -160,6 +160,8 @@ def reference_of(job: Job) -> Job:
     return msgspec.structs.replace(job, name=f"{job.name[:53]}-reference", checkpoint=place)
 
 
+# An ordinary job, so that the reference run goes through everything but failures; a single process shows
+# that the cluster itself leaves no trace. (D-exactness-006)
 def run_on_cluster(client: Client, job: JobView, told: Watcher) -> ReferenceRun:
     """Make the reference run as a job. One that met failures itself proves nothing, so it is run again."""
     reference = reference_of(job.spec)

@@ -361,6 +361,7 @@ def _check_plot(path: Path) -> None:
         fail(
             f"--plot: {path} is no {', '.join(FORMATS)}", "the ending says what kind of picture it is", USAGE
         )
+    # Before the runs: a folder that was not there threw all of them away. (D-simulator-013)
     if not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         fail(f"--plot: cannot write {path}", "name a file in a folder that is there and yours", USAGE)
     if find_spec("matplotlib") is None:

@@ -203,6 +203,8 @@ def _check_metrics(config: Config, origin: str) -> None:
         return
     if not config.metrics.rpartition(":")[2].isdigit():
         raise ConfigError(origin, f"metrics = {config.metrics!r} has no port", "write 127.0.0.1:9464")
+    # Prometheus reads no unix socket, so metrics have a port of their own, with neither keys nor TLS:
+    # others than this machine's users must not reach it. (D-watching-011)
     if not is_loopback(f"tcp://{config.metrics}"):
         raise ConfigError(
             origin,

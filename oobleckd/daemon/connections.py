@@ -1,9 +1,9 @@
-"""Which connection of a node counts, and what becomes of the others.
+"""Decides which connection of a node counts, and what becomes of the others.
 
-Owns the rule, for the hub and for simulated worlds. A connection introduces itself by ``Hello``; what came before it
-waits for it. The newest connection of a node takes the place of the one before, and that is a lost link even if nobody
-has seen it close yet: what was on its way there is gone, and has to be asked for again. What still comes from the
-older one was said before the newer Hello; what matters of it is said again.
+Owns the rule, for the hub and for simulated worlds. A connection introduces itself by ``Hello``; what came
+before it waits for it. The newest connection of a node takes the place of the one before, and that is a lost
+link even if nobody has seen it close yet: what was on its way there is gone, and has to be asked for again.
+What still comes from the older one was said before the newer Hello; what matters of it is said again.
 
 Pure: no socket, and no word about who may call itself what (``hub``).
 """
@@ -48,9 +48,11 @@ class Connections(Generic[Peer]):
         return self._of.get(node)
 
     def introduced(self, connection: Peer, node: str, hello: Hello) -> None:
-        """``hello`` was accepted: ``connection`` is that of ``node``."""
+        """Take in an accepted ``hello``: ``connection`` is that of ``node`` from now on."""
         before = self._of.get(node)
         if before is not None and before is not connection:
+            # Half-open connections are seen by one end first. Without a lost link the core took the new
+            # Hello for news on the old one, and never said again what that had taken along. (D-daemon-006)
             before.replaced = True
             self._on_lost(node)
         connection.node, self._of[node] = node, connection
@@ -60,7 +62,7 @@ class Connections(Generic[Peer]):
             self._on_heard(node, message)
 
     def heard(self, connection: Peer, message: FromWorker) -> None:
-        """Anything but a Hello."""
+        """Take in anything but a Hello."""
         if not connection.node:
             del connection.early[: max(0, len(connection.early) + 1 - MAX_EARLY)]
             connection.early.append(message)
@@ -68,7 +70,7 @@ class Connections(Generic[Peer]):
             self._on_heard(connection.node, message)
 
     def closed(self, connection: Peer) -> None:
-        """All that it had said was passed on."""
+        """Take in that ``connection`` closed, after all that it had said was passed on."""
         if connection.node and self._of.get(connection.node) is connection:
             del self._of[connection.node]
             self._on_lost(connection.node)

@@ -38,6 +38,8 @@ class Folders:
         """Make the folder of a job called ``name`` in ``root``, with ``number`` or the next one that is free; what it is called. Raises OSError."""
         for free in itertools.count(number):
             folder = f"{name}-{free}"
+            # Made exclusively when the job is submitted, and the job's id has its number: ids counted from
+            # one journal alone, so two daemons pruned each other's checkpoints. (D-checkpoints-013)
             if claim(root / folder, FolderMark(self.names[0], folder)):
                 return folder
         raise AssertionError("numbers do not end")
@@ -58,6 +60,8 @@ class Folders:
         mark = mark_of(path)
         if mark is None and not path.exists():
             return None  # who writes there makes it
+        # Folders under a former name are completed, as live devices wrote there, and never taken over: the
+        # daemon that this journal was copied from may be at work. (D-checkpoints-015)
         if mark is not None and mark.journal in self.names[1:]:
             why = f"{path} belongs to the journal that this one is a copy of"
         else:

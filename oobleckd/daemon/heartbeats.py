@@ -32,6 +32,8 @@ from oobleckd.protocol.parts import DATAGRAM_KEY_BYTES, DATAGRAM_SESSION_BYTES, 
 
 # What comes while the loop is busy waits in the kernel, which gives less than this where it is configured so.
 _BUFFER_BYTES = 4 * 2**20
+# 256 datagrams a turn made the loop 16 and 19 ms late with 1,000 nodes; 64 make it 3.6, as without UDP.
+# (D-detection-011)
 _MAX_PER_TURN = 64  # each is checked and answered, which takes longer than reading a message
 _MISSING = 2  # heartbeats, half of the shortest lease; the other half is for questions and answers, some of which are lost, too
 _ASK_EVERY = 0.4  # heartbeats
@@ -117,6 +119,8 @@ class Heartbeats(Generic[Peer]):
         self.end_session(connection)
         if self._socket is None:
             return None
+        # No DTLS: there is nothing to hide in a heartbeat. The key comes over CURVE and dies with the
+        # connection, so revoking and restarting need no rule of their own. (D-detection-012)
         name, key = secrets.token_bytes(DATAGRAM_SESSION_BYTES), secrets.token_bytes(DATAGRAM_KEY_BYTES)
         self._of[connection] = name
         self._sessions[name] = _Session(connection, Heartbeat(incarnation), Receiver(name, key))
@@ -124,13 +128,13 @@ class Heartbeats(Generic[Peer]):
         return DatagramSession(self.port, name, key)
 
     def heard(self, connection: Peer) -> None:
-        """It said something, whichever way."""
+        """Note that ``connection`` said something, whichever way."""
         if self._loop is not None and connection in self._of:
             self._heard.pop(connection, None)
             self._heard[connection] = self._loop.time()
 
     def end_session(self, connection: Peer) -> None:
-        """Its datagrams are nobody's from now on."""
+        """End its session: its datagrams are nobody's from now on."""
         self._heard.pop(connection, None)
         name = self._of.pop(connection, None)
         if name is not None:
@@ -196,6 +200,8 @@ class Heartbeats(Generic[Peer]):
             session = self._sessions[self._of[connection]]
             if now - heard_at > _MAX_ASK_S:
                 del self._heard[connection]
+            # The daemon asks, as only it knows who is silent: nothing is sent while all is well. A longer
+            # lease for all would find dead hosts later, every day. (D-detection-013)
             elif session.address is not None and now - session.answered_at >= self._heartbeat_s:
                 self._send(session.receiver.ask(), session.address)
 

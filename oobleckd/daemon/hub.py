@@ -106,6 +106,8 @@ class Hub:
         self._by_fd: dict[int, list[bytes]] = {}
         self._closed_fds: deque[int] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        # Without it, and without scipy in this process, 10,000 agents take 482 MB and not 580.
+        # (D-daemon-013)
         self._context.set(_ZERO_COPY_RECV, 0)  # a page of counters for each connection, for what is short
         if urgency.hurries():
             self._context.set(zmq.THREAD_SCHED_POLICY, urgency.POLICY)
@@ -262,6 +264,8 @@ class Hub:
             return False  # it hears why when it sends heartbeats over ZeroMQ
         if heartbeat is not None:
             self._connections.heard(peer, heartbeat)
+        # Else a node would look alive by UDP while work is given to it on a connection that carries
+        # nothing. (D-detection-009)
         return not peer.told
 
     def _owner(self, peer: _Peer, hello: Hello) -> str:
@@ -338,6 +342,8 @@ class Hub:
         router.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         router.setsockopt(zmq.BACKLOG, _BACKLOG)
         tcp.speak(router, endpoint)
+        # ZeroMQ's own heartbeats are off: with 10,000 connections its thread took 71 % of a core, now 13 %.
+        # Leases tell who is alive, then as now. (D-daemon-010)
         tcp.drop_dead(router)
         if pair is not None:
             router.curve_server = True
@@ -351,6 +357,8 @@ def _speaks_for(node: str, message: FromWorker) -> bool:
     if isinstance(message, Hello):
         return all(node_of(info.device) == node for info in message.devices)
     device = getattr(message, "device", None)
+    # A worker is believed in what it says of its own devices: Byzantine agreement would cost every step of
+    # every honest cluster. Who it may speak for is checked. (D-service-013)
     return device is None or node_of(device) == node
 
 

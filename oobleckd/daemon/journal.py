@@ -156,6 +156,8 @@ class Journal:
 
     def rename(self) -> None:
         """Give it a new name, as another journal may go on under the one that it has. Before anything is appended. Raises JournalError."""
+        # With the old name kept, two daemons would share folders again as soon as somebody adopts a copy of
+        # one that still runs. (D-checkpoints-015)
         self._keep(named((new_name(), *self.names)))
         self._copy.append([format_row(FORMAT, self.names)])
 
@@ -215,7 +217,7 @@ class Journal:
             self._write(batches)
 
     def _write(self, batches: list[_Batch]) -> None:
-        """One transaction for all that has gathered, tried until it is on disk."""
+        """Write all that has gathered in one transaction, and try until it is on disk."""
         attempt = 0
         while True:
             # Asked before the attempt: the one that follows "closing" is the last.
@@ -246,6 +248,8 @@ class Journal:
             for batch in batches:
                 for row in batch.rows:
                     self._database.execute(INSERT[row[0]], (*row[1:], seal(row)))
+        # Not synced: a second sync would double the wait after a failure, and power loss is what the first
+        # file is synced against. The copy is for bits that flip, which SQLite does not find. (D-daemon-008)
         self._copy.append(row for batch in batches for row in batch.rows)
 
     def _check_in_place(self) -> None:

@@ -1,8 +1,9 @@
-"""A journal whose bytes have changed: found before it is read, mended from its copy, and kept aside for people.
+"""Finds a journal whose bytes have changed before it is read, mends it from its copy, and keeps the damaged
+file for people.
 
-Owns the look at every record before a daemon starts, and what replaces a file that is damaged. Both files have every record, each with a seal, so what is
-damaged in one is taken from the other. What neither has is lost, with all that came after it, and the daemon
-goes on from what the workers hold (``core.machine``).
+Owns the look at every record before a daemon starts, and what replaces a file that is damaged. Both files
+have every record, each with a seal, so what is damaged in one is taken from the other. What neither has is
+lost, with all that came after it, and the daemon goes on from what the workers hold (``core.machine``).
 """
 
 from __future__ import annotations
@@ -115,6 +116,8 @@ def mend(path: Path, copy: Path, newest_format: int) -> Damage | None:
     write_database(path, whole, format_, {**found.meta, **named(names)})
     write_copy(copy, whole, format_, names)
     what = found.wrong or f"records after number {len(found.rows)} were gone"
+    # Two files lose nothing to one flip anywhere. Where both lack an end, what devices hold came of
+    # decisions that nobody knows, and jobs roll back. (D-daemon-008, D-daemon-009)
     lost = newest > len(whole) or not copied or not ends_whole(data)
     return _said(path, whole, Damage(what, aside, lost))
 
@@ -184,6 +187,8 @@ def _new(path: Path) -> Path:
 
 def new_name() -> str:
     """A name that no other journal has."""
+    # Ids counted from one journal alone, so two daemons, or one whose journal was lost, wrote into one
+    # folder and pruned each other's checkpoints. (D-checkpoints-013)
     return secrets.token_hex(16)
 
 

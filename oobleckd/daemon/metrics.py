@@ -35,6 +35,8 @@ Labelled = Mapping[tuple[str, ...], float]
 
 def render(service: Service) -> bytes:
     """All metrics of the daemon, in the text format (version 0.0.4)."""
+    # Families made at each scrape, so that no counter is kept twice; what the format demands is the client
+    # library's. (D-watching-012)
     registry = CollectorRegistry()
     registry.register(_Daemon(service))
     ProcessCollector(registry=registry)

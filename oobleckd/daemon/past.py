@@ -34,6 +34,8 @@ FILE = "past.sqlite"
 DAMAGED = "past.sqlite.damaged"
 MAX_CHANGES = 20_000
 """In one answer: what follows them is asked for next."""
+# Compressed, a thousand nodes take some tens of kilobytes each half minute. Changes are JSON, since they
+# carry raw JSON. (D-watching-007)
 _LEVEL = 1  # of compression: a tenth of the bytes at 100 MB/s
 _PRUNED = 0.9  # of the bound are left where it was reached, so that not every batch prunes
 _PRUNE_EVERY_S = 60.0
@@ -113,6 +115,8 @@ class PastStore:
 
     def start(self) -> None:
         """Begin to write."""
+        # A file of its own that nobody waits for: the journal is what decisions rest on, and a picture of
+        # the past must not be able to fill, slow or damage it. (D-watching-006)
         self._thread = threading.Thread(target=self._run, name="past", daemon=True)
         self._thread.start()
 

@@ -1,11 +1,13 @@
-"""Where a journal lies: whether the state folder that a daemon starts on is the one that was written, or a copy of it.
+"""Tells whether the state folder that a daemon starts on is the one that was written, or a copy of it.
 
-Two daemons on one journal would both go on with its jobs. The lock keeps them off one folder; a copy of the folder has a lock of its own, so
-the journal keeps where it lies, and a daemon that finds itself elsewhere does not start until it is told to adopt the copy.
+Two daemons on one journal would both go on with its jobs. The lock keeps them off one folder; a copy of the
+folder has a lock of its own, so the journal keeps where it lies, and a daemon that finds itself elsewhere
+does not start until it is told to adopt the copy.
 
-What tells is the number (inode) of a file that nothing ever writes again: no copy has it, and a folder that was moved on its disk does. It is taken
-together with the disk or the path, as another disk may have given out the same number. Disks get other numbers when a machine starts, and some file
-systems number files anew at every mount, so the same path on the same machine will do as well: two folders cannot be there.
+What tells is the number (inode) of a file that nothing ever writes again: no copy has it, and a folder that
+was moved on its disk does. It is taken together with the disk or the path, as another disk may have given out
+the same number. Disks get other numbers when a machine starts, and some file systems number files anew at
+every mount, so the same path on the same machine will do as well: two folders cannot be there.
 
 Errors: CopiedState, with ``hint``.
 """
@@ -77,6 +79,8 @@ def place_of(folder: Path) -> DaemonPlace:
 def is_same(known: DaemonPlace, here: DaemonPlace) -> bool:
     """Whether they are one folder."""
     stayed = known.path == here.path
+    # Each sign alone is enough, as a false refusal would keep a daemon from its jobs: disks are renumbered,
+    # containers move, journals are mended. Copies of whole disks are not told. (D-checkpoints-014)
     if known.inode == here.inode and (known.disk == here.disk or stayed):
         return True
     return stayed and bool(here.machine) and known.machine == here.machine

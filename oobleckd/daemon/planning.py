@@ -1,10 +1,11 @@
-"""Planning in processes of their own, so that a long plan never delays a heartbeat.
+"""Makes plans in processes of their own, so that a long one never delays a heartbeat.
 
-Owns the processes: warmed at start, made anew when one dies (and the request repeated once), gone
-with the daemon however that ends. When the second process dies over it too, a plan after a loss is made in a thread of
-the daemon, from the templates and sizes that there are: recovery outranks the loop's punctuality. Owns no plan: requests and answers are the core's, the work is
-``oobleckd.planner.policies``. Templates that were prepared are kept, so that ``adapt`` after a loss starts at once;
-and after every plan the sizes for fewer nodes are computed ahead, a few at a time, so that nobody waits long.
+Owns the processes: warmed at start, made anew when one dies (and the request repeated once), gone with the
+daemon however that ends. When the second process dies over it too, a plan after a loss is made in a thread of
+the daemon, from the templates and sizes that there are: recovery outranks the loop's punctuality. Owns no
+plan: requests and answers are the core's, the work is ``oobleckd.planner.policies``. Templates that were
+prepared are kept, so that ``adapt`` after a loss starts at once; and after every plan the sizes for fewer
+nodes are computed ahead, a few at a time, so that nobody waits long.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ from oobleckd.planner.sizing.catalogue import Catalogue
 from oobleckd.protocol.watch import ImpactView, ScheduleView
 
 _MAX_PREPARED = 16
+# From the top down and after a plan: the next loss comes first, and a recovery waits behind a tenth of a
+# second of it at most. (D-planner-006)
 _AHEAD = 32  # numbers of nodes a call: some 0.1 s
+# A plan takes 2 ms and waited for a core that trains up to three times, 5 to 12 ms in the median; one that
+# is searched for half a second must not stand in training's way. (D-recovery-020)
 _URGENT_S = (
     0.05  # most plans take 1 to 5 ms; one that is searched for longer leaves the processor to training again
 )
@@ -120,6 +125,8 @@ class Planning:
 
     def __init__(self, on_trouble: Callable[[str], None] = _log.warning) -> None:
         self._on_trouble = on_trouble
+        # A plan after a loss waits for nothing, not even for the tenth of a second of a catalogue's call.
+        # (D-daemon-005)
         self._urgent = _Lane(0, self._trouble, urgent=urgency.hurries())
         self._patient = _Lane(_NICER_BY, self._trouble)
         self._prepared: dict[Key, _Prepared] = {}
@@ -169,6 +176,8 @@ class Planning:
         known = prepared.catalogue.look_up(len(set(question.situation.nodes)))
         sizes = known.sizes if known else ()
         asked = poolwork.pack(question)
+        # Whoever looks must not keep a plan after a loss waiting, which has the other process for itself.
+        # (D-watching-008)
         async with self._looking:
             return poolwork.impact_of(
                 await self._patient.run(poolwork.impact, prepared.setup, prepared.packed, asked, sizes)
@@ -241,6 +250,7 @@ class Planning:
             return await self._urgent.run(_at_once, poolwork.adapt, *arguments)
         except LOST:
             self._trouble("the planner's process was lost twice over one plan: the daemon makes it itself")
+            # A recovery that fails is worse than a loop that is late for some milliseconds. (D-daemon-004)
             return await asyncio.to_thread(poolwork.adapt, *arguments)  # type: ignore[arg-type]
 
 
@@ -249,8 +259,8 @@ def _failed(request: MakePlan, problem: str) -> Planned:
 
 
 def _hasten(others: Collection[threading.Thread]) -> None:
-    """Make urgent those threads through which a plan passes on its way to the process and back: the one that calls this, which gives out work and has
-    the results, and the one that writes to the queue.
+    """Make urgent the threads through which a plan passes on its way to the process and back: the calling
+    one, which gives out work and has the results, and the one that writes to the queue.
     """
     urgency.hurry()
     for thread in threading.enumerate():
@@ -259,7 +269,9 @@ def _hasten(others: Collection[threading.Thread]) -> None:
 
 
 def _at_once(function: Callable[..., Result], *arguments: object) -> Result:
-    """In the process for plans after a loss: before ordinary programs, while it is short."""
+    """Run it in the process for plans after a loss: before ordinary programs, for as long as that
+    is short.
+    """
     with urgency.hurried_for(_URGENT_S):
         return function(*arguments)
 

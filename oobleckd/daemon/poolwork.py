@@ -28,6 +28,8 @@ _loss_of = msgspec.msgpack.Decoder(LossQuestion).decode
 _step_of = msgspec.msgpack.Decoder(StepQuestion).decode
 impact_of = msgspec.msgpack.Decoder(ImpactView).decode
 schedule_of = msgspec.msgpack.Decoder(ScheduleView).decode
+# Not pickle, both ends of which run in the daemon's process: 0.2 s for the templates of 128 blocks, a few
+# ms as msgpack. (D-daemon-003)
 pack = msgspec.msgpack.encode
 
 

@@ -17,6 +17,8 @@ from typing import Protocol
 MAX_PER_TURN = 256
 
 
+# To wake up for each message costs several times what it takes to read it: with 10,000 nodes 47 % of a core
+# became 29 %. What is no heartbeat waits 2 ms and ends the rest. (D-daemon-011)
 REST_S = 0.002
 
 

@@ -90,7 +90,7 @@ class Recorder:
 
     @staticmethod
     def _guarded(act: Callable[[], None]) -> None:
-        """What is only looked at must not stop what is trained."""
+        """Run it, and log what goes wrong: replay must not stop training."""
         try:
             act()
         except Exception:  # noqa: BLE001 - the recorder's boundary

@@ -1,8 +1,9 @@
-"""Records of the journal as bytes that show when they were changed, and a second file in which all of them are once more.
+"""Seals the records of the journal, so that changed bytes show, and writes all of them into a second file
+once more.
 
-Owns what a record is sealed with, the frames of the copy, and writing it. The copy is neither synced nor waited for: it is there for a disk or a memory
-that changes bits, and for pages that are lost, not for the loss of power, against which the journal itself is synced. Who mends the journal from it is
-``mend``.
+Owns what a record is sealed with, the frames of the copy, and writing it. The copy is neither synced nor
+waited for: it is there for a disk or a memory that changes bits, and for pages that are lost, not for the
+loss of power, against which the journal itself is synced. Who mends the journal from it is ``mend``.
 """
 
 from __future__ import annotations

@@ -208,6 +208,8 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
     _log.info("read %d entries of %s; agents connect to %s", len(entries), journal.path, hub.endpoint)
     if journal.damage is not None and journal.damage.lost:
         kept = str(journal.damage.aside or "")
+        # An entry of the journal, said for seven days: in this life of the daemon alone a restart would
+        # hide it. (D-daemon-017)
         machine.core.record(RecordsLost(journal.damage.what, kept, clock.now()))
         made.feed(Tick())  # which has it written at once
     callers = Callers(config.group, _tokens(config))

@@ -42,6 +42,8 @@ class Traces:
 
     def listen(self, change: Change) -> None:
         """A change was published: that of a recovery that is over becomes a trace."""
+        # Steps are thousands a minute and are in metrics and op times; a recovery is what people ask "where
+        # did the time go" about. (D-watching-013)
         if isinstance(change.data, IncidentOver):
             self.trace(change.data.view)
 

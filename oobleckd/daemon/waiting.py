@@ -1,10 +1,10 @@
-"""What the core said and nobody has heard yet: it waits for the disk, in order.
+"""Holds back what the core said, in order, until the disk has what must be durable first.
 
-Owns the durability rule: a ``Record`` is on disk before anything that the core said after it leaves the process.
-There are two exceptions. A plan is asked for at once, as that tells nobody anything. And a ``Tell`` that the core marks
-``ahead`` leaves at once where nobody waits to be told anything, be it another such one: so a daemon that dies
-meanwhile has said one thing at most that its journal does not know (docs/recovery.md, "The daemon is away"). Pure; ``loop``
-performs.
+Owns the durability rule: a ``Record`` is on disk before anything that the core said after it leaves the
+process. There are two exceptions. A plan is asked for at once, as that tells nobody anything. And a ``Tell``
+that the core marks ``ahead`` leaves at once where nobody waits to be told anything, be it another such one:
+so a daemon that dies meanwhile has said one thing at most that its journal does not know (docs/recovery.md,
+"The daemon is away"). Pure; ``loop`` performs.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Waiting:
     def put(self, commands: Iterable[Command]) -> list[MakePlan | Tell]:
         """Take ``commands`` in; those of them that are to be performed now, in order."""
         now: list[MakePlan | Tell] = []
+        # One such word at most: a restarted daemon leaves out one generation, so no more than one may have
+        # been told that the journal does not know. (D-recovery-015)
         silent = not any(isinstance(one, Tell | Told) for one in (*self._under_way, *self._queue))
         for command in commands:
             if isinstance(command, MakePlan):
@@ -58,5 +60,5 @@ class Waiting:
         return commands[:first], records, [one for one in commands[first:] if not isinstance(one, Record)]
 
     def done(self) -> None:
-        """What was taken is on disk and has left."""
+        """Note that what was taken is on disk and has left."""
         self._under_way = []

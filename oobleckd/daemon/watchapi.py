@@ -190,6 +190,8 @@ class WatchApi:
         job = self._service.core.state.jobs.get(names[0]) if names else None
         return tuple(view.steps_by(job, snapshot.at, STEPS_BEFORE)) if job is not None else ()
 
+    # Added when a moment is asked for: the journal has them, and copies in every snapshot would be most of
+    # its bytes. (D-watching-009)
     def _before(self, snapshot: Snapshot) -> tuple[Change, ...]:
         """The newest changes before ``snapshot``, without ordinary steps, which are among the steps."""
         found = [

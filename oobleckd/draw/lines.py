@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Literal
 
+# Here and not in the console: that must not be imported by oobleckctl, nor the planner by the console. What
+# both draw with knows neither. (D-console-001)
 Role = Literal[
     "", "dim", "strong", "good", "warn", "bad", "note",
     "detect", "plan", "reconfigure", "copy", "resume", "bar", "banner-bad", "banner-warn", "banner-dim",

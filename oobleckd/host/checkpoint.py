@@ -1,8 +1,8 @@
-"""The folder of a checkpoint on the disk: how a finished ``.partial`` folder becomes a checkpoint, and a damaged checkpoint none.
+"""Turns a finished ``.partial`` folder into a checkpoint, and a damaged checkpoint into none.
 
-Owns these steps and the room that they need. What a manifest holds is ``protocol.checkpoint``'s; devices write the bucket files
-(worker/state/bucket_files.py), and the daemon knows when all have arrived.
-A folder without ``.partial`` in its name is complete: the rename is the last thing that happens.
+Owns these steps and the room that they need. What a manifest holds is ``protocol.checkpoint``'s; devices
+write the bucket files (worker/state/bucket_files.py), and the daemon knows when all have arrived. A folder
+without ``.partial`` in its name is complete: the rename is the last thing that happens.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def complete(directory: Path, manifest: Manifest, keep: int, spared: Collection[
         write_whole(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         _put_in_place(directory, final)
     assert (final / MANIFEST).exists(), f"{final} has no manifest"
+    # A state that skipped steps led to has the weights of the one before them, so it may not push out the
+    # last one whose gradients were finite.
     if not manifest.counters.skipped_in_row:
         _prune(final, keep, spared)
     return final
@@ -85,6 +87,8 @@ def _put_in_place(directory: Path, final: Path) -> None:
     if final.exists():  # the same step once more, after a rollback to an older checkpoint
         shutil.rmtree(stale, ignore_errors=True)
         final.rename(stale)
+    # The last step of all: a folder without .partial in its name is complete, whenever a writer or the
+    # daemon dies (docs/mechanisms/checkpoints.md).
     directory.rename(final)
     sync_directory(final.parent)
     shutil.rmtree(stale, ignore_errors=True)

@@ -1,6 +1,7 @@
-"""Files that are whole or not there, also after the power was cut.
+"""Writes files that are whole or not there, also after the power was cut.
 
-Owns writing a file under another name first, syncing it and its folder, and whose a file is that root makes. Owns no content.
+Owns writing a file under another name first, syncing it and its folder, and whose a file is that root makes.
+Owns no content.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ MARK = "oobleck-export.json"
 """What an export leaves beside the model: by it, and nothing else, a folder is known as one that may be replaced."""
 
 
+# By size and time of change: the SHA-256 of large weights would be read once more for each export. A folder
+# that was copied has other times, and is refused. (D-models-004)
 class WrittenExport(msgspec.Struct, frozen=True):
     """A file as export left it."""
 

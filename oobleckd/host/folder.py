@@ -1,7 +1,8 @@
-"""Whose a job's checkpoint folder is: the mark of the journal that made it.
+"""Marks a job's checkpoint folder with the journal that made it, and tells whose a folder is.
 
-Several daemons may have one ``checkpoint.dir``, and job names repeat. The folder of a job is made by one of them alone, and says by whom; nobody else
-writes or prunes there. Owns the mark and how it comes there; which name a job's folder gets is the daemon's matter.
+Several daemons may have one ``checkpoint.dir``, and job names repeat. The folder of a job is made by one of
+them alone, and says by whom; nobody else writes or prunes there. Owns the mark and how it comes there; which
+name a job's folder gets is the daemon's matter.
 
 Errors: ForeignFolder (a ValueError) with ``hint``.
 """
@@ -121,7 +122,7 @@ def _put(folder: Path, mark: FolderMark) -> bool:
 
 
 def _write_new(path: Path, data: bytes) -> bool:
-    """The same where the file system has no links."""
+    """Write the mark where the file system has no links; whether it was not there."""
     try:
         with path.open("xb") as file:
             file.write(data)

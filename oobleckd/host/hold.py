@@ -1,7 +1,7 @@
-"""Checkpoints that somebody reads: held by a lock on their manifest, which ends with the process that has it.
+"""Holds a checkpoint that somebody reads, by a lock on its manifest, which ends with the process that has it.
 
-Who prunes passes over a checkpoint that is held; it goes with the next one that is complete after that. Where a file system has no locks nothing is
-held, and who reads tries again with a newer checkpoint.
+Who prunes passes over a checkpoint that is held; it goes with the next one that is complete after that. Where
+a file system has no locks nothing is held, and who reads tries again with a newer checkpoint.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ _MANIFEST = "manifest.json"
 
 @contextmanager
 def held(checkpoint: Path) -> Iterator[bool]:
-    """Hold ``checkpoint``; whether it is there, complete. It stays until this ends."""
+    """Hold ``checkpoint`` until the block ends; whether it is there, complete."""
     try:
         handle = os.open(checkpoint / _MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         yield False
         return
     try:
+        # A lock of the process that reads: a lease in the daemon would have to be renewed and to outlive
+        # the daemon; a lock ends with who has it. (D-checkpoints-016)
         _lock(handle, fcntl.LOCK_SH)
         yield _is_there(checkpoint, handle)
     finally:
@@ -32,7 +34,7 @@ def held(checkpoint: Path) -> Iterator[bool]:
 
 @contextmanager
 def free(checkpoint: Path) -> Iterator[bool]:
-    """Whether nobody holds ``checkpoint``; nobody can until this ends."""
+    """Whether nobody holds ``checkpoint``; until the block ends nobody can."""
     try:
         handle = os.open(checkpoint / _MANIFEST, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

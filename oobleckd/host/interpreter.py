@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 
+# Without it the current directory comes before all that is installed: a folder worker/ there stopped a
+# local cluster. (D-service-015, D-service-016)
 MODULE = ("-P", "-m")
 """The words between the interpreter and a module's name."""
 

@@ -1,4 +1,6 @@
-"""Processes of a pool end with the one that started them, also if that was killed: a pool by itself has them finish what they are at."""
+"""Ends the processes of a pool with the one that started them, also if that was killed: a pool by itself has
+them finish what they are at.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What a program has from whoever starts it, as far as a fork of another process cannot take it on or be given it.
+"""Compares what a program inherits from whoever starts it (limits, control group, environment, …) with what a
+fork would have.
 
-A leaf for what starts programs by fork (``oobleckctl up``, ``oobleckd.worker.fork.base``): libraries read some of the environment when they are loaded, and
-limits, control group, scheduling and the rest are of the process that is forked. Who asks for a fork and finds another standing there
-than its own uses exec.
+A leaf for what starts programs by fork (``oobleckctl up``, ``oobleckd.worker.fork.base``): libraries read
+some of the environment when they are loaded, and limits, control group, scheduling and the rest are of the
+process that is forked. Who asks for a fork and finds another standing there than its own uses exec.
 """
 
 from __future__ import annotations

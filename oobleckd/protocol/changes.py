@@ -378,6 +378,8 @@ AnyPayload = (
 PAYLOADS: tuple[type[Payload], ...] = get_args(AnyPayload)
 
 if TYPE_CHECKING:
+    # msgspec refuses a whole answer over one unknown type, and a console must show what it knows of a newer
+    # daemon. (D-watching-015)
     Carried = AnyPayload | msgspec.Raw
 else:
     Carried = (

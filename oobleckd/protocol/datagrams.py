@@ -40,6 +40,9 @@ Verdict = Literal["heartbeat", "question", "forged", "replayed"]
 
 def stands(counter: int, acked: int) -> bool:
     """Whether a datagram stands for a heartbeat: the one before it got through, and the word of that came back."""
+    # One rule for both ends, without a clock or a state "UDP works": a lost packet costs one heartbeat, a
+    # blocked port only memory, and no heartbeat comes twice, which would teach leases wrong.
+    # (D-detection-008)
     return 0 < acked == counter - 1
 
 

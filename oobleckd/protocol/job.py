@@ -115,6 +115,8 @@ class Train(_Table, frozen=True):
             "the job has failed, and its last checkpoint from before them stays. skip: it goes on, whatever their number."
         ),
     ] = "stop"
+    # Integers are the only way in which any grouping gives the same bits by construction: wider floats
+    # agree by luck, and an order that is fixed cannot survive a failure. (D-exactness-001)
     exact: Annotated[
         bool,
         Meta(
@@ -294,6 +296,8 @@ class Checkpoint(_Table, frozen=True):
     dir: Annotated[
         str, Meta(description="Folder for checkpoints, seen by every node; empty: under the daemon's state.")
     ] = ""
+    # "auto" is the default: a job that said nothing used to write one at its end alone, so the loss of the
+    # cluster cost all of it. (D-checkpoints-005)
     every: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["auto"],
         Meta(
@@ -454,6 +458,8 @@ def _check_link(resources: Resources) -> None:
 
 
 def _check_chunks(job: Job) -> None:
+    # 1F1B over twice as many stages would hold as much and wait more: what was asked for would not be what
+    # is run. (D-schedules-010)
     if job.schedule.chunks != 2:
         return
     if not job.schedule.apart:

@@ -141,6 +141,8 @@ class Counters(msgspec.Struct, frozen=True):
     between them that was applied, were skipped.
     """
 
+    # An overflow repeats a step, so a step's number does not name a try at it: rounds are what is numbered
+    # on the wire. (D-recovery-003)
     round: int = 0
     step: int = 0
     applied: int = 0

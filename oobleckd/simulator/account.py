@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+# Whole nanoseconds of devices add up exactly, and a test can say so. (D-simulator-005)
 NS = 1_000_000_000
 
 Cause = Literal["detect", "plan", "reconfigure", "copy", "checkpoint", "redone", "degraded", "waiting"]
@@ -28,7 +29,7 @@ class Tally:
     elapsed_ns: int = 0
 
     def add(self, devices_ns: int, elapsed_ns: int) -> None:
-        """So much more."""
+        """Add device-nanoseconds and nanoseconds."""
         self.devices_ns += devices_ns
         self.elapsed_ns += elapsed_ns
 
@@ -72,7 +73,7 @@ class Account:
             self.lost_ns[self.what] += devices_ns
 
     def alive(self, now: float, num_devices: int) -> None:
-        """So many devices are alive from now on."""
+        """Book ``num_devices`` live devices from ``now`` on."""
         self.until(now)
         self.num_devices = num_devices
 
@@ -90,6 +91,8 @@ class Account:
         checkpoint in them first, then to finding out about a loss and deciding, and the rest to work that was done again.
         """
         self.until(now)
+        # Useful is what the best plan for the live devices would make of a second: against the whole
+        # cluster's pace a smaller one with fewer bubbles would have a negative loss. (D-simulator-004)
         left_ns = sum(tally.devices_ns for tally in self.open.values())
         elapsed_ns = sum(tally.elapsed_ns for tally in self.open.values())
         took = {what: tally.elapsed_ns for what, tally in self.open.items()}

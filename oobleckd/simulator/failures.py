@@ -1,8 +1,8 @@
-"""Failures and repairs without memory, drawn from a seed: a trace for as long as is asked for.
+"""Draws failures and repairs without memory from a seed: a trace for as long as is asked for.
 
-Owns the process. Every node fails at the same rate whatever happened before, so that a cluster of N nodes that are all there loses one
-every ``mtbf_s`` seconds on average, and one of half as many every ``2 * mtbf_s``. A failed node is back after a time with the mean
-``repair_s``, or never.
+Owns the process. Every node fails at the same rate whatever happened before, so that a cluster of N nodes
+that are all there loses one every ``mtbf_s`` seconds on average, and one of half as many every
+``2 * mtbf_s``. A failed node is back after a time with the mean ``repair_s``, or never.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def memoryless(
     repairs: list[tuple[float, str]] = []
     now = 0.0
     while alive or repairs:
+        # MTBF is the cluster's and each node fails at the same rate: a cluster of which half is gone fails
+        # half as often. (D-simulator-006)
         fails_at = now + chance.expovariate(len(alive) / (num_nodes * mtbf_s)) if alive else float("inf")
         if repairs and repairs[0][0] <= fails_at:
             now, node = heapq.heappop(repairs)

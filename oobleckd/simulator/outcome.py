@@ -109,6 +109,8 @@ class WrittenCheckpoint:
     events: int = 0
 
 
+# Which policies need more nodes is part of what is asked, so it is an answer beside the others; but not a
+# line among them, or scripts would have to look. (D-simulator-007)
 class Unable(msgspec.Struct, frozen=True):
     """A run that cannot begin: what is wrong, and a hint."""
 

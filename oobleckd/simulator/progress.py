@@ -1,7 +1,8 @@
-"""How far the devices are in a step at a moment of it, and what they therefore answer to a report.
+"""Estimates how far the devices are in a step at a moment of it, and so what they answer to a report.
 
-Owns the estimate: in 1F1B with equal stages every pass of every micro-batch ends at a known share of the step (``_Pace``), and so it is taken to
-be for stages that are not quite equal. Only micro-batches that the dead had a part in are told of, since a decision asks for no others.
+Owns the estimate: in 1F1B with equal stages every pass of every micro-batch ends at a known share of the step
+(``_Pace``), and so it is taken to be for stages that are not quite equal. Only micro-batches that the dead
+had a part in are told of, since a decision asks for no others.
 """
 
 from __future__ import annotations

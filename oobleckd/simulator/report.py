@@ -144,7 +144,7 @@ def name_of(line: PolicyLine | Unable) -> str:
 
 
 def row(line: PolicyLine) -> tuple[str, ...]:
-    """For ``COLUMNS``."""
+    """A line of the table of policies, for ``COLUMNS``."""
     return (
         name_of(line),
         f"{line.samples_per_s:.2f}",
@@ -163,12 +163,12 @@ def unable_row(line: Unable) -> tuple[str, ...]:
 
 
 def lost_row(line: PolicyLine) -> tuple[str, ...]:
-    """For ``LOST_COLUMNS``."""
+    """A line of the table of what was lost, for ``LOST_COLUMNS``."""
     return (name_of(line), percent(line.useful), *(percent(line.lost[cause]) for cause in CAUSES))
 
 
 def cost_row(line: PolicyLine) -> tuple[str, ...]:
-    """For ``COST_COLUMNS``."""
+    """A line of the table of costs, for ``COST_COLUMNS``."""
     both = (line.on_demand, line.spot)
     return (
         name_of(line),
@@ -179,5 +179,5 @@ def cost_row(line: PolicyLine) -> tuple[str, ...]:
 
 
 def percent(share: float) -> str:
-    """To a hundredth of a percent."""
+    """``share`` in percent, rounded to a hundredth of one."""
     return f"{100 * share:.2f} %"

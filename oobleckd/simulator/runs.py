@@ -104,6 +104,8 @@ def paired(answers: Iterable[Each]) -> dict[tuple[str, str], list[Each]]:
     return {key: sorted(each, key=lambda answer: answer.seed) for key, each in found.items()}
 
 
+# A policy that cannot begin with one of the seeds has no means at all: they would be of other failures than
+# those of the others. (D-simulator-008)
 def apart(answers: Iterable[Answer]) -> tuple[tuple[Outcome, ...], tuple[Unable, ...]]:
     """The runs of policies that can run; and of each other one the first that cannot begin. One is enough: its means would not be of the same failures."""
     ran: list[Outcome] = []

@@ -1,7 +1,10 @@
-"""How long a step takes: by the planner's own timelines, of the layout in force and of the routes that stand beside it.
+"""Computes how long a step takes: by the planner's own timelines, of the layout in force and of the routes
+that stand beside it.
 
-Owns what is remembered of shapes, what a step takes besides the passes and updates of a timeline, and the time in which an interrupted round is mended. A
-plan's step is as the planner modelled it, in the order in which it would be run; where devices go around the dead they do whatever is ready (``oobleckd.planner.schedules.routed``).
+Owns what is remembered of shapes, what a step takes besides the passes and updates of a timeline, and the
+time in which an interrupted round is mended. A plan's step is as the planner modelled it, in the order in
+which it would be run; where devices go around the dead they do whatever is ready
+(``oobleckd.planner.schedules.routed``).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ Inherited = Mapping[str, Mapping[int, Sequence[int]]]
 
 
 def sums_bytes(job: Job, profile: Profile) -> tuple[int, ...]:
-    """Of every layer, as they travel."""
+    """The bytes of every layer's gradient sums, as they travel."""
     times = EXACT_TIMES if job.train.exact else 1
     return tuple(times * layer.param_bytes for layer in profile.layers)
 
@@ -117,6 +117,9 @@ class Sums:
             found = 0.0
             for device, hops in work.items():
                 sent = self._sent(hops, _keepers(device, layout, holders))
+                # The modelled step has the time of boundaries and none for the exchange of sums, which
+                # hides behind the backward. A copy hides there too, but where the link is in use, and at
+                # the end. (D-simulator-010)
                 shared_s = sent.link_s * min(1.0, busy[device] / step_s)
                 found = max(found, shared_s + max(0.0, sent.until_s - step_s))
             self._longer = key, found

@@ -79,6 +79,8 @@ def read_trace(path: Path, *, num_nodes: int = 0, duration_s: float = 0.0) -> Tr
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise TraceError(f"{path}: {reason}", "name a file of events; " + _HOW) from error
+    # A column of the trace and no option: zones make a difference where they are lost together, and only a
+    # trace tells that. (D-simulator-014)
     zones: dict[str, str] = {}
     events = [event for number, line in enumerate(lines, 1) for event in _read(path, number, line, zones)]
     if not events:

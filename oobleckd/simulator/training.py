@@ -195,7 +195,7 @@ class Training:
     # ------------------------------------------------------------------ what they are told
 
     def flag(self, flags: Flags) -> None:
-        """At the next boundary."""
+        """Remember ``flags`` for the next boundary."""
         self.hold |= flags.hold
         self.checkpoint |= flags.checkpoint
 
@@ -344,7 +344,7 @@ class Training:
     # ------------------------------------------------------------------ a boundary
 
     def _commit(self, num_steps: int) -> None:
-        """It is the boundary after so many steps."""
+        """Commit ``num_steps`` steps: it is the boundary after them."""
         now, was = self.world.clock.now, self.counters
         step = was.step + num_steps
         self.counters = Counters(was.round + 1, step, was.applied + num_steps)
@@ -357,6 +357,8 @@ class Training:
         self.late_s, self.mended_at = 0.0, inf
         if writes and not held:
             assert self.layout is not None
+            # Written from a copy, as the engine's is: waited for, a checkpoint that a change met was chance
+            # larger than the difference between policies. (D-simulator-012)
             self.late_s = saving.copy_s(self.layout, self.profile, self.costs)
         if held:
             self.phase = "held"
@@ -387,6 +389,8 @@ class Training:
     def _tell(self, was: Counters, num_steps: int, step_s: float, *, writes: bool) -> None:
         """One device tells of a round whose steps took ``step_s`` each; all of them where an incident waits for that."""
         everybody = self.survivors()
+        # Many undisturbed steps are told as one round: the core looks at all nodes at each, milliseconds
+        # with thousands, and 30 days have half a million. (D-simulator-002)
         first = Counters(was.round, was.step + num_steps - 1, was.applied + num_steps - 1)
         told = everybody if self.world.watched else everybody[-1:]
         for device in told:

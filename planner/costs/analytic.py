@@ -18,6 +18,8 @@ import msgspec
 from oobleckd.planner.costs.devices import DeviceSheet
 from oobleckd.planner.profile import LayerCost, Profile
 
+# Tensor by tensor and family by family: a formula for all would be off by a factor of two, and memory
+# decides which plans there are. Other families are refused. (D-models-001)
 FULL = 4  # bytes of a float32: weights, norms, residuals, logits
 NUMBER = 8  # bytes of a token's number, or of its position
 

@@ -1,7 +1,9 @@
-"""The time of one pipeline in 1F1B: run in a few hundred nanoseconds an op, or estimated stage by stage.
+"""Computes the time of one pipeline in 1F1B: run in a few hundred nanoseconds an op, or estimated stage by
+stage.
 
-Owns two numbers of the same order of ops. ``split`` searches with ``fill + (m - 1) * period``, which is linear
-in m and exact where stages are equal; where they are not, it charges waits that a stage fills with work. ``timeline`` runs any schedule and says what happens when, at some twenty times the price.
+Owns two numbers of the same order of ops. ``split`` searches with ``fill + (m - 1) * period``, which is
+linear in m and exact where stages are equal; where they are not, it charges waits that a stage fills with
+work. ``timeline`` runs any schedule and says what happens when, at some twenty times the price.
 """
 
 from __future__ import annotations

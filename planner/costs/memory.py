@@ -1,4 +1,4 @@
-"""How little memory a device needs to hold a model split into so many stages. Owns no time."""
+"""Finds how little memory a device needs to hold a model split into so many stages. Owns no time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a stage does for one micro-batch: seconds of its ops, and the bytes that they hold.
 
-Owns the costs of ops; orders them not (``schedule``, ``decoupled``) and runs them not (``timeline``).
+Owns the costs of ops. Does not order them (``schedule``, ``decoupled``) or run them (``timeline``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from oobleckd.planner.schedule import Op, ScheduleError
 # For profiles that measured the backward whole. In a prototype, weight gradients deferred in linear layers took
 # four tenths of it over five families of models, and held 0.47 to 0.77 of the activations until they ran.
 INPUT_SHARE = 0.6
+# The most of five families: too much memory asked for costs some bubble, too little ends the device.
+# (D-schedules-002)
 KEPT_SHARE = 0.77
 
 

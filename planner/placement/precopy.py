@@ -1,11 +1,14 @@
-"""Copies made while training goes on, for a plan that is to come: how long they take, where they pay, and who has room for them.
+"""Models copies that are made while training goes on, for a plan that is to come: how long they take, where
+they pay, and who has room for them.
 
-The state is sent once, and from then on what every update is made from, so that the target keeps up: a gradient for the weights and two moments
-that a copy has. (Live migration of virtual machines pre-copies in the same way: Clark et al., NSDI 2005; what is written again
-while it is copied is there sent again, page by page, here as the gradient that it follows from.) Owns the model; nothing of it is needed for
-a plan to be right, only for the choice.
+The state is sent once, and from then on what every update is made from, so that the target keeps up: a
+gradient for the weights and two moments that a copy has. (Live migration of virtual machines pre-copies in
+the same way: Clark et al., NSDI 2005; what is written again while it is copied is there sent again, page by
+page, here as the gradient that it follows from.) Owns the model; nothing of it is needed for a plan to be
+right, only for the choice.
 
-That training and copies share a link is left out: what a device exchanges of its gradients anyway is more than that.
+That training and copies share a link is left out: what a device exchanges of its gradients anyway is more
+than that.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from oobleckd.planner.policy import Setup, Situation
 from oobleckd.planner.profile import Profile
 from oobleckd.planner.schedules.jobshop import base_bytes
 
+# Gradients that follow take c/3 of every step's link: at three steps no target ever catches up, at two it
+# takes three times as long. (D-precopy-006)
 MAX_STEPS = 2.0
 """Copies that take more steps are made in the stop. With three the gradients alone would fill the link, and no target would ever catch up; with
 two it takes three times as long as the copies alone."""
@@ -44,7 +49,11 @@ def still_share(profile: Profile, *, updated: bool = True) -> float:
     """What a stop still takes of the time to copy what was sent before it: the last update comes (``updated``: there was one since) while all of it goes from
     the host's memory to the device's.
     """
+    # The last update is sent after the commit at which all hold, a third of what was sent; without it
+    # simulated joins looked cheaper. (D-precopy-013)
     update = LAST_UPDATE if updated else 0.0
+    # The way up into the device is paid in the stop where pre-copies lie in the host's memory: 0.39 of the
+    # copies on an A40. (D-precopy-012)
     up = profile.link_bytes_per_s / profile.host_bytes_per_s if profile.host_bytes_per_s else 0.0
     return min(1.0, max(update, up))
 

@@ -1,4 +1,4 @@
-"""Which holder sends which copy, so that no node's link has much more to send than it must.
+"""Chooses which holder sends which copy, so that no node's link has much more to send than it must.
 
 Owns the choice among holders; what is copied, and to whom, is ``transfer``'s.
 """
@@ -62,6 +62,8 @@ class _Links:
         numbers = {key: np.array([number[name] for name in sorted(nodes)]) for key, nodes in shared.items()}
         nobody = np.empty(0, dtype=np.intp)
         self.options = [
+            # Over nodes and not devices: the link between nodes decides, and within a node there is none.
+            # (D-planner-002)
             nobody if node_of(copy.target) in copy.holders else numbers[id(copy.holders)]
             for copy in self.copies
         ]

@@ -1,4 +1,4 @@
-"""Which node takes which place, and who copies which layer to whom.
+"""Chooses which node takes which place, and who copies which layer to whom.
 
 Owns placement and copies: the nodes stay where they lack the fewest bytes, holders share the sending.
 Does not choose sizes (``instantiate``) nor when copies happen (the daemon).
@@ -91,6 +91,8 @@ def place(
     width = max(len(slot) for slot in slots)
     names = sorted(nodes)
     held = {n: tuple(holdings.get(device_name(n, i), NOTHING) for i in range(width)) for n in names}
+    # By the triangle inequality nothing is lost, and what is left for the assignment is small: 1,024 nodes
+    # are placed in milliseconds. (D-planner-001)
     chosen = _staying(slots, held, width)
     taken = frozenset(chosen.values())
     free = [name for name in names if name not in taken]

@@ -1,7 +1,8 @@
-"""Neighbours in different zones: what fails together should not be a device and the one that holds its layers (Bamboo, NSDI'23, section 4).
+"""Puts neighbours into different zones: a device and the one that holds its layers should not fail together
+(Bamboo, NSDI'23, section 4).
 
-Owns the order of nodes that can be exchanged at no cost, since they hold the same. Does not own who is in which pipeline
-otherwise (``transfer``), nor which vacant place is filled (``filling``).
+Owns the order of nodes that can be exchanged at no cost, since they hold the same. Does not own who is in
+which pipeline otherwise (``transfer``), nor which vacant place is filled (``filling``).
 """
 
 from __future__ import annotations

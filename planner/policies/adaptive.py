@@ -26,6 +26,8 @@ from oobleckd.planner.policies.slipstream import around
 from oobleckd.planner.policies.staying import Staying, proposal_of
 from oobleckd.planner.policy import Proposal, Rejected, Setup, Situation
 
+# It was a step: steps of 10 s and more made a switch look that dear, and the job stayed longer than it
+# should on a slower plan. (D-policies-020)
 STOP_S = 0.1
 """Until all agree on a new layout, as in the simulator's costs (``deploy_s``); at most a step, where steps are short."""
 
@@ -43,6 +45,8 @@ class _Way:
 
     def rank(self, f: int) -> tuple[int, float]:
         """Less is better: the promise first; then the cost, to the nanosecond. The first of equals is the one that does least."""
+        # Seconds and "can still lose k" have no common unit, and f is what the user asked for: the promise
+        # comes before the cost. (D-policies-015)
         return -min(self.tolerance, f), round(self.cost_s, 9)
 
 
@@ -58,11 +62,15 @@ class Adaptive(Staying):
         again = _begun(replace(whole, anew=True), now, situation)
         ways, dearer = [], []
         for what, stays, stops in _staying(situation, grid, now):
+            # Orders for going around the dead were three quarters of the time at 32 nodes, where
+            # re-instantiating nearly always won. The plans are the same. (D-policies-022)
             if _is_dearer(stays, again, f):
                 dearer.append(_rejected_by_bound(what, stays, again))
                 continue
             proposal = proposal_of(situation, stays, (), around)
             ways.append(_begun(_way(what, grid.setup, situation, proposal, stops=stops), now, situation))
+        # A choice among what other policies propose: plans of its own would have to be proved again.
+        # (D-policies-014)
         ways.append(again)
         ways += [each for way in ways if (each := _precopied(way, now, situation)) is not None]
         chosen = min(ways, key=lambda way: way.rank(f))
@@ -110,6 +118,8 @@ def _begun(way: _Way, now: Grid, situation: Situation) -> _Way:
     step_s = way.proposal.plan.step_s
     if not (copies and counts(copies_s, step_s) and has_room(setup, needed_bytes(now), situation, copies)):
         return way
+    # A step that mends a loss has time for copies whoever can go on after it. Weights do not change within
+    # a round, so they begin in this one. (D-precopy-010, D-precopy-011)
     cost_s = way.cost_s - hidden_s(setup.profile, copies_s, step_s)
     return replace(way, proposal=msgspec.structs.replace(way.proposal, at_once=True), cost_s=cost_s)
 
@@ -150,6 +160,8 @@ def stop_s(setup: Setup, plan: Plan) -> float:
     flushed ones do so in every step.
     """
     shares = [(len(p.segments) - 1) / len(p.micro_batches) for p in plan.pipelines if p.micro_batches]
+    # Flushed pipelines run empty at every boundary, stop or not; staggered ones only where they stop.
+    # (D-policies-020)
     filling = max(shares, default=0.0) if setup.staggered else 0.0
     return min(STOP_S, plan.step_s) + filling * plan.step_s
 

@@ -39,6 +39,8 @@ class Bamboo(Staying):
         chosen = filled(grid, waiting)
         if not chosen.whole:
             return anew
+        # Bamboo's rule: two neighbours lost, instantiate anew; one, stay, whatever oobleck's plan would
+        # save. (D-policies-011)
         if without := orphans(chosen):
             return _refusing(chosen, anew, f"no redundant holder of {listed(without)} is left")
         if chosen.vacant and not chosen.fits:

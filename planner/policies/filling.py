@@ -1,6 +1,8 @@
-"""Who stands where in pipelines at work: nodes without a place fill vacant ones, live nodes move where more is lost.
+"""Chooses who stands where in pipelines at work: nodes without a place fill vacant ones, live nodes move
+where more is lost.
 
-Owns the choice of places for policies whose pipelines stay. Whether they stay is the policy's; what a choice makes is the ``grid``'s.
+Owns the choice of places for policies whose pipelines stay. Whether they stay is the policy's; what a choice
+makes is the ``grid``'s.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ def filled(grid: Grid, waiting: Sequence[str]) -> Grid:
     copied, and of those where fewest neighbours are in its zone; its own place before others that are as good.
     """
     for count, node in enumerate(waiting):
+        # Zones decide last and only among what costs the same: a copy is paid at every fill, by all; a
+        # neighbour in one zone costs something only if that zone is lost. (D-policies-012, D-policies-023)
         slots = sorted(grid.vacant, key=lambda slot: (grid.same_zone(slot, node), grid.name_at(slot) != node))
         if len(waiting) - count >= len(slots):
             options = [grid.with_moved(slots[0], node)]
@@ -62,11 +66,15 @@ def _apart(grid: Grid, came: Sequence[str]) -> Grid:
 
 
 def _least(options: Iterable[Grid], limit_s: float = inf) -> Grid | None:
-    """The first of those with the least rank. Who is whole must keep its busiest device within ``limit_s``; None where nobody does.
+    """The first of ``options`` with the least rank; None where nobody who is whole keeps its busiest device
+    within ``limit_s``.
 
-    Routes are nearly all of the work here, so none are chosen where a bound from below says enough: the lowest bounds go first.
+    Routes are nearly all of the work here, so none are chosen where a bound from below says enough: the
+    lowest bounds go first.
     """
     numbered = list(enumerate(options))
+    # Routes for fifty moves, and orders for two that nobody had room for, were most of a plan's time at 32
+    # nodes. (D-policies-021)
     whole = sorted((option.min_busy_s, number) for number, option in numbered if option.whole)
     best: Grid | None = None
     least: tuple[bool, float, int, int] | None = None
@@ -102,6 +110,7 @@ def _normalised(grid: Grid) -> tuple[Grid, Grid | None]:
 
     One vacant place stays as it is: the loss of one node moves no layer. (Failure normalisation: SlipStream/ReCycle, SOSP'24.)
     """
+    # One vacant place stays as it is: no copy, no stop. A move is weighed from two on. (D-policies-001)
     while len(grid.vacant) > 1:
         limit_s = grid.busiest_s * _FASTER
         better = _least(_moves(grid), limit_s)

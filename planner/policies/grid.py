@@ -134,6 +134,8 @@ class Grid:
         """The pipelines with a name for every place: of those who are not here, each its own where it can."""
         before = [name for nodes in self.running for name in nodes]
         placed = frozenset(self.here.values())
+        # Devices are named after nodes, and a node that comes back must not find its name on two places.
+        # (D-recovery-009)
         own = {slot: before[slot] for slot in self.vacant if before[slot] not in placed}
         taken = placed | frozenset(own.values())
         left = iter(sorted(name for name in before if name not in taken))
@@ -190,7 +192,7 @@ class Grid:
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """What has to be copied."""
+        """The copies that bring every device what it is to hold."""
         return transfers(self.plan.holdings(), self.holdings, self.setup.profile)
 
     @cached_property
@@ -200,10 +202,15 @@ class Grid:
 
         That holds where updates are staggered, too: the schedule that a whole plan then gets is about as long from step to step as by itself.
         """
+        # As its templates have it, where updates are staggered too: by whatever is ready it looked 4 to 14
+        # % slower than the schedule that it gets. (D-policies-017)
         if self.setup.decoupled and not self.vacant:
             return self._whole_s
         if self._many_hops:
             whole = layout_of(msgspec.structs.replace(self.plan, vacant=()), 1, self.layout.num_layers)
+            # Estimated from the whole plan's step: the busiest device's work alone is a bound from below
+            # (no filling, no draining, no waiting), and whoever compares that stays too often.
+            # (D-schedules-017)
             return self._whole_s * max(1.0, self.busiest_s / busiest_s(whole.routes, self.setup.profile))
         return self._crossing[0].step_s
 
@@ -225,7 +232,7 @@ class Grid:
 
     @cached_property
     def busiest_s(self) -> float:
-        """What the busiest device works in a step."""
+        """Seconds that the busiest device works in a step."""
         return busiest_s(self.routes, self.setup.profile)
 
     @cached_property
@@ -282,6 +289,8 @@ def at_work(grid: Grid, situation: Situation) -> Grid:
     """``grid`` as the job runs until there is another plan: who has its state stands in its place, also who is to leave; who came back, and holds
     nothing yet, does not.
     """
+    # Who holds state now, and not who may be used: drains were weighed as if the leaving node did nothing
+    # any more, and so were copied in the stop. (D-precopy-009)
     present = {node_of(device) for device in situation.holdings}
     names = [name for nodes in grid.running for name in nodes]
     here = {slot: name for slot, name in enumerate(names) if name in present}

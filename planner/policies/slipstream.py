@@ -30,6 +30,8 @@ class SlipStream(Staying):
         if found is None:
             return anew
         chosen, other = found
+        # A loss moves nothing, also where a new plan would be faster: that is what the policy is. The other
+        # plan is shown with its cost. (D-policies-001)
         rejected = [rejected_anew(chosen, anew)] if chosen.vacant else []
         if other is not None:
             rejected.append(_rejected_move(situation, chosen, other))

@@ -1,7 +1,8 @@
-"""What policies under which pipelines at work stay have in common: when ``oobleck`` answers, the plan of a grid, and the words for it.
+"""The base of policies under which pipelines at work stay: when ``oobleck`` answers, the plan of a grid, and
+the words for it.
 
-Owns the shell around the choice of ``slipstream``, ``bamboo`` and ``adaptive``. The choice is theirs, and so is who does the work of a
-place that stays vacant.
+Owns the shell around the choice of ``slipstream``, ``bamboo`` and ``adaptive``. The choice is theirs, and so
+is who does the work of a place that stays vacant.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from oobleckd.planner.schedule import format_ops
 PLACES_SHOWN = 3
 
 
+# What these policies have in common is the order of questions and the words; what each chooses is one
+# method. (D-policies-019)
 class Staying(ABC):
     """A policy under which a job goes on with detours after a loss, and which chooses among what can become of the pipelines at work."""
 

@@ -61,6 +61,8 @@ class Varuna:
 
         Raises PlanError when no number of nodes fits.
         """
+        # D copies are there, but every loss rolls back: a number above 0 would promise what the policy does
+        # not do. (D-policies-003)
         return Oobleck().prepare(msgspec.structs.replace(setup, f=0))
 
     def adapt(
@@ -85,6 +87,8 @@ class Varuna:
         ]
         best.sort(key=VarunaShape.rank)
         working = _working(setup, by_depth, situation)
+        # Every change of shape is a stop of the whole job, so it must save more than writing and loading
+        # take. What forces one, a loss or a drain, is not weighed. (D-policies-004)
         if working is not None and working.rank() <= best[0].rank():
             return _proposal(setup, by_depth, working, situation.running, nodes, best)
         chosen = best[0]

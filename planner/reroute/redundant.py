@@ -22,6 +22,8 @@ NOTHING = Layers()
 
 def heir(route: Route, layers: Range, redundant: Mapping[str, Layers], lost: Collection[str]) -> str | None:
     """The device of ``route`` that holds ``layers`` redundantly and is alive; None where there is none."""
+    # A holder like any other, without routes: who holds a layer gets all sums, votes and updates, so
+    # nothing new keeps it current. The price is the traffic of one more holder. (D-policies-006)
     named = (segment.device for segment in route.segments)
     return next((d for d in named if d not in lost and redundant.get(d, NOTHING).spans(layers)), None)
 

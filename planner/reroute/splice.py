@@ -1,10 +1,13 @@
-"""Routes that go on where a dead stage left off: its hops alone are replaced, and the others keep what they did.
+"""Makes routes that go on where a dead stage left off: its hops alone are replaced, and the others keep what
+they did.
 
-The inputs of a stage are in the boundary caches of those who sent them (activations and gradients), so the survivors of a
-micro-batch's route need not compute anything again: who sent an activation or a gradient to the dead stage
-sends it once more to whoever takes its place. That is the redundant holder where one lives, which goes on from the forward pass
-if it ran that ahead. Where a peer has a copy of the dead stage's sums (``oobleckd.worker.round.sum_copies``) its hop may have nothing left to do. Owns whether that is possible and who takes the place. Does not own what is
-missing (the recovery decision knows), nor routes from the embedding (``reroute``).
+The inputs of a stage are in the boundary caches of those who sent them (activations and gradients), so the survivors of
+a micro-batch's route need not compute anything again: who sent an activation or a gradient to the dead stage
+sends it once more to whoever takes its place. That is the redundant holder where one lives, which goes on
+from the forward pass if it ran that ahead. Where a peer has a copy of the dead stage's sums
+(``oobleckd.worker.round.sum_copies``) its hop may have nothing left to do. Owns whether that is possible and
+who takes the place. Does not own what is missing (the recovery decision knows), nor routes from the embedding
+(``reroute``).
 """
 
 from __future__ import annotations

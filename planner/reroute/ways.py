@@ -1,7 +1,8 @@
-"""The best hops through some layers on devices that hold parts of them: what is dear of ``reroute``, which asks for thousands.
+"""Finds the best hops through some layers on devices that hold parts of them: the dear part of ``reroute``,
+which asks for thousands.
 
-Owns the search alone. Who may be used, and what each device has to do already, is the caller's; what does not change from
-one search to the next is worked out once (``Ways``).
+Owns the search alone. Who may be used, and what each device has to do already, is the caller's; what does not
+change from one search to the next is worked out once (``Ways``).
 """
 
 from __future__ import annotations

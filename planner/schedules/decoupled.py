@@ -125,6 +125,8 @@ def best_orders(
     ranked = sorted((ran.makespan_s, orders) for ran, orders in runs if ran is not None)
     best_s, best = ranked[0]
     for _, orders in ranked:
+        # Rules and a search, no integer program: that proves small cases in a second and large ones never,
+        # and the search ended at its optimum on all of them. (D-schedules-001)
         found = improve(pipe, orders, effort, bound_s)
         effort = found.ops_left
         best_s, best = min((best_s, best), (found.makespan_s, found.orders))
@@ -185,7 +187,7 @@ class _Device:
         return came[done] if done < len(came) else inf
 
     def pick(self, now_s: float) -> str | None:
-        """What the free device begins now; None: it waits."""
+        """Choose what the free device begins now; None: it waits."""
         rule, took, chunks = self.rule, self.pipe.times[self.number], CHUNKS[: self.pipe.chunks]
         next_i, i = min((self.next_s(i), i) for _, i, _ in chunks)
         if next_i <= now_s and not rule.eager:
@@ -212,7 +214,7 @@ class _Device:
         return found
 
     def begin(self, letter: str, end_s: float) -> None:
-        """Account for an op that runs until ``end_s``."""
+        """Note that the device runs op ``letter`` until ``end_s``, and what it then holds."""
         self.order.append(letter)
         self.done[letter] += 1
         self.free_s = end_s

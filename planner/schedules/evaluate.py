@@ -1,9 +1,10 @@
-"""When the ops of a shop run in given orders: one step, or step after step where updates are staggered.
+"""Computes when the ops of a shop run in given orders: in one step, or step after step where updates are
+staggered.
 
-Owns the two objectives of a schedule. ``makespan_s`` is of a flushed step: until the last op has ended, and the slowest update.
-``period`` is how long a step takes once they repeat, where a device updates as soon as all replicas of its layers have their
-gradients and goes on with the forward passes of the next step, but with a backward only when all devices have got so far
-(docs/mechanisms/early-update.md).
+Owns the two objectives of a schedule. ``makespan_s`` is of a flushed step: until the last op has ended, and
+the slowest update. ``period`` is how long a step takes once they repeat, where a device updates as soon as
+all replicas of its layers have their gradients and goes on with the forward passes of the next step, but with
+a backward only when all devices have got so far (docs/mechanisms/early-update.md).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def run(
     )
     ends, ran = [-1.0] * len(seconds), []
     position, now_s = [0] * len(orders), list(starts_s) or [0.0] * len(orders)
+    # Devices that may be able to go on: one that waits comes back when the very op that it stopped at is fed.
     todo = list(range(len(orders)))
     while todo:
         device = todo.pop()
@@ -110,8 +112,10 @@ def period(shop: Shop, orders: Sequence[Order]) -> Period | None:
         starts = [at_s + more_s for at_s, more_s in zip(reduced[-1], shop.update_s, strict=True)]
         ahead = [votes[-1] - at_s for at_s in starts]
         took_s = votes[-1] - votes[-2]
+        # All devices stand to the vote as they did a step before: from here on steps repeat.
         if before and all(abs(a - b) <= ROUNDING * took_s for a, b in zip(ahead, before, strict=True)):
             return Period(took_s, last, reduced)
         before = ahead
+    # They did not repeat: the mean of the last ones stands for a period.
     half = MAX_ROUNDS // 2
     return Period((votes[-1] - votes[-1 - half]) / half, last, reduced)

@@ -1,12 +1,14 @@
-"""A step over routes as a job shop: its ops, whom each waits for, what it takes, what it holds, who reduces with whom.
+"""A step over routes as a job shop: its ops, whom each waits for, what it takes, what it holds, who reduces
+with whom.
 
-Owns the shop, of a plan whose routes may cross: a device is the second hop of one route and the third of another, or two hops
-of one. Orders it not (``dispatch``, ``tabu``) and runs it not (``evaluate``). The costs are those of ``timeline``: a send
-keeps its device busy and so belongs to the op before it; between two hops of one device nothing is sent.
+Owns the shop, of a plan whose routes may cross: a device is the second hop of one route and the third of
+another, or two hops of one. Does not order the ops (``dispatch``, ``tabu``) or time them (``evaluate``). The
+costs are those of ``timeline``: a send keeps its device busy and so belongs to the op before it; between two
+hops of one device nothing is sent.
 
-Ops are numbered hop by hop, routes in order of their micro-batches: F and B of a hop follow each other, or F, I and W. Whom an op waits
-for is then one op at most: F for that of the hop before, B (or I) for that of the hop behind, at the end of the route for its own F;
-W for its own I.
+Ops are numbered hop by hop, routes in order of their micro-batches: F and B of a hop follow each other, or F,
+I and W. Whom an op waits for is then one op at most: F for that of the hop before, B (or I) for that of the
+hop behind, at the end of the route for its own F; W for its own I.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Hops:
         return self.backward_s[layers.stop] - self.backward_s[layers.start] + self._sent(route, position - 1)
 
     def weights(self, layers: Range) -> float:
-        """What of a backward is W."""
+        """Seconds of weight gradients (W) in a backward through ``layers``."""
         return self.weights_s[layers.stop] - self.weights_s[layers.start]
 
     def _sent(self, route: Route, position: int) -> float:
@@ -107,7 +109,7 @@ class Shop:
         return "FIW" if self.apart else "FB"
 
     def kind(self, op: int) -> Kind:
-        """What ``op`` is."""
+        """The kind of op number ``op``: F, B, I or W."""
         found: Kind = ("F", "I", "W")[op % 3] if self.apart else ("F", "B")[op % 2]
         return found
 
@@ -263,6 +265,8 @@ def _room(
         )
     ways = {tuple(dict.fromkeys(segment.device for segment in route.segments)) for route in routes}
     cross = sum(map(len, ways)) > len({name for way in ways for name in way})
+    # Who computes for another pipeline has two to keep busy; in the memory of one the busiest device waited
+    # for room. (D-schedules-014)
     max_flying = (2 if cross else 1) * max(map(len, ways), default=1)
     computed: dict[str, set[Range]] = {name: set() for name in names}
     levels: dict[str, dict[int, int]] = {name: {} for name in names}

@@ -1,9 +1,9 @@
-"""Orders of F, I and W on the devices of a pipeline: when they end, and a search for a better one.
+"""Runs orders of F, I and W on the devices of a pipeline, and searches for better ones.
 
-Owns the search on orders that somebody else begins (``decoupled``). An order is a word such as
-``FFIFIWIWW`` (``pipe`` has the letters): the k-th of a letter is for the k-th micro-batch. Micro-batches are alike, so some
-best schedule has them in order (of two in the wrong order swap the names from there on). A send
-belongs to the op before it.
+Owns the search on orders that somebody else begins (``decoupled``). An order is a word such as ``FFIFIWIWW``
+(``pipe`` has the letters): the k-th of a letter is for the k-th micro-batch. Micro-batches are alike, so some
+best schedule has them in order (of two in the wrong order swap the names from there on). A send belongs to
+the op before it.
 """
 
 from __future__ import annotations
@@ -129,11 +129,14 @@ def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> F
     while num_ops > 0 and number - since < PATIENCE and best_s > good_enough_s * (1 + ROUNDING):
         number += 1
         options: list[tuple[float, int, str, OrderRun]] = []
+        # A round tried every change of its blocks, thousands on long pipelines: half of the time on a 6.7B
+        # job with 31 nodes, which ended at the same makespan. (D-schedules-018)
         for device, order, _, _ in _likeliest(pipe, orders, now, max(num_ops, MAX_PER_ROUND) // size):
             num_ops -= size
             tried = run(pipe, (*orders[:device], order, *orders[device + 1 :]))
             if tried is None:
                 continue
+            # An order that was just left is taken all the same where it is better than the best so far.
             tabu = number - left_at.get((device, order), -TENURE) < TENURE
             if not tabu or tried.makespan_s < best_s * (1 - ROUNDING):
                 options.append((tried.makespan_s, device, order, tried))

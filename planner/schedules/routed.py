@@ -1,8 +1,11 @@
-"""A step over routes that cross: pipelines with vacant places, whose peers compute for them. How long, and in which order.
+"""Finds how long a step over routes that cross takes, and the order in which it is best run.
 
-Owns the choice: ready-first, which is what devices do from a loss on, or orders that are enough faster to stop for. Rules make
-orders (``dispatch``), and a search goes on from the best (``tabu``); the goal is a flushed step or, with staggered updates, the period
-in which steps follow each other. Chooses no route (``reroute``).
+Routes cross where pipelines have vacant places, whose peers compute for them.
+
+Owns the choice: ready-first, which is what devices do from a loss on, or orders that are enough faster to
+stop for. Rules make orders (``dispatch``), and a search goes on from the best (``tabu``); the goal is a
+flushed step or, with staggered updates, the period in which steps follow each other. Chooses no route
+(``reroute``).
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ EFFORT_AT_ONCE = 300_000  # ops run in search of orders while training waits for
 DISPATCHED = 10  # an op that a rule places costs as much as so many that are run
 SHUFFLES = 32  # orders in which micro-batches may come, tried by the rules as far as the effort goes
 STARTS = 3  # the search begins from so many of the best orders
+# Ready-first needs nobody's plan at the moment of a loss and loses up to a third of a step to an order. A
+# stop costs about a step, and plans are chosen for a hundred. (D-schedules-011)
 WORTH = 0.01
 """An order must be modelled to save so much of a step, or ready-first stays: a stop costs about a step of the horizon's hundred."""
 
@@ -166,6 +171,8 @@ def _shuffled() -> Iterator[DispatchRule]:
 
 
 def _seconds(shop: Shop, orders: Orders, *, staggered: bool) -> float | None:
+    # The period and not the flushed step: the shortest flushed step keeps the busiest device waiting at its
+    # start and end, and steps that overlap do not. (D-schedules-013)
     if staggered:
         found = period(shop, orders)
         return None if found is None else found.seconds

@@ -50,6 +50,7 @@ def improve(shop: Shop, orders: Orders, num_ops: int, good_enough_s: float, *, s
             floor.left -= len(order)
             if not shop.fits(device, order):
                 continue
+            # Not back to an order just left, unless the move is expected to end better than the best so far.
             if number - left_at.get((device, order), -TENURE) < TENURE and expected_s >= best_s:
                 continue
             tried = (*orders[:device], order, *orders[device + 1 :])
@@ -86,7 +87,7 @@ class _Flushed:
         return makespan_s(self.shop, ran)
 
     def _tails(self, orders: Orders, ran: Ran) -> list[float]:
-        """From the end of each op to that of the step."""
+        """For each op the seconds from its end to that of the step."""
         shop, behind = self.shop, [NOBODY] * len(ran.ends)
         for order in orders:
             for op, after in pairwise(order):
@@ -116,6 +117,8 @@ class _Flushed:
             seconds, known, device, at, to = heapq.heappop(queue)
             if known:
                 yield seconds, device, moved(orders[device], at, to)
+            # Estimates count in the effort: blocks of the critical path grow with the micro-batches, and
+            # estimates with their square. (D-schedules-016)
             elif self.left > 0:
                 self.left -= LOOKED * (abs(at - to) + 1)
                 expected_s = self._expected(orders[device], at, to)

@@ -57,6 +57,8 @@ class Points:
         offset = total - members * first - sum((size - first) * n for size, n in chosen.items())
         seconds = offset // max(1, second - first)
         firsts = members - len(others) - seconds
+        # The cheapest others leave too few members for the corners: then nearly all members are of one
+        # corner's size, and a table over the few others is exact.
         if firsts < 0 or seconds < 0:
             return self._by_table(total, members, first if seconds < 0 else second)
         chosen.update({first: firsts})

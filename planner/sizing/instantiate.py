@@ -1,4 +1,4 @@
-"""Which templates run on N nodes, and how many micro-batches each pipeline computes.
+"""Chooses which templates run on N nodes, and how many micro-batches each pipeline computes.
 
 Owns shares, and says what is idle; the search for sizes is ``sizes``'. Knows no node names (``transfer``
 places sizes on nodes). Exact: no other multiset of sizes with as many pipelines as promised has a faster

@@ -1,4 +1,4 @@
-"""The sizes of pipelines on N nodes with the least time of a step, with and without its all-reduce.
+"""Finds the sizes of pipelines on N nodes with the least time of a step, with and without its all-reduce.
 
 Owns the search over times. Within time T a pipeline of template k takes ``floor((T - fill) / period) + 1``
 micro-batches, so the best T is the smallest at which the sizes that sum up to N take them all; whether

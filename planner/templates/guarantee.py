@@ -1,4 +1,4 @@
-"""The guarantee in numbers: which template sizes make every number of nodes usable.
+"""Puts the guarantee into numbers: which template sizes make every number of nodes usable.
 
 Owns the five statements about consecutive sizes n0 .. n_max (proved in docs/guarantee.md, checked
 against brute force in the tests). Owns no plan. ``r`` is the number of pipelines asked for, ``f`` the

@@ -58,6 +58,8 @@ def _template(room: Room, num_nodes: int) -> Template:
     setup, share = room.setup, expected_share(room.setup, num_nodes)
     free = msgspec.structs.replace(setup, device_memory_bytes=0, max_devices_per_stage=1, chunks=1)
     (fastest,) = templates_for(free, [(num_nodes, share)])
+    # Whether a split fits is exact (checked by brute force); that moving downhill finds the fastest is not
+    # proved, and the gap says against which bound. (D-policies-010)
     start = fastest
     if not room.holds(_bounds(fastest)):
         split = room.split(len(fastest.stages))
@@ -123,6 +125,8 @@ class Room:
 
     def redundant(self, from_end: int) -> Floats:
         """Entry [i, j]: bytes that a device needs besides for holding the stage redundantly, as [i, j) in that place."""
+        # Else a predecessor could take over and not have room; with it every single loss fits by
+        # construction, and n0 grows. (D-policies-009)
         in_flight = min(from_end, self.setup.num_micro_batches) * self.costs.activation_bytes
         besides = self.setup.held.device_bytes  # what a hop sent is kept, and it then has two
         found: Floats = self.costs.state_bytes + np.maximum(self.ahead, in_flight) + besides

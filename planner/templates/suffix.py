@@ -155,6 +155,8 @@ class Suffixes:
         self.stages = np.full((self.num_devices + 1, self.menu.width, len(self.bounds_s)), NONE)
         self.stages[0, -2] = 0.0
         self.cost_s = self.stages.copy()
+        # Counted from the end, what a stage may do depends neither on the number of nodes nor on the
+        # bound's neighbours: one table serves all, with thousands of entries a numpy call. (D-planner-003)
         self._fill()
 
     def _fill(self) -> None:
@@ -171,6 +173,9 @@ class Suffixes:
                 stages += 1
                 cost_s = all_cost_s[start:].take(places, axis=0)
                 cost_s += extra_s[:rows]
+                # The fewest stages behind decide what is feasible, exactly; the cheapest way has nearly
+                # always as few, so a table over numbers of stages is needed only where the split does not
+                # fit. (D-planner-004)
                 unfit = np.multiply(stages > self.deepest[:rows], NONE)
                 stages += unfit
                 cost_s += unfit

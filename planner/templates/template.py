@@ -34,6 +34,8 @@ def templates(setup: Setup) -> tuple[Template, ...]:
     """
     model = _model(setup)
     num_layers = len(setup.profile.layers)
+    # The only other way to ask for deeper pipelines was a memory cap, which moves layers between stages as
+    # well. (D-planner-008)
     fitting = [n for n in range(setup.min_nodes, num_layers + 1) if model.fits(n)]
     if not fitting:
         raise model.nothing_fits()
@@ -87,6 +89,8 @@ class _Model:
 
     def __post_init__(self) -> None:
         # One stage on all devices of several needs no more memory than they do: the largest decide.
+        # Its devices divide the largest number allowed, so whether a model fits n nodes is decided without
+        # the search. (D-planner-005)
         need = min_memory(self.costs[-1], self.setup.num_micro_batches).tolist()
         object.__setattr__(self, "need_bytes", need)
 

@@ -1,8 +1,8 @@
-"""A node that is to be ended by others at a known time, and leaves before.
+"""Lets a node leave before others end it at a known time.
 
-Owns what is known of that end (a SIGTERM with a deadline, a cloud's notice) and when the agent goes: as soon as the daemon
-says that nothing of the node is needed, at the latest shortly before the deadline. Whether something is needed is the daemon's
-to know, how a cloud tells is ``notices``'.
+Owns what is known of that end (a SIGTERM with a deadline, a cloud's notice) and when the agent goes: as soon
+as the daemon says that nothing of the node is needed, at the latest shortly before the deadline. Whether
+something is needed is the daemon's to know, how a cloud tells is ``notices``'.
 """
 
 from __future__ import annotations

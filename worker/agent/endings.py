@@ -1,4 +1,5 @@
-"""How a device process ended, as its agent makes it out: by its own last words, by the kernel for want of memory, or by whoever killed it.
+"""Finds out how a device process ended: by its own last words, by the kernel for want of memory, or by
+whoever killed it.
 
 Owns the verdict, and when there is no use in starting a device once more. Never imports torch.
 """

@@ -216,11 +216,15 @@ class Agent:
         _log.error("device %s (pid %d) ended: %s", child.device, child.process.pid, evidence)
         if device.info is not None:
             heir = self._spare.take(child.device)
+            # A place without a spare is promised the next fork: that takes 20 ms, and to end the node's
+            # life would end its other devices, which nobody killed. (D-devices-019)
             spare = heir is not None or (self._config.spare and self._spare.promise(child.device))
             self._say(DeviceLost(self.incarnation, child.device, evidence, spare=spare, death=death))
             if spare:
                 self._pass_to(device, heir)
                 return
+        # After three heirs in a row that are killed before they are up something kills them, and the node
+        # begins anew. (D-devices-019)
         elif death is None and 0 < device.heirs < _MAX_HEIRS and self._spare.promise(child.device):
             self._pass_to(device, None)  # killed before it was up; the daemon knows that somebody is to come
             return
@@ -240,6 +244,8 @@ class Agent:
         for name, device in self._devices.items():
             verdict = "" if device.verdict else device.child.watchdog.look(now)
             stopped_s = device.child.watchdog.stopped_s
+            # Not ended here: the daemon alone knows who holds a last copy, and while it is away nobody
+            # takes a dead device's place, so nothing is lost by asking. (D-detection-014)
             if device.info is not None and not device.verdict and (stopped_s or not verdict):
                 self._stops.seen(self.incarnation, name, device.incarnation, verdict, stopped_s, now)
             elif verdict:
@@ -384,6 +390,8 @@ class Agent:
         infos = tuple(device.info for device in self._devices.values() if device.info is not None)
         config, spare = self._config, self._spare.state
         who = config.node, self.incarnation, config.setting.host
+        # A field of Hello and in no journal: it ends with the incarnation that has it, so nobody has to
+        # undrain a machine that is back. (D-service-005)
         notice = self._departure.notice
         self._say(Hello(PROTOCOL, *who, self._all_up(), infos, spare, config.zone, notice, OLDEST))
         if self._hello_again is not None:
@@ -410,12 +418,16 @@ class Agent:
         if device is None:
             _log.warning("ignored %s for %r: no such device is running", head.type, head.device)
             return
+        # A fence: the last Welcome names the lives that it knew, and what was sent to another was meant for
+        # the process before (docs/mechanisms/devices.md, 4).
         if device.incarnation not in self._known_incarnations:
             _log.info(
                 "ignored %s for %s: it is meant for the incarnation before this one", head.type, head.device
             )
             return
         self._outbox.told(head)
+        # The device's loop holds Python's lock, so it is lent the haste of who is to answer, and gives it
+        # back then. Less is lent than the lender has, or a layer could keep its core. (D-recovery-021)
         if head.type == "Report":
             urgency.lend(device.child.process.pid)  # it gives that back (``device``)
         device.link.send(data)
@@ -483,6 +495,8 @@ class Agent:
 
     def _on_signal(self, number: signal.Signals) -> None:
         """The first SIGTERM leaves time, where it does; whoever says it again later, or SIGINT, means now."""
+        # Who starts an agent by hand means now, so a notice is 0 s unless it is asked for: units, which
+        # know their deadline, ask for it. (D-service-008)
         if number == signal.SIGTERM and self._config.notice_s and self._departure.notice is None:
             self._departure.noticed(number.name, self._config.notice_s)
         elif number != signal.SIGTERM or not self._departure.just_noticed:
@@ -493,6 +507,8 @@ class Agent:
 
     def _noticed(self) -> None:
         """Ask to be let go. Where there is no daemon, and no device with state, there is nobody to ask and nothing to save."""
+        # The daemon alone knows whether a layout, or one that is being deployed, has a device of this node.
+        # Until it says so the agent works on as ever. (D-service-006)
         if self._daemon or self._jobs():
             self._hello()
         else:

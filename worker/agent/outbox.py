@@ -1,9 +1,9 @@
-"""What an agent must be able to say again: messages that the daemon may not have heard.
+"""Keeps messages that the daemon may not have heard, so that an agent can send them again.
 
 Owns what is kept, for how long, and the peek at a message's head. Pure: no socket, no clock. Rounds and
-checkpoint parts are kept until the daemon acknowledges them; of a device's standing answers (Ready,
-Held, ...) the last one, until an order of the daemon supersedes it; that a link broke, until the device is deployed anew,
-which gives it new links.
+checkpoint parts are kept until the daemon acknowledges them; of a device's standing answers (Ready, Held,
+...) the last one, until an order of the daemon supersedes it; that a link broke, until the device is deployed
+anew, which gives it new links.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ class Outbox:
         elif head.type in _STANDING:
             self._standing[head.device, head.type] = (head, data)
         elif head.type == "LinkDown":
+            # Until the device is deployed anew: a broken link is not made again, and nobody else knows of
+            # it. (D-detection-004)
             self._broken[head.device, head.peer] = data
         self._drop_older(head)
 
@@ -87,6 +89,8 @@ class Outbox:
             if kept is not None and not _is_of_before(head, kept):
                 del self._standing[head.device, kind]
         if head.type in _NEW_LINKS:
+            # Deploy and Release give new links; what was lost before evicted a live node as soon as both
+            # ends were in a layout again. (D-detection-006)
             self._mend(head.device)
         if head.type == "Release":
             self._until_ack = {

@@ -87,6 +87,8 @@ class SpareKeeper:
     def take(self, device: str) -> Child | None:
         """The spare, for the place of ``device``; None when there is none that is ready, or as good as that: a fork has all it needs."""
         child, link = self._child, self._link
+        # A fork has all it needs from its birth on, and its order waits in its socket: so a spare is
+        # missing for 20 ms and not for seconds. (D-devices-017)
         if child is None or link is None or (self._ready is None and not child.is_fork):
             return None
         if child.process.poll() is not None:  # it was killed with the device, and we have not been told yet

@@ -1,8 +1,9 @@
-"""Device processes that are stopped, at the agent: what the daemon is told of them, and what follows from its answer.
+"""Tells the daemon of device processes that are stopped, and carries out its answer.
 
-Owns that a stopped device is not ended without the daemon's word: it may hold the last copy of a layer, and the daemon alone knows. It is told again every
-second, so whatever gets lost, and a daemon that starts meanwhile, is told in time. While the daemon is away nobody could take a dead device's place
-either. Whether a process is stopped is ``watchdog``'s.
+Owns that a stopped device is not ended without the daemon's word: it may hold the last copy of a layer, and
+the daemon alone knows. It is told again every second, so whatever gets lost, and a daemon that starts
+meanwhile, is told in time. While the daemon is away nobody could take a dead device's place either. Whether a
+process is stopped is ``watchdog``'s.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A device's part in checkpoints: at which boundaries, and of which copy.
+"""Decides at which boundaries a device writes its part of a checkpoint, and from which copy.
 
-Owns what ``executor`` has to know of checkpoints between two boundaries. Who writes which bucket and what a share is are
-``snapshot``'s, writing is ``writer``'s.
+Owns what ``executor`` has to know of checkpoints between two boundaries. Who writes which bucket and what a
+share is are ``snapshot``'s, writing is ``writer``'s.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Saving:
 
     def begin(self, layout: Layout, live: Collection[str], counters: Counters, *, last: bool) -> None:
         """Write this device's share of the state at this boundary: of a copy, where the plan has room for one."""
+        # Training waits for a copy in memory, and never for the disk. With every = 0 no room is planned for
+        # a copy, and the state itself is written. (D-checkpoints-001, D-checkpoints-002)
         copied = self.job.checkpoint.every != 0 and not last and not self.writer.busy
         share = take_share(
             self.device, self.job_id, self.job, self.store, layout, live, counters,

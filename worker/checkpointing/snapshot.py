@@ -1,6 +1,7 @@
-"""What a device tells of a committed step besides its numbers: the sample ledger, its share of a checkpoint.
+"""Makes a device's share of a checkpoint, and the ledger of samples of a committed step.
 
-Owns what the share is and the copy of it, so that training can go on; when it is written, and in which thread, is ``writer``'s.
+Owns what the share is and the copy of it, so that training can go on; when it is written, and in which
+thread, is ``writer``'s.
 """
 
 from __future__ import annotations
@@ -68,17 +69,25 @@ def due_after(job: Job, vote: Vote, was: Counters) -> Due:
     in a row were skipped: the one before them stays the last.
     """
     following = was.after(outcome_of(vote))
+    # The weights are most likely those that diverged, and the newest checkpoint is what --resume takes.
+    # (D-training-003)
     if job.stopped_by(following.skipped_in_row):
         return Due()
     fixed = following.applied > was.applied and _by_the_clock(job, following.step, waited=was.skipped_in_row)
+    # A flag in the votes: if each device skipped by itself, two checkpoints on a slow disk could both stay
+    # incomplete for ever. (D-checkpoints-003)
     free = vote.flags.hold or not vote.flags.writing
     last = following.step >= job.train.steps
+    # No older checkpoint is removed for one that does not fit: checkpoint.keep says how many there are to
+    # roll back to. (D-checkpoints-017)
     clock = fixed and not vote.flags.full
     return Due(last or (free and (clock or vote.flags.checkpoint)), clock and not free and not last)
 
 
 def _by_the_clock(job: Job, step: int, *, waited: int) -> bool:
     """Whether a checkpoint is due after ``step`` steps, or was in the ``waited`` steps before it."""
+    # A fixed number of steps is the devices' own clock: it must be hit exactly, also while the daemon is
+    # away. 'auto' is the core's. (D-checkpoints-004)
     every = job.checkpoint.every
     return every not in {0, "auto"} and step % int(every) <= waited
 
@@ -104,7 +113,7 @@ class Share:
 
     @property
     def num_bytes(self) -> int:
-        """What the files take, but for their heads."""
+        """The size of the files in bytes, without their headers."""
         return sum(tensor.nbytes for state in self.states.values() for tensor in state.tensors())
 
     @property
@@ -132,7 +141,7 @@ def take_share(
     folder: str = "",
     journal: str = "",
 ) -> Share:
-    """The buckets that fall to ``device``, as they are now."""
+    """The share of ``device``: the buckets that fall to it, as they are now."""
     buckets = store.spec.buckets
     own = [index for index in store.buckets if writer_of(index, buckets[index].uses, layout, live) == device]
     return Share(

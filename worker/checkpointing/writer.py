@@ -1,8 +1,9 @@
-"""Who writes a device's share of a checkpoint: a thread beside training, or the caller itself.
+"""Writes a device's share of a checkpoint: in a thread beside training, or in the caller's.
 
-Owns the order of shares, that a part is told when it is durable and not before, and what follows where the disk does not take one: training
-goes on, and the last one of a job, which is its result, is tried again until it does. A share that is given up leaves nothing, and
-nobody hears of it. What is written is ``snapshot``'s, the files are ``bucket_files``'.
+Owns the order of shares, that a part is told when it is durable and not before, and what follows where the
+disk does not take one: training goes on, and the last one of a job, which is its result, is tried again until
+it does. A share that is given up leaves nothing, and nobody hears of it. What is written is ``snapshot``'s,
+the files are ``bucket_files``'.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Writer(Protocol):
         """Write ``share``, after those before it. May raise CannotWrite when the disk refuses."""
 
     def abandon(self) -> None:
-        """Nobody wants what is not written yet."""
+        """Give up what is not written yet: nobody wants it."""
 
 
 class InlineWriter:
@@ -116,6 +117,9 @@ class BackgroundWriter:
     def _write(self, share: Share) -> None:
         """Once; the last one until the disk takes it, going on from the files that are there. Whoever makes room need not know of us."""
         said, done = "", set[int]()
+        # At the end all hold and the state does not change, so nobody need agree on anything and the device
+        # tries again by itself. Elsewhere a try is a boundary, which all must begin alike.
+        # (D-checkpoints-018)
         for again_s in itertools.chain(_AGAIN_S, itertools.repeat(_AGAIN_S[-1])):
             self._go_on()
             if done and not share.directory.exists():
@@ -162,6 +166,7 @@ def _write(
 
     for part in write_share(share, halfway, frozenset(done)):
         faults.reach("checkpoint", share.counters.round)
+        # A part is told when it is durable and not before: the manifest is made of what was told.
         done.add(part.bucket)
         tell(part)
 

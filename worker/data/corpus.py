@@ -36,6 +36,8 @@ from oobleckd.worker.runtime.errors import UserError
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _NUM_FEISTEL_ROUNDS = 6
 _MASK64 = (1 << 64) - 1
+# A file that changed within the last 3 s may change once more within the same tick of its file system's
+# clock, unseen. (D-data-010)
 _TICK_NS = 3_000_000_000  # more than of any file system, FAT's 2 s included
 NOTHING = Opened(Input("data", "", 0, 0))
 """Of a corpus that was not read from files."""
@@ -237,6 +239,8 @@ def _joined(listed: Callable[[], Sequence[Path]], name: str, root: Path) -> tupl
     files = listed()
     seen = _seen(lambda: files)
     try:
+        # Every device read all files for every job: 90 to 180 ms of a core for the standard library, and
+        # all bytes of a large folder. (D-data-010)
         known = _recall(root, seen)
         if known is not None:
             return _of_cache(known, name, lambda: _seen(listed) == seen)

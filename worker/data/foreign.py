@@ -1,6 +1,8 @@
-"""What a file is that holds no token numbers: named by its content, whatever its name says. Reads a few kilobytes and nothing else.
+"""Names what a file is that holds no token numbers, by its content, whatever its name says. Reads a few
+kilobytes and nothing else.
 
-Owns the marks of formats. A short mark alone may be two tokens by chance, so such a format has to agree in more than that.
+Owns the marks of formats. A short mark alone may be two tokens by chance, so such a format has to agree in
+more than that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Whether what a device reads is still what it was: looked at once a second, and read as a whole once for every checkpoint.
+"""Watches what a device reads: looks once a second whether it changed, and reads all of it once for every
+checkpoint.
 
-Owns when one looks, the thread of lower priority that does it, and what it has found. The files are ``inputs``'; what follows is ``reading``'s. A file
-that is written to by the ordinary ways shows by its times and size at the next look. Who writes through a map of it may show late or not
-at all, and times can be put back: so all bytes are read again after every checkpoint, in pieces with pauses, so that training goes first.
+Owns when one looks, the thread of lower priority that does it, and what it has found. The files are
+``inputs``'; what follows is ``reading``'s. A file that is written to by the ordinary ways shows by its times
+and size at the next look. Who writes through a map of it may show late or not at all, and times can be put
+back: so all bytes are read again after every checkpoint, in pieces with pauses, so that training goes first.
 """
 
 from __future__ import annotations
@@ -77,6 +79,8 @@ class Eyes:
         inputs = self.inputs
         if not inputs.handles:
             return None
+        # Times can be put back, and who writes through a map shows late, so a look at them proves nothing:
+        # a checkpoint is good for going back to once all bytes were read again after it. (D-data-005)
         whole = inputs.digest(between)
         if inputs.part.whole:
             wrong = whole != inputs.part.whole
@@ -155,12 +159,12 @@ class InputWatch:
         self._hurry = self._resting = True
 
     def stop(self) -> None:
-        """Nobody reads from it any more."""
+        """End the thread: nobody reads from it any more."""
         self._stopped = True
         self._ask.set()
 
     def hear(self) -> list[Finding]:
-        """What was found since it was asked last."""
+        """Take what was found since it was last asked."""
         if not self._found:
             return []
         with self._lock:

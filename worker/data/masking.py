@@ -1,9 +1,10 @@
-"""Which tokens of a micro-batch a masked language model has to name: a pure function of (seed, step, micro-batch).
+"""Chooses the tokens of a micro-batch that a masked language model has to name: a pure function of (seed,
+step, micro-batch).
 
-The recipe of BERT (Devlin et al. 2018, 3.1): of 15 % of the positions, chosen anew in every step, the model is
-shown the mask token in 80 % of the cases, a token at random in 10 %, and the token itself in the rest. Every
-sequence has the same number of chosen positions, so that the mean over micro-batches is the mean over all of
-them.
+The recipe of BERT (Devlin et al. 2018, 3.1): of 15 % of the positions, chosen anew in every step, the model
+is shown the mask token in 80 % of the cases, a token at random in 10 %, and the token itself in the rest.
+Every sequence has the same number of chosen positions, so that the mean over micro-batches is the mean over
+all of them.
 """
 
 from __future__ import annotations

@@ -43,6 +43,8 @@ _PLAIN: dict[str, np.dtype[Any]] = {
     "uint32": np.dtype("<u4"),
 }
 
+# Half of a uint32 is a valid uint16, so a plain file is taken for uint16 only where it does not look like
+# something else. (D-data-002)
 _MIN_ALIKE = 16
 """Numbers: of fewer it says nothing that every second one is 0."""
 _MIN_SMALL = 128

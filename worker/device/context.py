@@ -1,4 +1,4 @@
-"""Where a device process runs, and on which torch device: set up, named, measured. Owns nothing that changes."""
+"""Sets up, names and measures the torch device that a device process runs on. Owns nothing that changes."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ def give_back_memory() -> None:
     """Return to the system what the C library (``children``), ``pages``, and torch on a GPU, which others may be on, keep for allocations to come.
     What is told of the most memory that was ever used begins anew.
     """
+    # A finished job's freed memory is kept for the next micro-batch (GLIBC_TUNABLES), so it is given back
+    # here, when the job ends. (D-devices-005)
     MESSAGE_PAGES.clear()
     forget_most()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

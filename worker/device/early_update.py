@@ -1,9 +1,10 @@
-"""A staggered update: a device's own, as soon as its own layers are reduced, before it has heard from the others.
+"""Updates a device's weights early: as soon as its own layers are reduced, before it has all votes.
 
-What it does not know then is whether the round will be applied as it stands: a NaN or an overflow elsewhere, or a gradient
-norm that has to be clipped. So the state before is kept until the votes of all are in (the validation, which travels with
-them), and taken back where they say otherwise, or where somebody dies (Qi et al., Zero Bubble Pipeline Parallelism, 2023, section
-4). Owns that state, and whether it is worth trying; ``executor`` owns when.
+What it does not know then is whether the round will be applied as it stands: a NaN or an overflow elsewhere,
+or a gradient norm that has to be clipped. So the state before is kept until the votes of all are in (the
+validation, which travels with them), and taken back where they say otherwise, or where somebody dies (Qi et
+al., Zero Bubble Pipeline Parallelism, 2023, section 4). Owns that state, and whether it is worth trying;
+``executor`` owns when.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class UpdatePredictor:
     rounds: deque[bool] = field(default_factory=lambda: deque(maxlen=_LOOKS_BACK))
 
     def saw(self, through: bool) -> None:
-        """A round was committed."""
+        """Note whether a committed round went through."""
         self.rounds.append(through)
 
     @property
@@ -58,11 +59,11 @@ class UpdatePredictor:
 
 
 def save(store: Store) -> dict[int, Saved]:
-    """The state of every bucket, to be able to roll back to it."""
+    """Copy the state of every bucket, to be able to roll back to it: 12 bytes a parameter more."""
     return {bucket: state.save() for bucket, state in store.buckets.items()}
 
 
 def restore(store: Store, saved: dict[int, Saved]) -> None:
-    """Go back to it."""
+    """Roll back to the state ``saved``, in the same tensors."""
     for bucket, before in saved.items():
         store.buckets[bucket].restore(before)

@@ -146,7 +146,9 @@ class Executor:
         self._begin()
 
     def resume(self) -> None:
-        """Run from a boundary. A rollback to the checkpoint of the last step leads to the end."""
+        """Run from a boundary. After a rollback to the final checkpoint nothing is left to run."""
+        # Too many steps in a row were skipped: each device counts for itself, as the daemon may be away and
+        # is not in the path of a step. The count travels with the counters. (D-training-001)
         if self.over:
             self.saving.check_inputs(self.counters, hurry=True)
             self.hold()
@@ -209,7 +211,7 @@ class Executor:
             self.faults.reach("ahead", self.counters.round)
 
     def end_precopy(self) -> None:
-        """Nothing is pre-copied any more."""
+        """Stop sending pre-copies."""
         if self.precopy_source is not None:
             self.precopy_source.stop()
         self.precopy_source = None
@@ -282,8 +284,12 @@ class Executor:
     def _vote(self) -> None:
         vote = self.reducer.vote()
         self.context.timer.settle()
+        # Whether to stop or to write must be the same for all, so it is the union of the votes: a device
+        # that decided alone could leave a checkpoint incomplete. (D-checkpoints-003)
         flags = self.flags | Flags(writing=self.saving.writer.busy)
         shared = [bucket for bucket, holders in self.reducer.holders.items() if len(holders) > 1]
+        # Digests travel in the votes, before the update: then what came of a flipped bit is in nobody's
+        # weights. (D-corruption-001)
         digests = self.check.digests(self.counters.step, shared)
         compared = self.check.every > 0
         self.commit.cast(msgspec.structs.replace(vote, flags=flags, digests=digests, compared=compared))
@@ -325,6 +331,8 @@ class Executor:
             self._apply(1.0)
         self.now.note("U", None, began, early=True)
         self.now.clock.early = True
+        # Forward passes alone: weight gradients before the commit would need sums of their own, as large as
+        # the model's, for the few moments until the votes are in. (D-schedules-007)
         following = self._spec_of(self.counters.after("applied"))
         self.speculative = SpeculativeUpdate(saved, self._passes(following, forward_only=True))
 
@@ -347,6 +355,8 @@ class Executor:
         if speculative is not None:
             self.faults.reach("validate", self.counters.round)
         if speculative is not None and self.late:
+            # What was taken for the round that was begun early is kept: who has committed already will not
+            # send it again. (D-schedules-006)
             self.returned = self._take_back()
         due = self.saving.decide(vote, self.counters)
         passes, was, began = self.now, self.counters, self.context.timer.now()
@@ -445,13 +455,19 @@ class Executor:
         odds = self.commit.disagreements()
         if not self.commit.report(epoch):
             return
-        if odds:  # who dies may have been the one that was wrong, and nobody will hear all votes any more
+        # The dead device may be the corrupted one; with it gone no device will collect every vote, so report
+        # now.
+        if odds:
             self.tell(self.check.corrupted(self.commit.epoch, self.counters, odds))
         self.copies.hear_all(self.dead)
         self.dead |= frozenset(dead)
         frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
+        # At every report, also where the round will commit: then a failure meets a round as it was, which
+        # is the one rule that is model-checked. It costs a copy and some forward passes. (D-schedules-005)
         self.returned |= self._take_back()
         self.now.board.freeze(frozen)
+        # The ledger of the dead goes into the report with this device's own, so the daemon sees done work
+        # and the decision needs no rule for copies. (D-recovery-018)
         self.copies.inherit(self.dead)
         if self.dead:
             self.now.board.forget_order()
@@ -465,6 +481,8 @@ class Executor:
                 self.commit.heard(),
                 self.commit.last,
                 self.holding,
+                # What neighbours still hold decides which hops are done again: with activations and
+                # gradients both kept, it is the dead stage's own work and nothing else. (D-recovery-011)
                 self.now.board.hops(frozen, self.now.has_input, self.now.boundary_cache.has),
             )
         )

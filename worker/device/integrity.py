@@ -1,7 +1,8 @@
-"""Whether what this device holds and adds up is still what it was: its half of finding silent data corruption (docs/corruption.md).
+"""Finds silent data corruption, the device's half: whether what it holds and adds up is still what it was
+(docs/corruption.md).
 
-Owns in which rounds digests go into the vote, and what a device says where something is wrong. Comparing is ``protocol.corruption``'s, naming
-the culprit the daemon's.
+Owns in which rounds digests go into the vote, and what a device says where something is wrong. Comparing is
+``protocol.corruption``'s, naming the culprit the daemon's.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from oobleckd.worker.state.store import Store
 
 
 class Check:
-    """Of one device and job. ``every``: in the steps whose number it divides (0: in none). ``recheck``: the step whose fingerprints are told
-    (-1: none).
+    """Digests of one device's state, for one job.
+
+    ``every``: they are compared in the steps whose number it divides (0: in none). ``recheck``: the step
+    whose fingerprints are told (-1: none).
     """
 
     def __init__(self, device: str, job_id: str, job: Job, store: Store, activity: ActivityPage) -> None:
@@ -30,12 +33,14 @@ class Check:
         """Bucket -> digest of its state, of those that are ``shared`` with others, if ``step`` is one in which they are compared; of all, if it
         is the one to recheck.
         """
+        # Comparing every n-th step is the job's choice: a flip that is found late may be in everybody's
+        # weights by then. (D-corruption-001)
         if not self.every or (step % self.every and step != self.recheck):
             return {}
         return self._of(self.store.buckets if step == self.recheck else shared)
 
     def of_state(self) -> dict[int, int]:
-        """Bucket -> digest of its state, if the job has it compared at all."""
+        """Bucket -> 64-bit digest of its state; none where the job has nothing compared."""
         return self._of(self.store.buckets) if self.every else {}
 
     def _of(self, buckets: Collection[int]) -> dict[int, int]:

@@ -1,7 +1,8 @@
-"""What a device reads for its job: the corpus, kept open, its identity, and what its watch finds.
+"""Keeps the text that a device reads for its job open, and tells the daemon what it is and whether it
+changed.
 
-Owns which corpus is open and what the daemon is told of it. That a device goes no further where its text has changed is
-``executor``'s; who is kept out of the plan, and how far the job rolls back, is the core's.
+Owns which corpus is open and what the daemon is told of it. That a device goes no further where its text has
+changed is ``executor``'s; who is kept out of the plan, and how far the job rolls back, is the core's.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Unread(UserError):
     """What the job reads cannot be used on this device."""
 
 
+# A rollback begins the job anew on every device; 1,790 files were read, hashed and compared once more, 0.1
+# s of a core each while all stood still. (D-data-001)
 class Reading:
     """Of one device. ``changed``: what has happened to what it reads, "" while it is what it was."""
 

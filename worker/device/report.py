@@ -1,4 +1,6 @@
-"""What a device says of a round that it has committed. Owns the message; when it is said is ``executor``'s."""
+"""Builds the message with which a device reports a committed round. Owns the message; when it is said is
+``executor``'s.
+"""
 
 from __future__ import annotations
 

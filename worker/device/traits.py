@@ -73,12 +73,16 @@ def code_of(folder: Path) -> str:
     return digest.hexdigest() if files else ""
 
 
+# The version's number stays while code changes, in a checkout above all; to read the sources takes 6 ms at
+# a start. (D-exactness-014)
 _CODE = code_of(Path(__file__).parents[1])
 """Of the code as it was imported: a spare that has waited for long is not what lies on the disk by then."""
 
 
 def traits(device: torch.device, cuda: Cuda = torch.cuda) -> dict[str, str]:
     """All that decides the bits of results on ``device``, as this process is set up. To ask again costs little."""
+    # Rather too much than too little: nodes with other versions of transformers once counted as alike, and
+    # one was named corrupt. (D-exactness-013)
     found = _of_process() | {name: os.environ[name] for name in _SETTINGS if name in os.environ}
     found["float32 matmul"] = torch.get_float32_matmul_precision()
     if device.type == "cuda":

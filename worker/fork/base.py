@@ -105,6 +105,8 @@ class ForkBase:
         """Who was born, and its pidfd; None in the fork."""
         if birth.module not in PROGRAMS:
             return Born(problem=f"the base has no program {birth.module!r}"), -1
+        # A fork could take on some of a standing (limits, environment, control group), but not what was
+        # read at the import: half a likeness is found out later than none. (D-devices-018)
         if differs := difference(self._standing, birth.standing):
             return Born(problem=f"the base was started with another standing: {differs}"), -1
         if (threads := num_threads()) != 1:

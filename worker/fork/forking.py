@@ -117,13 +117,13 @@ class Forker:
         self._begin()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on it is made anew when it ends."""
+        """Have the forker made anew whenever it ends, from now on, in ``loop``."""
         self._loop = loop
         self._watch()
 
     @property
     def pid(self) -> int:
-        """Of the present one; 0 where there is none."""
+        """The process number of the present forker; 0 where there is none."""
         return self._process.pid if self._process is not None else 0
 
     async def fork(self, words: Sequence[str], theirs: Sequence[int]) -> Forked | None:
@@ -178,6 +178,8 @@ class Forker:
         """Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            # Once and before the agent has threads: with more than one a fork may find locks held for ever.
+            # (D-devices-016)
             self._process = self._by_fork(ours, theirs) if _is_loaded() else self._by_exec(theirs)
         self._orphans.own.add(self._process.pid)
         ours.setblocking(False)

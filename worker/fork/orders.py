@@ -35,7 +35,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def limits() -> dict[str, tuple[int, int]]:
-    """Of this process (``ulimit -a``)."""
+    """The resource limits of this process (``ulimit -a``)."""
     return {name: resource.getrlimit(getattr(resource, name)) for name in _LIMITS}
 
 

@@ -70,6 +70,8 @@ class ChannelEnd(ABC):
         self.store = ChannelStore(
             lambda key, value: around.say(peer, group_messages.Stored(around.epoch, sender, key, value))
         )
+        # One direction each: torch runs both directions between two ranks on one stream, where two sends
+        # that meet block each other. (D-transport-003)
         ends = (around.device, peer) if sender else (peer, around.device)
         self.name = f"{ends[0]} > {ends[1]}"
         self.channel: Channel = around.backend.channel(self.store, rank, f"{around.epoch} {self.name}")
@@ -133,6 +135,8 @@ class SenderEnd(ChannelEnd):
             return
         body = payload.pack(message.tensors)
         around = self.around
+        # Headers by the transport, payloads alone by NCCL: a group can be aborted at any time and lose what
+        # is under way, so keys and order live where nothing is lost. (D-transport-002)
         around.say(
             self.peer, group_messages.header(around.epoch, number, message.key, message.meta, message.tensors)
         )

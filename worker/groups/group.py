@@ -130,7 +130,12 @@ class DeviceGroup:
                 self._around.say(peer, group_messages.Over(self.epoch, why))
             for peer, receiver in self._receivers.items():
                 receiver.end(why)
+                # Payloads come in order, so one number says what has come, and exactly once is one
+                # comparison. (D-transport-005)
                 self._around.say(peer, group_messages.Again(self.epoch, receiver.received.number, why))
+            # The whole group and not the channels to the dead: freeing a communicator waits for all kernels
+            # of the GPU, and those of other channels wait for peers that may be freeing theirs.
+            # (D-transport-004)
             ends = [*self._senders.values(), *self._receivers.values()]
         _log.info("group of epoch %d is over: %s", self.epoch, why)
         threading.Thread(target=self._end, args=(ends,), name=f"group-{self.epoch}-end", daemon=True).start()

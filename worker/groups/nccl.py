@@ -150,6 +150,8 @@ class _NcclChannel:
 
 def nccl_version() -> tuple[int, ...]:
     """The version of the NCCL that is loaded: torch tells the one that it was built with, and a newer one may stand in for that."""
+    # torch tells a constant, and a newer library in its place takes several ranks on one GPU.
+    # (D-transport-010)
     number = ctypes.c_int()
     try:
         known = (

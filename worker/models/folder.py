@@ -155,5 +155,7 @@ class Folder:
     def _notes(self, unread: Collection[str]) -> Iterator[FolderNote]:
         if unread:
             yield note_of("unread", names.in_order(unread))
+        # Said, and not refused: from_pretrained begins it fresh too, and a new head or more layers are
+        # wanted. A warning that nobody sees was the fault. (D-models-003)
         if self.missing:
             yield note_of("fresh", names.in_order(self.missing))

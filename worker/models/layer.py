@@ -27,7 +27,7 @@ class Batch:
     labels: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """The same on ``device``."""
+        """The same batch on ``device``."""
         return Batch(self.inputs.to(device), self.labels.to(device))
 
 
@@ -60,7 +60,9 @@ class Layer:
         return [leaf for _, _, leaf in self.params]
 
     def forward_apart(self, x: Tensor | None, batch: Batch | None) -> tuple[Tensor, Owed]:
-        """As a call, for a decoupled backward: ``input_gradients``, later ``Owed.complete``."""
+        """As a call, for a decoupled backward: ``input_gradients`` makes I of it, and then ``Owed.complete``
+        W.
+        """
         self.deferral.owed = owed = Owed()
         try:
             return self(x, batch), owed

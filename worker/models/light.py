@@ -26,6 +26,9 @@ from torch import Tensor, nn
 
 _COMPILER = "torch._dynamo"
 _MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
+# With torch's compiler and sharded tensors such parts were more than half of the CPU time of a process's
+# start, and 102 MiB, and no worker uses them. Some need each other to be imported, so this is tried and not
+# insisted on. (D-devices-003, D-devices-010)
 _HIDDEN = ("scipy", "sklearn", "torchvision", "accelerate", "peft", "timm", "librosa")
 """Transformers does without, and some of them cannot be imported without the compiler, or without another of them."""
 _log = logging.getLogger(__name__)
@@ -74,7 +77,7 @@ class _Entries:
         return next(self._entries)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 @contextmanager
@@ -123,6 +126,8 @@ def without_heavy_parts() -> Iterator[None]:
 @contextmanager
 def without_values() -> Iterator[None]:
     """Within, modules are made without initial values. For the meta device: it has none, but imports sympy for them."""
+    # Initial values on the meta device had torch import sympy: 0.4 to 0.5 s of CPU time before a new
+    # process's first step. The bits are the same. (D-devices-004)
     made = {name: value for name, value in vars(nn.init).items() if name.endswith("_") and name[0] != "_"}
     with _one_at_a_time:
         vars(nn.init).update(dict.fromkeys(made, _left_as_it_is))
@@ -146,6 +151,9 @@ def _import_light() -> None:
         with without_heavy_parts(), _without_a_look_at_all_families():
             _import_ours()
     except Exception as error:  # noqa: BLE001 - whatever others' code makes of it
+        # No worker started on the first GPU machine: transformers brings in what is installed, and
+        # torchvision needs the compiler. What others have installed is no reason not to run.
+        # (D-devices-010)
         _whole.set()
         _log.warning(
             "transformers is imported with all its parts, which takes longer: without them, %s", error

@@ -273,6 +273,8 @@ class Watch:
         self._exiting: set[Child] = set()
         self._closed = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        # On cores that compute each hop from a loss to the decision could wait for the kernel's tick, 4 ms
+        # at 250 Hz; nice values and short slices did not help. (D-recovery-016, D-recovery-017)
         self._thread = threading.Thread(target=as_urgent(self._run), name="children-watch", daemon=True)
         self._thread.start()
 

@@ -1,8 +1,8 @@
-"""Processes that fall to the agent because whoever started them has ended, and all others of its children.
+"""Reaps processes that fall to the agent because whoever started them has ended.
 
-Owns that the agent is the one they fall to (a subreaper, prctl(2)), and that no remains of strangers stay: a device that dies may
-leave processes of its own behind. The agent's own children are listed in ``own`` while they live, and are reaped by
-who started them.
+Owns that the agent is the one they fall to (a subreaper, prctl(2)), and that no remains of strangers stay: a
+device that dies may leave processes of its own behind. The agent's own children are listed in ``own`` while
+they live, and are reaped by who started them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A layout on its way in: which state is still missing, who sends it, and what to send to others.
+"""Brings a new layout in: finds which state is missing here and who sends it, and sends what others miss.
 
-Owns the copying between ``Deploy`` and ``Ready``; the present layout stays untouched until ``Resume``,
-so a failure in between costs nothing but the copy. What was pre-copied (``precopy_target``) is taken where it is the state of this
-boundary, and asked for where it is not: a source that has sent ahead says so in place of the state, and the target answers
-with the buckets that it wants all the same. What says so is a tensor message like any other, so it is lost with its link and not else.
+Owns the copying between ``Deploy`` and ``Ready``; the present layout stays untouched until ``Resume``, so a
+failure in between costs nothing but the copy. What was pre-copied (``precopy_target``) is taken where it is
+the state of this boundary, and asked for where it is not: a source that has sent ahead says so in a
+message in place of the state, and the target answers with the buckets that it wants all the same. These messages share
+the link with the state: they are lost only if the link is.
 """
 
 from __future__ import annotations
@@ -122,6 +123,9 @@ class Deployment:
                 if bucket not in sent:
                     self._send_state(target, bucket)
             if sent:
+                # A source cannot know what arrived, and a target would wait for ever for what was lost. So
+                # the source promises and the target asks, over the new links, whose loss is seen as ever.
+                # (D-precopy-003)
                 self.promised[target] = sent
                 self._say(target, SENT, sent)
 

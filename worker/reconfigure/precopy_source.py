@@ -1,10 +1,12 @@
-"""What a source sends ahead of a plan that is to come: the state of some buckets, and then what every update of it was made from.
+"""Sends state ahead of a plan that is to come: some buckets, and then what every update of them was made
+from.
 
-Owns when and what is sent: the state of the boundary before the round under way, at once, and at each commit after it the mean gradients (as they
-went into the optimizer, so after clipping), counters and exponents. With them the target makes the very same update (``precopy_target``). Of a round nothing is
-sent before its commit, so an update that is taken back is not among it: who has made one early sends the state at the commit. A tensor message that is lost
-costs a copy in the stop and nothing else, so nothing is acknowledged here. What has not left when all hold is taken back, as its update would be sent
-besides: it is copied as it is then.
+Owns when and what is sent: the state of the boundary before the round under way, at once, and at each commit
+after it the mean gradients (as they went into the optimizer, so after clipping), counters and exponents. With
+them the target makes the very same update (``precopy_target``). Of a round nothing is sent before its commit,
+so an update that is taken back is not among it: who has made one early sends the state at the commit. A
+tensor message that is lost costs a copy in the stop and nothing else, so nothing is acknowledged here. What has not
+left when all hold is taken back, as its update would be sent besides: it is copied as it is then.
 """
 
 from __future__ import annotations
@@ -87,8 +89,12 @@ class PreCopySource:
             if not hold:
                 self.begin(after, store)
             return
+        # The snapshot is of one boundary, whole, so that a stream has one counter: no update may leave
+        # before it. (D-precopy-005)
         self.copied.states()
         self.rounds -= 1
+        # A bucket that leaves after its update would be sent twice. One that has begun to leave is not
+        # interrupted: a layer's state is the longest that training waits for. (D-precopy-014)
         if hold and not self.updated:
             self._recall()
         self.updated = True
@@ -96,6 +102,8 @@ class PreCopySource:
             buckets = self.buckets[target]
             if not buckets:
                 continue
+            # Gradients and not the state again: they are a third of it, and a second copy would be as old
+            # as the first when it arrives. (D-precopy-001)
             update = Update(before, after, {bucket: store.buckets[bucket].exponents for bucket in buckets})
             grads = [grad for bucket in buckets for grad in reduced[bucket].grads] if update.applied else []
             key = (UPDATE, self.number, self.device, before.round)

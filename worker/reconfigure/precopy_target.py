@@ -1,10 +1,12 @@
-"""State that came ahead of a plan, beside the store: kept current by the updates that its sources made, in the order of their rounds.
+"""Receives state ahead of a plan, beside the store, and keeps it current by making its sources' updates in
+the order of their rounds.
 
-Nothing counts on it. It is no part of a layout, of what a device holds or of the commit: a ``Deploy`` takes out of it what is exactly the state of its boundary,
-and copies the rest (``deploy``). The optimizer is a pure function of state, gradients, step and number of updates, so what is
-here is bit for bit what the sources have. Owns the replay, a bucket at a time, so that whoever calls can train in between. What has arrived and is
-not replayed yet stays in the mailbox. Beside an accelerator, which has no room for any of this while it trains, all of it stays in the host's memory, and is
-replayed once all have stopped.
+Nothing counts on it. It is no part of a layout, of what a device holds or of the commit: a ``Deploy`` takes
+out of it what is exactly the state of its boundary, and copies the rest (``deploy``). The optimizer is a pure
+function of state, gradients, step and number of updates, so what is here is bit for bit what the sources
+have. Owns the replay, a bucket at a time, so that whoever calls can train in between. What has arrived and is
+not replayed yet stays in the mailbox. Beside an accelerator, which has no room for any of this while it
+trains, all of it stays in the host's memory, and is replayed once all have stopped.
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ class PreCopyTarget:
 
     def advance(self, *, stopped: bool = False) -> bool:
         """Take in the state of a bucket, or make one update of one; False if nothing is to be done until more arrives, or until all have ``stopped``."""
+        # A device beside a GPU is full by design, so what was pre-copied waits in the host's memory and is
+        # replayed in the stop. (D-precopy-012)
         replays = stopped or not self._beside
         return any(self._receive(stream) or (replays and self._replay(stream)) for stream in self._streams)
 
@@ -79,6 +83,8 @@ class PreCopyTarget:
     def state_at(self, bucket: int, counters: Counters) -> BucketState | None:
         """The bucket's state at the boundary ``counters``, if that is what is here."""
         for stream in self._streams:
+            # Counters name one state of one history, so equality is all that has to be known: a message
+            # that was lost or late shows as another round, and costs a copy. (D-precopy-002)
             if bucket in stream.states and stream.update is None and stream.counters == counters:
                 return stream.states[bucket].on(self._store.device)
         return None

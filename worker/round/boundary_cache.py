@@ -1,9 +1,9 @@
-"""The boundary cache: what a device sent in a round, kept until the commit, so that a neighbour's work can be done again.
+"""The boundary cache: keeps what a device sent to its neighbours in a round until the commit, so that it can be sent once more.
 
-When a stage dies, its inputs are still with those who sent them: the activations that the stage before it
-sent, the gradients that the stage behind it sent back. With both at hand only the dead stage's own work is lost.
-Owns the memory, which is bounded: what does not fit is not kept, and its micro-batch begins at the embedding again.
-On a GPU the copies lie in pinned memory of the host.
+When a stage dies, the stage before it still has the activations that it sent, and the stage behind it the
+gradients that it sent back. With both at hand only the dead stage's own work is lost. Owns the memory, which
+is bounded: what does not fit is not kept, and its micro-batch begins at the embedding again. On a GPU the
+copies lie in pinned memory of the host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from oobleckd.worker.round.tasks import Task
 
 @dataclass(slots=True)
 class BoundaryCache:
-    """Sent tensors by (kind of message, the task that made it). ``limit_bytes`` 0: nothing is kept."""
+    """Sent tensors by (kind of message, the task that made it): "F" activations, "B" their gradients, each of
+    shape (batch, sequence, hidden). ``limit_bytes`` 0: nothing is kept.
+    """
 
     limit_bytes: int
     held_bytes: int = 0
@@ -26,6 +28,8 @@ class BoundaryCache:
 
     def put(self, kind: str, task: Task, tensor: Tensor) -> None:
         """Keep ``tensor``, which stays unchanged until the round is over, if there is room."""
+        # Activations and gradients are both kept: with activations alone everything behind the dead stage
+        # would be done again. That is twice the memory, hence the bound. (D-recovery-011)
         if self.held_bytes + tensor.nbytes > self.limit_bytes:
             return
         if tensor.device.type == "cuda":
@@ -40,12 +44,12 @@ class BoundaryCache:
         return (kind, task) in self._tensors
 
     def get(self, kind: str, task: Task, device: torch.device) -> Tensor:
-        """The message, on ``device``."""
+        """The tensor of the message, on ``device``. Raises KeyError unless ``has``; beside a GPU it waits."""
         if device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # its copy to the host may still be on its way
         return self._tensors[kind, task].to(device)
 
     def clear(self) -> None:
-        """The round is over."""
+        """Drop everything: the round is over."""
         self._tensors.clear()
         self.held_bytes = 0

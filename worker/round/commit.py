@@ -72,6 +72,9 @@ class Commit:
 
     def hear(self, device: str, epoch: int, round_: int, vote: Vote) -> bool:
         """A peer's vote; False if it is fenced off."""
+        # Who has answered a report commits no more by older votes, and sends none: if any device has
+        # updated for a round, it had the votes of all, so every survivor is REDUCED (docs/recovery.md, "Why
+        # this is safe").
         if epoch < self.answered or round_ < self.round:
             return False
         if (epoch, round_) == (self.epoch, self.round) and not self.frozen:
@@ -84,8 +87,12 @@ class Commit:
         """The union of votes, once every live device has voted and no report is open. Raises ReplicasDisagree."""
         if self.frozen or self.own is None or not self.live <= self.votes.keys():
             return None
+        # Compared before the update: then a flipped weight is found while nothing that came of it is in
+        # anybody's weights, and two copies are enough to find whose it was. (D-corruption-001)
         votes = {device: self.votes[device] for device in sorted(self.live)}
         if not corruption.agree(votes):
+            # Nobody knows yet who is wrong, so nobody goes on: a step that committed without the odd one's
+            # vote might only have to be rolled back. (D-corruption-005)
             raise ReplicasDisagree(corruption.odds(votes))
         return Vote.union(votes.values())
 
@@ -117,6 +124,8 @@ class Commit:
             return False
         self.epoch = self.answered = epoch
         self.live = frozenset(live)
+        # All survivors vote anew under the new generation; an older vote may be of a device that has not
+        # heard of the loss (docs/recovery.md, "A failure", 4).
         self.votes = {}
         self._drain()
         if self.own is not None:

@@ -1,8 +1,9 @@
-"""What the other holders of a bucket send of it: added up as it comes, by the thread that reads it.
+"""Adds up what the other holders of a bucket send, as it comes, in the thread that reads it.
 
-Owns the contributions to the exchange that is open, and how many of them may come in at a time: sums are the largest tensor messages that there are, every
-holder sends them at the end of its backward passes, and if all of them lay here until the executor has a moment for them, they
-would be as much as the training state. Does not own whose contributions are wanted and when all are there (``reduce``).
+Owns the contributions to the exchange that is open, and how many of them may come in at a time: sums are the
+largest tensor messages that there are, every holder sends them at the end of its backward passes, and if all of them
+lay here until the executor has a moment for them, they would be as much as the training state. Does not own
+whose contributions are wanted and when all are there (``reduce``).
 """
 
 from __future__ import annotations
@@ -22,13 +23,20 @@ from oobleckd.worker.transport.transport import Inbox
 from oobleckd.worker.transport.wire import WireError
 
 KIND = "G"
+# Unbounded, a device with redundant layers held seven or eight contributions at once. Readers wait for each
+# other and never for the executor: what that waits for may lie behind them in the same stream, which would
+# be a deadlock. (D-exactness-012)
 _AT_A_TIME = 2
 """Large contributions that are read at once: one that is added up while the next one comes."""
 _LARGE_BYTES = 1 << 20
 
 
 class Contribution(msgspec.Struct, frozen=True):
-    """What travels with a holder's sums: use -> micro-batches in them, NaN and overflow, losses of the head."""
+    """What travels with a holder's sums of a bucket.
+
+    ``ledger``: use -> micro-batches in them. ``nan`` and ``overflow``: whether there was one in a term.
+    ``losses``: micro-batch -> loss, where a use is the head.
+    """
 
     ledger: dict[int, tuple[int, ...]]
     nan: bool
@@ -43,10 +51,11 @@ class Contribution(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Gathered:
-    """What ``sources`` have contributed to a bucket so far.
+    """What ``sources`` have contributed to a bucket so far: by key, float64 integers (``exact``) or float32.
 
-    Integers are added up as they come, in whatever order, so that of many holders' sums no more than one waits in memory. Float sums (not ``exact``) wait,
-    as their order matters. Tensors may be added by any thread; what they are is the executor's to hear.
+    Integers are added up as they come, in whatever order, so that of many holders' sums no more than one
+    waits in memory, 8 bytes a parameter. Float sums wait, as their order matters. Any thread may add tensors;
+    what they are is the executor's to hear.
     """
 
     sources: tuple[str, ...]
@@ -58,11 +67,18 @@ class Gathered:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, source: str, tensors: Sequence[Tensor], *, lent: bool = False) -> bool:
-        """The sums of ``source``; False if they are not wanted, or here already. ``lent``: integers are not kept, but a copy."""
+        """Take in the sums of ``source``, a tensor for each key; False if they are not wanted, or here
+        already.
+
+        ``lent``: the tensors are the reader's, so integers are copied and not kept.
+        """
         with self._lock:
             if source not in self.sources or source in self._added:
                 return False
             self._added.add(source)
+            # Integers leave no trace of their order, so they are added as they come and one sum waits in
+            # memory, not one a holder. Floats wait for all and are added in the holders' order.
+            # (D-exactness-011)
             if not (self.exact and self._terms):
                 self._ours = lent and self.exact
                 self._terms[source] = [tensor.clone() for tensor in tensors] if self._ours else tensors
@@ -76,12 +92,12 @@ class Gathered:
             return True
 
     def hear(self, source: str, what: Contribution) -> bool:
-        """What the sums of ``source`` are, which are here; whether that was the last one."""
+        """Note what the sums of ``source`` are, which are here; whether that was the last source."""
         self.whats[source] = what
         return len(self.whats) == len(self.sources)
 
     def total(self) -> list[Tensor]:
-        """Of all sources; floats in their order."""
+        """The sum of all sources by key; floats are added in the sources' order."""
         with self._lock:
             return sums.total([self._terms[source] for source in self.sources if source in self._terms])
 

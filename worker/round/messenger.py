@@ -73,9 +73,13 @@ class TransportMessenger:
 
     def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> bool:
         """Hand a message to a channel or to the peer's writer thread; False if the peer is gone."""
+        # Through the mailbox like any other message: key, attempt and what is kept are then the same for a
+        # repair. (D-transport-006)
         if peer == self._transport.device:
             self._mailbox.put(TensorMessage(key, peer, meta, list(tensors)))
             return True
+        # Gigabytes of pre-copied state would otherwise leave in front of the next micro-batch's activations
+        # where source and target are neighbours. (D-precopy-014)
         if key[0] in LATER:
             return self._transport.send(peer, key, tensors, meta, later=True)
         return self._groups.offer(peer, key, tensors, meta) or self._transport.send(peer, key, tensors, meta)

@@ -1,8 +1,8 @@
-"""When a device did what in a round, told of some rounds to whoever watches.
+"""Tells the daemon when a device did what in a round, of some of the rounds.
 
-Owns which rounds are told and the message. Pieces are noted where work is done (``passes``, ``executor``), always, since
-nobody knows beforehand that a round will have to be repaired: an append for each. All devices tell of the same rounds, or no
-round could be seen whole; so the daemon says which.
+Owns which rounds are told and the message. Pieces are noted where work is done (``passes``, ``executor``),
+always, since nobody knows beforehand that a round will have to be repaired: an append for each. All devices
+tell of the same rounds, or no round could be seen whole; so the daemon says which.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Round:
 
 def sampled(round_: int, every: int, *, repaired: bool) -> bool:
     """Whether ``round_`` is told: one of ``every`` (0: none), and each in which attempts made up for a loss."""
+    # By the round's number and not by a clock: all devices know the number, so they tell of the same rounds
+    # without a message. (D-watching-001)
     return every > 0 and (repaired or round_ % every == 0)
 
 

@@ -25,9 +25,12 @@ from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 
 class Passes:
-    """The round of ``spec``. With ``forward_only`` it goes no further than its forward passes.
+    """The forward and backward passes of the round of ``spec``. With ``forward_only`` it stops after the
+    forward ones.
 
-    ``pieces``: what was done in it, and when; ``repaired``: attempts in it make up for a loss.
+    Activations between hops and their gradients are (batch, sequence, hidden), losses float32 scalars, weight
+    gradients float32 of the parameters' shapes. ``pieces``: what was done in it, and when; ``repaired``:
+    attempts in it make up for a loss.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class Passes:
     # ------------------------------------------------------------------ tasks
 
     def advance(self) -> bool:
-        """Run one task; False if none is ready."""
+        """Run one task to its end, or until a report freezes its micro-batch; False if none is ready."""
         found = self.board.next(self.has_input)
         if found is None:
             return self._advance_redundant()
@@ -71,7 +74,9 @@ class Passes:
         return True
 
     def note(self, kind: str, task: Task | None, began: Moment, *, early: bool = False) -> Moment:
-        """Work that began at ``began`` is over, or halts. Returns when."""
+        """Note that work of ``kind`` on ``task`` (None: on the whole round) has ended, or halts, which began
+        at ``began``. Returns the moment of now.
+        """
         stopped = self.context.timer.now()
         self.pieces.append(Piece(kind, task, began, stopped, early))
         return stopped
@@ -83,14 +88,14 @@ class Passes:
         return work
 
     def _run(self, work: Work) -> None:
-        """Layer by layer to the end, or until it halts."""
+        """Compute layer by layer, to the end or until it halts."""
         self.under_way = work
         while self._computed(work) and not self._halts(work):
             pass
         self.under_way = None
 
     def _computed(self, work: Work) -> bool:
-        """A layer of it; whether there are more."""
+        """Compute one layer of it; whether there are more."""
         if not self.context.faults.drags:
             return work.compute()
         began_s = self.context.timer.settle()
@@ -99,14 +104,15 @@ class Passes:
         return more
 
     def _halts(self, work: Work) -> bool:
-        """Whether a report that came while a layer was computed, or its gradients were added up, froze its micro-batch. It answered for what
-        is in the sums then, these gradients among it.
+        """Whether a report froze its micro-batch while a layer was computed, or its gradients were added up.
 
-        What is found of this one is kept for the case that the next attempt goes on here, but for a forward pass, which
-        begins again.
+        The report was answered with what is in the sums by then, these gradients among it. What was found is
+        kept in case the next attempt goes on here; a forward pass begins again.
         """
         if not self._is_frozen(work):
             return False
+        # Half a backward pass is worth keeping, as the next attempt mostly stays with this hop; half a
+        # forward pass is one message to be sent again. (D-recovery-014)
         if work.kind == "F":
             self.clock.forwards += work.num_pieces
         else:
@@ -122,7 +128,7 @@ class Passes:
         return key in self.returned or self.context.messenger.has(key)
 
     def has_input(self, task: Task, kind: str) -> bool:
-        """Whether ``task`` has got the message, be it that it works on it."""
+        """Whether ``task`` has received the message, including when it is already being computed."""
         works = [*self.halted.values(), *([self.under_way] if self.under_way else [])]
         back = {"F": False, "B": True, "I": True}
         taken = any(work.task is task and back.get(work.kind) == (kind == "B") for work in works)
@@ -151,6 +157,8 @@ class Passes:
             into = None if x is None else x.detach().requires_grad_(layer > low)
             owed = None
             with self.context.released(), torch.set_grad_enabled(needed):
+                # Seeded before each layer, so that dropout is the same wherever the layer runs, the first
+                # time and when it is computed again (docs/exactness.md).
                 seed_layer(job.train.seed, step, micro_batch, layer, store.device)
                 if self.board.apart and task.route.wants(layer):
                     x, owed = store.layers[layer].forward_apart(into, batch)
@@ -206,6 +214,9 @@ class Passes:
             elif work.task.route.wants(layer):
                 self._note_loss(work.task, layer, out)
                 self._add(work.task, layer, [grad for grad in grads if grad is not None])
+                # A report came while the gradients were added: it was told that they are in. The task halts
+                # behind the addition, or it would go on with a hop that may not be its own any more.
+                # (D-recovery-022)
                 if self._is_frozen(work):
                     yield
             self._reach("backward")
@@ -236,7 +247,9 @@ class Passes:
     # ------------------------------------------------------------------ redundant forward passes
 
     def _expect_redundant(self, task: Task, x: Tensor) -> None:
-        """``x`` goes into the hop ``task``, which this device may run ahead for another."""
+        """Set room aside for hop ``task``, which this device may run ahead for another; ``x``
+        goes into it.
+        """
         if task in self.board.redundant and not self.redundant_forwards.expect(task, x):
             self.board.skip_redundant(task)
 
@@ -249,6 +262,8 @@ class Passes:
             return False
         began = self.context.timer.now()
         with self.context.activity.doing("S", f"{work.task.position}S{work.task.route.micro_batch}"):
+            # One layer at a time, and only as nothing is ready: Bamboo overlaps such passes on a second
+            # stream, which on one device would delay what others wait for. (D-policies-007)
             more = work.compute()
         self.note("S", work.task, began)
         if not more:
@@ -279,6 +294,8 @@ class Passes:
         """
         task, store, job, step = work.task, self.context.store, self.context.job, self.counters.step
         x, batch = self.redundant_forwards.taken(task), self._batch(task)
+        # A whole backward, also in decoupled jobs: what is held for W would stay on the device, beside a
+        # GPU too, and the sums are the same bits. (D-policies-008)
         graph: Graph = []
         for index in task.layers.layers():
             into = None if x is None else x.detach().requires_grad_(index > 0)
@@ -296,8 +313,8 @@ class Passes:
         self.graphs[task] = graph
 
     def drop_redundant(self) -> None:
-        """No forward pass ahead can be wanted any more: all layers held here are reduced, so this device has what the dead
-        would have added.
+        """Drop all forward passes run ahead: all layers held here are reduced, so this device has what the
+        dead would have added.
         """
         for task in self.board.redundant_done:
             del self.graphs[task]
@@ -315,7 +332,7 @@ class Passes:
             self.reducer.losses[task.route.micro_batch] = out.detach()
 
     def _add(self, task: Task, layer: int, grads: list[Tensor]) -> None:
-        """Gradients of all parameters of ``layer`` go into the sums."""
+        """Add the gradients of all parameters of ``layer`` (float32, in the layer's order) to the sums."""
         store = self.context.store
         by_bucket: dict[int, list[Tensor]] = {b: [] for b in store.spec.buckets_of(layer)}
         for (bucket, _, _), grad in zip(store.layers[layer].params, grads, strict=True):
@@ -336,8 +353,10 @@ class Passes:
     # ------------------------------------------------------------------ failures
 
     def add(self, routes: Iterable[Route], frozen: Collection[int]) -> None:
-        """New attempts of the ``frozen`` micro-batches. What was done in the one before is taken over where the route
-        says so, and dropped elsewhere.
+        """Take up new attempts of the ``frozen`` micro-batches.
+
+        What was done in the attempt before is taken over where the new route says so (graphs, halted backward
+        passes, gradients that have arrived), and dropped elsewhere.
         """
         routes = tuple(routes)
         self.repaired = self.repaired or bool(routes)
@@ -359,14 +378,16 @@ class Passes:
             self._send_again(task, before, graphs.get(before))
 
     def _readdress(self, task: Task, before: Task) -> None:
-        """A gradient that has arrived for ``before`` is ``task``'s: who sent it may have nothing left to do."""
+        """Hand a gradient that arrived for ``before`` to ``task``: its sender may have nothing left to do."""
         key, old = (of.key("B", self.tag, of.position) for of in (task, before))
         message = self.returned.pop(old, None) or self.context.messenger.take(old)
         if message is not None:
             self.returned[key] = message
 
     def _send_again(self, task: Task, before: Task, graph: Graph | None) -> None:
-        """A hop beside this one is in new hands: what was sent to it is sent again, from the boundary cache."""
+        """Send once more what a neighbouring hop needs that is in new hands: activations, or
+        their gradient.
+        """
         position, reached, device = task.position, task.route.reached, self.context.store.device
         if reached[position] >= FORWARD and not task.last and reached[position + 1] == NOTHING:
             self._send(task, "F", self._activations(before, graph))
@@ -375,7 +396,9 @@ class Passes:
             self._send(task, "B", self.boundary_cache.get("B", before, device))
 
     def _activations(self, task: Task, graph: Graph | None) -> Tensor:
-        """What came out of ``task``: as it was sent, or, where it was run ahead, as it is in the graph."""
+        """The activations that came out of ``task``: as they were sent, or from its graph where it was run
+        ahead.
+        """
         if self.boundary_cache.has("F", task):
             return self.boundary_cache.get("F", task, self.context.store.device)
         assert graph is not None, "a decision counts on what was told to be there"

@@ -41,7 +41,12 @@ class SumCopy(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """The sum of a bucket over all replicas: ``total`` in wire form, mean gradients and norms from it."""
+    """The sum of a bucket over all replicas, and what follows from it, by key.
+
+    ``total``: in wire form, float64 integers (exact) or float32. ``grads``: mean gradients, float32, of the
+    parameters' shapes; empty where ``what`` has a NaN or an overflow. ``norms``: squared, float64.
+    ``exponents``: for the next step.
+    """
 
     what: Contribution
     total: list[Tensor]
@@ -77,13 +82,15 @@ class Reducer:
     looked_at: int = -1  # ``board.changes`` when what is complete was last looked for
 
     def adopt(self) -> None:
-        """The layers held have changed: make sums for exactly them."""
+        """The layers held have changed: keep a sum for each (bucket, use) of them, 8 bytes a parameter (4
+        where not exact), and free the others.
+        """
         wanted = {(bucket, use) for bucket in self.store.buckets for use in self.store.uses(bucket)}
         self.parts = {key: self.parts.get(key) or self._sum(key[0]) for key in sorted(wanted)}
         self.looked_at = -1
 
     def begin(self, round_: int, board: Board) -> None:
-        """A new round with the ledger of ``board``: everything of the last one is gone."""
+        """A new round, with the ledger of ``board``: sums, losses and totals of the last one are gone."""
         self.round, self.board, self.looked_at = round_, board, -1
         for part in self.parts.values():
             part.zero_()
@@ -100,6 +107,8 @@ class Reducer:
             part.merge(tensors)
         self.inherited = []
         self.contributed, self.looked_at = set(), -1
+        # Every holder sends to every other one: one hop, to be stopped at any moment, and nothing to
+        # rebuild when a holder dies. As cheap as a ring for two or three copies. (D-exactness-004)
         self.holders = {
             bucket: tuple(
                 sorted(
@@ -108,14 +117,21 @@ class Reducer:
             )
             for bucket in self.store.buckets
         }
+        # An exchange is entered once for a generation and a round: what readers have added to it cannot be
+        # taken out again. (D-exactness-012)
         self.heard = {bucket: Gathered(self._sources(bucket), self.exact) for bucket in self.holders}
         self.messenger.gather(Gathering(epoch, self.round, self.heard))
 
     def add(self, layer: int, micro_batch: int, grads: Mapping[int, Sequence[Tensor]]) -> None:
-        """Weight gradients of (micro-batch, layer), by bucket, go into the ledger and the sums.
+        """Weight gradients of (micro-batch, layer) go into the ledger and the sums.
 
-        The ledger first: who is asked in the middle of it says that they are in, as they will be before anything else is done with the sums.
+        ``grads``: bucket -> a float32 tensor for each key, on the store's device; the layer must be owed.
+
+        The ledger first: who is asked in the middle of it says that they are in, as they will be before
+        anything else is done with the sums.
         """
+        # An addition takes 4 ms of a core and more; a report is answered meanwhile. The decision waits for
+        # the loop, so what the ledger says is so by the time that anybody acts on it. (D-recovery-022)
         self.board.count(layer, micro_batch)
         with self.released():
             for bucket, tensors in grads.items():
@@ -148,6 +164,8 @@ class Reducer:
         for layer, micro_batches in what.done.items():
             for bucket in self.store.spec.buckets_of(layer):
                 shapes = self.store.spec.buckets[bucket].shapes
+                # Not added yet: whoever asks what is here must not wait for it. Exact sums compose, so it
+                # does not matter when they are. (D-recovery-018)
                 self.inherited.append((self.parts[bucket, layer], [next(rest) for _ in shapes]))
             for micro_batch in micro_batches:
                 self.board.inherit(layer, micro_batch)
@@ -156,7 +174,9 @@ class Reducer:
         self.losses |= what.losses
 
     def contribute(self) -> bool:
-        """Send every bucket that is complete here and not yet sent under this epoch; whether any was."""
+        """Send every bucket that is complete here, once under each epoch; whether any was sent. Never waits
+        for a peer. Raises SumsChanged where the memory of guarded sums is not what was added up.
+        """
         if self.looked_at == self.board.changes:
             return False  # asked between any two pieces of work, and most of them add nothing
         self.looked_at = self.board.changes
@@ -167,7 +187,10 @@ class Reducer:
         return bool(ready)
 
     def hear(self, bucket: int, source: str, what: Contribution, tensors: Sequence[Tensor]) -> None:
-        """A contribution of this epoch and round."""
+        """A contribution of this epoch and round: ``tensors`` by key in wire form, none if they were added as
+        they came (``gather``) or ``what`` is empty. The last one reduces the bucket, and asserts that every
+        micro-batch is in it exactly once.
+        """
         if bucket in self.heard:
             self._take(bucket, source, what, tensors)
 
@@ -177,13 +200,17 @@ class Reducer:
         return len(self.reduced) == len(self.heard)
 
     def vote(self) -> Vote:
-        """What this device knows of the round, once ``complete`` (without flags)."""
+        """What this device knows of the round once it is ``complete``: squared norms by bucket and key,
+        losses by micro-batch, NaN and overflow; no flags.
+        """
         losses: dict[int, float] = {}
         for part in self.reduced.values():
             losses |= part.what.losses
         return Vote(
             norms={bucket: part.norms for bucket, part in self.reduced.items()},
             losses=losses,
+            # With infinite logits the gradients of cross-entropy can be finite, and the update would follow
+            # a loss that says nothing. (D-training-002)
             nan=any(part.what.nan for part in self.reduced.values())
             or not all(map(math.isfinite, losses.values())),
             overflow=any(part.what.overflow for part in self.reduced.values()),

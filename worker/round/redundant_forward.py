@@ -1,9 +1,9 @@
-"""What forward passes that are run ahead for another device hold, within a bound (Bamboo, NSDI'23, section 5).
+"""Bounds and keeps what redundant forward passes hold (Bamboo, NSDI'23, section 5).
 
-A device runs a redundant forward pass while it has nothing else to do, and keeps what autograd saves until the round is
-committed: if the other device dies, the backward pass alone is left to do. Owns the memory: what goes in until the pass
-runs, and the tensors saved, which on a GPU lie in pinned memory of the host. What does not fit is not run ahead. Does
-not own which pass is next (``tasks``), nor the graphs themselves (``passes``).
+A device runs a redundant forward pass while it has nothing else to do, and keeps what autograd saves until
+the round is committed: if the other device dies, the backward pass alone is left to do. Owns the memory: what
+goes in until the pass runs, and the tensors saved, which on a GPU lie in pinned memory of the host. What does
+not fit is not run ahead. Does not own which pass is next (``tasks``), nor the graphs themselves (``passes``).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _Packed = Tensor | tuple[Tensor, torch.device]
 
 @dataclass(slots=True)
 class RedundantForwards:
-    """Of one round. ``limit_bytes`` 0: nothing is run ahead.
+    """What redundant forward passes of one round hold. ``limit_bytes`` 0: nothing is run ahead.
 
-    ``known``: layers -> bytes that one pass through them took, from round to round. ``held_bytes``: of saved tensors, and of
-    what is set aside for passes whose input is here.
+    ``known``: layers -> bytes that one pass through them took, kept from round to round. ``held_bytes``: of
+    saved tensors, and of what is set aside for passes whose input is here.
     """
 
     limit_bytes: int
@@ -44,7 +44,9 @@ class RedundantForwards:
         return self.held_bytes <= self.limit_bytes
 
     def expect(self, task: Task, x: Tensor) -> bool:
-        """``x`` goes into ``task``, which is to be run later: set room aside for it; False: there is none."""
+        """``x`` (batch, sequence, hidden) goes into ``task``, which is to be run later: set bytes aside
+        for it, as many as such a pass took before. False: there is no room.
+        """
         needed = self.known.get(task.layers, x.nbytes)
         if self.held_bytes + needed > self.limit_bytes:
             return False
@@ -55,6 +57,8 @@ class RedundantForwards:
     def begins(self, task: Task) -> bool:
         """Whether there is room to run ``task`` now; if not it is forgotten."""
         self.held_bytes -= self._aside.pop(task, 0)
+        # The plan counts so much for passes run ahead, or the successor's activations in flight if those
+        # are more: that is what makes every single loss fit. (D-policies-009)
         if self.held_bytes + self.known.get(task.layers, 0) > self.limit_bytes:
             self.forget(task)
             return False
@@ -62,15 +66,15 @@ class RedundantForwards:
         return True
 
     def taken(self, task: Task) -> Tensor | None:
-        """What goes into ``task``; None for the micro-batch alone."""
+        """Take what goes into ``task``; None for the first hop, which needs the micro-batch alone."""
         return self._inputs.pop(task, None)
 
     def measured(self, task: Task) -> None:
-        """What ``task`` took is what such passes take, or more."""
+        """Note the bytes that ``task`` took: such a pass is taken to need as many."""
         self.known[task.layers] = self._saved[task]
 
     def forget(self, task: Task) -> None:
-        """Nothing of ``task`` is wanted any more."""
+        """Drop what is held of ``task``, which nobody wants any more."""
         self.held_bytes -= self._aside.pop(task, 0) + self._saved.pop(task, 0)
         self._inputs.pop(task, None)
 
@@ -81,13 +85,14 @@ class RedundantForwards:
                 self.forget(task)
 
     def clear(self) -> None:
-        """Nothing is wanted any more."""
+        """Drop everything: the round is over, or all is reduced."""
         self._inputs, self._aside, self._saved = {}, {}, {}
         self.held_bytes = 0
 
     @contextmanager
     def saving(self, task: Task, into: Tensor | None, params: Collection[Tensor]) -> Iterator[None]:
-        """While a layer of ``task`` computes with ``params``: count what autograd saves, and move it to the host beside a GPU.
+        """While a layer of ``task`` computes with ``params``, count the bytes that autograd saves; beside a
+        GPU move them to pinned memory of the host.
 
         What goes ``into`` the layer stays on a GPU: the layer's graph needs it there anyway.
         """
@@ -103,7 +108,9 @@ class RedundantForwards:
 
 
 class _Saved:
-    """What autograd saves in one layer; storages of ``stays`` are not its own."""
+    """Counts, and beside a GPU moves, what autograd saves in one layer; storages of ``stays`` are not its
+    own.
+    """
 
     def __init__(self, stays: set[int]) -> None:
         self.num_bytes = 0
@@ -129,7 +136,7 @@ class _Saved:
         return self._moved[view], tensor.device
 
     def forget(self) -> None:
-        """The layer is computed. Its graph holds on to this object."""
+        """Let go of the tensors: the layer is computed, and its graph holds on to this object."""
         self._seen.clear()
         self._moved.clear()
 

@@ -1,4 +1,4 @@
-"""What a round of training is given on a device, what it is run with, and what it cost.
+"""The values of one round on a device: what it is given, what it is run with, and what it cost.
 
 Owns values only. Running the round is ``passes``'s.
 """

@@ -1,13 +1,14 @@
-"""Copies of gradient sums with peers, so that what a device has summed up in a round does not die with it.
+"""Sends copies of gradient sums to peers, so that what a device has summed up in a round outlives it.
 
-What was sent to a lost device is in its neighbours' boundary caches, what it had added up is not. So a device sends its sums
-a few times in a round to the next holder of the same layers. Where it dies, that one adds the last copy to its own and
-says so in its ledger: sums do not depend on their grouping, so no bit shows it (``sums``), and the daemon sees the micro-batches
-as done.
+Neighbours keep what they sent to a lost device (``boundary_cache``), but not what it had added up. So a
+device sends its sums a few times in a round to the next holder of the same layers. If it dies, that holder
+adds the last copy to its own sums and says so in its ledger: sums do not depend on their grouping, so no bit
+shows it (``sums``), and the daemon sees the micro-batches as done.
 
-A copy has all that its sender had added up, so the last is enough. The next goes out when the one before is said to have
-arrived: where the network is slow copies are older, and none waits in a queue. On a GPU they lie in the host's memory.
-Owns which copies were sent and which are here; neither the sums (``reduce``) nor who is dead (``executor``).
+A copy has all that its sender had added up, so the last is enough. The next goes out when the one before is
+said to have arrived: where the network is slow copies are older, and none waits in a queue. On a GPU they lie
+in the host's memory. Owns which copies were sent and which are here; neither the sums (``reduce``) nor who is
+dead (``executor``).
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ KINDS = frozenset({"C", "K"})
 
 @dataclass(slots=True)
 class Copies:
-    """Of one device's sums and of its peers', in one round. ``per_round``: how many it sends at most; 0: none."""
+    """Copies of one device's sums and of its peers', in one round.
+
+    ``per_round``: how many it sends at most (0: none). ``sent``: how many it has. ``awaited``: keepers that
+    have not said yet that the last one arrived. ``held``: peer -> its last copy, a tensor for each key in the
+    host's memory. ``keepers``: layer -> who keeps this device's sums of it.
+    """
 
     device: str
     per_round: int
@@ -43,17 +49,17 @@ class Copies:
     keepers: dict[int, str] = field(default_factory=dict)
 
     def adopt(self, layout: int) -> None:
-        """A new layout, named by its epoch."""
+        """Begin with a new layout, named by its epoch."""
         self.layout = layout
         self.awaited.clear()
 
     def begin(self, round_: int) -> None:
-        """A new round: what was copied of the last one is in the weights."""
+        """Begin a new round: what was copied of the last one is in the weights."""
         self.round, self.sent = round_, 0
         self.held.clear()
 
     def enter(self, layout: Layout, live: Collection[str]) -> None:
-        """Who keeps what among the ``live``: of every layer the holder behind this device, by name and around."""
+        """Choose who keeps what among the ``live``: of every layer the next holder by name, and around."""
         self.keepers = {}
         if not self.per_round:
             return
@@ -67,17 +73,21 @@ class Copies:
     # ------------------------------------------------------------------ sending
 
     def send(self) -> None:
-        """Send what is added up by now, if it is time: after equal parts of the round's gradients, but for the last, which is
-        contributed at once.
+        """Send what is added up by now, if it is time: after equal parts of the round's gradients, but for
+        the last part, which is contributed at once.
         """
         if not self.keepers:
             return
         board = self.reducer.board
         done, owed = (sum(map(len, of.values())) for of in (board.done, board.owed))
         parts = done * (self.per_round + 1) // owed if owed else 0
+        # Whole sums a few times in a round: differences would be as large, and a copy for every micro-batch
+        # would queue where the network is slower than the backward. (D-recovery-018)
         if parts <= self.sent or done == owed:
             return
         self.sent = parts
+        # The next copy leaves when the one before has arrived: copies on a slow network get older, and none
+        # stands in a queue. (D-recovery-018)
         for keeper in sorted(set(self.keepers.values()) - self.awaited):
             if self.reducer.inherited:
                 return  # a report came while the copy before was made: what it found is in the ledger, and not yet in the sums
@@ -113,12 +123,12 @@ class Copies:
         return True
 
     def hear_all(self, dead: Collection[str]) -> None:
-        """Whatever has arrived."""
+        """Take in whatever has arrived."""
         for key in self.messenger.waiting() if self.per_round else ():
             if key[0] in KINDS:
                 self.hear(key, dead)
 
     def inherit(self, dead: Collection[str]) -> None:
-        """Of ``dead`` what is here counts as this device's from now on."""
+        """Count what is here of ``dead`` as this device's own from now on."""
         for device in sorted(self.held.keys() & set(dead)):
             self.reducer.inherit(*self.held.pop(device))

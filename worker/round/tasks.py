@@ -96,7 +96,7 @@ Arrived = Callable[[Task, str], bool]
 
 
 def order_of(ops: str) -> Order:
-    """The F, B, I and W of a device's schedule."""
+    """Parse a device's schedule: its F, B, I and W in order."""
     return tuple(
         (op.kind, op.stage, op.micro_batch) for op in parse_ops(ops) if op.kind in {"F", "B", "I", "W"}
     )
@@ -227,17 +227,23 @@ class Board:
         self.changes += 1
 
     def forget_order(self) -> None:
-        """The planner did not foresee what is to be done now: from here on whatever is ready."""
+        """From here on run whatever is ready: the planner did not foresee what is to be done now."""
+        # A failure makes the planned order impossible, so it is dropped whole: some devices in order and
+        # others ready-first could wait for each other. (D-schedules-004, D-schedules-011)
         self.order.clear()
 
     def next(self, arrived: Arrived) -> tuple[Kind, Task] | None:
         """The task to run now, or None when all wait for data."""
+        # With a decoupled backward whatever is ready, I before F before W, fills bubbles too early and too
+        # late: 0.80 of the ideal where the planner's order has 0.89. (D-schedules-004)
         if self.order:
             return self._planned(arrived)
         for task in () if self.forward_only else self.in_flight:
             if task.last or arrived(task, "B"):
                 return self._backward, task
         for task in self.forward:
+            # Standing routes may cross, where a cap over all in flight would wait for itself: only what is
+            # as near to its route's end counts, or nearer. (D-recovery-008)
             capped = task.route.mask is None and self._flying(task.cap) >= task.cap
             if not capped and (task.first or arrived(task, "F")):
                 return "F", task
@@ -251,7 +257,7 @@ class Board:
         return None
 
     def skip_redundant(self, task: Task) -> None:
-        """There is no room to run it ahead."""
+        """Leave ``task`` out: there is no room to run it ahead."""
         self.redundant = [other for other in self.redundant if other != task]
 
     def ran_redundant(self, task: Task) -> None:
@@ -282,7 +288,9 @@ class Board:
         self._follow("W", task)
 
     def count(self, layer: int, micro_batch: int) -> None:
-        """The weight gradients of (micro-batch, layer) went into the sums: exactly once."""
+        """Note that the weight gradients of (micro-batch, layer) went into the sums; asserts that it is
+        exactly once.
+        """
         assert micro_batch not in self.done[layer], (
             f"layer {layer} of micro-batch {micro_batch} counted twice"
         )
@@ -291,7 +299,7 @@ class Board:
         self.changes += 1
 
     def inherit(self, layer: int, micro_batch: int) -> None:
-        """What a dead device had counted is in this one's sums now."""
+        """Count what a dead device had counted, which is in this one's sums now."""
         self.owed[layer].add(micro_batch)
         self.count(layer, micro_batch)
 

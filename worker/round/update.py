@@ -18,7 +18,7 @@ from oobleckd.worker.state.store import BucketState, Store
 
 
 def global_norm(vote: Vote) -> float:
-    """Norm of the whole gradient, of the squared float64 norms of its keys."""
+    """Norm of the whole model's mean gradient, from the squared float64 norms of all keys in ``vote``."""
     return math.sqrt(sums.added(square for norms in vote.norms.values() for square in norms))
 
 
@@ -30,7 +30,11 @@ def apply_update(
     counters: Counters,
     faults: Faults,
 ) -> None:
-    """Update every bucket of ``store`` in place with ``scale`` times its gradients, which are scaled in place, too."""
+    """Update every bucket of ``store`` in place with ``scale`` times its mean gradients.
+
+    ``reduced``: of every bucket held; its float32 ``grads`` are scaled in place, too, so that a pre-copy
+    sends what went into the optimizer. Buckets without gradients stay as they are, with their exponents.
+    """
     for bucket, state in store.buckets.items():
         part = reduced[bucket]
         if not part.grads:
@@ -43,10 +47,14 @@ def apply_update(
 
 
 def update_bucket(job: Job, state: BucketState, grads: Sequence[Tensor], counters: Counters) -> None:
-    """Make the update of the round that ``counters`` begin on one bucket, in place, of its mean gradients as they are after clipping.
+    """Make the update of the round that ``counters`` begin on one bucket, in place.
+
+    ``grads``: float32, a tensor for each key of ``state``, mean gradients as they are after clipping.
 
     A pure function: whoever has the state before it and these gradients has the state after it, to the bit.
     """
+    # A pre-copy target replays this with the source's gradients and has its bits: a gradient is a third of
+    # the state, and no weight is copied twice. (D-precopy-001)
     optimizer.adamw_(
         state.params,
         grads,

@@ -1,7 +1,7 @@
-"""Why this process is about to die: for want of memory, or of an error that nobody expected.
+"""Says why this process is about to die: for want of memory, or of an error that nobody expected.
 
-Owns telling these apart, and what the dying process can say of its memory. Whom it tells is ``errors``' and the device's. Imports no torch:
-it is needed before that is there.
+Owns telling these apart, and what the dying process can say of its memory. Whom it tells is ``errors``' and
+the device's. Imports no torch: it is needed before that is there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The host's memory: how much of it a process had, how much it may have, and whether the kernel has just killed for want of it.
+"""Reads the host's memory: how much of it a process had, how much it may have, and whether the kernel has
+just killed for want of it.
 
 Owns no judgement. Never imports torch: the agent looks here.
 """

@@ -36,6 +36,8 @@ class Lifeline:
         attributes = ctypes.create_string_buffer(_ATTR_BYTES)
         _check(_libc.pthread_mutexattr_init, attributes)
         _check(_libc.pthread_mutexattr_setpshared, attributes, _PROCESS_SHARED)
+        # The kernel hands a dying process's lock on before it frees its memory. Polling /proc saw an end as
+        # early and took 2 to 4 % of a core per agent. (D-detection-001)
         _check(_libc.pthread_mutexattr_setrobust, attributes, _ROBUST)
         _check(_libc.pthread_mutex_init, ctypes.byref(self._mutex), attributes)
         self.held_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

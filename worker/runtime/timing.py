@@ -1,8 +1,9 @@
-"""When a device did what, in seconds of its host's monotonic clock; also where that is a GPU, which gets to its work after it was told.
+"""Times a device's work in seconds of its host's monotonic clock, also on a GPU, which gets to its work after
+it was told.
 
-Owns marks and what they come to. On a CPU work is done when the call is back, and a mark is a time. A GPU is told what to do
-ahead, and nobody waits for it: a mark is an event in its stream, and becomes a time by its distance from one that was waited for
-(``settle``), where everything is waited for anyway.
+Owns marks and what they come to. On a CPU work is done when the call is back, and a mark is a time. A GPU is
+told what to do ahead, and nobody waits for it: a mark is an event in its stream, and becomes a time by its
+distance from one that was waited for (``settle``), where everything is waited for anyway.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 
 class Event(Protocol):
-    """What is asked of ``torch.cuda.Event``."""
+    """The part of ``torch.cuda.Event`` that is used."""
 
     def synchronize(self) -> None:
         """Wait until the GPU has got there."""
@@ -92,7 +93,9 @@ class GpuTimer(DeviceTimer):
 
 
 def timer_of(device: torch.device) -> DeviceTimer:
-    """For work on ``device``."""
+    """The timer for work on ``device``."""
+    # Nobody waits for a GPU any more, so the host's clock would tell how long it took to tell it what to
+    # do: a slow GPU would not be found. (D-devices-011)
     return GpuTimer() if device.type == "cuda" else DeviceTimer()
 
 

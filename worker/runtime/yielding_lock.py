@@ -1,7 +1,8 @@
-"""Whose turn it is to touch the engine: the device's loop, except while a layer computes.
+"""A lock over the engine, which the device's loop holds except while a layer computes.
 
-A layer takes milliseconds to seconds, and a survivor of a loss is asked how far it is: whoever answers (``device``)
-waits for a layer that has just begun no longer than it takes to be let in. Between two layers nothing is half done.
+A layer takes milliseconds to seconds, and a survivor of a loss is asked how far it is. Whoever answers
+(``device``) takes the lock while the layer computes, and does not wait for its end. Between two layers
+nothing is half done.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class _Away:
         self._lock = lock
 
     def __enter__(self) -> None:
+        # A survivor that is asked how far it is would otherwise wait for the task's end: 60 to 85 ms from a
+        # loss to the decision, and not 20 to 26. (D-recovery-013)
         self._lock.release()
 
     def __exit__(

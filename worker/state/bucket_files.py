@@ -73,7 +73,7 @@ class DamagedCheckpoint(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The state of one bucket, every tensor float32 in memory of its own, in key order."""
+    """The state of one bucket as read: by key, float32 in memory of its own, in the bucket's shapes."""
 
     params: list[Tensor]
     exp_avgs: list[Tensor]
@@ -94,11 +94,14 @@ def write_bucket(
     exponents: Sequence[int],
     halfway: Callable[[], object] = lambda: None,
 ) -> Written | None:
-    """Write one bucket into ``directory`` (made if need be), synced to disk. ``halfway`` is called in the middle of the file, and
-    may raise to stop: nothing is left then.
+    """Write one bucket into ``directory`` (made if need be), synced to disk.
 
-    None where the folder is gone meanwhile: the checkpoint was completed (after a loss buckets are written once more, and what was
-    there may have been enough), or given up for a newer one. Raises CannotWrite when the disk refuses.
+    ``params``, ``exp_avgs`` and ``exp_avg_sqs``: float32, a tensor for each key in key order, on any device.
+    ``halfway`` is called in the middle of the file and may raise to stop: nothing is left then.
+
+    None where the folder is gone meanwhile: the checkpoint was completed (after a loss buckets are written
+    once more, and what was there may have been enough), or given up for a newer one. Raises CannotWrite when
+    the disk refuses.
     """
     groups = zip(_KINDS, (params, exp_avgs, exp_avg_sqs), strict=True)
     tensors = {
@@ -115,6 +118,8 @@ def write_bucket(
         raise CannotWrite(directory / name, error.strerror or str(error), errno_of(error)) from error
     try:
         num_bytes, digest, hashes = _fill(temporary, tensors, exponents, halfway)
+        # Renamed last: a writer that dies in the middle leaves a temporary name that no manifest has
+        # (docs/mechanisms/checkpoints.md).
         temporary.replace(directory / name)
         sync_directory(directory)
     except FileNotFoundError:
@@ -142,6 +147,8 @@ def _fill(
 ) -> tuple[int, str, dict[str, str]]:
     """Write and sync ``path``; its size, its SHA-256, and that of each tensor. Hashed on the way: no file is read again."""
     names = sorted(tensors)
+    # By ourselves and not by save_file, which writes in one call: it cannot be given up or killed in the
+    # middle, and its file would have to be read again for the hash. (D-checkpoints-009)
     whole, hashes = hashlib.sha256(), {}
     with path.open("wb") as file:
         os.fchmod(file.fileno(), 0o644)  # who may enter the folder may read it
@@ -203,7 +210,10 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_bucket(directory: Path, manifest: Manifest, bucket: Bucket, device: torch.device) -> Loaded:
-    """The state of ``bucket``, checked against ``manifest``. Raises UserError, and DamagedCheckpoint where its file is another one."""
+    """The state of ``bucket`` on ``device``, checked against ``manifest`` by size, SHA-256, names, shapes and
+    dtype. Raises UserError where this node or this model is wrong, and DamagedCheckpoint where the file is
+    not what was written.
+    """
     with _opened(directory, manifest, bucket) as file:
         metadata: dict[str, str] = file.metadata() or {}  # type: ignore[no-untyped-call]
         exponents = _exponents(directory, metadata, bucket)
@@ -212,7 +222,9 @@ def read_bucket(directory: Path, manifest: Manifest, bucket: Bucket, device: tor
 
 
 def read_params(directory: Path, manifest: Manifest, bucket: Bucket) -> list[Tensor]:
-    """The weights alone of ``bucket``, in key order on the CPU, checked as a whole. Raises UserError."""
+    """The weights alone of ``bucket``, in key order, float32 on the CPU. The file is checked as a whole.
+    Raises UserError, and DamagedCheckpoint as ``read_bucket``.
+    """
     with _opened(directory, manifest, bucket) as file:
         return _read(file, directory, "param", bucket, torch.device("cpu"))
 
@@ -275,6 +287,8 @@ def _check_file(path: Path, num_bytes: int, sha256: str) -> None:
         raise DamagedCheckpoint(f"{path} is torn: {size} of {num_bytes} bytes")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
+    # Who loads finds damage, so nobody reads all files once more to look for it. The job then rolls back to
+    # the checkpoint before this one, and never begins anew by itself. (D-checkpoints-011)
     if digest != sha256:
         raise DamagedCheckpoint(f"{path} is damaged: its SHA-256 is not the manifest's")
 

@@ -23,7 +23,9 @@ _SMALL = 1 << 16
 
 
 def digest(tensors: Sequence[Tensor], exponents: Sequence[int]) -> int:
-    """Of a bucket's tensors in wire order, of 4 bytes a number, and its exponents."""
+    """A 64-bit digest of a bucket's ``tensors``, in wire order and of any shape, 4 bytes a number (float32),
+    and of its ``exponents``. On a GPU it waits once.
+    """
     whole = hashlib.blake2b(repr(tuple(exponents)).encode(), digest_size=8)
     flats = [tensor.detach().reshape(-1).view(torch.int32) for tensor in tensors]
     small = [flat for flat in flats if flat.numel() <= _SMALL]
@@ -42,5 +44,7 @@ def _sums(flat: Tensor) -> list[Tensor]:
     words, odd = flat[:paired].view(torch.int64), flat[paired:].to(torch.int64)
     if words.numel() < _WIDTH:
         return [words, odd]
+    # Two passes at the speed of the memory, on CPU and GPU alike: 8.6 ms for 85 MB where BLAKE2b of the
+    # bytes took 70, twenty times the update itself. A flipped bit always shows. (D-corruption-004)
     square = words[: words.numel() // _WIDTH * _WIDTH].view(-1, _WIDTH)
     return [square.sum(1), square.sum(0), words[square.numel() :], odd]

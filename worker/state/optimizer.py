@@ -18,9 +18,10 @@ from oobleckd.protocol.job import Job
 
 
 def lr_at(step: int, job: Job) -> float:
-    """Learning rate of ``step`` (from 0): a rise from 0 over ``warmup_steps``, then half a cosine.
+    """Learning rate of ``step`` (from 0): a rise from 0 over ``warmup_steps`` steps, then half a cosine.
 
-    Step ``warmup_steps`` has the peak, the last step ``min_lr_ratio`` of it (Loshchilov and Hutter 2017).
+    A float64 number of the host; a function of the step alone. Step ``warmup_steps`` has the peak, the last
+    step ``min_lr_ratio`` of it (Loshchilov and Hutter 2017).
     """
     optimizer, warmup = job.optimizer, job.optimizer.warmup_steps
     if step < warmup:
@@ -32,7 +33,11 @@ def lr_at(step: int, job: Job) -> float:
 
 
 def clip_scale(total_norm: float, clip_norm: float) -> float:
-    """Factor for all gradients that brings their global norm down to ``clip_norm`` (0: no clipping)."""
+    """Factor for all gradients that brings their global norm down to ``clip_norm`` (0: no clipping).
+
+    ``total_norm``: of the mean gradient over all parameters of the model, not over those held here. 1.0
+    exactly where nothing is clipped, so that no multiplication shows in the bits.
+    """
     if clip_norm == 0 or total_norm <= clip_norm:
         return 1.0
     return clip_norm / total_norm
@@ -53,8 +58,9 @@ def adamw_(
 ) -> None:
     """Update ``params`` and their moments in place, all float32; ``applied`` updates came before this one.
 
-    torch's fused kernel, one call per device whose elements do not see each other; the same bits as
-    ``torch.optim.AdamW(fused=True)``.
+    The four lists have a tensor for each parameter, in the same order, of the same shape and on one device.
+    ``grads``: mean gradients, clipped already; they stay as they are. torch's fused kernel, one call per
+    device whose elements do not see each other; the same bits as ``torch.optim.AdamW(fused=True)``.
     """
     if not params:
         return

@@ -25,7 +25,13 @@ Saved = tuple[list[Tensor], tuple[int, ...]]
 
 @dataclass(slots=True)
 class BucketState:
-    """Parameters (leaves, float32), their AdamW moments, and the fixed-point exponent of each key."""
+    """The training state of one bucket: by key its parameter, both AdamW moments and its fixed-point
+    exponent.
+
+    Parameters are leaves of autograd; they and the moments ``exp_avgs`` and ``exp_avg_sqs`` are float32, of
+    the same shapes, on one device: 12 bytes a parameter. A sum of gradients holds
+    ``g * 2**exponent`` (``sums``).
+    """
 
     params: list[Tensor]
     exp_avgs: list[Tensor]
@@ -34,7 +40,9 @@ class BucketState:
 
     @classmethod
     def fresh(cls, params: Sequence[Tensor]) -> BucketState:
-        """State before the first update."""
+        """State before the first update: ``params`` (float32) as leaves, moments of zeros, the first
+        exponents.
+        """
         leaves = [param.detach().requires_grad_() for param in params]
         return cls(
             leaves,
@@ -44,7 +52,9 @@ class BucketState:
         )
 
     def tensors(self) -> list[Tensor]:
-        """What a copy of this bucket consists of, in wire order."""
+        """What a copy of this bucket consists of, in wire order: all parameters, then all ``exp_avgs``, then
+        all ``exp_avg_sqs``, detached and not copied.
+        """
         return [param.detach() for param in self.params] + self.exp_avgs + self.exp_avg_sqs
 
     def on(self, device: torch.device) -> BucketState:
@@ -56,7 +66,7 @@ class BucketState:
         )
 
     def save(self) -> Saved:
-        """A copy of the state as it is."""
+        """A copy of the state as it is, on its device: 12 bytes a parameter more."""
         return [tensor.clone() for tensor in self.tensors()], self.exponents
 
     @torch.no_grad()
@@ -68,7 +78,7 @@ class BucketState:
 
     @classmethod
     def received(cls, tensors: Sequence[Tensor], exponents: Sequence[int]) -> BucketState:
-        """The inverse of ``tensors``."""
+        """The inverse of ``tensors``: a state whose memory they are, three for each of ``exponents``."""
         count = len(tensors) // 3
         leaves = [tensor.requires_grad_() for tensor in tensors[:count]]
         return cls(leaves, list(tensors[count : 2 * count]), list(tensors[2 * count :]), tuple(exponents))
@@ -85,11 +95,11 @@ class Store:
     _readers: list[Callable[[], object]] = field(default_factory=list)
 
     def read_by(self, settle: Callable[[], object]) -> None:
-        """Somebody reads the state beside training: ``settle`` is called before it changes."""
+        """Another thread reads the state while training goes on: ``settle`` is called before it changes."""
         self._readers.append(settle)
 
     def settle(self) -> None:
-        """The state is about to change in place."""
+        """The state is about to change in place: wait for those who read it, as each of them says."""
         readers, self._readers = self._readers, []
         for settle in readers:
             settle()
@@ -99,11 +109,15 @@ class Store:
         return tuple(sorted({bucket for layer in layers.layers() for bucket in self.spec.buckets_of(layer)}))
 
     def fresh(self, bucket: int) -> BucketState:
-        """Initial state of a bucket: a pure function of the job's seed and its parameters' names."""
+        """Initial state of a bucket, on the store's device: a pure function of the job's seed and its
+        parameters' names, so all holders begin with the same bits.
+        """
         return BucketState.fresh(self.spec.init(bucket, self.device))
 
     def loaded(self, directory: Path, buckets: Iterable[int]) -> dict[int, BucketState]:
-        """State of ``buckets`` from a checkpoint. Raises UserError."""
+        """State of ``buckets`` from the checkpoint in ``directory``, on the store's device. Raises UserError,
+        and DamagedCheckpoint where a file is not what the manifest says.
+        """
         manifest = bucket_files.read_manifest(directory)
         return {bucket: self._load(directory, manifest, bucket) for bucket in buckets}
 
@@ -112,7 +126,7 @@ class Store:
         return BucketState.received([*loaded.params, *loaded.exp_avgs, *loaded.exp_avg_sqs], loaded.exponents)
 
     def digest(self, bucket: int) -> int:
-        """A digest of the bucket's whole state, equal for all who hold the same bits."""
+        """A 64-bit digest of the bucket's whole state, equal for all who hold the same bits (``digest``)."""
         state = self.buckets[bucket]
         return digest(state.tensors(), state.exponents)
 

@@ -54,6 +54,9 @@ __all__ = [
 def empty(
     shapes: Sequence[tuple[int, ...]], exact: bool, device: torch.device, *, guarded: bool = False
 ) -> Sum:
-    """A sum without terms, of keys of ``shapes``, as it is kept on ``device``."""
+    """A sum without terms: a key for each of ``shapes``, float64 if ``exact``, else float32, on ``device``.
+
+    ``guarded``: memory that changes between two additions is found (``guard``).
+    """
     kind = Chunked if device.type == "cpu" else Whole
     return kind(shapes, exact, device, guarded=guarded)

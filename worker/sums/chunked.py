@@ -1,6 +1,6 @@
-"""Sums in the memory of a CPU's process: small keys together, large ones chunk by chunk, so that a chunk stays in the cache.
+"""Keeps gradient sums in a CPU's memory: small keys in one piece, large ones chunk by chunk in the cache.
 
-A term that fails a test is known before it is added.
+A term that fails a test (NaN, infinity, overflow) is found before it is added, and left out.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from oobleckd.worker.sums.arithmetic import BASE, NO_TIES, chunk_of, cut, limit_
 from oobleckd.worker.sums.guard import Guard
 from oobleckd.worker.sums.sum import Sum
 
+# Key by key each took an aminmax, two numbers out of it, a conversion and an addition: 0.27 ms for a block
+# of 12 small keys, now 0.14. (D-exactness-007)
 _SMALL = 1 << 14
 """Keys of at most so many numbers are added in one go: every call for a key of its own would take longer than its numbers."""
 
 
 class Chunked(Sum):
-    """The sum of one use of one bucket.
+    """The sum of one use of one bucket in a CPU's memory: float64 (exact) or float32.
 
-    Lies in regions: the first holds all small keys, one behind the other, each other one a large key (``_large``).
+    Lies in regions: the first holds all small keys, one behind the other, each other one a large key
+    (``_large``).
     """
 
     def __init__(
@@ -205,6 +208,9 @@ class _Terms:
         """``flat``: ``grads`` times the factors of ``exponents``."""
         if exponents != self._exponents:
             factors = [math.ldexp(NO_TIES, exponent) for exponent in exponents]
+            # A factor for every number and not one a key, which would need a call a key. The product is
+            # rounded to float64 first, far below the hair that keeps ties apart: the integers are the same.
+            # (D-exactness-007)
             by_key = torch.tensor(factors, dtype=torch.float64, device=self.flat.device)
             self._exponents, self._factors = (
                 exponents,

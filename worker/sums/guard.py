@@ -25,19 +25,23 @@ class Guard:
         self._sums = [self._nothing] * num_regions
 
     def clear(self, number: int) -> None:
-        """Region ``number`` is about to be overwritten."""
+        """Region ``number`` is about to be overwritten: its checksum is that of nothing."""
         self._sums[number] = self._nothing
 
     def reads(self, number: int, part: Tensor) -> None:
-        """``part`` of the region is about to be changed."""
+        """``part``, a flat piece of the region, is about to be changed: its bits leave the checksum."""
+        # All holders get the same wrong sum, so no comparison of replicas would find it. What the addition
+        # reads is in the cache anyway. (D-corruption-003)
         self._sums[number] = self._sums[number] - _bits(part)
 
     def wrote(self, number: int, part: Tensor) -> None:
-        """``part`` of the region is new."""
+        """``part`` of the region has been written: its bits go into the checksum."""
         self._sums[number] = self._sums[number] + _bits(part)
 
     def check(self, regions: Mapping[int, Tensor]) -> None:
-        """Raises SumsChanged if one of ``regions`` (by number) was changed by anybody else."""
+        """Compare checksums with ``regions`` (number -> flat tensor). Raises SumsChanged if one was changed
+        between two additions; on a GPU it waits.
+        """
         if not regions:
             return
         differences = [self._sums[number] - _bits(region) for number, region in regions.items()]

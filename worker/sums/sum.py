@@ -1,4 +1,4 @@
-"""What the engine knows of the sum of one use of one bucket, wherever it is gathered."""
+"""The interface of a gradient sum: of one use of one bucket, on a CPU (``chunked``) or a GPU (``whole``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from torch import Tensor
 
 
 class Sum(ABC):
-    """By key: float64 integers (exact) or float32. ``guarded`` ones find what changes in their memory besides additions."""
+    """By key, in the shapes of the bucket's parameters: float64 integers (exact) or float32, on one device.
+
+    ``guarded`` ones find what changes in their memory besides additions.
+    """
 
     @property
     @abstractmethod
@@ -29,17 +32,22 @@ class Sum(ABC):
 
     @abstractmethod
     def add(self, grads: Sequence[Tensor], exponents: Sequence[int], num_contributions: int) -> None:
-        """Add one micro-batch's gradients."""
+        """Add one micro-batch's gradients: a tensor for each key, float32, in the sum's shapes and on its
+        device.
+
+        ``exponents``: one for each key; exact sums add ``g * 2**exponent``, rounded. ``num_contributions``:
+        how many there will be in the whole sum over all devices, from which the overflow test follows.
+        """
 
     def merge(self, others: Sequence[Tensor]) -> None:
-        """Add sums of other contributions, by key. Raises SumsChanged."""
+        """Add sums of other contributions, by key and in this sum's form. Raises SumsChanged."""
         for into, tensor in zip(self.tensors, others, strict=True):
             into.add_(tensor.to(into.device))
         self._accept()
 
     @abstractmethod
     def copy(self) -> list[Tensor]:
-        """The sums by key, out of place and in the memory of the host."""
+        """The sums by key, out of place, in the memory of the host. Changes and checks nothing."""
 
     @abstractmethod
     def zero_(self) -> None:
@@ -47,7 +55,10 @@ class Sum(ABC):
 
     @abstractmethod
     def memory(self) -> Tensor | None:
-        """Some of the memory in which something has been added up, as it is; None where nothing was."""
+        """A tensor of the memory in which something has been added up, as it is; None where nothing was.
+
+        For faults on demand, which flip a bit of it.
+        """
 
     @abstractmethod
     def _accept(self) -> None:

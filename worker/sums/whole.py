@@ -21,7 +21,9 @@ _ALIGNED = 32
 
 
 class Whole(Sum):
-    """The sum of one use of one bucket."""
+    """The sum of one use of one bucket in one flat tensor on a GPU: float64 (exact) or float32, keys at
+    aligned places.
+    """
 
     def __init__(
         self, shapes: Sequence[tuple[int, ...]], exact: bool, device: torch.device, *, guarded: bool = False
@@ -104,6 +106,9 @@ class Whole(Sum):
 
     def _look_at(self, grads: list[Tensor], exponents: Sequence[int], num_contributions: int) -> None:
         """Remember how large the terms are."""
+        # Kept on the GPU until somebody asks for the flags: to look at each term waited for the GPU some
+        # 190 times a micro-batch, 82,200 tokens/s in place of 107,800. A round that fails is never applied.
+        # (D-exactness-008)
         norms = torch._foreach_norm(grads, math.inf)  # noqa: SLF001 - torch's only norm of a list
         torch._foreach_maximum_(self._largest, norms)
         # Exact, or infinite or next to nothing, which is as much or as little.

@@ -28,6 +28,8 @@ class Pages:
         """At least ``num_bytes`` (> 0) of memory, with whatever in it. Raises OSError when there is none."""
         with self._lock:
             self._largest = max(self._largest, num_bytes)
+            # Read into the heap, messages left gaps that nothing fills: processes of four blocks of width
+            # 512 held 343 MiB where 272 were planned. (D-devices-012)
             fitting = [piece for piece in self._idle if num_bytes <= len(piece) <= num_bytes + num_bytes // 4]
             if fitting:
                 piece = min(fitting, key=len)
@@ -40,7 +42,7 @@ class Pages:
         return lent
 
     def clear(self) -> None:
-        """The kernel gets back all that is idle."""
+        """Give all idle memory back to the kernel."""
         with self._lock:
             self._idle, self._largest = [], 0
 
@@ -54,6 +56,9 @@ class Pages:
         with self._lock:
             # The last is the warmest.
             self._idle.append(piece)
+            # More would be memory that nobody planned. Fresh pages for each message take 2.3 times as long
+            # to be cleared as to be filled; with kept ones reading takes as long as into the heap.
+            # (D-devices-012)
             while self.idle_bytes > _KEPT * self._largest:
                 del self._idle[0]
 

@@ -72,6 +72,8 @@ def _incarnation(address: str, local: str) -> str:
     return f"{address} {local}"
 
 
+# Our own between CPU devices: a blocked collective cannot be interrupted and takes its group with it. This
+# is as fast and has nothing to rebuild. (D-transport-001)
 class Transport:
     """The transport of device ``device`` on host ``host``.
 
@@ -142,6 +144,8 @@ class Transport:
             self._numbers.setdefault(name, len(self._numbers))
             while len(self._secrets) > _KEPT_SECRETS:
                 del self._secrets[next(iter(self._secrets))]
+            # Both ends of a link hear in their own time that the other has given the job back, so links of
+            # a plan of which nothing came are made anew. (D-transport-008)
             before = [self._known.pop(name) for name in sorted(anew) if name in self._known]
             for known in before:
                 self._dismissed.update(self._incoming.get(known.incarnation, ()))
@@ -284,6 +288,8 @@ class Transport:
     def _outgoing_ended(self, name: str, link: Outgoing, why: str | None) -> None:
         with self._changed:
             known = self._known.get(name)
+            # All give a job back and are in the next layout at once. A thread that heard a goodbye last
+            # marked a peer as gone that had just been named again: the job stood still. (D-transport-007)
             if known is None or known.link is not link:
                 return  # the peer may be configured again by now: an end of before says nothing of its new links
             if why is None:
@@ -381,6 +387,8 @@ class Transport:
         with self._changed:
             self._strangers -= 1
             if self._is_of_before(greeting):
+                # That peer is late and ends the link when it hears what made us name it anew; it was marked
+                # as gone for good. (D-transport-009)
                 self._dismissed.add(sock)
             else:
                 self._left.discard(greeting.incarnation)

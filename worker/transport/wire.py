@@ -288,6 +288,8 @@ def _first(views: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
 def _bytes_of(tensor: Tensor) -> memoryview:
     # Not numpy(): it knows no bfloat16, and the views on the way to it are the dearest part of a small
     # message. Whoever uses the memory keeps the tensor.
+    # ctypes' view takes 13 us where numpy's takes 21; what is left of a small message is mostly the system
+    # call. (D-devices-008)
     view: memoryview = _view_memory(tensor.data_ptr(), tensor.nbytes, _PYBUF_WRITE)
     return view
 
